@@ -1,0 +1,124 @@
+"""What an algorithm is: its options as fields, and what it does with a batch as six methods at most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
+
+from burnish.registry import options
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from burnish.batch import Batch, Gathered
+    from burnish.flow.transitions import Density, Kind
+    from burnish.flow.windows import Window
+    from burnish.types import Conditioning, Loss, Scored
+
+Metrics = dict[str, float]
+Name = Literal["policy", "reference", "old"]
+B = TypeVar("B", bound="Batch")
+
+
+@dataclass(frozen=True)
+class Stochastic:
+    """How the steps that an algorithm learns from are sampled."""
+
+    kind: Kind
+    noise: float
+    window: Window
+    density: Density
+    shared_noise: bool  # all samples of a prompt start from the same noise
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What the rest of the system provides for an algorithm, and nothing else."""
+
+    sampler: Literal["policy", "old"] = "policy"
+    stochastic: Stochastic | None = None  # None: deterministic sampling, only final latents are kept
+    reference: bool = False
+    old: bool = False
+    schedule_times: int = 0  # noise levels per sample drawn from the sampling schedule, without repetition
+    groups: bool = True  # compares samples of one prompt, so a prompt needs two at least
+
+
+class Role(Protocol):
+    """A network with a job: predicts a velocity, with the guidance of the run."""
+
+    def __call__(
+        self, x: Tensor, time: Tensor, conditioning: Gathered[Conditioning], unconditional: Gathered[Conditioning]
+    ) -> Tensor: ...
+
+
+class Roles(Protocol):
+    """The networks of a worker. Only ``policy`` has gradients."""
+
+    policy: Role
+    reference: Role
+    old: Role
+    on_policy: bool  # the whole update is one optimizer step on samples of these very weights
+    moved: bool  # the policy differs from the one that sampled: it has been stepped, or was newer from the start
+    old_is_policy: bool  # the old policy has the same weights
+    micro_batch_size: int
+
+    def blend_old(self, decay: float) -> None:
+        """old = decay * old + (1 - decay) * policy."""
+
+
+@options
+class Algorithm:
+    """Base of all algorithms; a subclass is one file named after its paper, registered under the paper's name."""
+
+    name: ClassVar[str]
+
+    def needs(self) -> Needs:
+        """What has to be there for this algorithm with these options."""
+        raise NotImplementedError
+
+    def annotate(self, scored: Scored, roles: Roles) -> Any:
+        """Add what needs a forward pass without gradients; the default needs none."""
+        return scored
+
+    def credit(self, annotated: Any) -> tuple[Batch, Metrics]:
+        """Turn rewards into a training signal: tensors only, no network. Samples without reward are dropped."""
+        raise NotImplementedError
+
+    def micro_batches(self, batch: Any, size: int) -> Iterator[Batch]:
+        """Cut an optimizer batch into parts of at most ``size`` network rows."""
+        raise NotImplementedError
+
+    def loss(self, part: Any, roles: Roles) -> Loss:
+        """The sum of the loss over the terms of one micro-batch."""
+        raise NotImplementedError
+
+    def size(self, batch: Any) -> int:
+        """Terms in an optimizer batch: what the sum of its losses is divided by."""
+        raise NotImplementedError
+
+    def after_update(self, roles: Roles, update: int) -> Metrics:
+        """What happens once all optimizer steps of a policy update are done; ``update`` counts from 1."""
+        return {}
+
+
+def in_parts(function: Callable[[B], Tensor], batch: B, size: int) -> Tensor:
+    """``function`` over micro-batches, without gradients, joined again."""
+    import torch
+
+    with torch.no_grad():
+        return torch.cat([function(part) for part in batch.split(size)])
+
+
+def advantage_metrics(reward: Tensor, advantage: Tensor) -> Metrics:
+    """verl's ``critic/*`` metrics of a batch: what was earned, and what credit made of it."""
+    if not len(reward):
+        return {}
+    metrics = {}
+    for name, value in (("rewards", reward), ("advantages", advantage), ("returns", advantage)):
+        metrics |= {
+            f"critic/{name}/mean": float(value.mean()),
+            f"critic/{name}/max": float(value.max()),
+            f"critic/{name}/min": float(value.min()),
+        }
+    return metrics

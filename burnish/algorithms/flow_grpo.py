@@ -1,0 +1,156 @@
+"""Flow-GRPO: policy gradient over denoising steps (Liu et al. 2025, arXiv:2505.05470)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, model_validator
+
+from burnish.algorithms.base import Algorithm, Metrics, Needs, Role, Roles, Stochastic, advantage_metrics, in_parts
+from burnish.flow.windows import Window
+from burnish.options import NonNegative, Positive
+from burnish.registry import options, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from burnish.experience import AnnotatedSteps, LearnedSteps, StepTerms
+    from burnish.flow.transitions import Transition
+    from burnish.types import Loss, Scored, Steps
+
+
+@register("algorithm", "flow_grpo")
+@options
+class FlowGRPO(Algorithm):
+    """Clipped policy gradient over stochastic denoising steps, with advantages relative to the group."""
+
+    transition: Literal["sde", "cps", "dance"] = "sde"
+    """What a stochastic step is: Flow-GRPO's SDE, Flow-CPS (cleaner pictures), or DanceGRPO's SDE."""
+    noise_level: Positive = 0.7
+    """Strength of the noise of a stochastic step, in the units of its transition."""
+    logprob: Literal["gaussian", "squared_error"] = "gaussian"
+    """Density of a step: exact, or -(x - mean)^2 without scale, as Flow-CPS was published."""
+    window: Window = Field(default_factory=Window)
+    """Which steps are stochastic and trained; a prompt's samples always share them."""
+    shared_noise: bool = False
+    """Start all samples of a prompt from the same noise (DanceGRPO); their common steps are computed once."""
+    advantage_std: Literal["group", "global", "none"] = "group"
+    """Divide advantages by the std of the group, of the whole batch, or not at all (Dr.GRPO)."""
+    advantage_eps: Positive = 1e-4
+    """Added to that std."""
+    advantage_unbiased: bool = False
+    """Whether that std divides by n - 1, as DanceGRPO and verl do, or by n, as Flow-GRPO does."""
+    advantage_clip: Positive = 5.0
+    """Largest size of an advantage."""
+    clip: Positive = 1e-4
+    """Clip range of the probability ratio; log-probs are means over latents, so ratios stay near 1."""
+    clip_high: Positive | None = None
+    """Upper clip range if it is to differ from the lower one; null takes clip."""
+    kl_coef: NonNegative = 0.0
+    """Weight of the KL to the reference; 0 needs no reference."""
+    kl_form: Literal["published", "exact"] = "published"
+    """published leaves the step length out of the SDE's variance, as Flow-GRPO's code does; exact keeps it."""
+    old_logprob: Literal["auto", "sampler", "recompute"] = "auto"
+    """Log-probs that ratios refer to: the sampler's, recomputed, or auto: the sampler's if they pass the check."""
+    fold_timesteps: bool = True
+    """Put several denoising steps into one forward; false trains one step at a time. Changes only speed."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> FlowGRPO:
+        if self.kl_coef == 0 and self.kl_form != "published":
+            raise ValueError("kl_form is never read when kl_coef is 0; set kl_coef, or leave kl_form out")
+        if self.advantage_std == "none" and (self.advantage_eps != 1e-4 or self.advantage_unbiased):
+            raise ValueError("advantage_eps and advantage_unbiased are never read when advantage_std is none")
+        if self.clip >= 1:
+            raise ValueError(f"clip is {self.clip}; ratios below 1 - clip can't exist then, so it must be < 1")
+        return self
+
+    def needs(self) -> Needs:
+        stochastic = Stochastic(self.transition, self.noise_level, self.window, self.logprob, self.shared_noise)
+        return Needs(stochastic=stochastic, reference=self.kl_coef > 0)
+
+    def annotate(self, scored: Scored, roles: Roles) -> AnnotatedSteps:
+        from burnish.experience import AnnotatedSteps
+
+        shape, size = scored.trace.logprob.shape, roles.micro_batch_size
+        steps, metrics = scored.trace.steps(), {}
+
+        def logprob(part: Steps) -> Tensor:
+            return self._step(part, roles.policy).logprob(part.next_state, self.logprob)
+
+        recompute = self.old_logprob == "recompute"
+        if self.old_logprob == "auto" and not roles.on_policy and len(steps):
+            probe = steps.select(slice(0, size))
+            difference = float((in_parts(logprob, probe, size) - probe.logprob).abs().max())
+            # a hundredth of the clip range: below it, whose log-probs these are can't be seen in the loss
+            recompute = difference > self.clip / 100
+            metrics["old_policy/logprob_check"] = difference
+        metrics["old_policy/recomputed"] = float(recompute)
+        old = in_parts(logprob, steps, size) if recompute else steps.logprob
+        reference = steps.state[:, :0]
+        if self.kl_coef > 0:
+            reference = in_parts(lambda part: self._step(part, roles.reference).mean, steps, size)
+        return AnnotatedSteps(scored, old.view(shape), reference.view(*shape, *reference.shape[1:]), metrics)
+
+    def credit(self, annotated: AnnotatedSteps) -> tuple[LearnedSteps, Metrics]:
+        from burnish.experience import LearnedSteps
+        from burnish.credit import group_advantages
+
+        scored, scores = annotated.scored, annotated.scored.scores
+        advantage = group_advantages(
+            scores.reward, scored.group, scores.missing,
+            scale=self.advantage_std, eps=self.advantage_eps, unbiased=self.advantage_unbiased,
+        ).clamp(-self.advantage_clip, self.advantage_clip)  # fmt: skip
+        learned = LearnedSteps(
+            trace=scored.trace, advantage=advantage, old=annotated.old, reference_mean=annotated.reference_mean
+        )
+        present = (~scores.missing).nonzero().flatten()
+        metrics = annotated.metrics | advantage_metrics(scores.reward[present], advantage[present])
+        return learned.select(present), metrics
+
+    def micro_batches(self, batch: LearnedSteps, size: int) -> Iterator[StepTerms]:
+        terms = batch.terms()
+        if self.fold_timesteps:
+            return terms.split(size)
+        recorded = batch.old.shape[1]
+        by_step = (terms.select(range(k, len(terms), recorded)) for k in range(recorded))
+        return (part for step in by_step for part in step.split(size))
+
+    def loss(self, part: StepTerms, roles: Roles) -> Loss:
+        from burnish.losses import clipped_surrogate, gaussian_kl
+        from burnish.types import Loss
+
+        count = len(part)
+        step = self._step(part.steps, roles.policy)
+        logprob = step.logprob(part.steps.next_state, self.logprob)
+        # before the first optimizer step the policy is the one that sampled: the ratio is 1 by definition
+        old = part.old if roles.moved else logprob.detach()
+        loss, values = clipped_surrogate(
+            logprob, old, part.advantage, clip_low=self.clip, clip_high=self.clip_high or self.clip
+        )
+        ratio = values.pop("ratio")
+        metrics: dict[str, Any] = {name: (value.sum(), count) for name, value in values.items()}
+        metrics["actor/ratio_mean"] = (ratio.sum(), count)
+        metrics["actor/ratio_square"] = (ratio.square().sum(), count)
+        metrics["actor/pg_loss"] = (loss.detach().sum(), count)
+        if not roles.moved:
+            metrics["rollout_corr/logprob_abs_diff"] = ((logprob.detach() - part.steps.logprob).abs().sum(), count)
+        if self.kl_coef > 0:
+            std = step.std if self.kl_form == "exact" or self.transition != "sde" else step.std / step.step.sqrt()
+            kl = gaussian_kl(step.mean, part.reference_mean, std)
+            metrics["actor/kl_loss"] = (kl.detach().sum(), count)
+            loss = loss + self.kl_coef * kl
+        return Loss(loss.sum(), metrics)
+
+    def size(self, batch: LearnedSteps) -> int:
+        return batch.old.numel()
+
+    def _step(self, steps: Steps, role: Role) -> Transition:
+        from burnish.flow.transitions import transition
+
+        velocity = role(steps.state, steps.time, steps.conditioning, steps.unconditional)
+        return transition(
+            self.transition, velocity, steps.state, steps.time, steps.time_next,
+            noise=self.noise_level, t_max=steps.time_max,
+        )  # fmt: skip

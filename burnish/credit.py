@@ -1,0 +1,106 @@
+"""Rewards to training signals: pure functions of vectors. Only here does anything look across samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Scale = Literal["group", "global", "none"]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """What the rewards of each group look like; G groups with at least one reward."""
+
+    label: Tensor  # [B] long, 0..G-1
+    count: Tensor  # [G] rewards that are present
+    mean: Tensor  # [G]
+    std: Tensor  # [G] 0 exactly where all rewards are equal
+    constant: Tensor  # [G] bool: largest equals smallest, compared exactly
+
+
+def group_statistics(reward: Tensor, group: Tensor, missing: Tensor, *, unbiased: bool = False) -> Groups:
+    """Statistics per group in float64 over the rewards that are present.
+
+    Equality of rewards is tested as max == min: a standard deviation of equal floats is not reliably zero.
+
+    Args:
+        reward: [B].
+        group: [B] long ids.
+        missing: [B] bool.
+        unbiased: divide by n - 1 instead of n; a group of one has std 0.
+    """
+    _, label = torch.unique(group, return_inverse=True)
+    size = int(label.max()) + 1 if len(label) else 0
+    present = ~missing
+    where, value = label[present], reward[present].double()
+    count = torch.zeros(size, dtype=torch.float64).index_add(0, where, torch.ones_like(value))
+    mean = torch.zeros(size, dtype=torch.float64).index_add(0, where, value) / count.clamp_min(1)
+    square = torch.zeros(size, dtype=torch.float64).index_add(0, where, (value - mean[where]).square())
+    highest = torch.full((size,), -torch.inf, dtype=torch.float64).scatter_reduce(0, where, value, "amax")
+    lowest = torch.full((size,), torch.inf, dtype=torch.float64).scatter_reduce(0, where, value, "amin")
+    constant = highest <= lowest
+    std = (square / (count - int(unbiased)).clamp_min(1)).sqrt()
+    return Groups(label, count, mean, std.masked_fill(constant, 0.0), constant)
+
+
+def group_advantages(
+    reward: Tensor,
+    group: Tensor,
+    missing: Tensor,
+    *,
+    scale: Scale = "group",
+    eps: float = 1e-4,
+    unbiased: bool = False,
+) -> Tensor:
+    """Reward minus the mean of its group, over a standard deviation (GRPO; Flow-GRPO eq. 4).
+
+    A group whose rewards are all equal, a group of one, and a missing reward give exactly 0.
+
+    Args:
+        reward: [B].
+        group: [B] ids.
+        missing: [B] bool; left out of every statistic.
+        scale: divide by the std of the group, by that of the whole batch, or by nothing (Dr.GRPO).
+        eps: added to the std.
+        unbiased: whether the std divides by n - 1.
+
+    Returns:
+        [B] float32.
+    """
+    groups = group_statistics(reward, group, missing, unbiased=unbiased)
+    centred = reward.double() - groups.mean[groups.label]
+    if scale == "group":
+        centred = centred / (groups.std[groups.label] + eps)
+    elif scale == "global":
+        present = reward[~missing].double()
+        spread = present.std(correction=int(unbiased)) if len(present) > 1 else torch.tensor(0.0)
+        centred = centred / (spread + eps)
+    nothing = missing | groups.constant[groups.label]
+    return centred.masked_fill(nothing, 0.0).float()
+
+
+def optimality(
+    advantage: Tensor, clip: float, mode: Literal["continuous", "positive_only", "negative_only", "binary", "one_only"]
+) -> Tensor:
+    """DiffusionNFT's probability that a sample is optimal: advantage / (2 clip) + 1/2, in [0, 1] (paper, eq. 13).
+
+    Args:
+        advantage: [B].
+        clip: advantages beyond +-clip count as +-clip.
+        mode: which part of the advantage counts: all; only the positive or the negative part; its sign (+-1); or 1
+            for every positive one and 0 for the rest.
+    """
+    advantage = advantage.clamp(-clip, clip)
+    if mode == "positive_only":
+        advantage = advantage.clamp_min(0)
+    elif mode == "negative_only":
+        advantage = advantage.clamp_max(0)
+    elif mode == "binary":
+        advantage = advantage.sign()
+    elif mode == "one_only":
+        advantage = (advantage > 0).float()
+    return (advantage / (2 * clip) + 0.5).clamp(0, 1)

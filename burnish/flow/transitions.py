@@ -1,0 +1,92 @@
+"""One denoising step as a Gaussian: where it aims, how far it strays, and how likely it was to land where it did.
+
+Convention: x_t = (1 - t) x_0 + t eps, v = eps - x_0, and t falls from 1 to 0.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Kind = Literal["sde", "cps", "dance", "ode"]
+Density = Literal["gaussian", "squared_error"]
+
+
+@dataclass(frozen=True)
+class Transition:
+    """A step from t to t_next: a Gaussian around ``mean`` with one standard deviation per sample.
+
+    ``std`` includes the root of the step length for every kind, so that all losses may rely on it.
+    """
+
+    mean: Tensor  # [B, ...] float32
+    std: Tensor  # [B] float32; 0 where the step is deterministic
+    step: Tensor  # [B] t - t_next > 0
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """The next state for standard normal ``noise`` [B, ...]."""
+        return self.mean + _column(self.std, self.mean) * noise
+
+    def logprob(self, landed: Tensor, density: Density = "gaussian") -> Tensor:
+        """Log-density of ``landed`` [B, ...], averaged over the latent axes as the field does: [B].
+
+        ``squared_error`` is -(landed - mean)^2 without scale and constant, the form in which Flow-CPS was published.
+        It is meaningless for a deterministic step, whose std is 0.
+        """
+        error = (landed.float() - self.mean).square().flatten(1).mean(1)
+        if density == "squared_error":
+            return -error
+        return -error / (2 * self.std.square()) - self.std.log() - 0.5 * math.log(2 * math.pi)
+
+
+def transition(
+    kind: Kind, velocity: Tensor, x: Tensor, t: Tensor, t_next: Tensor, *, noise: Tensor | float, t_max: float
+) -> Transition:
+    """The Gaussian of one step. With ``noise`` 0 every kind is the Euler step x + (t_next - t) v.
+
+    * ``sde``: Flow-GRPO, eq. 9; diffusion noise * sqrt(t / (1 - t)). It grows without bound as t -> 1, so at t = 1
+      the denominator is read at ``t_max``.
+    * ``cps``: Flow-CPS, coefficients-preserving: of the t_next parts of noise, sin(noise * pi / 2) are fresh.
+    * ``dance``: DanceGRPO: constant diffusion ``noise``.
+    * ``ode``: no noise at all.
+
+    Args:
+        velocity: [B, ...] predicted eps - x_0.
+        x: [B, ...] state at t.
+        t: [B] or scalar, in (0, 1].
+        t_next: [B] or scalar, in [0, t).
+        noise: noise level, scalar or [B].
+        t_max: the schedule's second time.
+    """
+    x, velocity = x.float(), velocity.float()
+    batch = x.shape[0]
+    t, t_next, level = (_per_sample(value, batch, x) for value in (t, t_next, noise))
+    step = t - t_next
+    if kind == "ode":
+        return Transition(x - _column(step, x) * velocity, torch.zeros_like(t), step)
+    if kind == "cps":
+        std = t_next * torch.sin(level * math.pi / 2)
+        kept = (t_next.square() - std.square()).clamp_min(0).sqrt()
+        clean = x - _column(t, x) * velocity
+        pure = x + _column(1 - t, x) * velocity
+        return Transition(_column(1 - t_next, x) * clean + _column(kept, x) * pure, std, step)
+    if kind == "sde":
+        diffusion = level * (t / (1 - torch.where(t >= 1, torch.full_like(t, t_max), t))).sqrt()
+    else:
+        diffusion = level
+    # -score = eps / t, and eps = x + (1 - t) v: the drift that keeps the marginals while noise is added
+    restoring = diffusion.square() / (2 * t)
+    drift = velocity + _column(restoring, x) * (x + _column(1 - t, x) * velocity)
+    return Transition(x - _column(step, x) * drift, diffusion * step.sqrt(), step)
+
+
+def _per_sample(value: Tensor | float, batch: int, like: Tensor) -> Tensor:
+    return torch.as_tensor(value, dtype=torch.float32, device=like.device).expand(batch)
+
+
+def _column(value: Tensor, like: Tensor) -> Tensor:
+    return value.view(-1, *[1] * (like.ndim - 1))

@@ -1,0 +1,87 @@
+"""Which denoising steps are stochastic, and so can be learned from. Members of a group always share them."""
+
+from __future__ import annotations
+
+import random
+from typing import Literal
+
+from pydantic import model_validator
+
+from burnish.options import Count, Whole
+from burnish.registry import options
+
+
+@options
+class Window:
+    """The stochastic steps of a rollout; the last step is never one of them: it has no noise to score."""
+
+    kind: Literal["all", "fixed", "random", "progressive"] = "all"
+    """all steps; the first ones of the range; a random run of steps drawn anew; or one that moves along (MixGRPO)."""
+    size: Count | None = None
+    """Stochastic steps per trajectory, for every kind but all."""
+    start: Whole = 0
+    """First step of the range that the window lies in."""
+    stop: Count | None = None
+    """End of that range, exclusive; null means all steps but the last."""
+    scattered: bool = False
+    """random: the steps need not be neighbours."""
+    shared_by: Literal["group", "update"] = "group"
+    """random: draw for each prompt, or once for all prompts of an update."""
+    every: Count = 25
+    """progressive: policy updates before the window moves on by its size; it stays at the end of the range."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Window:
+        defaults = {"scattered": False, "shared_by": "group", "every": 25}
+        read = {
+            "all": set(),
+            "fixed": set(),
+            "random": {"scattered", "shared_by"},
+            "progressive": {"every"},
+        }[self.kind]
+        for name, default in defaults.items():
+            if getattr(self, name) != default and name not in read:
+                raise ValueError(f"window.{name} is never read when window.kind is {self.kind}; leave it out")
+        if (self.size is None) != (self.kind == "all"):
+            what = "takes every step of the range" if self.kind == "all" else "needs a number of steps"
+            raise ValueError(f"window.size is {self.size}, but window.kind {self.kind} {what}")
+        return self
+
+    def range(self, steps: int) -> range:
+        """The steps that the window may lie in.
+
+        Raises:
+            ValueError: the range or the window does not fit into ``steps`` denoising steps.
+        """
+        stop = steps - 1 if self.stop is None else self.stop
+        if stop > steps - 1:
+            raise ValueError(f"window.stop is {stop}, but of {steps} denoising steps only the first {steps - 1} can be stochastic")
+        size = self.size or 1
+        if stop - self.start < size:
+            raise ValueError(f"a window of {size} steps does not fit between window.start {self.start} and step {stop}")
+        return range(self.start, stop)
+
+    def count(self, steps: int) -> int:
+        """Stochastic steps per trajectory."""
+        return self.size or len(self.range(steps))
+
+    def choose(self, steps: int, *, update: int, key: int) -> list[int]:
+        """Stochastic steps, rising.
+
+        Args:
+            steps: denoising steps.
+            update: policy update, counted from 0.
+            key: seed of the draw; equal for all members of a group.
+        """
+        allowed = self.range(steps)
+        if self.size is None:
+            return list(allowed)
+        if self.kind == "fixed":
+            return list(allowed[: self.size])
+        if self.kind == "progressive":
+            first = min(allowed.start + update // self.every * self.size, allowed.stop - self.size)
+        elif self.scattered:
+            return sorted(random.Random(key).sample(allowed, self.size))
+        else:
+            first = random.Random(key).randint(allowed.start, allowed.stop - self.size)
+        return list(range(first, first + self.size))

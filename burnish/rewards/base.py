@@ -1,0 +1,51 @@
+"""What a reward is: it looks at pictures and their prompts and gives a verdict on each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field
+
+from burnish.registry import options
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from burnish.types import Prompt
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A reward's word on one picture. ``value`` None means that it could not be computed: missing, never zero."""
+
+    value: float | None
+    extras: tuple[float, ...] = ()  # one per name in Reward.extras: logged, never optimised
+    note: str = ""  # for people: the text that was read, or why the value is missing
+
+
+@options
+class Reward:
+    """Base of all rewards. A subclass is a dataclass of its own options and is registered under its name."""
+
+    name: ClassVar[str]
+    extras: ClassVar[tuple[str, ...]] = ()
+
+    weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    """Share in the sum that is optimised; 0 only watches: logged, never optimised."""
+
+    def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:
+        """Judge pictures.
+
+        Args:
+            images: uint8 arrays [H, W, 3], RGB; sizes may differ.
+            prompts: what each picture was asked to show.
+
+        Returns:
+            One verdict per picture. One that can't be judged has the value None and the reason as its note.
+        """
+        raise NotImplementedError
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        """Refuse prompts that this reward can never judge, before anything is sampled; ValueError says which."""

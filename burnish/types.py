@@ -1,0 +1,113 @@
+"""What travels through the loop: one type per stage, complete when it exists."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from burnish.batch import Batch, Gathered, shared
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """What a user asks for. ``uid`` is a hash of the content: stable across runs, files and machines."""
+
+    text: str
+    negative: str = ""
+    answer: str | None = None
+    source: str = "default"
+
+    @cached_property
+    def uid(self) -> str:
+        content = json.dumps([self.text, self.negative, self.answer, self.source], ensure_ascii=False)
+        return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
+
+
+@dataclass(kw_only=True)
+class Conditioning(Batch):
+    """What a flow model is told about a prompt: token embeddings [B, L, D] and a pooled embedding [B, P]."""
+
+    tokens: Tensor
+    pooled: Tensor
+
+
+@dataclass(kw_only=True)
+class Denoising(Batch):
+    """Trajectories of a flow model. K stochastic steps are recorded per sample; K = 0 where none are needed."""
+
+    conditioning: Gathered[Conditioning]
+    unconditional: Gathered[Conditioning]  # what guidance steers away from; the same rows without guidance
+    latents: Tensor  # [B, ...] final, t = 0
+    state: Tensor  # [B, K, ...] where a stochastic step began
+    next_state: Tensor  # [B, K, ...] where it ended
+    time: Tensor  # [B, K] t of state, in (0, 1]
+    time_next: Tensor  # [B, K] t of next_state
+    logprob: Tensor  # [B, K] under the weights that sampled
+    schedule: Tensor = shared()  # [N + 1] times of the denoising steps, falling from 1 to 0
+
+    def steps(self) -> Steps:
+        """Every recorded step as a row of its own: [B * K], the steps of a sample next to each other."""
+        count, recorded = self.time.shape
+        repeat = torch.arange(count).repeat_interleave(recorded)
+        return Steps(
+            conditioning=self.conditioning.select(repeat),
+            unconditional=self.unconditional.select(repeat),
+            state=self.state.flatten(0, 1),
+            next_state=self.next_state.flatten(0, 1),
+            time=self.time.flatten(),
+            time_next=self.time_next.flatten(),
+            logprob=self.logprob.flatten(),
+            time_max=float(self.schedule[1]),
+        )
+
+
+@dataclass(kw_only=True)
+class Steps(Batch):
+    """Stochastic denoising steps, whatever samples they belong to: what one row of a forward is about."""
+
+    conditioning: Gathered[Conditioning]
+    unconditional: Gathered[Conditioning]
+    state: Tensor  # [M, ...]
+    next_state: Tensor  # [M, ...]
+    time: Tensor  # [M]
+    time_next: Tensor  # [M]
+    logprob: Tensor  # [M] under the weights that sampled
+    time_max: float = shared()  # the schedule's second time: where the SDE's noise is read at t = 1
+
+
+@dataclass(kw_only=True)
+class Scores(Batch):
+    """Rewards of a batch of pictures. A component that could not be computed is missing, never zero."""
+
+    reward: Tensor  # [B] weighted sum; meaningless where missing
+    missing: Tensor  # [B] bool: a component that counts could not be computed
+    components: Tensor  # [B, R] one column per name; NaN where missing
+    names: tuple[str, ...] = shared()
+    notes: list[str]  # [B] what a reward has to say about the sample, e.g. the text that it read
+
+
+@dataclass(kw_only=True)
+class Scored(Batch):
+    """Rollouts with rewards. Samples of one prompt share a group id."""
+
+    prompts: list[Prompt]  # [B]
+    group: Tensor  # [B] long
+    sample: Tensor  # [B] long: number of the sample among those of its prompt, part of its seeds
+    trace: Denoising
+    scores: Scores
+    update: int = shared()  # the policy update that this batch was collected for
+    version: int = shared()  # policy updates behind the weights that sampled
+    seed: int = shared()  # of the run: with update, prompt and sample it names every further draw
+
+
+@dataclass
+class Loss:
+    """A sum over the terms of a micro-batch, and metrics as (sum, count); the worker divides, once, globally."""
+
+    total: Tensor
+    metrics: dict[str, tuple[Tensor | float, Tensor | float]] = field(default_factory=dict)
