@@ -1,0 +1,41 @@
+"""What a family of flow models provides; algorithms and samplers know nothing more about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor, nn
+
+    from burnish.types import Conditioning
+
+
+class FlowModel(Protocol):
+    """A text-to-image model whose network predicts a velocity."""
+
+    name: ClassVar[str]
+    pipeline_class: ClassVar[str]  # the _class_name in model_index.json that this family reads
+    network: nn.Module  # what is trained
+    scheduler_config: dict[str, Any]
+
+    def encode(self, texts: Sequence[str]) -> Conditioning:
+        """Embeddings of prompts, one row each, without gradients."""
+        ...
+
+    def latent_shape(self, height: int | None, width: int | None) -> tuple[int, ...]:
+        """Shape of one sample's latents for a picture of that size; None takes the model's own size."""
+        ...
+
+    def image_tokens(self, shape: Sequence[int]) -> int:
+        """Tokens that the network sees for latents of that shape; dynamic schedules depend on it."""
+        ...
+
+    def velocity(self, network: nn.Module, x: Tensor, time: Tensor, conditioning: Conditioning) -> Tensor:
+        """The velocity eps - x_0 that ``network`` predicts at latents [M, ...] and times [M]: [M, ...] float32."""
+        ...
+
+    def decode(self, latents: Tensor) -> list[np.ndarray]:
+        """Pictures uint8 [H, W, 3] of latents [B, ...]."""
+        ...

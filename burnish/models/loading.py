@@ -1,0 +1,75 @@
+"""From a directory to a model: which family it is, and whether it is a pipeline at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from burnish.errors import UserError
+from burnish.options import ModelOptions
+from burnish.paths import resolve
+from burnish.registry import lookup, names
+
+if TYPE_CHECKING:
+    from burnish.models.base import FlowModel
+
+
+def read_index(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
+    """The directory of a model and its model_index.json.
+
+    Raises:
+        UserError: there is no such directory, or it is not a pipeline in diffusers layout.
+    """
+    path = resolve(options.path)
+    if not path.is_dir():
+        raise UserError(f"model.path is {options.path}, which is not a directory; it must hold a diffusers pipeline")
+    index = path / "model_index.json"
+    try:
+        content = json.loads(index.read_text())
+    except FileNotFoundError:
+        raise UserError(
+            f"model.path is {options.path}, which has no model_index.json; "
+            "it must be a pipeline as diffusers' save_pretrained writes it"
+        ) from None
+    except ValueError as error:
+        raise UserError(f"{index} is not JSON: {error}") from None
+    return path, content
+
+
+def family_of(options: ModelOptions, index: dict[str, Any]) -> Any:
+    """The model family that reads a pipeline.
+
+    Raises:
+        UserError: no family does.
+    """
+    if options.family != "auto":
+        return lookup("model", options.family)
+    written = index.get("_class_name")
+    families = {lookup("model", name).pipeline_class: lookup("model", name) for name in names("model")}
+    if written not in families:
+        raise UserError(
+            f"model.path is {options.path}, a {written}; Burnish trains {', '.join(sorted(families))}"
+        )
+    return families[written]
+
+
+def load_model(options: ModelOptions, *, max_sequence_length: int | None = None) -> FlowModel:
+    """Load the model that ``options`` describe, frozen and in evaluation mode."""
+    import torch
+
+    path, index = read_index(options)
+    device = options.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("model.device is cuda, but PyTorch sees no GPU; use model.device=cpu or auto")
+    compute = getattr(torch, options.dtype)
+    # frozen weights may rest in half precision; trained ones keep a float32 master copy
+    stored = compute if options.lora is not None else torch.float32
+    model: FlowModel = family_of(options, index).load(
+        path, index, dtype=stored, compute=compute, device=device, max_sequence_length=max_sequence_length
+    )
+    if options.gradient_checkpointing:
+        model.network.enable_gradient_checkpointing()  # type: ignore[operator]
+    return model

@@ -1,0 +1,79 @@
+"""Low-rank adapters: several on the same weights, switched, copied, and folded in while sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from burnish.errors import UserError
+from burnish.options import LoraOptions
+
+if TYPE_CHECKING:
+    from peft.tuners.lora import LoraLayer
+    from torch import nn
+
+
+def add_adapters(network: nn.Module, options: LoraOptions, names: Sequence[str], *, seed: int) -> None:
+    """Give a network adapters that start equal and change nothing yet; only the first one is trained.
+
+    Raises:
+        UserError: a target matches no layer.
+    """
+    import torch
+    from peft import LoraConfig
+
+    modules = [name for name, module in network.named_modules() if isinstance(module, torch.nn.Linear)]
+    for target in options.targets:
+        if not any(name == target or name.endswith(f".{target}") for name in modules):
+            raise UserError(
+                f"model.lora.targets has {target!r}, which is the end of no linear layer's name; "
+                f"layers are called like {', '.join(modules[:3])}"
+            )
+    alpha = options.alpha if options.alpha is not None else 2 * options.rank
+    config = LoraConfig(r=options.rank, lora_alpha=alpha, target_modules=list(options.targets))  # type: ignore[arg-type]
+    for name in names:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            network.add_adapter(config, adapter_name=name)  # type: ignore[operator]
+    use_adapter(network, names[0])
+
+
+def layers(network: nn.Module) -> list[LoraLayer]:
+    """The layers that carry adapters."""
+    from peft.tuners.lora import LoraLayer
+
+    return [module for module in network.modules() if isinstance(module, LoraLayer)]
+
+
+def use_adapter(network: nn.Module, name: str | None) -> None:
+    """Run with one adapter, or with none: the reference. Only the active adapter's parameters can be trained."""
+    for layer in layers(network):
+        if name is None:
+            layer.enable_adapters(False)
+        else:
+            layer.enable_adapters(True)
+            layer.set_adapter(name)
+
+
+@contextmanager
+def folded(network: nn.Module, name: str) -> Iterator[None]:
+    """Fold an adapter into the weights for a while.
+
+    The trained weights are put back as they were, not subtracted: nothing drifts, however often this happens.
+    """
+    import torch
+
+    rested = []
+    for layer in layers(network):
+        base = layer.get_base_layer()
+        rested.append((layer, base, base.weight.data))
+        with torch.no_grad():
+            base.weight.data = base.weight.data + layer.get_delta_weight(name).to(base.weight.dtype)  # type: ignore[operator]
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer, base, weight in rested:
+            base.weight.data = weight
+            layer._disable_adapters = False
