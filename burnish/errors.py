@@ -1,5 +1,18 @@
-"""What a person can put right."""
+"""The one class of error that the user can put right: shown as a message, never as a traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Bad input: the message names the option or the record, its value and the way out. Exit code 2."""
+    """Something that the user asked for can't be done; the message names it, its value and the way out."""
+
+
+class ConfigError(UserError):
+    """What is wrong with a configuration, one complaint a line."""
+
+    def __init__(self, complaints: str | Iterable[str]) -> None:
+        lines = [complaints] if isinstance(complaints, str) else list(dict.fromkeys(complaints))
+        super().__init__("\n".join(lines))
+        self.complaints = lines

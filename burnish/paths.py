@@ -1,4 +1,4 @@
-"""Where files are: a path of the user, or ``burnish:NAME`` for one that ships with the package."""
+"""Where files are: ``burnish:NAME`` means one that ships with Burnish, anything else is a path of the user's."""
 
 from __future__ import annotations
 
@@ -6,20 +6,32 @@ from pathlib import Path
 
 from burnish.errors import UserError
 
-ASSETS = Path(__file__).parent / "assets"
 PREFIX = "burnish:"
+ASSETS = Path(__file__).parent / "assets"
+RECIPES = Path(__file__).parent / "recipes"
+
+METRICS = "metrics.jsonl"
+CONFIG = "config.yaml"
+CHECKPOINTS = "checkpoints"
 
 
 def resolve(path: str) -> Path:
-    """The file or directory that ``path`` names.
+    """The file that an option means.
 
     Raises:
-        UserError: ``burnish:NAME`` names nothing that ships; the message lists what does.
+        UserError: a ``burnish:`` path that does not exist, or leads out of what ships with Burnish.
     """
     if not path.startswith(PREFIX):
         return Path(path).expanduser()
-    found = ASSETS / path.removeprefix(PREFIX)
+    found = (ASSETS / path.removeprefix(PREFIX)).resolve()
+    if not found.is_relative_to(ASSETS.resolve()):
+        raise UserError(f"{path} leads out of the files that ship with Burnish; give it without {PREFIX}")
     if not found.exists():
-        known = ", ".join(f"{PREFIX}{item.name}" for item in sorted(ASSETS.iterdir()) if item.is_dir())
-        raise UserError(f"{path} does not ship with Burnish; what does: {known}")
+        shipped = sorted(entry.name for entry in ASSETS.iterdir()) if ASSETS.is_dir() else []
+        raise UserError(f"{path} does not ship with Burnish, which has: {', '.join(shipped) or 'nothing'}")
     return found
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a run has written into a folder."""
+    return any((folder / name).exists() for name in (METRICS, CONFIG, CHECKPOINTS))
