@@ -41,8 +41,10 @@ def schedule(
 ) -> Tensor:
     """Times of ``steps`` denoising steps under a diffusers FlowMatchEulerDiscreteScheduler configuration.
 
-    ``diffusers`` is what ``set_timesteps(steps)`` of the pipelines gives: with a static shift it starts from the
-    shifted range and shifts again. ``shift_once`` shifts linspace(1, 0) once, as Flow-Factory and DanceGRPO do.
+    ``diffusers`` is what the scheduler's own ``set_timesteps(steps)`` gives, as Stable Diffusion 3's pipeline calls
+    it: with a static shift it starts from the shifted range and shifts again. ``shift_once`` shifts
+    linspace(1, 1 / steps) once, as Flow-Factory and DanceGRPO do, and as the pipelines of FLUX.1 and Qwen-Image ask
+    the scheduler to.
 
     Args:
         steps: number of denoising steps N.
@@ -64,10 +66,11 @@ def schedule(
     train_steps = int(config.get("num_train_timesteps", 1000))
     dynamic = bool(config.get("use_dynamic_shifting", False)) and shift is None
     strength = float(config.get("shift", 1.0) if shift is None else shift)
-    if kind == "shift_once" or dynamic:
+    if kind == "shift_once":
         times = torch.linspace(1, 1 / steps, steps, dtype=torch.float64)
     else:
-        ends = static_shift(torch.tensor([1.0, 1 / train_steps], dtype=torch.float64), strength)
+        ends = torch.tensor([1.0, 1 / train_steps], dtype=torch.float64)
+        ends = ends if dynamic else static_shift(ends, strength)
         times = torch.linspace(float(ends[0]), float(ends[1]), steps, dtype=torch.float64)
     if dynamic:
         mu = shift_strength(

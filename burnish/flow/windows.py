@@ -28,16 +28,20 @@ class Window:
     shared_by: Literal["group", "update"] = "group"
     """random: draw for each prompt, or once for all prompts of an update."""
     every: Count = 25
-    """progressive: policy updates before the window moves on by its size; it stays at the end of the range."""
+    """progressive: policy updates before the window moves on."""
+    stride: Count | None = None
+    """progressive: steps by which it moves on; null means its size."""
+    wrap: bool = False
+    """progressive: start again from the first step when the end of the range is reached, instead of staying there."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Window:
-        defaults = {"scattered": False, "shared_by": "group", "every": 25}
+        defaults = {"scattered": False, "shared_by": "group", "every": 25, "stride": None, "wrap": False}
         read = {
             "all": set(),
             "fixed": set(),
             "random": {"scattered", "shared_by"},
-            "progressive": {"every"},
+            "progressive": {"every", "stride", "wrap"},
         }[self.kind]
         for name, default in defaults.items():
             if getattr(self, name) != default and name not in read:
@@ -79,9 +83,17 @@ class Window:
         if self.kind == "fixed":
             return list(allowed[: self.size])
         if self.kind == "progressive":
-            first = min(allowed.start + update // self.every * self.size, allowed.stop - self.size)
+            first = self._moved(allowed, update // self.every)
         elif self.scattered:
             return sorted(random.Random(key).sample(allowed, self.size))
         else:
             first = random.Random(key).randint(allowed.start, allowed.stop - self.size)
         return list(range(first, first + self.size))
+
+    def _moved(self, allowed: range, moves: int) -> int:
+        """First step of a progressive window; one that would reach beyond the range lies at its end."""
+        assert self.size is not None
+        stride, room = self.stride or self.size, len(allowed) - self.size
+        if self.wrap:
+            moves %= -(-room // stride) + 1
+        return allowed.start + min(moves * stride, room)

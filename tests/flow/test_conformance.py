@@ -1,0 +1,231 @@
+"""Schedules, transitions, guidance and windows against the numbers of the field's reference implementations."""
+
+import pytest
+import torch
+
+from burnish.flow.guidance import guide
+from burnish.flow.schedules import schedule, shift_strength
+from burnish.flow.transitions import transition
+from burnish.flow.windows import Window
+from tests.conformance import case, cases
+
+KINDS = {
+    "sde": "sde",
+    "cps": "cps",
+    "dance_sde": "dance",
+    "Flow-SDE": "sde",
+    "CPS": "cps",
+    "Dance-SDE": "dance",
+}
+
+
+def ids(found):
+    return [case.id for case in found]
+
+
+def parametrize(*prefixes: str):
+    found = cases("flow", *prefixes)
+    return pytest.mark.parametrize("case", found, ids=ids(found))
+
+
+QWEN = {
+    "use_dynamic_shifting": True, "base_image_seq_len": 256, "max_image_seq_len": 8192,
+    "base_shift": 0.5, "max_shift": 0.9, "shift_terminal": 0.02, "time_shift_type": "exponential",
+}  # fmt: skip
+
+
+def times_of(case):
+    """The schedule that a case describes, by our options."""
+    given, name = case.inputs, case.id.removeprefix("schedule/")
+    if name.startswith("sd35"):
+        return schedule(
+            given["n"], {"num_train_timesteps": given["num_train_timesteps"]}, shift=given["shift"]
+        )
+    if name.startswith("flow_grpo"):
+        return schedule(given["num_inference_steps"], {"shift": given["shift"]})
+    if name.startswith("qwen"):
+        tokens = (given["height"] // 16) * (given["width"] // 16)
+        return schedule(given["n"], QWEN, kind="shift_once", tokens=tokens)
+    steps = {
+        "wan22": lambda: given["n"],
+        "bagel": lambda: given["n"] - 1,
+        "dance": lambda: given["num_steps"],
+    }
+    return schedule(steps[name.split("_")[0]](), {}, kind="shift_once", shift=given["shift"])
+
+
+@parametrize(
+    "schedule/sd35",
+    "schedule/qwen",
+    "schedule/wan22",
+    "schedule/bagel",
+    "schedule/flow_grpo",
+    "schedule/dance",
+)
+def test_schedule(case):
+    case.close(times_of(case), case.expected["sigmas"])
+    if "timesteps" in case.expected:
+        scale = 1.0 if "bagel" in case.id else 1000.0
+        timesteps = torch.as_tensor(case.expected["timesteps"])
+        torch.testing.assert_close(times_of(case)[:-1] * scale, timesteps, rtol=1e-5, atol=1e-3)
+
+
+def test_strength_of_the_dynamic_shift():
+    c = case("flow", "schedule/ltx2_mu")
+    given = c.inputs
+    mu = shift_strength(
+        given["seq_len"], base_tokens=given["base_seq"], max_tokens=given["max_seq"],
+        base_shift=given["base_shift"], max_shift=given["max_shift"],
+    )  # fmt: skip
+    c.close(mu, c.expected["mu"])
+
+
+def step_of(given: dict, kind: str, noise, velocity):
+    level = noise.flatten() if isinstance(noise, torch.Tensor) else noise
+    t_max = next(
+        (given[k] for k in ("sigma_max(=sigmas[1])", "sigma_max", "sigma_index_1") if k in given), None
+    )
+    if t_max is None:
+        t_max = given["sigma_next"] if "sigma_next" in given else 0.96
+    sample = torch.as_tensor(given["sample"] if "sample" in given else given["sample_x"])
+    t = given.get("sigma", given.get("sigmas_at"))
+    t_next = given.get("sigma_next", given.get("sigmas_next"))
+    return transition(kind, velocity, sample, t, t_next, noise=level, t_max=float(t_max))
+
+
+def density_of(kind: str) -> str:
+    return "squared_error" if kind == "cps" else "gaussian"
+
+
+@parametrize("sde_step")
+def test_step_of_verl_omni(case):
+    given, expected = case.inputs, case.expected
+    kind = KINDS[given.get("sde_type", "sde")]
+    velocity = given["model_output"].clone().requires_grad_()
+    step = step_of(given, kind, given["noise_level"], velocity)
+    logprob = step.logprob(given["prev_sample"], density_of(kind))
+    case.close(step.mean, expected["prev_sample_mean"])
+    case.close(logprob, expected["log_prob"])
+    case.close(step.step.sqrt(), expected["sqrt_dt"])
+    # verl-omni leaves the root of the step length out of the std of its sde alone
+    case.close(step.std / step.step.sqrt() if kind == "sde" else step.std, expected["std_dev_t"].flatten())
+    if "grad_model_output_of_sum_log_prob" in expected:
+        (gradient,) = torch.autograd.grad(logprob.sum(), velocity)
+        case.close(gradient, expected["grad_model_output_of_sum_log_prob"])
+    if "log_prob_no_normalizer" in expected:
+        error = -(given["prev_sample"] - step.mean).square().flatten(1).mean(1)
+        case.close(error if kind == "cps" else error / (2 * step.std**2), expected["log_prob_no_normalizer"])
+
+
+@parametrize("sde_sample")
+def test_sample_of_verl_omni(case):
+    given, expected = case.inputs, case.expected
+    kind = KINDS[given["sde_type"]]
+    step = step_of(given, kind, given["noise_level"], given["model_output"])
+    landed = step.sample(given["noise_z"])
+    case.close(step.mean, expected["prev_sample_mean"])
+    case.close(landed, expected["prev_sample"])
+    case.close(step.logprob(landed, density_of(kind)), expected["log_prob"])
+
+
+@parametrize("sde_ode_limit")
+def test_without_noise_a_step_is_eulers(case):
+    step = step_of(case.inputs, KINDS[case.inputs["sde_type"]], 0.0, case.inputs["model_output"])
+    case.close(step.mean, case.expected["euler"])
+    case.close(step.mean, case.expected["prev_sample_mean"])
+    assert (step.std == 0).all()
+
+
+@parametrize("sde/flow", "sde/dance")
+def test_step_of_the_authors(case):
+    given, expected = case.inputs, case.expected
+    kind = KINDS[
+        given.get("dynamics_type", given.get("sde_type", "dance_sde" if "dance" in case.id else "sde"))
+    ]
+    noise = given.get("noise_level", given.get("eta"))
+    velocity = torch.tensor(given["model_output_v"])
+    step = step_of(given, kind, noise, velocity)
+    landed = step.sample(torch.tensor(given["z"])) if "z" in given else torch.tensor(given["next_sample"])
+    case.close(step.logprob(landed, density_of(kind)), expected["log_prob"])
+    if "next" in expected:
+        case.close(landed, expected["next"])
+    if "mean" in expected:
+        case.close(step.mean, expected["mean"])
+    if "std_dev_t" in expected:
+        std = torch.as_tensor(expected["std_dev_t"]).flatten()
+        case.close(step.std / step.step.sqrt() if kind == "sde" else step.std, std)
+    if "pred_x0" in expected:
+        x0 = torch.tensor(given["sample_x"]) - given["sigma"] * velocity
+        case.close(x0, expected["pred_x0"])
+
+
+def test_log_prob_of_the_dance_step_keeps_its_normaliser():
+    """MixGRPO's copy of the step drops it by a line that ends early."""
+    c = case("flow", "sde/mixgrpo_dance_logprob_quirk_i8")
+    step = step_of(c.inputs, "dance", c.inputs["eta"], torch.tensor(c.inputs["model_output_v"]))
+    logprob = step.logprob(torch.tensor(c.inputs["next_sample"]))
+    c.close(logprob + step.std.log() + 0.5 * torch.tensor(2 * torch.pi).log(), c.expected["log_prob"])
+
+
+@parametrize("cfg/")
+def test_guidance(case):
+    given = case.inputs
+    rescale = "true_cfg" in case.id
+    if "x0" in case.id:
+        sigma = given["sigma"]
+        x0 = guide(
+            given["sample"] - sigma * given["pos"], given["sample"] - sigma * given["neg"], given["scale"]
+        )
+        case.close((given["sample"] - x0) / sigma, case.expected["out"])
+    case.close(
+        guide(given["pos"], given["neg"], given["scale"], rescale=rescale, axis=-1), case.expected["out"]
+    )
+
+
+def test_progressive_window_of_verl_omni():
+    c = case("flow", "mixgrpo/progressive")
+    start, stop = c.inputs["range"]
+    window = Window(
+        kind="progressive", size=c.inputs["size"], start=start, stop=stop, every=c.inputs["iters_per_group"]
+    )
+    for update, (first, end) in zip(c.inputs["global_steps"], c.expected["windows"], strict=True):
+        assert window.choose(stop + 1, update=update, key=0) == list(range(first, end))
+
+
+def test_progressive_window_of_mixgrpo():
+    """Its windows that stick out of the range shrink and end empty; ours keep their size."""
+    c = case("flow", "window/mixgrpo_progressive")
+    given = c.inputs
+    window = Window(
+        kind="progressive", size=given["group_size"], stop=given["max_timesteps"], every=given["iters_per_group"],
+        stride=given["prog_overlap_step"] if given["prog_overlap"] else None, wrap=given["roll_back"],
+    )  # fmt: skip
+    whole = [w for w in c.expected["windows"] if len(w) == given["group_size"]]
+    steps = given["max_timesteps"] + 1
+    assert [window.choose(steps, update=update, key=0) for update in range(len(whole))] == whole
+
+
+def test_random_window_of_mixgrpo():
+    c = case("flow", "mixgrpo/random")
+    start, stop = c.inputs["range"]
+    window = Window(kind="random", size=c.inputs["size"], start=start, stop=stop, shared_by="update")
+    chosen = [
+        window.choose(stop + 1, update=0, key=c.inputs["seed"] + step) for step in c.inputs["global_steps"]
+    ]
+    assert chosen == [list(range(first, end)) for first, end in c.expected["windows"]]
+
+
+@pytest.mark.parametrize(
+    "name", ["window/flow_grpo_per_sample", "window/mixgrpo_random", "window/ltx_noncontiguous"]
+)
+def test_random_windows_reach_what_others_reach(name):
+    """Other generators draw other windows; ours draws from the same ones."""
+    given = case("flow", name).inputs
+    size = given.get("size", given.get("group_size"))
+    start, stop = given.get("range", (0, given.get("max_timesteps")))
+    scattered = "noncontiguous" in name
+    window = Window(kind="random", size=size, start=start, stop=stop, scattered=scattered)
+    drawn = {tuple(window.choose(stop + 1, update=0, key=key)) for key in range(3000)}
+    combinations = torch.combinations(torch.arange(start, stop), size).tolist()
+    expected = {tuple(c) for c in combinations if scattered or c[-1] - c[0] == size - 1}
+    assert drawn == expected
