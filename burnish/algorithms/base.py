@@ -48,8 +48,16 @@ class Role(Protocol):
     """A network with a job: predicts a velocity, with the guidance of the run."""
 
     def __call__(
-        self, x: Tensor, time: Tensor, conditioning: Gathered[Conditioning], unconditional: Gathered[Conditioning]
-    ) -> Tensor: ...
+        self,
+        x: Tensor,
+        time: Tensor,
+        conditioning: Gathered[Conditioning],
+        unconditional: Gathered[Conditioning],
+        *,
+        guidance: float | None = None,
+    ) -> Tensor:
+        """Latents [M, ...] at times [M] to velocities [M, ...]; guidance None takes the run's."""
+        ...
 
 
 class Roles(Protocol):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,9 +59,10 @@ class SD3:
         parts = ("vae", "text_encoder", "text_encoder_2", "text_encoder_3", "tokenizer", "tokenizer_2", "tokenizer_3")
         absent = {name: None for name in parts if index.get(name, [None])[0] is None}
         precision = {"default": dtype, "vae": torch.float32}
-        pipeline = StableDiffusion3Pipeline.from_pretrained(
-            path, torch_dtype=precision, local_files_only=True, **absent
-        )
+        with _quietly():
+            pipeline = StableDiffusion3Pipeline.from_pretrained(
+                path, torch_dtype=precision, local_files_only=True, **absent
+            )
         pipeline.set_progress_bar_config(disable=True)
         for part in pipeline.components.values():
             if isinstance(part, torch.nn.Module):
@@ -153,3 +155,19 @@ class SD3:
             for text in texts:
                 if (length := len(tokenizer(text).input_ids)) > limit:
                     raise UserError(f"prompt {text!r} has {length} tokens; this model reads at most {limit} {what}")
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the bars of two libraries that load files of a few seconds at most."""
+    import diffusers
+    import transformers
+
+    loggers = (diffusers.utils.logging, transformers.utils.logging)
+    for logger in loggers:
+        logger.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.enable_progress_bar()

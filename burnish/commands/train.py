@@ -1,0 +1,81 @@
+"""burnish train: from a configuration to a finished, resumable, explained run."""
+
+from __future__ import annotations
+
+import logging
+
+from burnish.closing import closing_message
+from burnish.config import RunConfig
+from burnish.errors import UserError
+from burnish.folder import RunFolder
+from burnish.hooks.base import Hook
+from burnish.hooks.checkpoints import Checkpoints
+from burnish.hooks.metrics import MetricsLog
+from burnish.hooks.progress import Progress
+from burnish.hooks.stop import EXIT_STOPPED, StopRequest
+from burnish.hooks.validation import Validation
+from burnish.loop import run
+from burnish.report import write_report
+from burnish.session import Session
+from burnish.workers.checkpoint import Checkpoint, CheckpointStore
+
+log = logging.getLogger(__name__)
+
+
+def train(config: RunConfig) -> int:
+    """Train, from the beginning or from where an earlier attempt stopped.
+
+    Returns:
+        0 when all updates are done, 75 when a signal asked to stop and everything is saved.
+    """
+    folder = RunFolder(config.output_dir)
+    store = CheckpointStore(folder.checkpoints, config.checkpoint)
+    checkpoint = _starting_point(config, folder, store)
+    session = Session(config)
+    _ = session.train_prompts, session.val_prompts  # errors in data before weights are loaded
+    with session.scorer, StopRequest() as stop:
+        done = 0
+        if checkpoint is not None:
+            session.load_state_dict(checkpoint.load(session.identity))
+            done = checkpoint.update
+        folder.begin(config, resumed_at=done if checkpoint else None)
+
+        def stopping() -> bool:
+            return stop.requested is not None
+
+        hooks: list[Hook] = [
+            Validation(session, folder),
+            MetricsLog(folder, resumed_at=done if checkpoint else None),
+            Checkpoints(session, store, stop=stopping),
+            Progress(config, done=done),
+        ]
+        for hook in hooks:
+            hook.start(done)
+        if done == 0:
+            for hook in hooks:
+                hook(0, {})
+        run(range(done + 1, config.steps + 1), session.source, session.workers, config.algorithm, hooks,
+            watch=session.watch, stop=stopping)  # fmt: skip
+        for hook in hooks:
+            hook.finish()
+        finished = session.workers.version >= config.steps
+    write_report(folder)
+    closing_message(folder, config, "finished" if finished else f"stopped by {stop.requested}")
+    return 0 if finished else EXIT_STOPPED
+
+
+def _starting_point(config: RunConfig, folder: RunFolder, store: CheckpointStore) -> Checkpoint | None:
+    """The checkpoint to go on from, by the option ``resume``."""
+    if config.resume == "never":
+        if folder.has_run():
+            raise UserError(
+                f"output_dir is {config.output_dir}, which holds a run already, and resume is never; "
+                "choose another output_dir, or resume=auto to go on with it"
+            )
+        return None
+    checkpoint = store.latest() if config.resume == "auto" else store.open(config.resume)
+    if checkpoint is None:
+        return None
+    folder.refuse_other_configuration(config)
+    log.info("going on from %s", checkpoint.path)
+    return checkpoint

@@ -1,0 +1,165 @@
+"""Samples pictures with the trainer's own weights. Each one depends on its seeds alone, never on its neighbours."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from burnish import random
+from burnish.algorithms.base import Name, Role, Stochastic
+from burnish.batch import Gathered
+from burnish.flow.sampling import Plan, denoise
+from burnish.flow.schedules import schedule
+from burnish.models.base import FlowModel
+from burnish.options import RolloutOptions
+from burnish.types import Conditioning, Denoising, Prompt
+
+REMEMBERED = 4096  # prompts whose embeddings are kept
+
+
+class SamplingRoles(Protocol):
+    """What an engine needs of the trainer's networks."""
+
+    model: FlowModel
+
+    def sampling(self, name: Name, *, merge: bool) -> AbstractContextManager[Role]:
+        """The role that samples, for a while; ``merge`` folds its adapter into the weights."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Which samples to make. Row i is sample ``sample[i]`` of prompt ``prompts[i]``."""
+
+    prompts: list[Prompt]  # [B]
+    group: Tensor  # [B] long
+    sample: Tensor  # [B] long
+    purpose: Literal["rollout", "validation", "sample"]
+    update: int
+    stochastic: Stochastic | None = None
+    role: Name = "policy"
+    guidance: float | None = None  # None takes the run's
+    merge: bool = True
+
+    @classmethod
+    def groups(cls, prompts: Sequence[Prompt], n: int, **kwargs: object) -> Job:
+        """``n`` samples of each prompt. A prompt that occurs again gets further samples, not the same ones."""
+        seen: Counter[str] = Counter()
+        rows, group, sample = [], [], []
+        for g, prompt in enumerate(prompts):
+            first = seen[prompt.uid]
+            seen[prompt.uid] += n
+            rows += [prompt] * n
+            group += [g] * n
+            sample += range(first, first + n)
+        return cls(rows, torch.tensor(group), torch.tensor(sample), **kwargs)  # type: ignore[arg-type]
+
+
+class FlowEngine:
+    """The default engine: the trainer's network itself, so that no weights have to be published."""
+
+    def __init__(self, roles: SamplingRoles, options: RolloutOptions, *, seed: int) -> None:
+        self.roles, self.model, self.options, self.seed = roles, roles.model, options, seed
+        self.shape = self.model.latent_shape(options.height, options.width)
+        self.times = schedule(
+            options.num_inference_steps, self.model.scheduler_config,
+            kind=options.schedule, shift=options.shift, tokens=self.model.image_tokens(self.shape),
+        )  # fmt: skip
+        self._embedded: OrderedDict[str, Conditioning] = OrderedDict()
+
+    def sample(self, job: Job) -> Iterator[tuple[slice, Denoising, list[np.ndarray]]]:
+        """Denoise and decode, ``batch_size`` pictures at a time, in order: rows, trajectories, pictures uint8."""
+        conditioning = self._embed([prompt.text for prompt in job.prompts])
+        unconditional = self._embed([prompt.negative for prompt in job.prompts])
+        stochastic = self._stochastic(job)
+        merge = job.merge and self.options.merge_lora
+        with self.roles.sampling(job.role, merge=merge) as role:
+            for start in range(0, len(job.prompts), self.options.batch_size):
+                rows = slice(start, min(start + self.options.batch_size, len(job.prompts)))
+                part = self._denoise(job, rows, role, stochastic[rows], conditioning, unconditional)
+                yield rows, part, self.model.decode(part.latents)
+
+    def _denoise(
+        self,
+        job: Job,
+        rows: slice,
+        role: Role,
+        stochastic: Tensor,
+        conditioning: Gathered[Conditioning],
+        unconditional: Gathered[Conditioning],
+    ) -> Denoising:
+        device = next(self.model.network.parameters()).device
+        conditioning, unconditional = conditioning.select(rows), unconditional.select(rows)
+        how = job.stochastic
+        shared = how is not None and how.shared_noise
+        keys = [
+            (self.seed, job.purpose, job.update, prompt.uid, sample)
+            for prompt, sample in zip(job.prompts[rows], job.sample[rows].tolist(), strict=True)
+        ]
+        starts = [(*key[:-1], "shared", "start") if shared else (*key, "start") for key in keys]
+        plan = Plan(
+            times=self.times,
+            kind=how.kind if how else "ode",
+            noise=how.noise if how else 0.0,
+            stochastic=stochastic,
+            density=how.density if how else "gaussian",
+            group=job.group[rows] if shared else None,
+        )
+
+        def velocity(x: Tensor, time: Tensor, index: Tensor) -> Tensor:
+            return role(x, time, conditioning.select(index), unconditional.select(index), guidance=job.guidance)
+
+        path = denoise(
+            velocity,
+            random.normal(self.shape, starts).to(device),
+            plan,
+            lambda step: random.normal(self.shape, [(*key, step) for key in keys]),
+        )
+        return Denoising(
+            conditioning=conditioning,
+            unconditional=unconditional,
+            latents=path.latents,
+            state=path.state,
+            next_state=path.next_state,
+            time=path.time,
+            time_next=path.time_next,
+            logprob=path.logprob,
+            schedule=self.times,
+        )
+
+    def _stochastic(self, job: Job) -> Tensor:
+        """[B, N] bool: which steps of which rows are stochastic; the rows of a prompt agree."""
+        steps = self.options.num_inference_steps
+        chosen = torch.zeros(len(job.prompts), steps, dtype=torch.bool)
+        if job.stochastic is None:
+            return chosen
+        window = job.stochastic.window
+        for row, (prompt, group) in enumerate(zip(job.prompts, job.group.tolist(), strict=True)):
+            if row and group == int(job.group[row - 1]):
+                chosen[row] = chosen[row - 1]
+                continue
+            parts = (prompt.uid,) if window.shared_by == "group" else ()
+            key = random.key(self.seed, "window", job.update, *parts)
+            chosen[row, window.choose(steps, update=job.update, key=key)] = True
+        return chosen
+
+    def _embed(self, texts: Sequence[str]) -> Gathered[Conditioning]:
+        """Embeddings by reference; a text is encoded once, however many samples or updates use it."""
+        unique = list(dict.fromkeys(texts))
+        for text in unique:
+            if text not in self._embedded:
+                # one at a time: an embedding must not depend on what else was encoded with it
+                self._embedded[text] = self.model.encode([text])
+        table = Conditioning.cat([self._embedded[text] for text in unique])
+        for text in unique:
+            self._embedded.move_to_end(text)
+        while len(self._embedded) > REMEMBERED:
+            self._embedded.popitem(last=False)
+        row = {text: i for i, text in enumerate(unique)}
+        return Gathered(table=table, index=torch.tensor([row[text] for text in texts]))

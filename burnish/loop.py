@@ -1,0 +1,51 @@
+"""The loop. Algorithms, models and machines differ in the objects that it is given, never here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from burnish.algorithms.base import Algorithm, Metrics
+from burnish.metrics import reward_metrics, timing_metrics
+from burnish.sources import Source
+from burnish.stopwatch import Stopwatch
+from burnish.types import Scored
+
+
+class Workers(Protocol):
+    """Who holds the networks: this process, or a group of ranks."""
+
+    def annotate(self, scored: Scored) -> Any: ...
+    def update(self, batch: Any, update: int) -> Metrics: ...
+    def publish(self, version: int) -> None: ...
+
+
+Hook = Callable[[int, Metrics], None]
+
+
+def run(
+    updates: Iterable[int],
+    source: Source,
+    workers: Workers,
+    algorithm: Algorithm,
+    hooks: Sequence[Hook],
+    *,
+    watch: Stopwatch,
+    stop: Callable[[], bool],
+) -> None:
+    """Train until the updates are done or ``stop`` says so, which is asked after the hooks of each update."""
+    for update in updates:
+        with watch("step"):
+            scored = source.collect(update)
+            annotated = workers.annotate(scored)
+            with watch("adv"):
+                batch, credited = algorithm.credit(annotated)
+            learned = workers.update(batch, update)
+            with watch("publish"):
+                workers.publish(update)
+        metrics = reward_metrics(scored.scores, scored.group) | credited | learned
+        metrics |= timing_metrics(watch.drain(), len(scored))
+        for hook in hooks:
+            hook(update, metrics)
+        if stop():
+            return

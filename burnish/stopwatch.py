@@ -1,0 +1,29 @@
+"""Seconds by name, for the timing metrics of a step."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Stopwatch:
+    """Adds up wall time per name until it is read."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] += time.perf_counter() - start
+
+    def drain(self) -> dict[str, float]:
+        """What was measured since the last call."""
+        seconds = dict(self._seconds)
+        self._seconds.clear()
+        return seconds

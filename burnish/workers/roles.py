@@ -1,0 +1,155 @@
+"""The networks of a worker by their jobs: policy, reference, old policy. With LoRA they are adapters of one network."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from burnish import random
+from burnish.algorithms.base import Name, Needs
+from burnish.batch import Gathered
+from burnish.flow.guidance import guide
+from burnish.models.base import FlowModel
+from burnish.models.lora import add_adapters, folded, use_adapter
+from burnish.options import LoraOptions
+from burnish.types import Conditioning
+
+
+
+
+class NetworkRole:
+    """Predicts velocities as one of the networks, with the guidance of the run."""
+
+    def __init__(self, roles: NetworkRoles, name: Name) -> None:
+        self.roles, self.name = roles, name
+
+    def __call__(
+        self,
+        x: Tensor,
+        time: Tensor,
+        conditioning: Gathered[Conditioning],
+        unconditional: Gathered[Conditioning],
+        *,
+        guidance: float | None = None,
+    ) -> Tensor:
+        """The velocity at latents [M, ...] and times [M]: [M, ...] float32."""
+        roles = self.roles
+        scale = roles.guidance if guidance is None else guidance
+        network = roles.activate(self.name)
+        asked = conditioning.rows()
+        if scale == 1:
+            velocity = roles.model.velocity(network, x, time, asked)
+        else:
+            both = Conditioning.cat([asked, unconditional.rows()])
+            velocity = roles.model.velocity(network, torch.cat([x, x]), torch.cat([time, time]), both)
+            velocity = guide(*velocity.chunk(2), scale, rescale=roles.rescale)
+        if self.name != "policy":
+            roles.activate("policy")
+        return velocity
+
+
+class NetworkRoles:
+    """Builds the roles that an algorithm needs and keeps them in step."""
+
+    def __init__(
+        self,
+        model: FlowModel,
+        needs: Needs,
+        lora: LoraOptions | None,
+        *,
+        guidance: float,
+        rescale: bool,
+        micro_batch_size: int,
+        on_policy: bool,
+        seed: int,
+    ) -> None:
+        self.model, self.needs, self.lora = model, needs, lora
+        self.guidance, self.rescale = guidance, rescale
+        self.micro_batch_size, self.on_policy = micro_batch_size, on_policy
+        self.moved, self.old_is_policy = False, True
+        self._merged = False
+        network = model.network
+        self._networks: dict[str, nn.Module] = {"policy": network}
+        if lora is not None:
+            names = ["policy", "old"] if needs.old else ["policy"]
+            add_adapters(network, lora, names, seed=random.key(seed, "lora") % 2**32)
+        else:
+            # frozen copies are made before anything is marked as trained
+            if needs.reference:
+                self._networks["reference"] = copy.deepcopy(network)
+            if needs.old:
+                self._networks["old"] = copy.deepcopy(network)
+            network.requires_grad_(True)
+        self.policy, self.reference, self.old = (NetworkRole(self, n) for n in ("policy", "reference", "old"))
+
+    def activate(self, name: Name) -> nn.Module:
+        """The network that does a job, ready to run."""
+        assert name == "policy" or getattr(self.needs, name), f"{name} is not among what the algorithm needs"
+        if self.lora is None:
+            return self._networks[name]
+        network = self._networks["policy"]
+        if not self._merged:
+            use_adapter(network, None if name == "reference" else name)
+        return network
+
+    @contextmanager
+    def sampling(self, name: Name, *, merge: bool) -> Iterator[NetworkRole]:
+        """The role that samples, its adapter folded into the weights if asked, without gradients."""
+        role = {"policy": self.policy, "old": self.old, "reference": self.reference}[name]
+        with torch.no_grad():
+            if not merge or self.lora is None or name == "reference":
+                yield role
+                return
+            with folded(self._networks["policy"], name):
+                self._merged = True
+                try:
+                    yield role
+                finally:
+                    self._merged = False
+
+    def parameters(self, name: Literal["policy", "old"] = "policy") -> dict[str, nn.Parameter]:
+        """Parameters of a role by the name that they have in the policy."""
+        if self.lora is None:
+            return dict(self._networks[name].named_parameters())
+        mark = f".{name}.weight"
+        found = dict(self._networks["policy"].named_parameters())
+        return {key.replace(mark, ".weight"): value for key, value in found.items() if key.endswith(mark)}
+
+    def blend_old(self, decay: float) -> None:
+        """old = decay * old + (1 - decay) * policy."""
+        with torch.no_grad():
+            old, policy = list(self.parameters("old").values()), list(self.parameters().values())
+            if decay == 0:
+                torch._foreach_copy_(old, policy)
+            else:
+                torch._foreach_lerp_(old, policy, 1 - decay)
+        self.old_is_policy = decay == 0
+
+    def stepped(self) -> None:
+        """The optimizer has moved the policy away from what sampled."""
+        self.moved, self.old_is_policy = True, False
+
+    def state_dict(self) -> dict[str, object]:
+        """Trained weights of every role, and how they relate."""
+        state: dict[str, object] = {"policy": _tensors(self.parameters()), "old_is_policy": self.old_is_policy}
+        if self.needs.old:
+            state["old"] = _tensors(self.parameters("old"))
+        return state
+
+    def load_state_dict(self, state: dict) -> None:
+        for name in ("policy", "old") if self.needs.old else ("policy",):
+            target = self.parameters(name)  # type: ignore[arg-type]
+            assert target.keys() == state[name].keys(), "the checkpoint's identity was not checked"
+            with torch.no_grad():
+                for key, value in target.items():
+                    value.copy_(state[name][key])
+        self.old_is_policy = state["old_is_policy"]
+
+
+def _tensors(parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+    return {name: value.detach() for name, value in parameters.items()}

@@ -1,0 +1,91 @@
+"""Our Stable Diffusion 3 draws what diffusers' own pipeline draws."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from diffusers import StableDiffusion3Pipeline
+
+from burnish import random
+from burnish.engines.flow import FlowEngine, Job
+from burnish.errors import UserError
+from burnish.models.loading import load_model
+from burnish.options import ModelOptions, RolloutOptions
+from burnish.types import Prompt
+from burnish.workers.roles import NetworkRoles
+from burnish.algorithms.base import Needs
+from tests.factory import tiny_pipeline
+
+PROMPTS = [Prompt(text="a cat 42"), Prompt(text="dog", negative="cat")]
+
+
+def engine(path, rollout, **model):
+    roles = NetworkRoles(
+        load_model(ModelOptions(path=str(path), **model), max_sequence_length=rollout.max_sequence_length),
+        Needs(), None, guidance=rollout.guidance_scale, rescale=False, micro_batch_size=8, on_policy=True, seed=0,
+    )  # fmt: skip
+    return FlowEngine(roles, rollout, seed=3)
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+@pytest.mark.parametrize(("vae", "t5"), [(True, False), (False, False), (True, True)])
+def test_same_noise_gives_the_pictures_of_diffusers(tmp_path, vae, t5, guidance):
+    path = tiny_pipeline(tmp_path, vae=vae, t5=t5)
+    rollout = RolloutOptions(num_inference_steps=5, guidance_scale=guidance, batch_size=3, max_sequence_length=12)
+    sampler = engine(path, rollout)
+    job = Job.groups(PROMPTS, 2, purpose="sample", update=0)
+    parts = list(sampler.sample(job))
+    ours = torch.cat([trace.latents for _, trace, _ in parts])
+
+    pipeline = StableDiffusion3Pipeline.from_pretrained(
+        path, **({} if vae else {"vae": None}), **({} if t5 else {"text_encoder_3": None, "tokenizer_3": None})
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    keys = [(3, "sample", 0, p.uid, s, "start") for p, s in zip(job.prompts, job.sample.tolist(), strict=True)]
+    shape = sampler.shape
+    scale = pipeline.vae_scale_factor
+    arguments = dict(
+        prompt=[p.text for p in job.prompts], negative_prompt=[p.negative for p in job.prompts],
+        latents=random.normal(shape, keys), num_inference_steps=5, guidance_scale=guidance,
+        height=shape[1] * scale, width=shape[2] * scale, max_sequence_length=12,
+    )  # fmt: skip
+    theirs = pipeline(**arguments, output_type="latent").images
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    if vae:
+        pictures = np.stack([p for _, _, chunk in parts for p in chunk]).astype(int)
+        expected = (pipeline(**arguments, output_type="np").images * 255).round().astype(int)
+        assert np.abs(pictures - expected).max() <= 1
+
+
+def test_a_prompt_that_is_too_long_is_refused_not_cut(tmp_path):
+    sampler = engine(tiny_pipeline(tmp_path), RolloutOptions(num_inference_steps=2))
+    with pytest.raises(UserError, match="has 22 tokens; this model reads at most 16"):
+        list(sampler.sample(Job.groups([Prompt(text="x" * 20)], 1, purpose="sample", update=0)))
+
+
+@pytest.mark.parametrize(
+    ("rollout", "message"),
+    [
+        ({"height": 9}, "rollout.height is 9; this model draws in units of 4 pixels: use 8 or 12"),
+        ({"width": 64}, "rollout.width is 64; this model draws at most 32 pixels"),
+    ],
+)
+def test_sizes_that_the_model_cannot_draw_are_refused(tmp_path, rollout, message):
+    with pytest.raises(UserError, match=message):
+        engine(tiny_pipeline(tmp_path), RolloutOptions(**rollout))
+
+
+def test_a_directory_that_is_no_pipeline_is_refused(tmp_path):
+    with pytest.raises(UserError, match="not a directory"):
+        load_model(ModelOptions(path=str(tmp_path / "nowhere")))
+    with pytest.raises(UserError, match=r"no model_index\.json"):
+        load_model(ModelOptions(path=str(tmp_path)))
+    (tmp_path / "model_index.json").write_text("{")
+    with pytest.raises(UserError, match="is not JSON"):
+        load_model(ModelOptions(path=str(tmp_path)))
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline"}))
+    with pytest.raises(UserError, match="a FluxPipeline; Burnish trains StableDiffusion3Pipeline"):
+        load_model(ModelOptions(path=str(tmp_path)))
