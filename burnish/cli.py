@@ -1,0 +1,316 @@
+"""The command line. Nothing heavy is imported before a command is known to make sense."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from burnish import __version__
+from burnish.errors import UserError
+
+EXIT_CODES = """\
+exit codes:
+  0    done
+  1    failed, with a traceback; or doctor found something that must be put right
+  2    refused: one message says what is wrong with the command, the recipe or the files
+  75   stopped by Ctrl-C or SIGTERM after saving: run the same command again to go on
+  130  stopped by Ctrl-C before there was anything to save
+"""
+
+TRAIN = """\
+examples:
+  burnish train quickstart
+  burnish train quickstart algorithm=flow_grpo output_dir=runs/flow_grpo
+  burnish train my_recipe.yaml optimizer.lr=1e-4 rollout.n=16
+  burnish train quickstart rewards.jpeg_compressibility.weight=0.1    adds a reward
+  burnish train quickstart rewards.border_darkness=null               takes one away
+  burnish train quickstart model.lora=null                            trains all weights
+  burnish train quickstart --sweep seed=0,1,2 algorithm.beta=0.5,1 output_dir=runs/sweep
+
+A command that was killed goes on where it was when it is given again.
+With --sweep, values with commas are tried one after another in every combination, each in its own folder below
+output_dir; lists need brackets: [a,b].
+"""
+
+EVAL = """\
+examples:
+  burnish eval runs/quickstart                                a run: its best or newest weights, its own rewards
+  burnish eval runs/quickstart validation.n=16 --output eval.json
+  burnish eval quickstart                                     a recipe: the model before training
+  burnish eval quickstart rollout.guidance_scale=3.0
+"""
+
+SAMPLE = """\
+examples:
+  burnish sample runs/quickstart "the word 472"
+  burnish sample runs/quickstart "the word 472" "the word 815" --count 8 --output pictures
+  burnish sample runs/quickstart --prompt-file prompts.txt --steps 20 --guidance 3.0
+  burnish sample path/to/model "a lighthouse" --height 512 --width 512 --seed 7
+"""
+
+EXPORT = """\
+examples:
+  burnish export runs/quickstart --output my_model             a whole pipeline, for diffusers' from_pretrained
+  burnish export runs/quickstart --format lora --output my_lora    adapters, for diffusers' load_lora_weights
+"""
+
+REPORT = """\
+examples:
+  burnish report runs/quickstart      curves and pictures of a run as one HTML page in its folder
+"""
+
+RECIPES = """\
+examples:
+  burnish recipes
+  burnish config quickstart > mine.yaml && burnish train mine.yaml    make one your own
+"""
+
+CONFIG = """\
+examples:
+  burnish config quickstart                             every option, explained; what differs from its default is marked
+  burnish config quickstart algorithm=flow_grpo
+  burnish config quickstart rollout.n=16 > mine.yaml    the output is a recipe: burnish train mine.yaml
+"""
+
+DOCTOR = """\
+examples:
+  burnish doctor      what to put right if the quickstart does not run
+"""
+
+OVERRIDES = "options of the run as section.option=value; the value is YAML, null is none"
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A command: what it is for, what it takes, and what does it."""
+
+    summary: str
+    examples: str
+    arguments: Callable[[argparse.ArgumentParser], None]
+    act: Callable[[argparse.Namespace], int]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; '{self.prog} --help' shows examples")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(arguments)
+    except UserError as error:
+        _complain(str(error))
+        return 2
+    except KeyboardInterrupt:
+        _complain("stopped before there was anything to save")
+        return 130
+    except BrokenPipeError:  # whoever read the output, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(arguments: list[str]) -> int:
+    if not arguments or arguments[0].startswith("-"):
+        _top_parser().parse_args(arguments)
+        print(_top_parser().format_help(), end="")
+        return 2
+    name, *rest = arguments
+    if name not in VERBS:
+        near = difflib.get_close_matches(name, VERBS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise UserError(f"{name!r} is not a command; {hint}commands: {', '.join(VERBS)}")
+    verb = VERBS[name]
+    parser = _Parser(
+        prog=f"burnish {name}",
+        description=verb.summary,
+        epilog=f"{verb.examples}\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    verb.arguments(parser)
+    return verb.act(parser.parse_intermixed_args(rest))
+
+
+def _top_parser() -> argparse.ArgumentParser:
+    commands = "\n".join(f"  {name:<9}{verb.summary}" for name, verb in VERBS.items())
+    parser = _Parser(
+        prog="burnish",
+        usage="burnish COMMAND ...",
+        description=f"Reinforcement-learning post-training for models that draw.\n\ncommands:\n{commands}",
+        epilog=f"start here:\n  burnish doctor\n  burnish train quickstart\n\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"burnish {__version__}")
+    return parser
+
+
+def _complain(message: str) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    lines = message.split("\n")
+    text = lines[0] if len(lines) == 1 else f"{len(lines)} things are wrong\n" + "\n".join(f"  {one}" for one in lines)
+    Console(stderr=True, highlight=False).print(Text.assemble(("burnish: error: ", "bold red"), text), soft_wrap=True)
+
+
+def _quiet_threads(threads: int | None = None) -> None:
+    """Tell OpenMP how to behave; it listens only before torch is imported."""
+    # spinning threads make processes that share cores many times slower
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+
+
+def _run_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", metavar="RECIPE", help="name of a recipe (burnish recipes) or path of a .yaml file")
+    parser.add_argument("overrides", metavar="OPTION=VALUE", nargs="*", help=OVERRIDES)
+
+
+def _train_arguments(parser: argparse.ArgumentParser) -> None:
+    _run_arguments(parser)
+    parser.add_argument("--sweep", action="store_true", help="try every combination of values with commas, in turn")
+
+
+def _train(args: argparse.Namespace) -> int:
+    from burnish.config import load
+    from burnish.config.disk import check_disk
+
+    if args.sweep:
+        from burnish.commands.sweep import sweep
+
+        return sweep(args.recipe, args.overrides)
+    config = load(args.recipe, args.overrides)
+    check_disk(config)
+    _quiet_threads(config.threads)
+    from burnish.commands.train import train
+
+    return train(config)
+
+
+def _eval_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="RUN|RECIPE", help="folder of a run, or a recipe for the model it starts from")
+    parser.add_argument("overrides", metavar="OPTION=VALUE", nargs="*", help=OVERRIDES)
+    parser.add_argument("-o", "--output", metavar="FILE", help="also write the numbers to this .json file")
+
+
+def _eval(args: argparse.Namespace) -> int:
+    _quiet_threads()
+    from burnish.commands.evaluate import evaluate
+
+    return evaluate(args.source, args.overrides, output=args.output)
+
+
+def _sample_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="RUN|MODEL", help="folder of a run, or directory of a model")
+    parser.add_argument("prompts", metavar="PROMPT", nargs="*", help="what to draw, in quotes")
+    parser.add_argument("-p", "--prompt-file", metavar="FILE", help="more prompts, one a line (.txt or .jsonl)")
+    parser.add_argument("-o", "--output", metavar="DIR", default="samples", help="folder for the pictures (%(default)s)")
+    parser.add_argument("-n", "--count", type=_at_least(1), default=4, metavar="N", help="pictures per prompt (%(default)s)")
+    parser.add_argument("--steps", type=_at_least(1), metavar="N", help="denoising steps (those of the run)")
+    parser.add_argument("--guidance", type=_guidance, metavar="SCALE", help="guidance scale, 1 is none (that of the run)")
+    parser.add_argument("--height", type=_at_least(1), metavar="PIXELS", help="height of a picture (the model's own)")
+    parser.add_argument("--width", type=_at_least(1), metavar="PIXELS", help="width of a picture (the model's own)")
+    parser.add_argument("--seed", type=_at_least(0), default=0, metavar="N", help="seed of the noise (%(default)s)")
+
+
+def _sample(args: argparse.Namespace) -> int:
+    if not args.prompts and args.prompt_file is None:
+        raise UserError("there is nothing to draw; give prompts in quotes, or --prompt-file FILE")
+    _quiet_threads()
+    from burnish.commands.sample import sample
+
+    return sample(
+        args.source, args.prompts, prompt_file=args.prompt_file, output=args.output, n=args.count, steps=args.steps,
+        guidance=args.guidance, height=args.height, width=args.width, seed=args.seed,
+    )  # fmt: skip
+
+
+def _export_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="folder of a run")
+    parser.add_argument("-o", "--output", metavar="DIR", required=True, help="folder to write; must not exist yet")
+    parser.add_argument(
+        "--format", choices=("merged", "lora"), default="merged",
+        help="merged: a whole pipeline with the trained weights; lora: only the adapters (%(default)s)",
+    )  # fmt: skip
+
+
+def _export(args: argparse.Namespace) -> int:
+    _quiet_threads()
+    from burnish.commands.export import export
+
+    return export(args.run, output=args.output, what=args.format)
+
+
+def _report_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="folder of a run")
+
+
+def _report(args: argparse.Namespace) -> int:
+    from burnish.commands.report import report
+
+    return report(args.run)
+
+
+def _recipes(args: argparse.Namespace) -> int:
+    from burnish.commands.recipes import recipes
+
+    return recipes()
+
+
+def _config(args: argparse.Namespace) -> int:
+    from burnish.commands.config import config
+
+    return config(args.recipe, args.overrides)
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    _quiet_threads()
+    from burnish.commands.doctor import doctor
+
+    return doctor()
+
+
+def _nothing(parser: argparse.ArgumentParser) -> None:
+    pass
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.lstrip("+-").isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"it is {text!r}, but must be a whole number >= {least}")
+        return int(text)
+
+    return read
+
+
+def _guidance(text: str) -> float:
+    try:
+        scale = float(text)
+    except ValueError:
+        scale = 0.0
+    if not 1 <= scale < float("inf"):
+        raise argparse.ArgumentTypeError(f"it is {text!r}, but must be a number >= 1")
+    return scale
+
+
+VERBS: dict[str, Verb] = {
+    "train": Verb("Train a model by a recipe.", TRAIN, _train_arguments, _train),
+    "eval": Verb("Judge a run, or a model before training, on held-out prompts.", EVAL, _eval_arguments, _eval),
+    "sample": Verb("Draw pictures with a trained model.", SAMPLE, _sample_arguments, _sample),
+    "export": Verb("Write trained weights for diffusers and other tools.", EXPORT, _export_arguments, _export),
+    "report": Verb("Write the report of a run.", REPORT, _report_arguments, _report),
+    "recipes": Verb("List the recipes that ship with Burnish.", RECIPES, _nothing, _recipes),
+    "config": Verb("Show every option of a run, explained, as a recipe.", CONFIG, _run_arguments, _config),
+    "doctor": Verb("Check that this machine can train.", DOCTOR, _nothing, _doctor),
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

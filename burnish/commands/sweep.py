@@ -1,0 +1,188 @@
+"""``burnish train --sweep``: every combination of values, one run after another, and a table of how each ended."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from burnish.config import load
+from burnish.config.disk import check_disk
+from burnish.errors import ConfigError
+from burnish.paths import METRICS
+
+STOPPED = 75
+PREFIX = "val-core/"
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run of a sweep."""
+
+    values: dict[str, str]  # what it does not share with the others
+    overrides: list[str]  # its whole command line
+    folder: Path
+
+
+def sweep(recipe: str, overrides: Sequence[str]) -> int:
+    """Run every member, each in a process of its own, and compare them.
+
+    Returns:
+        0, or the exit code of the first run that failed, or 75 if the sweep was stopped; the same command goes on.
+    """
+    members = checked(recipe, overrides)
+    codes: list[int] = []
+    with _forwarding() as run:
+        for number, member in enumerate(members, 1):
+            print(f"sweep: run {number} of {len(members)}: {member.folder}", flush=True)
+            codes.append(run([sys.executable, "-m", "burnish.cli", "train", recipe, *member.overrides]))
+            if codes[-1] == STOPPED:
+                break
+    show(members, codes)
+    return STOPPED if STOPPED in codes else next((code for code in codes if code), 0)
+
+
+def checked(recipe: str, overrides: Sequence[str]) -> list[Member]:
+    """The members of a sweep, after every one of them has passed all checks.
+
+    Raises:
+        ConfigError: with what is wrong with any of them.
+    """
+    base = next((one.partition("=")[2] for one in overrides if one.startswith("output_dir=")), None)
+    members = expand(overrides, base or load(recipe, _first(overrides)).output_dir)
+    complaints: list[str] = []
+    for member in members:
+        try:
+            check_disk(load(recipe, member.overrides))
+        except ConfigError as error:
+            complaints += error.complaints
+    if complaints:
+        raise ConfigError(complaints)
+    return members
+
+
+def expand(overrides: Sequence[str], base: str) -> list[Member]:
+    """Every combination of the values that are separated by commas, the first option varying slowest.
+
+    Raises:
+        ConfigError: nothing varies, a value is there twice, or two members would share a folder.
+    """
+    options = [(option, split(text)) for option, _, text in (one.partition("=") for one in overrides)]
+    fixed = [one for one, (option, values) in zip(overrides, options, strict=True) if len(values) < 2 and option != "output_dir"]
+    varied = [(option, values) for option, values in options if len(values) > 1]
+    for option, values in varied:
+        if option in ("output_dir", "resume"):
+            raise ConfigError(f"{option} is {','.join(values)}; a sweep has one, and each run gets a folder below output_dir")
+        if "" in values:
+            raise ConfigError(f"{option} is {','.join(values)}; there is nothing between two of its commas")
+        repeated = [value for value, count in Counter(values).items() if count > 1]
+        if repeated:
+            raise ConfigError(f"{option} is {','.join(values)}; {repeated[0]} is there twice, leave one out")
+    if not varied:
+        raise ConfigError("--sweep has nothing to vary; separate values with commas, as in seed=0,1,2")
+    names = [option for option, _ in varied]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"--sweep varies {Counter(names).most_common(1)[0][0]} twice; give all its values at once")
+    members = []
+    for combination in itertools.product(*(values for _, values in varied)):
+        values = dict(zip(names, combination, strict=True))
+        chosen = [f"{option}={value}" for option, value in values.items()]
+        folder = Path(base) / ",".join(chosen).replace("/", "_")
+        members.append(Member(values, [*fixed, *chosen, f"output_dir={json.dumps(str(folder))}"], folder))
+    shared = [folder for folder, count in Counter(member.folder for member in members).items() if count > 1]
+    if shared:
+        raise ConfigError(f"two runs of the sweep would share the folder {shared[0]}; give them other values")
+    return members
+
+
+def split(text: str) -> list[str]:
+    """Cut at commas that are not inside brackets or quotes."""
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        elif letter in "[{":
+            depth += 1
+        elif letter in "]}":
+            depth -= 1
+        if letter == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def final_metrics(folder: Path) -> dict[str, float]:
+    """The validation metrics on the last line of a run's metrics that has any."""
+    path = folder / METRICS
+    found: dict[str, float] = {}
+    if not path.exists():
+        return found
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            record: dict[str, Any] = json.loads(line)
+        except ValueError:  # the line that was being written when the run was killed
+            continue
+        found = {key: value for key, value in record.items() if key.startswith(PREFIX)} or found
+    return found
+
+
+def show(members: Sequence[Member], codes: Sequence[int]) -> None:
+    """Print how each member ended; those that were not started are left out."""
+    from rich.console import Console
+    from rich.table import Table
+
+    results = [final_metrics(member.folder) for member, _ in zip(members, codes, strict=False)]
+    metrics = list(dict.fromkeys(key for result in results for key in result))
+    table = Table(*members[0].values, *(key.removeprefix(PREFIX) for key in metrics), "run", box=None)
+    for member, code, result in zip(members, codes, results, strict=False):
+        numbers = [f"{result[key]:.4g}" if key in result else "" for key in metrics]
+        ended = {0: "done", STOPPED: "stopped"}.get(code, f"failed ({code})")
+        table.add_row(*member.values.values(), *numbers, ended)
+    Console().print(table)
+
+
+def _first(overrides: Sequence[str]) -> list[str]:
+    pairs = (one.partition("=") for one in overrides)
+    return [f"{option}{equals}{split(text)[0]}" for option, equals, text in pairs]
+
+
+@contextmanager
+def _forwarding() -> Iterator[Callable[[list[str]], int]]:
+    """Run processes one at a time; signals go to the one that runs, which saves and ends, and the sweep with it."""
+    child: subprocess.Popen[bytes] | None = None
+    stopped = False
+
+    def forward(number: int, frame: object) -> None:
+        nonlocal stopped
+        stopped = True
+        if child is not None and child.poll() is None:
+            child.send_signal(number)
+
+    def run(command: list[str]) -> int:
+        nonlocal child
+        if stopped:
+            return STOPPED
+        # a process group of its own: Ctrl-C in a terminal reaches it once, through us
+        child = subprocess.Popen(command, process_group=0)
+        if stopped:
+            child.send_signal(signal.SIGTERM)
+        code = child.wait()
+        return STOPPED if stopped else code
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield run
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

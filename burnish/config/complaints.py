@@ -1,0 +1,196 @@
+"""What is wrong with an option, in one sentence: its full name, its value, and the way out."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from burnish.config.run import RunConfig
+from burnish.config.text import explanation
+from burnish.config.yaml_text import show
+from burnish.registry import lookup, names
+
+_KINDS = {
+    "string_type": "text; write numbers, true, false and null in quotes if they are meant as text",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "list_type": "a list, as in [a,b]",
+    "tuple_type": "a list, as in [0.9,0.999]",
+    "dict_type": "options by name",
+    "dataclass_type": "a section with options of its own",
+}
+_BOUNDS = {"greater_than": ("gt", ">"), "greater_than_equal": ("ge", ">="), "less_than": ("lt", "<"), "less_than_equal": ("le", "<=")}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a complaint needs to know about the run."""
+
+    recipe: str
+    given: Mapping[str, Any]  # dotted options of the command line
+    tree: Mapping[str, Any]
+
+    def origin(self, option: str) -> str:
+        """Where the user finds the option, if it was not on the command line."""
+        on_line = any(one == option or one.startswith(option + ".") or option.startswith(one + ".") for one in self.given)
+        return "" if on_line else f" (in {self.recipe})"
+
+
+def complain(error: Any, path: tuple[str, ...], kind: Any, context: Context) -> str:
+    """Pydantic's finding as a sentence about the option."""
+    place, value, sort = (*path, *map(str, error["loc"])), error["input"], error["type"]
+    option = ".".join(place)
+    if sort == "unexpected_keyword_argument":
+        return unknown(place, value, context)
+    if sort == "missing" and not place[-1].isdigit():
+        return _missing(place, kind, len(path), context)
+    if sort == "value_error":
+        return _inconsistent(str(error["ctx"]["error"]), place, kind, len(path)) + context.origin(option)
+    if sort == "literal_error":
+        choices = [str(choice) for choice in _choices(error["ctx"]["expected"])]
+        return wrong_choice(option, value, choices) + context.origin(option)
+    if sort in _BOUNDS:
+        key, sign = _BOUNDS[sort]
+        must = f"{sign} {show(_plain(error['ctx'][key]))}"
+    elif sort in ("too_long", "too_short", "missing"):
+        place, length = (place[:-1], 2) if sort == "missing" else (place, error["ctx"].get("max_length"))
+        option = ".".join(place)
+        must = f"a list of {length} values"
+    else:
+        must = _KINDS.get(sort, f"otherwise: {error['msg']}")
+    sweep = "; --sweep tries one value after another" if isinstance(value, str) and "," in value else ""
+    return f"{option} is {show(value)}; it must be {must}{sweep}{context.origin(option)}"
+
+
+def wrong_choice(option: str, value: Any, choices: Sequence[str], *, short: bool = False) -> str:
+    """``value`` is none of ``choices``; ``short`` leaves it out where the option already ends in it."""
+    near = difflib.get_close_matches(str(value), choices, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    subject = f"{option} is not known" if short else f"{option} is {show(value)}"
+    return f"{subject}; {hint}It must be one of {', '.join(choices)}".replace("; It", "; it").replace("? It", "? It")
+
+
+def unknown(place: tuple[str, ...], value: Any, context: Context) -> str:
+    """There is no such option: what was meant, or whose it is."""
+    while isinstance(value, dict) and value:
+        name, value = next(iter(value.items()))
+        place = (*place, name)
+    option = ".".join(place)
+    owner = _owner(place, context)
+    why = owner or f"there is no such option; {_nearest(place, every_option(context))}"
+    return f"{option} is {_short(value)}, but {why}{context.origin(option)}"
+
+
+def _nearest(place: tuple[str, ...], known: Sequence[str]) -> str:
+    option, section = ".".join(place), ".".join(place[:-1])
+    siblings = [one for one in known if one.rpartition(".")[0] == section]
+    elsewhere = [one for one in known if _leaf(one) == place[-1]]
+    close = difflib.get_close_matches(place[-1], [_leaf(one) for one in siblings], n=1)
+    near = difflib.get_close_matches(option, known, n=1)
+    if close:
+        return f"did you mean {'.'.join((*place[:-1], close[0]))}?"
+    if near and not siblings:
+        return f"did you mean {near[0]}?"
+    if elsewhere:
+        return f"did you mean {' or '.join(elsewhere)}?"
+    return f"{section or 'a recipe'} has: {', '.join(map(_leaf, siblings)) or 'no options'}"
+
+
+def _leaf(option: str) -> str:
+    return option.rpartition(".")[2]
+
+
+def every_option(context: Context) -> list[str]:
+    """All dotted options of this run, with those of its algorithm and of its rewards, sections among them."""
+    found = []
+    for name, field in RunConfig.__pydantic_fields__.items():
+        found.append(name)
+        if name == "algorithm":
+            found += [f"algorithm.{one}" for one in ["name", *_options(_chosen("algorithm", context.tree.get("algorithm")))]]
+        elif name == "rewards":
+            for label, tree in _reward_trees(context):
+                found += [f"rewards.{label}"]
+                found += [f"rewards.{label}.{one}" for one in ["name", *_options(_chosen("reward", tree, label))]]
+        else:
+            found += [f"{name}.{one}" for one in _options(section_class(field.annotation))]
+    return found
+
+
+def section_class(annotation: Any) -> Any:
+    """The class of options in a type such as ``LoraOptions | None``; None if it has none."""
+    candidates = [annotation, *typing.get_args(annotation)]
+    return next((one for one in candidates if isinstance(one, type) and dataclasses.is_dataclass(one)), None)
+
+
+def _options(cls: Any) -> Iterator[str]:
+    if cls is None:
+        return
+    for name, field in cls.__pydantic_fields__.items():
+        yield name
+        yield from (f"{name}.{inner}" for inner in _options(section_class(field.annotation)))
+
+
+def _chosen(kind: str, tree: Any, default: str | None = None) -> Any:
+    name = tree.get("name", default) if isinstance(tree, Mapping) else default
+    return lookup(kind, name) if name in names(kind) else None
+
+
+def _reward_trees(context: Context) -> list[tuple[str, Any]]:
+    rewards = context.tree.get("rewards")
+    return list(rewards.items()) if isinstance(rewards, Mapping) else []
+
+
+def _owner(place: tuple[str, ...], context: Context) -> str:
+    """Which other algorithms or rewards have the option, if any."""
+    kind = {"algorithm": "algorithm", "rewards": "reward"}.get(place[0])
+    above = place[:1] if kind == "algorithm" else place[:2]
+    inner = ".".join(place[len(above) :])
+    if kind is None or not inner:
+        return ""
+    tree = context.tree[place[0]] if kind == "algorithm" else context.tree["rewards"].get(place[1])
+    mine = _chosen(kind, tree, None if kind == "algorithm" else place[1])
+    others = [name for name in names(kind) if inner in _options(lookup(kind, name))]
+    if not others or mine is None:
+        return ""
+    return f"{place[-1]} is an option of {', '.join(others)}; {mine.name}, which this run uses, never reads it"
+
+
+def _missing(place: tuple[str, ...], kind: Any, start: int, context: Context) -> str:
+    section = section_class(kind)
+    for part in place[start:-1]:
+        section = section_class(section.__pydantic_fields__[part].annotation)
+    words = explanation(section.__pydantic_fields__[place[-1]])
+    return f"{'.'.join(place)} is required: {words[:1].lower()}{words[1:]} Set it in {context.recipe} or on the command line"
+
+
+def _inconsistent(message: str, place: tuple[str, ...], kind: Any, start: int) -> str:
+    """A section's own complaint, with the options in front given their full names."""
+    section = section_class(kind)
+    for part in place[start:]:
+        section = section_class(section.__pydantic_fields__[part].annotation)
+    first = message.split(maxsplit=1)[0].rstrip(",;:")
+    if first in section.__pydantic_fields__:
+        return f"{'.'.join(place)}.{message}"
+    if first.split(".")[0] == place[-1]:
+        return ".".join((*place[:-1], message))
+    return f"{'.'.join(place)}: {message}"
+
+
+def _choices(expected: str) -> list[str]:
+    """Pydantic's "'a', 'b' or 'c'" as a list."""
+    return [part.strip().strip("'") for part in expected.replace(" or ", ", ").split(", ")]
+
+
+def _plain(bound: float) -> float | int:
+    return int(bound) if float(bound).is_integer() else bound
+
+
+def _short(value: Any) -> str:
+    text = show(value)
+    return text if len(text) <= 60 else text[:57] + "..."

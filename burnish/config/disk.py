@@ -1,0 +1,90 @@
+"""Checks of what a run will read and write, before torch is imported."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from burnish.config.run import RunConfig
+from burnish.errors import ConfigError, UserError
+from burnish.models.loading import family_of, read_index
+from burnish.paths import PREFIX, holds_run, resolve
+
+
+def check_disk(config: RunConfig) -> None:
+    """Refuse a run whose model or prompts are not there, or whose folder can't be written.
+
+    Raises:
+        ConfigError: with every complaint.
+    """
+    checks: list[Callable[[RunConfig], None]] = [_model, _train_files, _val_files, _output, _resume]
+    complaints = []
+    for check in checks:
+        try:
+            check(config)
+        except UserError as error:
+            complaints.append(str(error))
+    if complaints:
+        raise ConfigError(complaints)
+
+
+def _model(config: RunConfig) -> None:
+    path = config.model.path
+    try:
+        found = resolve(path)
+    except UserError as error:
+        raise UserError(f"model.path: {error}") from None
+    looks_like_hub = path.count("/") == 1 and not path.startswith((".", "~", "/", PREFIX))
+    if not found.exists() and looks_like_hub:
+        raise UserError(
+            f"model.path is {path}, which is not a directory here, and Burnish downloads nothing by itself; "
+            f"fetch it with: hf download {path} --local-dir DIR, and set model.path=DIR"
+        )
+    _, index = read_index(config.model)
+    family_of(config.model, index)
+
+
+def _train_files(config: RunConfig) -> None:
+    _prompts("data.train_files", config.data.train_files)
+
+
+def _val_files(config: RunConfig) -> None:
+    if config.data.val_files is not None:
+        _prompts("data.val_files", config.data.val_files)
+
+
+def _prompts(option: str, path: str) -> None:
+    try:
+        found = resolve(path)
+    except UserError as error:
+        raise UserError(f"{option}: {error}") from None
+    if not found.is_file():
+        why = "a folder; give a file" if found.is_dir() else "not there; give a .txt or .jsonl file of prompts"
+        raise UserError(f"{option} is {path}, which is {why}")
+    if not os.access(found, os.R_OK):
+        raise UserError(f"{option} is {path}, which you may not read; change its permissions or give another file")
+
+
+def _output(config: RunConfig) -> None:
+    folder = Path(config.output_dir).expanduser().absolute()
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    if not nearest.is_dir():
+        raise UserError(f"output_dir is {config.output_dir}, but {nearest} is a file; give another folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise UserError(f"output_dir is {config.output_dir}, but {nearest} can't be written; give another folder")
+
+
+def _resume(config: RunConfig) -> None:
+    if config.resume == "auto":
+        return
+    if config.resume == "never":
+        if holds_run(Path(config.output_dir).expanduser()):
+            raise UserError(
+                f"resume is never, but output_dir {config.output_dir} already has a run in it; "
+                "give another output_dir, or resume=auto goes on with that run"
+            )
+    elif not resolve(config.resume).exists():
+        raise UserError(
+            f"resume is {config.resume}, which is not there; it must be auto, never, or the path of a checkpoint"
+        )

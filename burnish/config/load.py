@@ -1,0 +1,179 @@
+"""From a recipe and the command line to a checked configuration.
+
+Defaults, then the recipe, then what the recipe's ``variants`` say about the chosen algorithm, then the command line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pydantic
+
+from burnish.config.complaints import Context, complain, unknown, wrong_choice
+from burnish.config.overrides import merge, nest, read_overrides
+from burnish.config.run import RunConfig
+from burnish.config.yaml_text import parse, show
+from burnish.errors import ConfigError
+from burnish.paths import RECIPES
+from burnish.registry import lookup, names
+
+
+def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a recipe, lay the command line over it and check every option.
+
+    Args:
+        recipe: a recipe that ships with Burnish, by name, or the path of a .yaml file.
+        overrides: ``a.b.c=value``; the value is YAML, and null removes a reward or a section.
+
+    Raises:
+        ConfigError: with every complaint, one a line.
+    """
+    path = find_recipe(recipe)
+    base = _read(path)
+    given = read_overrides(overrides)
+    tree = nest(given)
+    tree = merge(_for_algorithm(base, tree, path), tree)
+    _removals(given, base)
+    sections, complaints = _sections(tree, Context(path.name, given, tree))
+    if complaints:
+        raise ConfigError(complaints)
+    config = RunConfig(**sections)
+    config.check(given)
+    return config
+
+
+def recipe_names() -> list[str]:
+    """The recipes that ship with Burnish."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def find_recipe(recipe: str) -> Path:
+    """The file of a recipe."""
+    known = recipe_names()
+    if recipe in known:
+        return RECIPES / f"{recipe}.yaml"
+    path = Path(recipe).expanduser()
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        return path
+    if "=" in recipe:
+        raise ConfigError(f"{recipe!r} stands where the recipe belongs; the recipe comes first: {', '.join(known)}")
+    if path.suffix in (".yaml", ".yml"):
+        raise ConfigError(f"recipe {recipe} is not there; give a .yaml file, or one of: {', '.join(known)}")
+    raise ConfigError(wrong_choice("recipe", recipe, known) + ", or the path of a .yaml file")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = parse(path.read_text(encoding="utf-8"))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not a recipe: it is not text in UTF-8") from None
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} is not a recipe: it must hold options, such as 'steps: 30', but holds {show(content)}")
+    return _named(content)
+
+
+def _named(tree: dict[str, Any]) -> dict[str, Any]:
+    """``algorithm: flow_grpo`` is short for ``algorithm: {name: flow_grpo}``."""
+    if isinstance(tree.get("algorithm"), str):
+        return tree | {"algorithm": {"name": tree["algorithm"]}}
+    return tree
+
+
+def _for_algorithm(base: dict[str, Any], tree: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The recipe for the algorithm that was chosen: without another one's options, with its own variant."""
+    base = dict(base)
+    variants = base.pop("variants", None) or {}
+    own = base.get("algorithm")
+    own_name = own.get("name") if isinstance(own, dict) else None
+    chosen = tree["algorithm"].get("name", own_name) if isinstance(tree.get("algorithm"), dict) else own_name
+    if chosen != own_name:
+        base["algorithm"] = {"name": chosen}
+    if not isinstance(variants, dict):
+        raise ConfigError(f"variants is {show(variants)} (in {path.name}); it must hold options by name of algorithm")
+    for name, changed in variants.items():
+        if name not in names("algorithm"):
+            raise ConfigError(wrong_choice(f"variants.{name}", name, names("algorithm"), short=True) + f" (in {path.name})")
+        if not isinstance(changed, dict) or "variants" in changed:
+            raise ConfigError(f"variants.{name} is {show(changed)} (in {path.name}); it must hold options")
+        inner = changed.get("algorithm")
+        if inner is not None and (not isinstance(inner, dict) or inner.get("name", name) != name):
+            raise ConfigError(f"variants.{name}.algorithm is {show(inner)} (in {path.name}); it must hold options of {name}")
+    return merge(base, variants.get(chosen, {}))
+
+
+def _removals(given: dict[str, Any], base: dict[str, Any]) -> None:
+    rewards = base.get("rewards")
+    there = list(rewards) if isinstance(rewards, dict) else []
+    for option, value in given.items():
+        label = option.removeprefix("rewards.")
+        if value is None and label != option and "." not in label and label not in there:
+            raise ConfigError(f"{option}=null removes nothing: the recipe's rewards are {', '.join(there) or 'none'}")
+
+
+def _sections(tree: dict[str, Any], context: Context) -> tuple[dict[str, Any], list[str]]:
+    """Every section as its own class, and what is wrong with them."""
+    types = get_type_hints(RunConfig, include_extras=True)
+    sections: dict[str, Any] = {}
+    complaints: list[str] = []
+    for name in tree:
+        if name not in types:
+            complaints.append(unknown((name,), tree[name], context))
+    for name, field in RunConfig.__pydantic_fields__.items():
+        if name == "algorithm":
+            sections[name] = _registered("algorithm", ("algorithm",), tree.get(name), None, context, complaints)
+        elif name == "rewards":
+            sections[name] = _rewards(tree.get(name), context, complaints)
+        elif name in tree or field.is_required():
+            # a missing section is read as an empty one: the message then names the option that is missing in it
+            sections[name] = _typed(types[name], (name,), tree.get(name, {}), context, complaints)
+    return sections, complaints
+
+
+def _rewards(tree: Any, context: Context, complaints: list[str]) -> dict[str, Any]:
+    if tree is not None and not isinstance(tree, dict):
+        complaints.append(f"rewards is {show(tree)}; it must hold rewards by name, as in rewards.ocr.weight=1")
+        return {}
+    kept = {label: options for label, options in (tree or {}).items() if options is not None}
+    return {
+        label: _registered("reward", ("rewards", label), options, label, context, complaints)
+        for label, options in kept.items()
+    }
+
+
+def _registered(
+    kind: str, path: tuple[str, ...], tree: Any, default: str | None, context: Context, complaints: list[str]
+) -> Any:
+    """An algorithm or a reward, of the class that its name says."""
+    option = ".".join(path)
+    if tree is not None and not isinstance(tree, dict):
+        example = "rewards.ocr.weight=1" if kind == "reward" else "algorithm=flow_grpo"
+        complaints.append(f"{option} is {show(tree)}; it must hold options, as in {example}")
+        return None
+    name = (tree or {}).get("name", default)
+    if name is None:
+        known = ", ".join(names(kind))
+        complaints.append(f"{option} is required; {option}=NAME chooses one of {known}")
+        return None
+    if name not in names(kind):
+        key = option if name == default or kind == "algorithm" else f"{option}.name"
+        message = wrong_choice(key, name, names(kind), short=name == default)
+        complaints.append(message + (f"; {option}.name=... gives it another label" if name == default else ""))
+        return None
+    own = {key: value for key, value in tree.items() if key != "name"} if tree else {}
+    return _typed(lookup(kind, name), path, own, context, complaints)
+
+
+def _typed(kind: Any, path: tuple[str, ...], value: Any, context: Context, complaints: list[str]) -> Any:
+    try:
+        # JSON's strict mode is what people mean: a list may be a tuple and 1 a float, but true is not 1, nor "3" 3
+        return pydantic.TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
+    except pydantic.ValidationError as error:
+        complaints.extend(complain(one, path, kind, context) for one in error.errors(include_url=False))
+        return None

@@ -1,0 +1,137 @@
+"""A configuration as text: to read, to save and use as a recipe, and to compare."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from burnish import __version__
+from burnish.config.run import RunConfig
+from burnish.config.yaml_text import show
+
+COLUMN = 34  # where explanations begin; behind a longer option they follow it
+
+# what changes where and how fast a run works, and how it is watched, but not the weights that it arrives at
+_SILENT = re.compile(
+    r"(output_dir|resume|runtime|checkpoint\..*|scoring\..*|validation\..*|data\.val_files|rollout\.batch_size"
+    r"|rollout\.merge_lora|trainer\.micro_batch_size|trainer\.max_skipped_updates|model\.gradient_checkpointing"
+    r"|algorithm\.fold_timesteps)$"
+)
+
+
+def to_dict(config: RunConfig) -> dict[str, Any]:
+    """Every option as plain data, with the names of the algorithm and the rewards; a recipe without variants."""
+    plain = json.loads(json.dumps(dataclasses.asdict(config)))
+    plain["algorithm"] = {"name": config.algorithm.name} | plain["algorithm"]
+    for label, reward in config.rewards.items():
+        plain["rewards"][label] = {"name": reward.name} | plain["rewards"][label]
+    return plain
+
+
+def dump(config: RunConfig) -> str:
+    """YAML that ``load`` reads as an equal configuration."""
+    return describe(config, "a whole run")
+
+
+def fingerprint(config: RunConfig) -> str:
+    """A hash of the options that decide the trained weights; equal for runs that may go on from each other.
+
+    ``steps`` counts only where the learning rate depends on it, so that a finished run can be made longer.
+    """
+    decisive = {path: value for path, value in _flat(to_dict(config)) if not _SILENT.match(path)}
+    if config.optimizer.schedule == "constant":
+        del decisive["steps"]
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def changes(before: RunConfig, after: RunConfig) -> list[str]:
+    """What differs between two configurations, an option a line."""
+    old, new = dict(_flat(to_dict(before))), dict(_flat(to_dict(after)))
+    absent = object()
+
+    def word(value: Any) -> str:
+        return "not there" if value is absent else show(value)
+
+    paths = [path for path in {**old, **new} if old.get(path, absent) != new.get(path, absent)]
+    return [f"{path}: {word(old.get(path, absent))} -> {word(new.get(path, absent))}" for path in paths]
+
+
+def describe(config: RunConfig, title: str) -> str:
+    """The configuration as a recipe, each option with its explanation, and its default where it differs."""
+    head = [
+        f"# {' '.join(title.split())}, every option resolved by Burnish {__version__}",
+        "# It is a recipe: save it and train it. [default ...] marks what differs from the default.",
+    ]
+    return "\n".join([*head, *_section(config, 0)]) + "\n"
+
+
+def explanation(field: FieldInfo) -> str:
+    """The words below a field, on one line."""
+    return " ".join((field.description or "").split())
+
+
+def _section(section: Any, depth: int) -> Iterator[str]:
+    for name, field in type(section).__pydantic_fields__.items():
+        value = getattr(section, name)
+        if name == "algorithm" and depth == 0:
+            yield f"{name}:"
+            yield _line(depth + 1, "name", value.name, _summary(value))
+            yield from _section(value, depth + 1)
+        elif name == "rewards" and depth == 0:
+            yield _line(depth, name, None, explanation(field))
+            yield from _rewards(value)
+        else:
+            yield from _option(name, value, field, depth)
+
+
+def _option(name: str, value: Any, field: FieldInfo, depth: int) -> Iterator[str]:
+    words = explanation(field)
+    default = None if field.is_required() else field.get_default(call_default_factory=True)
+    nested = dataclasses.is_dataclass(value)
+    changed = not field.is_required() and (default is None if nested else value != default)
+    if changed:
+        words = f"[default {_brief(default)}] {words}"
+    if nested:
+        yield _line(depth, name, None, words)
+        yield from _section(value, depth + 1)
+    else:
+        yield _line(depth, name, value, words, is_value=True)
+
+
+def _rewards(rewards: dict[str, Any]) -> Iterator[str]:
+    for label, reward in rewards.items():
+        yield f"  {show(label)}:"
+        yield _line(2, "name", reward.name, _summary(reward))
+        yield from _section(reward, 2)
+
+
+def _line(depth: int, name: str, value: Any, words: str, *, is_value: bool = False) -> str:
+    indent = "  " * depth
+    plain = list(value) if isinstance(value, tuple) else value
+    text = f"{indent}{name}:" + (f" {show(plain)}" if is_value or value is not None else "")
+    if len(text) > 2 * COLUMN:
+        return f"{indent}# {words}\n{text}"
+    return f"{text:<{COLUMN}}  # {words}"
+
+
+def _brief(value: Any) -> str:
+    text = show(list(value) if isinstance(value, tuple) else value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _summary(thing: Any) -> str:
+    return " ".join((type(thing).__doc__ or "").split("\n\n")[0].split())
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value

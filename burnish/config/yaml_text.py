@@ -1,0 +1,67 @@
+"""YAML as people mean it: 1e-4 is a number, yes and 12:30 are words, and a key can't be given twice."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from burnish.errors import ConfigError
+
+_FLOAT = re.compile(
+    r"^(?:[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+)
+_WORDS = [
+    ("bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), "tTfF"),
+    ("int", re.compile(r"^[-+]?(?:0|[1-9][0-9_]*)$"), "-+0123456789"),
+    ("float", _FLOAT, "-+.0123456789"),
+    ("null", re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
+]
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers: dict[str, list[Any]] = {}  # noqa: RUF012
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
+                raise yaml.constructor.ConstructorError(None, None, "names of options must be words", key.start_mark)
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} is given twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes whatever either YAML 1.1 or our own reading would take for something else than text."""
+
+
+for _name, _pattern, _first in _WORDS:
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", _pattern, _first)
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+
+
+def parse(text: str) -> Any:
+    """Read YAML.
+
+    Raises:
+        ConfigError: it is not YAML; the message says on which line and why.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ConfigError(f"{line}{error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"not YAML: {' '.join(str(error).split())}") from None
+    except ValueError as error:  # a tag such as !!int on text that is no number
+        raise ConfigError(f"not YAML: {error}") from None
+
+
+def show(value: Any) -> str:
+    """A value on one line, as it would be written in a recipe."""
+    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False)
+    return text.removesuffix("\n").removesuffix("\n...").removesuffix("\n")
