@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 
 import torch
@@ -13,8 +14,7 @@ Part = int | str
 
 def key(*parts: Part) -> int:
     """A 63-bit seed from (run seed, purpose, policy update, prompt, sample, step, ...); any change gives another."""
-    text = "\x1f".join(f"{type(part).__name__[0]}{part}" for part in parts)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    return int.from_bytes(hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).digest(), "big") >> 1
 
 
 def generator(*parts: Part) -> torch.Generator:

@@ -1,4 +1,4 @@
-"""Schedules, transitions, guidance and windows against the numbers of the field's reference implementations."""
+"""Schedules, transitions, guidance and windows against the field's reference implementations."""
 
 import pytest
 import torch
@@ -82,11 +82,8 @@ def test_strength_of_the_dynamic_shift():
 
 def step_of(given: dict, kind: str, noise, velocity):
     level = noise.flatten() if isinstance(noise, torch.Tensor) else noise
-    t_max = next(
-        (given[k] for k in ("sigma_max(=sigmas[1])", "sigma_max", "sigma_index_1") if k in given), None
-    )
-    if t_max is None:
-        t_max = given["sigma_next"] if "sigma_next" in given else 0.96
+    known = (given[k] for k in ("sigma_max(=sigmas[1])", "sigma_max", "sigma_index_1") if k in given)
+    t_max = next(known, given.get("sigma_next", 0.96))  # read only at t = 1
     sample = torch.as_tensor(given["sample"] if "sample" in given else given["sample_x"])
     t = given.get("sigma", given.get("sigmas_at"))
     t_next = given.get("sigma_next", given.get("sigmas_next"))
@@ -197,9 +194,13 @@ def test_progressive_window_of_mixgrpo():
     c = case("flow", "window/mixgrpo_progressive")
     given = c.inputs
     window = Window(
-        kind="progressive", size=given["group_size"], stop=given["max_timesteps"], every=given["iters_per_group"],
-        stride=given["prog_overlap_step"] if given["prog_overlap"] else None, wrap=given["roll_back"],
-    )  # fmt: skip
+        kind="progressive",
+        size=given["group_size"],
+        stop=given["max_timesteps"],
+        every=given["iters_per_group"],
+        stride=given["prog_overlap_step"] if given["prog_overlap"] else None,
+        wrap=given["roll_back"],
+    )
     whole = [w for w in c.expected["windows"] if len(w) == given["group_size"]]
     steps = given["max_timesteps"] + 1
     assert [window.choose(steps, update=update, key=0) for update in range(len(whole))] == whole

@@ -1,0 +1,119 @@
+"""Transitions: without noise Euler's step, with noise the same marginals, and a log-prob that is one."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+
+from burnish.flow.schedules import schedule
+from burnish.flow.transitions import transition
+
+KINDS = ["sde", "cps", "dance", "ode"]
+NOISY = ["sde", "cps", "dance"]
+SHAPES = [(5,), (4, 6), (2, 3, 4), (2, 3, 2, 2)]
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("t", [1.0, 0.6])
+def test_without_noise_every_kind_is_eulers_step(kind, shape, t):
+    x, v = draw(3, *shape), draw(3, *shape, seed=1)
+    step = transition(kind, v, x, torch.tensor(t), torch.tensor(0.4), noise=0.0, t_max=0.96)
+    torch.testing.assert_close(step.mean, x + (0.4 - t) * v, rtol=1e-5, atol=1e-6)
+    assert (step.std == 0).all()
+    torch.testing.assert_close(step.sample(draw(3, *shape, seed=2)), step.mean)
+
+
+@pytest.mark.parametrize("kind", NOISY)
+def test_rows_know_nothing_of_each_other(kind):
+    x, v, noise = draw(4, 3, 2), draw(4, 3, 2, seed=1), torch.tensor([0.1, 0.5, 0.7, 0.9])
+    t, t_next = torch.tensor([1.0, 0.9, 0.5, 0.2]), torch.tensor([0.9, 0.7, 0.3, 0.0])
+    whole = transition(kind, v, x, t, t_next, noise=noise, t_max=0.9)
+    landed = whole.sample(draw(4, 3, 2, seed=2))
+    for i in range(4):
+        row = slice(i, i + 1)
+        alone = transition(kind, v[row], x[row], t[i], t_next[i], noise=noise[i], t_max=0.9)
+        torch.testing.assert_close(alone.mean, whole.mean[row], rtol=0, atol=0)
+        torch.testing.assert_close(alone.std, whole.std[row], rtol=0, atol=0)
+        torch.testing.assert_close(alone.logprob(landed[row]), whole.logprob(landed)[row], equal_nan=True)
+
+
+def gaussian_velocity(mean: float, std: float):
+    """The exact velocity of a flow from N(0, 1) at t = 1 to N(mean, std^2) at t = 0."""
+
+    def velocity(x, t):
+        variance = (1 - t) ** 2 * std**2 + t**2
+        centred = x - (1 - t) * mean
+        expected_noise = t * centred / variance
+        expected_clean = mean + (1 - t) * std**2 * centred / variance
+        return expected_noise - expected_clean
+
+    return velocity
+
+
+def walk(kind: str, noise: float, steps: int, mean: float, std: float, stop: float, count: int = 40_000):
+    """States after walking from t = 1 to the first time <= stop, and that time."""
+    times = schedule(steps, {}, kind="shift_once", shift=1.0)
+    velocity, g = gaussian_velocity(mean, std), torch.Generator().manual_seed(7)
+    x = torch.randn(count, 1, generator=g)
+    for t, t_next in pairwise(times):
+        step = transition(kind, velocity(x, t), x, t, t_next, noise=noise, t_max=float(times[1]))
+        x = step.sample(torch.randn(count, 1, generator=g))
+        if t_next <= stop + 1e-6:
+            return x, float(t_next)
+    raise AssertionError("the schedule ends at 0")
+
+
+@pytest.mark.parametrize(
+    ("kind", "noise"), [("sde", 0.4), ("sde", 0.7), ("dance", 0.3), ("cps", 0.3), ("cps", 0.6)]
+)
+@pytest.mark.parametrize("stop", [0.5, 0.2])
+def test_noise_keeps_the_marginals(kind, noise, stop):
+    """Statistical: 40,000 walkers know mean and spread to 0.5 % of the spread; 400 steps add up to 1 %.
+
+    CPS draws noise afresh but puts the predicted x_0 in place of a draw of it, so it keeps the amount of noise
+    and loses spread of the data (a tenth of it at t = 0.2 here); it is exact where the data is a point.
+    """
+    mean, std = 1.5, 0.02 if kind == "cps" else 0.5
+    x, t = walk(kind, noise, 400, mean, std, stop)
+    exact_std = math.sqrt((1 - t) ** 2 * std**2 + t**2)
+    assert abs(float(x.mean()) - (1 - t) * mean) < 0.02 * exact_std
+    assert abs(float(x.std()) / exact_std - 1) < 0.02
+
+
+@pytest.mark.parametrize("kind", NOISY)
+@pytest.mark.parametrize("t", [1.0, 0.7])
+def test_density_integrates_to_one(kind, t):
+    x, v = torch.tensor([[0.3]]), torch.tensor([[-0.8]])
+    step = transition(kind, v, x, torch.tensor(t), torch.tensor(0.6), noise=0.7, t_max=0.95)
+    grid = torch.linspace(-12, 12, 20_001)
+    offsets = step.mean + step.std * grid[:, None]
+    density = torch.stack([step.logprob(offset[None]).exp() for offset in offsets[::10]]).flatten()
+    width = float(step.std) * float(grid[10] - grid[0])
+    assert abs(float(density.sum()) * width - 1) < 1e-3
+
+
+@pytest.mark.parametrize("kind", NOISY)
+def test_log_prob_is_the_mean_of_normal_log_densities(kind):
+    x, v, z = draw(3, 2, 4), draw(3, 2, 4, seed=1), draw(3, 2, 4, seed=2)
+    step = transition(kind, v, x, torch.tensor(0.8), torch.tensor(0.7), noise=0.6, t_max=0.95)
+    landed = step.sample(z)
+    normal = torch.distributions.Normal(step.mean, step.std.view(-1, 1, 1))
+    torch.testing.assert_close(step.logprob(landed), normal.log_prob(landed).flatten(1).mean(1))
+    torch.testing.assert_close(
+        step.logprob(landed, "squared_error"),
+        -(step.std**2) * z.square().flatten(1).mean(1),
+        rtol=1e-4,
+        atol=1e-6,
+    )
+
+
+def test_half_precision_comes_in_and_float32_goes_out():
+    x, v = draw(2, 3), draw(2, 3, seed=1).bfloat16()
+    step = transition("sde", v, x, torch.tensor(0.8), torch.tensor(0.7), noise=0.6, t_max=0.95)
+    assert step.mean.dtype == step.std.dtype == torch.float32

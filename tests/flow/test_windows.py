@@ -1,0 +1,72 @@
+"""Windows: always within the range, never the last step, of one size, and a function of their key."""
+
+import pytest
+
+from burnish.flow.windows import Window
+
+WINDOWS = [
+    Window(),
+    Window(start=2),
+    Window(kind="fixed", size=2, start=1),
+    Window(kind="random", size=3),
+    Window(kind="random", size=3, start=2, stop=7),
+    Window(kind="random", size=3, scattered=True),
+    Window(kind="progressive", size=2, every=3),
+    Window(kind="progressive", size=4, every=1, stride=1, wrap=True),
+    Window(kind="progressive", size=3, every=2, stride=2, stop=8),
+]
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@pytest.mark.parametrize("steps", [9, 10, 28])
+def test_window(window, steps):
+    for update in range(40):
+        chosen = window.choose(steps, update=update, key=update * 7 + 1)
+        assert len(chosen) == window.count(steps)
+        assert chosen == sorted(set(chosen))
+        assert set(chosen) <= set(window.range(steps))
+        assert steps - 1 not in chosen
+        assert window.choose(steps, update=update, key=update * 7 + 1) == chosen
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+def test_a_progressive_window_passes_over_every_step_of_its_range(wrap):
+    window = Window(kind="progressive", size=3, every=2, stride=2, wrap=wrap)
+    seen = [tuple(window.choose(11, update=update, key=0)) for update in range(20)]
+    assert set().union(*seen) == set(range(10))
+    assert seen[:4:2] == [(0, 1, 2), (2, 3, 4)]
+    assert all(seen[i] == seen[i + 1] for i in range(0, 20, 2))
+    assert seen[8] == (7, 8, 9)
+    assert seen[10] == ((0, 1, 2) if wrap else (7, 8, 9))
+
+
+def test_without_scattering_a_random_window_is_a_run():
+    window = Window(kind="random", size=3)
+    runs = {tuple(window.choose(10, update=0, key=key)) for key in range(200)}
+    assert runs == {(i, i + 1, i + 2) for i in range(7)}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "random"}, "size"),
+        ({"size": 2}, "size"),
+        ({"kind": "fixed", "size": 2, "every": 3}, "every"),
+        ({"kind": "random", "size": 2, "wrap": True}, "wrap"),
+        ({"kind": "random", "size": 2, "stride": 2}, "stride"),
+        ({"kind": "progressive", "size": 2, "scattered": True}, "scattered"),
+        ({"kind": "fixed", "size": 2, "shared_by": "update"}, "shared_by"),
+    ],
+)
+def test_an_option_that_is_never_read_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Window(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"stop": 10}, {"kind": "fixed", "size": 10}, {"kind": "random", "size": 3, "start": 5, "stop": 7}],
+)
+def test_a_window_that_does_not_fit_is_refused(options):
+    with pytest.raises(ValueError, match="window"):
+        Window(**options).choose(10, update=0, key=0)
