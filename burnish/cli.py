@@ -33,15 +33,15 @@ examples:
   burnish train quickstart --sweep seed=0,1,2 algorithm.beta=0.5,1 output_dir=runs/sweep
 
 A command that was killed goes on where it was when it is given again.
-With --sweep, values with commas are tried one after another in every combination, each in its own folder below
-output_dir; lists need brackets: [a,b].
+With --sweep, values with commas are tried in every combination, one after another, each in its own folder
+below output_dir; lists need brackets: [a,b].
 """
 
 EVAL = """\
 examples:
-  burnish eval runs/quickstart                                a run: its best or newest weights, its own rewards
+  burnish eval runs/quickstart                        a run: its best or newest weights
   burnish eval runs/quickstart validation.n=16 --output eval.json
-  burnish eval quickstart                                     a recipe: the model before training
+  burnish eval quickstart                             a recipe: the model before training
   burnish eval quickstart rollout.guidance_scale=3.0
 """
 
@@ -55,8 +55,8 @@ examples:
 
 EXPORT = """\
 examples:
-  burnish export runs/quickstart --output my_model             a whole pipeline, for diffusers' from_pretrained
-  burnish export runs/quickstart --format lora --output my_lora    adapters, for diffusers' load_lora_weights
+  burnish export runs/quickstart --output my_model                   a whole pipeline, for from_pretrained
+  burnish export runs/quickstart --format lora --output my_lora      adapters, for load_lora_weights
 """
 
 REPORT = """\
@@ -72,7 +72,7 @@ examples:
 
 CONFIG = """\
 examples:
-  burnish config quickstart                             every option, explained; what differs from its default is marked
+  burnish config quickstart                             every option, explained; what differs is marked
   burnish config quickstart algorithm=flow_grpo
   burnish config quickstart rollout.n=16 > mine.yaml    the output is a recipe: burnish train mine.yaml
 """
@@ -156,8 +156,14 @@ def _complain(message: str) -> None:
     from rich.text import Text
 
     lines = message.split("\n")
-    text = lines[0] if len(lines) == 1 else f"{len(lines)} things are wrong\n" + "\n".join(f"  {one}" for one in lines)
-    Console(stderr=True, highlight=False).print(Text.assemble(("burnish: error: ", "bold red"), text), soft_wrap=True)
+    text = (
+        lines[0]
+        if len(lines) == 1
+        else f"{len(lines)} things are wrong\n" + "\n".join(f"  {one}" for one in lines)
+    )
+    Console(stderr=True, highlight=False).print(
+        Text.assemble(("burnish: error: ", "bold red"), text), soft_wrap=True
+    )
 
 
 def _quiet_threads(threads: int | None = None) -> None:
@@ -169,13 +175,17 @@ def _quiet_threads(threads: int | None = None) -> None:
 
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", metavar="RECIPE", help="name of a recipe (burnish recipes) or path of a .yaml file")
+    parser.add_argument(
+        "recipe", metavar="RECIPE", help="name of a recipe (burnish recipes) or path of a .yaml file"
+    )
     parser.add_argument("overrides", metavar="OPTION=VALUE", nargs="*", help=OVERRIDES)
 
 
 def _train_arguments(parser: argparse.ArgumentParser) -> None:
     _run_arguments(parser)
-    parser.add_argument("--sweep", action="store_true", help="try every combination of values with commas, in turn")
+    parser.add_argument(
+        "--sweep", action="store_true", help="try every combination of values with commas, in turn"
+    )
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -195,7 +205,9 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _eval_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="RUN|RECIPE", help="folder of a run, or a recipe for the model it starts from")
+    parser.add_argument(
+        "source", metavar="RUN|RECIPE", help="folder of a run, or a recipe for the model it starts from"
+    )
     parser.add_argument("overrides", metavar="OPTION=VALUE", nargs="*", help=OVERRIDES)
     parser.add_argument("-o", "--output", metavar="FILE", help="also write the numbers to this .json file")
 
@@ -210,14 +222,28 @@ def _eval(args: argparse.Namespace) -> int:
 def _sample_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="RUN|MODEL", help="folder of a run, or directory of a model")
     parser.add_argument("prompts", metavar="PROMPT", nargs="*", help="what to draw, in quotes")
-    parser.add_argument("-p", "--prompt-file", metavar="FILE", help="more prompts, one a line (.txt or .jsonl)")
-    parser.add_argument("-o", "--output", metavar="DIR", default="samples", help="folder for the pictures (%(default)s)")
-    parser.add_argument("-n", "--count", type=_at_least(1), default=4, metavar="N", help="pictures per prompt (%(default)s)")
+    parser.add_argument(
+        "-p", "--prompt-file", metavar="FILE", help="more prompts, one a line (.txt or .jsonl)"
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="DIR", default="samples", help="folder for the pictures (%(default)s)"
+    )
+    parser.add_argument(
+        "-n", "--count", type=_at_least(1), default=4, metavar="N", help="pictures per prompt (%(default)s)"
+    )
     parser.add_argument("--steps", type=_at_least(1), metavar="N", help="denoising steps (those of the run)")
-    parser.add_argument("--guidance", type=_guidance, metavar="SCALE", help="guidance scale, 1 is none (that of the run)")
-    parser.add_argument("--height", type=_at_least(1), metavar="PIXELS", help="height of a picture (the model's own)")
-    parser.add_argument("--width", type=_at_least(1), metavar="PIXELS", help="width of a picture (the model's own)")
-    parser.add_argument("--seed", type=_at_least(0), default=0, metavar="N", help="seed of the noise (%(default)s)")
+    parser.add_argument(
+        "--guidance", type=_guidance, metavar="SCALE", help="guidance scale, 1 is none (that of the run)"
+    )
+    parser.add_argument(
+        "--height", type=_at_least(1), metavar="PIXELS", help="height of a picture (the model's own)"
+    )
+    parser.add_argument(
+        "--width", type=_at_least(1), metavar="PIXELS", help="width of a picture (the model's own)"
+    )
+    parser.add_argument(
+        "--seed", type=_at_least(0), default=0, metavar="N", help="seed of the noise (%(default)s)"
+    )
 
 
 def _sample(args: argparse.Namespace) -> int:
@@ -227,14 +253,14 @@ def _sample(args: argparse.Namespace) -> int:
     from burnish.commands.sample import sample
 
     return sample(
-        args.source, args.prompts, prompt_file=args.prompt_file, output=args.output, n=args.count, steps=args.steps,
-        guidance=args.guidance, height=args.height, width=args.width, seed=args.seed,
+        args.source, args.prompts, prompt_file=args.prompt_file, output=args.output, n=args.count,
+        steps=args.steps, guidance=args.guidance, height=args.height, width=args.width, seed=args.seed,
     )  # fmt: skip
 
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of a run")
-    parser.add_argument("-o", "--output", metavar="DIR", required=True, help="folder to write; must not exist yet")
+    parser.add_argument("-o", "--output", metavar="DIR", required=True, help="new folder to write")
     parser.add_argument(
         "--format", choices=("merged", "lora"), default="merged",
         help="merged: a whole pipeline with the trained weights; lora: only the adapters (%(default)s)",
@@ -302,9 +328,13 @@ def _guidance(text: str) -> float:
 
 VERBS: dict[str, Verb] = {
     "train": Verb("Train a model by a recipe.", TRAIN, _train_arguments, _train),
-    "eval": Verb("Judge a run, or a model before training, on held-out prompts.", EVAL, _eval_arguments, _eval),
+    "eval": Verb(
+        "Judge a run, or a model before training, on held-out prompts.", EVAL, _eval_arguments, _eval
+    ),
     "sample": Verb("Draw pictures with a trained model.", SAMPLE, _sample_arguments, _sample),
-    "export": Verb("Write trained weights for diffusers and other tools.", EXPORT, _export_arguments, _export),
+    "export": Verb(
+        "Write trained weights for diffusers and other tools.", EXPORT, _export_arguments, _export
+    ),
     "report": Verb("Write the report of a run.", REPORT, _report_arguments, _report),
     "recipes": Verb("List the recipes that ship with Burnish.", RECIPES, _nothing, _recipes),
     "config": Verb("Show every option of a run, explained, as a recipe.", CONFIG, _run_arguments, _config),

@@ -1,4 +1,4 @@
-"""Where files are: ``burnish:NAME`` means one that ships with Burnish, anything else is a path of the user's."""
+"""Where files are: ``burnish:NAME`` means one that ships with Burnish, anything else is a user's path."""
 
 from __future__ import annotations
 

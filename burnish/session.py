@@ -22,6 +22,7 @@ from burnish.rewards.scoring import Scorer
 from burnish.sources import OnlineSource
 from burnish.stopwatch import Stopwatch
 from burnish.types import Prompt
+from burnish.workers.ema import Ema
 from burnish.workers.local import LocalWorkers
 from burnish.workers.roles import NetworkRoles
 
@@ -51,8 +52,7 @@ class Session:
     @cached_property
     def roles(self) -> NetworkRoles:
         config = self.config
-        samples = config.data.train_batch_size * config.rollout.n
-        size = config.trainer.mini_batch_size or samples
+        size = config.trainer.mini_batch_size or config.samples
         model = load_model(config.model, max_sequence_length=config.rollout.max_sequence_length)
         return NetworkRoles(
             model,
@@ -61,7 +61,7 @@ class Session:
             guidance=config.rollout.guidance_scale,
             rescale=config.rollout.guidance_rescale,
             micro_batch_size=config.trainer.micro_batch_size,
-            on_policy=config.trainer.epochs == 1 and size >= samples,
+            on_policy=config.trainer.epochs == 1 and size >= config.samples,
             seed=config.seed,
         )
 
@@ -69,17 +69,14 @@ class Session:
     def engine(self) -> FlowEngine:
         return FlowEngine(self.roles, self.config.rollout, seed=self.config.seed)
 
-    @property
-    def optimizer_steps(self) -> int:
-        """Optimizer steps of the whole run if no sample is dropped."""
-        config = self.config
-        samples = config.data.train_batch_size * config.rollout.n
-        per_epoch = -(-samples // (config.trainer.mini_batch_size or samples))
-        return config.steps * config.trainer.epochs * per_epoch
-
     @cached_property
     def scorer(self) -> Scorer:
         return Scorer(self.config.rewards, self.config.scoring)
+
+    @cached_property
+    def ema(self) -> Ema | None:
+        """The running average of the trained weights."""
+        return Ema(self.roles.parameters(), self.config.ema.decay) if self.config.ema else None
 
     @cached_property
     def workers(self) -> LocalWorkers:
@@ -89,8 +86,8 @@ class Session:
             config.algorithm,
             optimizer=config.optimizer,
             trainer=config.trainer,
-            ema=config.ema,
-            total_steps=self.optimizer_steps,
+            ema=self.ema,
+            total_steps=config.optimizer_steps,
             seed=config.seed,
             watch=self.watch,
         )
@@ -130,13 +127,19 @@ class Session:
         self.source.load_state_dict(state.pop("source"))
         self.workers.load_state_dict(state)
 
+    def load_weights(self, state: dict[str, Any]) -> None:
+        """Only what sampling and export need of a checkpoint; no optimizer is made."""
+        self.roles.load_state_dict(state["roles"])
+        if self.ema is not None:
+            self.ema.load_state_dict(state["ema"])
+
     @contextmanager
     def trained_weights(self) -> Iterator[None]:
         """The weights that are judged and exported: their average where one is kept."""
-        if self.workers.ema is None:
+        if self.ema is None:
             yield
         else:
-            with self.workers.ema.applied():
+            with self.ema.applied():
                 yield
 
     def _prompts(self, name: str) -> list[Prompt]:

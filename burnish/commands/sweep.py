@@ -1,4 +1,4 @@
-"""``burnish train --sweep``: every combination of values, one run after another, and a table of how each ended."""
+"""``burnish train --sweep``: every combination of values, one run after another, and a table."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def sweep(recipe: str, overrides: Sequence[str]) -> int:
     """Run every member, each in a process of its own, and compare them.
 
     Returns:
-        0, or the exit code of the first run that failed, or 75 if the sweep was stopped; the same command goes on.
+        0, or the code of the first run that failed, or 75 if it was stopped: the same command then goes on.
     """
     members = checked(recipe, overrides)
     codes: list[int] = []
@@ -76,27 +76,33 @@ def expand(overrides: Sequence[str], base: str) -> list[Member]:
         ConfigError: nothing varies, a value is there twice, or two members would share a folder.
     """
     options = [(option, split(text)) for option, _, text in (one.partition("=") for one in overrides)]
-    fixed = [one for one, (option, values) in zip(overrides, options, strict=True) if len(values) < 2 and option != "output_dir"]
+    alone = [option for option, values in options if len(values) == 1 and option != "output_dir"]
+    fixed = [one for one in overrides if one.partition("=")[0] in alone]
     varied = [(option, values) for option, values in options if len(values) > 1]
     for option, values in varied:
+        text = ",".join(values)
         if option in ("output_dir", "resume"):
-            raise ConfigError(f"{option} is {','.join(values)}; a sweep has one, and each run gets a folder below output_dir")
+            raise ConfigError(
+                f"{option} is {text}; a sweep has one, with a folder below output_dir for each run"
+            )
         if "" in values:
-            raise ConfigError(f"{option} is {','.join(values)}; there is nothing between two of its commas")
+            raise ConfigError(f"{option} is {text}; there is nothing between two of its commas")
         repeated = [value for value, count in Counter(values).items() if count > 1]
         if repeated:
-            raise ConfigError(f"{option} is {','.join(values)}; {repeated[0]} is there twice, leave one out")
+            raise ConfigError(f"{option} is {text}; {repeated[0]} is there twice, leave one out")
     if not varied:
         raise ConfigError("--sweep has nothing to vary; separate values with commas, as in seed=0,1,2")
     names = [option for option, _ in varied]
     if len(set(names)) < len(names):
-        raise ConfigError(f"--sweep varies {Counter(names).most_common(1)[0][0]} twice; give all its values at once")
+        raise ConfigError(
+            f"--sweep varies {Counter(names).most_common(1)[0][0]} twice; give all its values at once"
+        )
     members = []
     for combination in itertools.product(*(values for _, values in varied)):
-        values = dict(zip(names, combination, strict=True))
-        chosen = [f"{option}={value}" for option, value in values.items()]
+        chosen = [f"{option}={value}" for option, value in zip(names, combination, strict=True)]
         folder = Path(base) / ",".join(chosen).replace("/", "_")
-        members.append(Member(values, [*fixed, *chosen, f"output_dir={json.dumps(str(folder))}"], folder))
+        command = [*fixed, *chosen, f"output_dir={json.dumps(str(folder))}"]
+        members.append(Member(dict(zip(names, combination, strict=True)), command, folder))
     shared = [folder for folder, count in Counter(member.folder for member in members).items() if count > 1]
     if shared:
         raise ConfigError(f"two runs of the sweep would share the folder {shared[0]}; give them other values")
@@ -159,7 +165,7 @@ def _first(overrides: Sequence[str]) -> list[str]:
 
 @contextmanager
 def _forwarding() -> Iterator[Callable[[list[str]], int]]:
-    """Run processes one at a time; signals go to the one that runs, which saves and ends, and the sweep with it."""
+    """Run processes one at a time; signals go to the one that runs, then the sweep ends."""
     child: subprocess.Popen[bytes] | None = None
     stopped = False
 

@@ -1,4 +1,4 @@
-"""The configuration of a run: ``load`` a recipe, ``check_disk``, ``describe``; torch is never imported here."""
+"""The configuration of a run: ``load`` a recipe, check it, ``describe`` it; torch is never imported here."""
 
 from burnish.config.load import load
 from burnish.config.run import RunConfig

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from burnish.config.run import RunConfig
-from burnish.config.text import explanation
+from burnish.config.text import explanation, fields
 from burnish.config.yaml_text import show
 from burnish.registry import lookup, names
 
@@ -25,7 +25,12 @@ _KINDS = {
     "dict_type": "options by name",
     "dataclass_type": "a section with options of its own",
 }
-_BOUNDS = {"greater_than": ("gt", ">"), "greater_than_equal": ("ge", ">="), "less_than": ("lt", "<"), "less_than_equal": ("le", "<=")}  # fmt: skip
+_BOUNDS = {
+    "greater_than": ("gt", ">"),
+    "greater_than_equal": ("ge", ">="),
+    "less_than": ("lt", "<"),
+    "less_than_equal": ("le", "<="),
+}
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,10 @@ class Context:
 
     def origin(self, option: str) -> str:
         """Where the user finds the option, if it was not on the command line."""
-        on_line = any(one == option or one.startswith(option + ".") or option.startswith(one + ".") for one in self.given)
+        on_line = any(
+            one == option or one.startswith(option + ".") or option.startswith(one + ".")
+            for one in self.given
+        )
         return "" if on_line else f" (in {self.recipe})"
 
 
@@ -73,7 +81,9 @@ def wrong_choice(option: str, value: Any, choices: Sequence[str], *, short: bool
     near = difflib.get_close_matches(str(value), choices, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     subject = f"{option} is not known" if short else f"{option} is {show(value)}"
-    return f"{subject}; {hint}It must be one of {', '.join(choices)}".replace("; It", "; it").replace("? It", "? It")
+    return f"{subject}; {hint}It must be one of {', '.join(choices)}".replace("; It", "; it").replace(
+        "? It", "? It"
+    )
 
 
 def unknown(place: tuple[str, ...], value: Any, context: Context) -> str:
@@ -109,14 +119,19 @@ def _leaf(option: str) -> str:
 def every_option(context: Context) -> list[str]:
     """All dotted options of this run, with those of its algorithm and of its rewards, sections among them."""
     found = []
-    for name, field in RunConfig.__pydantic_fields__.items():
+    for name, field in fields(RunConfig).items():
         found.append(name)
         if name == "algorithm":
-            found += [f"algorithm.{one}" for one in ["name", *_options(_chosen("algorithm", context.tree.get("algorithm")))]]
+            found += [
+                f"algorithm.{one}"
+                for one in ["name", *_options(_chosen("algorithm", context.tree.get("algorithm")))]
+            ]
         elif name == "rewards":
             for label, tree in _reward_trees(context):
                 found += [f"rewards.{label}"]
-                found += [f"rewards.{label}.{one}" for one in ["name", *_options(_chosen("reward", tree, label))]]
+                found += [
+                    f"rewards.{label}.{one}" for one in ["name", *_options(_chosen("reward", tree, label))]
+                ]
         else:
             found += [f"{name}.{one}" for one in _options(section_class(field.annotation))]
     return found
@@ -131,7 +146,7 @@ def section_class(annotation: Any) -> Any:
 def _options(cls: Any) -> Iterator[str]:
     if cls is None:
         return
-    for name, field in cls.__pydantic_fields__.items():
+    for name, field in fields(cls).items():
         yield name
         yield from (f"{name}.{inner}" for inner in _options(section_class(field.annotation)))
 
@@ -158,24 +173,27 @@ def _owner(place: tuple[str, ...], context: Context) -> str:
     others = [name for name in names(kind) if inner in _options(lookup(kind, name))]
     if not others or mine is None:
         return ""
-    return f"{place[-1]} is an option of {', '.join(others)}; {mine.name}, which this run uses, never reads it"
+    return (
+        f"{place[-1]} is an option of {', '.join(others)}; {mine.name}, which this run uses, never reads it"
+    )
 
 
 def _missing(place: tuple[str, ...], kind: Any, start: int, context: Context) -> str:
     section = section_class(kind)
     for part in place[start:-1]:
-        section = section_class(section.__pydantic_fields__[part].annotation)
-    words = explanation(section.__pydantic_fields__[place[-1]])
-    return f"{'.'.join(place)} is required: {words[:1].lower()}{words[1:]} Set it in {context.recipe} or on the command line"
+        section = section_class(fields(section)[part].annotation)
+    words = explanation(fields(section)[place[-1]])
+    what = f"{'.'.join(place)} is required: {words[:1].lower()}{words[1:]}"
+    return f"{what} Set it in {context.recipe} or on the command line"
 
 
 def _inconsistent(message: str, place: tuple[str, ...], kind: Any, start: int) -> str:
     """A section's own complaint, with the options in front given their full names."""
     section = section_class(kind)
     for part in place[start:]:
-        section = section_class(section.__pydantic_fields__[part].annotation)
+        section = section_class(fields(section)[part].annotation)
     first = message.split(maxsplit=1)[0].rstrip(",;:")
-    if first in section.__pydantic_fields__:
+    if first in fields(section):
         return f"{'.'.join(place)}.{message}"
     if first.split(".")[0] == place[-1]:
         return ".".join((*place[:-1], message))

@@ -60,10 +60,14 @@ def _prompts(option: str, path: str) -> None:
     except UserError as error:
         raise UserError(f"{option}: {error}") from None
     if not found.is_file():
-        why = "a folder; give a file" if found.is_dir() else "not there; give a .txt or .jsonl file of prompts"
+        why = (
+            "a folder; give a file" if found.is_dir() else "not there; give a .txt or .jsonl file of prompts"
+        )
         raise UserError(f"{option} is {path}, which is {why}")
     if not os.access(found, os.R_OK):
-        raise UserError(f"{option} is {path}, which you may not read; change its permissions or give another file")
+        raise UserError(
+            f"{option} is {path}, which you may not read; change its permissions or give another file"
+        )
 
 
 def _output(config: RunConfig) -> None:
@@ -72,7 +76,9 @@ def _output(config: RunConfig) -> None:
     if not nearest.is_dir():
         raise UserError(f"output_dir is {config.output_dir}, but {nearest} is a file; give another folder")
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise UserError(f"output_dir is {config.output_dir}, but {nearest} can't be written; give another folder")
+        raise UserError(
+            f"output_dir is {config.output_dir}, but {nearest} can't be written; give another folder"
+        )
 
 
 def _resume(config: RunConfig) -> None:
@@ -86,5 +92,5 @@ def _resume(config: RunConfig) -> None:
             )
     elif not resolve(config.resume).exists():
         raise UserError(
-            f"resume is {config.resume}, which is not there; it must be auto, never, or the path of a checkpoint"
+            f"resume is {config.resume}, which is not there; it must be auto, never, or a checkpoint"
         )

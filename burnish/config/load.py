@@ -1,6 +1,6 @@
 """From a recipe and the command line to a checked configuration.
 
-Defaults, then the recipe, then what the recipe's ``variants`` say about the chosen algorithm, then the command line.
+Defaults, then the recipe, then its ``variants`` for the chosen algorithm, then the command line.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pydantic
 from burnish.config.complaints import Context, complain, unknown, wrong_choice
 from burnish.config.overrides import merge, nest, read_overrides
 from burnish.config.run import RunConfig
+from burnish.config.text import fields
 from burnish.config.yaml_text import parse, show
 from burnish.errors import ConfigError
 from burnish.paths import RECIPES
@@ -59,7 +60,9 @@ def find_recipe(recipe: str) -> Path:
     if path.suffix in (".yaml", ".yml") and path.is_file():
         return path
     if "=" in recipe:
-        raise ConfigError(f"{recipe!r} stands where the recipe belongs; the recipe comes first: {', '.join(known)}")
+        raise ConfigError(
+            f"{recipe!r} stands where the recipe belongs; the recipe comes first: {', '.join(known)}"
+        )
     if path.suffix in (".yaml", ".yml"):
         raise ConfigError(f"recipe {recipe} is not there; give a .yaml file, or one of: {', '.join(known)}")
     raise ConfigError(wrong_choice("recipe", recipe, known) + ", or the path of a .yaml file")
@@ -75,7 +78,9 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror}") from None
     if not isinstance(content, dict):
-        raise ConfigError(f"{path} is not a recipe: it must hold options, such as 'steps: 30', but holds {show(content)}")
+        raise ConfigError(
+            f"{path} is not a recipe: it must hold options, such as 'steps: 30', but holds {show(content)}"
+        )
     return _named(content)
 
 
@@ -96,15 +101,21 @@ def _for_algorithm(base: dict[str, Any], tree: dict[str, Any], path: Path) -> di
     if chosen != own_name:
         base["algorithm"] = {"name": chosen}
     if not isinstance(variants, dict):
-        raise ConfigError(f"variants is {show(variants)} (in {path.name}); it must hold options by name of algorithm")
+        raise ConfigError(
+            f"variants is {show(variants)} (in {path.name}); it must hold options by name of algorithm"
+        )
     for name, changed in variants.items():
         if name not in names("algorithm"):
-            raise ConfigError(wrong_choice(f"variants.{name}", name, names("algorithm"), short=True) + f" (in {path.name})")
+            raise ConfigError(
+                wrong_choice(f"variants.{name}", name, names("algorithm"), short=True) + f" (in {path.name})"
+            )
         if not isinstance(changed, dict) or "variants" in changed:
             raise ConfigError(f"variants.{name} is {show(changed)} (in {path.name}); it must hold options")
         inner = changed.get("algorithm")
         if inner is not None and (not isinstance(inner, dict) or inner.get("name", name) != name):
-            raise ConfigError(f"variants.{name}.algorithm is {show(inner)} (in {path.name}); it must hold options of {name}")
+            raise ConfigError(
+                f"variants.{name}.algorithm is {show(inner)} (in {path.name}); it must hold options of {name}"
+            )
     return merge(base, variants.get(chosen, {}))
 
 
@@ -114,7 +125,9 @@ def _removals(given: dict[str, Any], base: dict[str, Any]) -> None:
     for option, value in given.items():
         label = option.removeprefix("rewards.")
         if value is None and label != option and "." not in label and label not in there:
-            raise ConfigError(f"{option}=null removes nothing: the recipe's rewards are {', '.join(there) or 'none'}")
+            raise ConfigError(
+                f"{option}=null removes nothing: the recipe's rewards are {', '.join(there) or 'none'}"
+            )
 
 
 def _sections(tree: dict[str, Any], context: Context) -> tuple[dict[str, Any], list[str]]:
@@ -125,20 +138,24 @@ def _sections(tree: dict[str, Any], context: Context) -> tuple[dict[str, Any], l
     for name in tree:
         if name not in types:
             complaints.append(unknown((name,), tree[name], context))
-    for name, field in RunConfig.__pydantic_fields__.items():
+    for name, field in fields(RunConfig).items():
         if name == "algorithm":
-            sections[name] = _registered("algorithm", ("algorithm",), tree.get(name), None, context, complaints)
+            sections[name] = _registered(
+                "algorithm", ("algorithm",), tree.get(name), None, context, complaints
+            )
         elif name == "rewards":
             sections[name] = _rewards(tree.get(name), context, complaints)
         elif name in tree or field.is_required():
-            # a missing section is read as an empty one: the message then names the option that is missing in it
+            # a missing section is read as an empty one, so that the message names the option that it lacks
             sections[name] = _typed(types[name], (name,), tree.get(name, {}), context, complaints)
     return sections, complaints
 
 
 def _rewards(tree: Any, context: Context, complaints: list[str]) -> dict[str, Any]:
     if tree is not None and not isinstance(tree, dict):
-        complaints.append(f"rewards is {show(tree)}; it must hold rewards by name, as in rewards.ocr.weight=1")
+        complaints.append(
+            f"rewards is {show(tree)}; it must hold rewards by name, as in rewards.ocr.weight=1"
+        )
         return {}
     kept = {label: options for label, options in (tree or {}).items() if options is not None}
     return {
@@ -164,7 +181,9 @@ def _registered(
     if name not in names(kind):
         key = option if name == default or kind == "algorithm" else f"{option}.name"
         message = wrong_choice(key, name, names(kind), short=name == default)
-        complaints.append(message + (f"; {option}.name=... gives it another label" if name == default else ""))
+        complaints.append(
+            message + (f"; {option}.name=... gives it another label" if name == default else "")
+        )
         return None
     own = {key: value for key, value in tree.items() if key != "name"} if tree else {}
     return _typed(lookup(kind, name), path, own, context, complaints)
@@ -172,7 +191,7 @@ def _registered(
 
 def _typed(kind: Any, path: tuple[str, ...], value: Any, context: Context, complaints: list[str]) -> Any:
     try:
-        # JSON's strict mode is what people mean: a list may be a tuple and 1 a float, but true is not 1, nor "3" 3
+        # JSON's strict mode is what people mean: [a, b] may be a tuple and 1 a float, but true is not 1
         return pydantic.TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
     except pydantic.ValidationError as error:
         complaints.extend(complain(one, path, kind, context) for one in error.errors(include_url=False))

@@ -33,10 +33,13 @@ def read_overrides(arguments: Sequence[str]) -> dict[str, Any]:
                 )
             values[option] = value
     for option in values:
-        above = next((other for other in values if option.startswith(other + ".") and values[other] != {}), None)
+        above = next(
+            (other for other in values if option.startswith(other + ".") and values[other] != {}), None
+        )
         if above is not None:
             complaints.append(
-                f"{above}={show(values[above])} and {option}={show(values[option])} contradict each other; leave one out"
+                f"{above}={show(values[above])} and {option}={show(values[option])} contradict each other; "
+                "leave one out"
             )
     if complaints:
         raise ConfigError(complaints)
@@ -47,13 +50,17 @@ def split(argument: str) -> tuple[str, Any]:
     """``a.b=1`` as its option and its value."""
     option, equals, text = argument.partition("=")
     if not equals:
-        raise ConfigError(f"{argument!r} is not an option: there is no '=' in it; write option=value, as in seed=1")
+        raise ConfigError(
+            f"{argument!r} is not an option: there is no '=' in it; write option=value, as in seed=1"
+        )
     if not _OPTION.fullmatch(option):
         raise ConfigError(
             f"{argument!r} is not an option: {option!r} is no name; write option=value, as in rollout.n=8"
         )
     if not text.strip():
-        raise ConfigError(f"{argument} has no value; write {option}=null for none, or {option}='\"\"' for an empty text")
+        raise ConfigError(
+            f"{argument} has no value; write {option}=null for none, or {option}='\"\"' for an empty text"
+        )
     try:
         return option, parse(text)
     except ConfigError as error:
@@ -70,7 +77,9 @@ def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for name, value in above.items():
         old = merged.get(name)
-        merged[name] = merge(old if isinstance(old, dict) else {}, value) if isinstance(value, dict) else value
+        merged[name] = (
+            merge(old if isinstance(old, dict) else {}, value) if isinstance(value, dict) else value
+        )
     return merged
 
 

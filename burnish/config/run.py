@@ -60,8 +60,8 @@ class RunConfig:
     output_dir: str = "runs/latest"
     """Folder of the run: metrics, pictures, checkpoints, report."""
     resume: str = "auto"
-    """auto goes on from the newest whole checkpoint in output_dir if there is one; never starts anew and refuses a
-    folder that has a run in it; a path goes on from that checkpoint."""
+    """auto goes on from the newest whole checkpoint in output_dir if there is one; never starts anew and
+    refuses a folder that has a run in it; a path goes on from that checkpoint."""
     threads: Count = 1
     """CPU threads of the trainer; part of what makes two runs equal bit by bit."""
     runtime: Literal["local"] = "local"
@@ -82,8 +82,8 @@ class RunConfig:
         """Refuse sections that contradict each other.
 
         Args:
-            given: dotted options of the command line; one of them that this run never reads is refused, where the
-                same in a recipe is not: another option of the command line may have switched off what reads it.
+            given: dotted options of the command line. One that this run never reads is refused; in a recipe
+                it is not, since the command line may have switched off what reads it.
 
         Raises:
             ConfigError: with every complaint.
@@ -98,8 +98,8 @@ class RunConfig:
             yield f"rollout.n is 1; {self.algorithm.name} compares samples of one prompt, so it must be >= 2"
         if needs.schedule_times > steps:
             yield (
-                f"algorithm.train_timesteps is {needs.schedule_times}, but rollout.num_inference_steps is {steps}, and "
-                "noise levels are drawn from the sampling schedule without repetition; train at fewer or sample in more"
+                f"algorithm.train_timesteps is {needs.schedule_times}, but rollout.num_inference_steps is "
+                f"{steps}, and noise levels are drawn from the sampling schedule without repetition; train at fewer"
             )
         if needs.stochastic is not None:
             try:
@@ -110,26 +110,29 @@ class RunConfig:
                 )
         if self.rollout.guidance_rescale and self.rollout.guidance_scale == 1:
             yield (
-                "rollout.guidance_rescale is true, but rollout.guidance_scale is 1, which is no guidance: nothing would "
-                "be rescaled; set rollout.guidance_scale above 1, or rollout.guidance_rescale=false"
+                "rollout.guidance_rescale is true, but rollout.guidance_scale is 1, which is no guidance: "
+                "nothing would be rescaled; set rollout.guidance_scale above 1 or rollout.guidance_rescale=false"
             )
 
     def _steps(self) -> Iterator[str]:
         size = self.trainer.mini_batch_size
         if size is not None and size > self.samples:
             yield (
-                f"trainer.mini_batch_size is {size}, but an update has only data.train_batch_size x rollout.n = "
-                f"{self.data.train_batch_size} x {self.rollout.n} = {self.samples} samples; lower it, or null takes all"
+                f"trainer.mini_batch_size is {size}, but an update has only {self.samples} samples "
+                f"(data.train_batch_size {self.data.train_batch_size} x rollout.n {self.rollout.n}); "
+                "lower it, or null takes all"
             )
         elif self.optimizer.warmup_steps >= self.optimizer_steps:
             yield (
                 f"optimizer.warmup_steps is {self.optimizer.warmup_steps}, but the whole run has only "
-                f"{self.optimizer_steps} optimizer steps, so optimizer.lr would never be reached; warm up for fewer"
+                f"{self.optimizer_steps} optimizer steps: optimizer.lr is never reached; warm up for fewer"
             )
 
     def _choices(self) -> Iterator[str]:
         if not any(reward.weight for reward in self.rewards.values()):
-            watched = f"only {', '.join(self.rewards)} with weight 0, which watches" if self.rewards else "none"
+            watched = (
+                f"only {', '.join(self.rewards)} with weight 0, which watches" if self.rewards else "none"
+            )
             yield (
                 f"rewards has {watched}; at least one needs a weight other than 0: rewards.NAME.weight=1, "
                 f"where NAME is one of {', '.join(names('reward'))}"
@@ -141,11 +144,11 @@ class RunConfig:
     def _unread(self, given: Collection[str]) -> Iterator[str]:
         if "rollout.merge_lora" in given and self.model.lora is None:
             yield (
-                "rollout.merge_lora is given, but model.lora is null: there are no adapters to fold in; leave it out, or "
-                "train adapters with model.lora.rank=16"
+                "rollout.merge_lora is given, but model.lora is null: there are no adapters to fold in; "
+                "leave it out, or train adapters with model.lora.rank=16"
             )
         if "scoring.timeout" in given and self.scoring.processes == 0:
             yield (
-                "scoring.timeout is given, but scoring.processes is 0: scoring in the run's own process can't be "
-                "stopped; leave it out, or set scoring.processes to 1 or more"
+                "scoring.timeout is given, but scoring.processes is 0: scoring in the run's own process "
+                "can't be stopped; leave it out, or set scoring.processes to 1 or more"
             )

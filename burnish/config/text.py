@@ -26,7 +26,7 @@ _SILENT = re.compile(
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
-    """Every option as plain data, with the names of the algorithm and the rewards; a recipe without variants."""
+    """Every option as plain data, the names of the algorithm and of the rewards among them."""
     plain = json.loads(json.dumps(dataclasses.asdict(config)))
     plain["algorithm"] = {"name": config.algorithm.name} | plain["algorithm"]
     for label, reward in config.rewards.items():
@@ -71,13 +71,19 @@ def describe(config: RunConfig, title: str) -> str:
     return "\n".join([*head, *_section(config, 0)]) + "\n"
 
 
+def fields(options: Any) -> dict[str, FieldInfo]:
+    """The options of a class or of a section, by name."""
+    found: dict[str, FieldInfo] = options.__pydantic_fields__
+    return found
+
+
 def explanation(field: FieldInfo) -> str:
     """The words below a field, on one line."""
     return " ".join((field.description or "").split())
 
 
 def _section(section: Any, depth: int) -> Iterator[str]:
-    for name, field in type(section).__pydantic_fields__.items():
+    for name, field in fields(section).items():
         value = getattr(section, name)
         if name == "algorithm" and depth == 0:
             yield f"{name}:"

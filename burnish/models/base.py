@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
@@ -38,4 +39,12 @@ class FlowModel(Protocol):
 
     def decode(self, latents: Tensor) -> list[np.ndarray]:
         """Pictures uint8 [H, W, 3] of latents [B, ...]."""
+        ...
+
+    def save_lora(self, folder: Path, weights: dict[str, Tensor], metadata: dict[str, object]) -> None:
+        """Write an adapter as diffusers' ``load_lora_weights`` reads it."""
+        ...
+
+    def save_pipeline(self, folder: Path, weights: dict[str, Tensor]) -> None:
+        """Write the whole pipeline with other weights of the network, as diffusers' ``from_pretrained`` reads it."""
         ...

@@ -11,7 +11,7 @@ from burnish.options import LoraOptions
 
 if TYPE_CHECKING:
     from peft.tuners.lora import LoraLayer
-    from torch import nn
+    from torch import Tensor, nn
 
 
 def add_adapters(network: nn.Module, options: LoraOptions, names: Sequence[str], *, seed: int) -> None:
@@ -77,3 +77,22 @@ def folded(network: nn.Module, name: str) -> Iterator[None]:
         for layer, base, weight in rested:
             base.weight.data = weight
             layer._disable_adapters = False
+
+
+def adapter_state(network: nn.Module, name: str) -> tuple[dict[str, Tensor], dict[str, object]]:
+    """The weights of an adapter under peft's names, and its configuration: what other tools load."""
+    from peft.utils import get_peft_model_state_dict
+
+    config = network.peft_config[name]  # type: ignore[union-attr, index]
+    metadata = {key: sorted(v) if isinstance(v, set) else v for key, v in config.to_dict().items()}  # type: ignore[union-attr]
+    return get_peft_model_state_dict(network, adapter_name=name), metadata
+
+
+def merged_state(network: nn.Module, name: str) -> dict[str, Tensor]:
+    """The weights of the plain network with an adapter folded in."""
+    with folded(network, name):
+        return {
+            key.replace(".base_layer.", "."): value.detach().clone()
+            for key, value in network.state_dict().items()
+            if ".lora_" not in key
+        }

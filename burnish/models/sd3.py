@@ -141,6 +141,24 @@ class SD3:
             whole = whole.expand(*whole.shape[:-1], 3)
         return [picture.contiguous().numpy() for picture in whole]
 
+    def save_lora(self, folder: Path, weights: dict[str, Tensor], metadata: dict[str, object]) -> None:
+        type(self.pipeline).save_lora_weights(
+            folder, transformer_lora_layers=weights, transformer_lora_adapter_metadata=metadata
+        )
+
+    def save_pipeline(self, folder: Path, weights: dict[str, Tensor]) -> None:
+        import torch
+
+        trained = self.pipeline.transformer
+        with torch.device("meta"):
+            plain = type(trained).from_config(dict(trained.config))
+        plain.load_state_dict(weights, assign=True)
+        plain.register_to_config(**{k: v for k, v in trained.config.items() if not k.startswith("_")})
+        parts = {name: part for name, part in self.pipeline.components.items() if part is not None}
+        absent = {name: None for name in self.pipeline.components if name not in parts}
+        with _quietly():
+            type(self.pipeline)(**(parts | absent | {"transformer": plain})).save_pretrained(folder)
+
     @property
     def _device(self) -> torch.device:
         return next(self.network.parameters()).device

@@ -11,7 +11,7 @@ from burnish import random
 from burnish.algorithms.base import Algorithm, Metrics
 from burnish.batch import Batch
 from burnish.errors import UserError
-from burnish.options import EmaOptions, OptimizerOptions, TrainerOptions
+from burnish.options import OptimizerOptions, TrainerOptions
 from burnish.stopwatch import Stopwatch
 from burnish.types import Scored
 from burnish.workers.ema import Ema
@@ -33,7 +33,7 @@ class LocalWorkers:
         *,
         optimizer: OptimizerOptions,
         trainer: TrainerOptions,
-        ema: EmaOptions | None,
+        ema: Ema | None,
         total_steps: int,
         seed: int,
         watch: Stopwatch,
@@ -43,7 +43,7 @@ class LocalWorkers:
         self.watch = watch
         self.parameters = roles.parameters()
         self.optimizer = make_optimizer(self.parameters, optimizer)
-        self.ema = Ema(self.parameters, ema.decay) if ema else None
+        self.ema = ema
         self.version = 0  # policy updates that the published weights have seen
         self.optimizer_steps = 0
         self.skipped_in_a_row = 0

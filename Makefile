@@ -1,0 +1,43 @@
+# Two commands do everything: `make quickstart` and `make test`. Both set up .venv first, once.
+PYTHON ?= python3
+# What pip installs PyTorch from. Without a GPU its CPU build is gigabytes smaller:
+#   make quickstart TORCH="torch --index-url https://download.pytorch.org/whl/cpu"
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+# Threads that wait by spinning steal the core that another process computes on
+export OMP_WAIT_POLICY := PASSIVE
+export HF_HUB_OFFLINE := 1
+
+.PHONY: quickstart test fast lint install clean
+
+quickstart: $(VENV)/.installed  ## train the quickstart and say where its report is
+	$(BIN)/burnish train quickstart
+
+test: $(VENV)/.installed-dev lint  ## checks and the whole test suite
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+fast: $(VENV)/.installed-dev  ## the tests that take seconds
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow"
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+install: $(VENV)/.installed
+
+# PyTorch comes first, so that no other package's requirement chooses another build of it
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

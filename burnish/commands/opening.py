@@ -1,0 +1,42 @@
+"""What eval, sample and export work on: a run, one of its checkpoints, a recipe, or a pipeline's directory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from burnish.config import RunConfig, load
+from burnish.errors import UserError
+from burnish.folder import RunFolder
+from burnish.session import Session
+from burnish.workers.checkpoint import CheckpointStore
+
+
+def open_run(source: str, overrides: Sequence[str] = ()) -> tuple[Session, int]:
+    """A session with the weights of a run, or with the untrained weights of a recipe.
+
+    Args:
+        source: a run folder (its newest checkpoint), a folder inside its ``checkpoints``, or a recipe.
+        overrides: dotted options that differ from the run's.
+
+    Returns:
+        The session and how many policy updates its weights have seen.
+
+    Raises:
+        UserError: there is no such run or checkpoint, or the checkpoint is of another model.
+    """
+    path = Path(source)
+    if not path.is_dir():
+        return Session(load(source, list(overrides))), 0
+    wanted = path if path.parent.name == "checkpoints" else None
+    folder = RunFolder(path.parent.parent if wanted else path)
+    if not folder.config.exists():
+        raise UserError(f"{source} is neither a run (it has no config.yaml), a checkpoint of one, nor a recipe")
+    config: RunConfig = load(str(folder.config), list(overrides))
+    store = CheckpointStore(folder.checkpoints, config.checkpoint)
+    checkpoint = store.open(wanted) if wanted else store.latest()
+    if checkpoint is None:
+        raise UserError(f"{source} has no whole checkpoint yet; burnish train writes one every checkpoint.every updates")
+    session = Session(config)
+    session.load_weights(checkpoint.load(session.identity))
+    return session, checkpoint.update

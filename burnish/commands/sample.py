@@ -1,0 +1,78 @@
+"""burnish sample: pictures for given prompts, from a run, a recipe or any pipeline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from PIL import Image
+from rich.console import Console
+from rich.progress import track
+
+from burnish.algorithms.base import Needs
+from burnish.commands.opening import open_run
+from burnish.data.prompts import read_prompts
+from burnish.engines.flow import FlowEngine, Job
+from burnish.errors import UserError
+from burnish.models.loading import load_model
+from burnish.options import ModelOptions, RolloutOptions
+from burnish.pictures import grid
+from burnish.types import Prompt
+from burnish.workers.roles import NetworkRoles
+
+
+def sample(
+    source: str,
+    prompts: Sequence[str],
+    *,
+    prompt_file: str | None,
+    output: str,
+    n: int,
+    steps: int | None,
+    guidance: float | None,
+    height: int | None,
+    width: int | None,
+    seed: int,
+) -> int:
+    """Draw ``n`` pictures of each prompt; the same seed gives the same pictures, however many are asked for."""
+    asked = [Prompt(text=text) for text in prompts] + (read_prompts(Path(prompt_file)) if prompt_file else [])
+    if not asked:
+        raise UserError("no prompt is given; write it after the source, or use --prompts FILE")
+    target = Path(output)
+    target.mkdir(parents=True, exist_ok=True)
+    wanted = {"num_inference_steps": steps, "guidance_scale": guidance, "height": height, "width": width}
+    changes = {name: value for name, value in wanted.items() if value is not None}
+    with _engine(source, changes, seed) as engine:
+        job = Job.groups(asked, n, purpose="sample", update=0)
+        # small parts, so that one can watch the progress
+        parts = engine.sample(job)
+        pictures = [p for _, _, chunk in track(parts, "Sampling", transient=True) for p in chunk]
+    with (target / "samples.jsonl").open("w") as lines:
+        for i, (prompt, picture) in enumerate(zip(job.prompts, pictures, strict=True)):
+            name = f"{int(job.group[i]):03d}-{int(job.sample[i]):02d}.png"
+            Image.fromarray(picture).save(target / name)
+            lines.write(json.dumps({"file": name, "prompt": prompt.text, "seed": seed}) + "\n")
+    grid(pictures, columns=n, labels=[prompt.text for prompt in asked]).save(target / "grid.png")
+    Console().print(f"{len(pictures)} pictures in [bold]{target}[/bold]; all of them in {target / 'grid.png'}")
+    return 0
+
+
+@contextmanager
+def _engine(source: str, changes: dict[str, int | float], seed: int) -> Iterator[FlowEngine]:
+    """The engine that draws, with the trained weights where there are some."""
+    if (Path(source) / "model_index.json").exists():
+        defaults: dict[str, int | float] = {"num_inference_steps": 28, "guidance_scale": 7.0, "batch_size": 8}
+        rollout = RolloutOptions(**(defaults | changes))  # type: ignore[arg-type]
+        roles = NetworkRoles(
+            load_model(ModelOptions(path=source)), Needs(), None,
+            guidance=rollout.guidance_scale, rescale=False, micro_batch_size=8, on_policy=True, seed=seed,
+        )  # fmt: skip
+        yield FlowEngine(roles, rollout, seed=seed)
+        return
+    session, _ = open_run(source, [f"rollout.{name}={value}" for name, value in changes.items()])
+    rollout = replace(session.config.rollout, batch_size=min(session.config.rollout.batch_size, 16))
+    with session.trained_weights():
+        yield FlowEngine(session.roles, rollout, seed=seed)

@@ -1,0 +1,88 @@
+"""Judges the policy on held-out prompts, always from the same noise, so that pictures can be compared over time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from burnish.algorithms.base import Metrics
+from burnish.engines.flow import Job
+from burnish.folder import RunFolder
+from burnish.hooks.base import Hook
+from burnish.metrics import group_diversity, validation_metrics
+from burnish.pictures import grid
+from burnish.session import Session
+from burnish.types import Scores
+
+SHOWN = 16  # prompts whose pictures are kept
+
+
+class Validation(Hook):
+    """Before training, every so many updates, and after the last one."""
+
+    def __init__(self, session: Session, folder: RunFolder) -> None:
+        self.session, self.folder = session, folder
+        self.options, self.last = session.config.validation, session.config.steps
+
+    def start(self, done: int) -> None:
+        """Before the first update the policy is the untrained model: guide it, for a line to compare with."""
+        scale = self.options.reference_guidance
+        if done == 0 and scale is not None:
+            metrics = judge(self.session, self.folder.reference, n=self.options.n, guidance=scale)
+            (self.folder.reference / "metrics.json").write_text(
+                json.dumps({"guidance_scale": scale} | metrics, indent=1)
+            )
+
+    def __call__(self, update: int, metrics: Metrics) -> None:
+        every = self.options.every
+        if update in (0, self.last) or (every and update % every == 0):
+            with self.session.watch("testing"), self.session.trained_weights():
+                metrics |= judge(self.session, self.folder.validation(update), n=self.options.n)
+
+
+def judge(session: Session, target: Path, *, n: int, guidance: float | None = None) -> Metrics:
+    """Sample held-out prompts, score them, and keep pictures and verdicts of the first ones in ``target``."""
+    prompts = session.val_prompts
+    job = Job.groups(prompts, n, purpose="validation", update=0, guidance=guidance)
+    pictures: list[np.ndarray] = []
+    pending = []
+    for rows, _, some in session.engine.sample(job):
+        pictures += some
+        pending.append(session.scorer.submit(some, job.prompts[rows]))
+    scores = Scores.cat([part.result() for part in pending])
+    _keep(target, job, pictures, scores, n)
+    return validation_metrics(scores, job.prompts) | {
+        "val-aux/variety": group_diversity(pictures, job.group),
+        "val-aux/missing": float(scores.missing.float().mean()),
+    }
+
+
+def _keep(target: Path, job: Job, pictures: list[np.ndarray], scores: Scores, n: int) -> None:
+    folder = target / "pictures"
+    folder.mkdir(parents=True, exist_ok=True)
+    shown = min(len(pictures), SHOWN * n)
+    lines = []
+    for i in range(shown):
+        group, sample = int(job.group[i]), i % n
+        Image.fromarray(pictures[i]).save(folder / f"{group:03d}-{sample:02d}.png")
+        missing = bool(scores.missing[i])
+        values = zip(scores.names, scores.components[i].tolist(), strict=True)
+        lines.append(
+            json.dumps(
+                {
+                    "prompt": job.prompts[i].text,
+                    "answer": job.prompts[i].answer,
+                    "index": group,
+                    "sample": sample,
+                    "reward": None if missing else float(scores.reward[i]),
+                    "components": {name: None if value != value else value for name, value in values},
+                    "note": scores.notes[i],
+                }
+            )
+        )
+    (target / "samples.jsonl").write_text("\n".join(lines) + "\n")
+    labels = [job.prompts[i].text for i in range(0, shown, n)]
+    grid(pictures[:shown], columns=n, labels=labels).save(target / "grid.png")
