@@ -182,7 +182,7 @@ def _missing(place: tuple[str, ...], kind: Any, start: int, context: Context) ->
     section = section_class(kind)
     for part in place[start:-1]:
         section = section_class(fields(section)[part].annotation)
-    words = explanation(fields(section)[place[-1]])
+    words = explanation(section, place[-1])
     what = f"{'.'.join(place)} is required: {words[:1].lower()}{words[1:]}"
     return f"{what} Set it in {context.recipe} or on the command line"
 

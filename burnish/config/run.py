@@ -99,7 +99,7 @@ class RunConfig:
         if needs.schedule_times > steps:
             yield (
                 f"algorithm.train_timesteps is {needs.schedule_times}, but rollout.num_inference_steps is "
-                f"{steps}, and noise levels are drawn from the sampling schedule without repetition; train at fewer"
+                f"{steps}, and levels are drawn from the schedule without repetition; train at fewer"
             )
         if needs.stochastic is not None:
             try:
@@ -111,7 +111,7 @@ class RunConfig:
         if self.rollout.guidance_rescale and self.rollout.guidance_scale == 1:
             yield (
                 "rollout.guidance_rescale is true, but rollout.guidance_scale is 1, which is no guidance: "
-                "nothing would be rescaled; set rollout.guidance_scale above 1 or rollout.guidance_rescale=false"
+                "nothing is rescaled; set rollout.guidance_scale above 1 or rollout.guidance_rescale=false"
             )
 
     def _steps(self) -> Iterator[str]:

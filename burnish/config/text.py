@@ -77,27 +77,29 @@ def fields(options: Any) -> dict[str, FieldInfo]:
     return found
 
 
-def explanation(field: FieldInfo) -> str:
-    """The words below a field, on one line."""
-    return " ".join((field.description or "").split())
+def explanation(options: Any, name: str) -> str:
+    """The words below a field, on one line; an inherited field is explained in the class that it comes from."""
+    cls = options if isinstance(options, type) else type(options)
+    own = (fields(base).get(name) for base in cls.__mro__ if dataclasses.is_dataclass(base))
+    words = (field.description for field in own if field is not None and field.description)
+    return " ".join(next(words, "").split())
 
 
 def _section(section: Any, depth: int) -> Iterator[str]:
     for name, field in fields(section).items():
         value = getattr(section, name)
         if name == "algorithm" and depth == 0:
-            yield f"{name}:"
+            yield _line(depth, name, None, explanation(section, name))
             yield _line(depth + 1, "name", value.name, _summary(value))
             yield from _section(value, depth + 1)
         elif name == "rewards" and depth == 0:
-            yield _line(depth, name, None, explanation(field))
+            yield _line(depth, name, None, explanation(section, name))
             yield from _rewards(value)
         else:
-            yield from _option(name, value, field, depth)
+            yield from _option(name, value, field, explanation(section, name), depth)
 
 
-def _option(name: str, value: Any, field: FieldInfo, depth: int) -> Iterator[str]:
-    words = explanation(field)
+def _option(name: str, value: Any, field: FieldInfo, words: str, depth: int) -> Iterator[str]:
     default = None if field.is_required() else field.get_default(call_default_factory=True)
     nested = dataclasses.is_dataclass(value)
     changed = not field.is_required() and (default is None if nested else value != default)

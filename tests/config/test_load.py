@@ -1,0 +1,153 @@
+import pytest
+
+from burnish.config import changes, describe, dump, fingerprint, load, to_dict
+from burnish.config.yaml_text import parse, show
+from burnish.errors import ConfigError
+
+
+def test_precedence_is_defaults_then_recipe_then_variant_then_command_line(recipe):
+    assert load(recipe).steps == 30
+    assert load(recipe, ["algorithm=flow_grpo"]).steps == 40
+    assert load(recipe, ["steps=7", "algorithm=flow_grpo"]).steps == 7
+    assert load(recipe, ["algorithm=flow_grpo"]).optimizer.lr == 2e-3
+    assert load(recipe).optimizer.lr == 3e-4
+
+
+def test_another_algorithm_does_not_get_the_options_of_the_recipes_own(recipe):
+    assert load(recipe).algorithm.beta == 0.5
+    chosen = load(recipe, ["algorithm.noise_level=0.3", "algorithm=flow_grpo"]).algorithm
+    assert (chosen.name, chosen.clip, chosen.noise_level) == ("flow_grpo", 1e-3, 0.3)
+
+
+def test_naming_the_recipes_own_algorithm_keeps_its_options(recipe):
+    assert load(recipe, ["algorithm=diffusion_nft"]).algorithm.beta == 0.5
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["algorithm=flow_grpo", "algorithm.clip=1e-2"],
+        ["algorithm.clip=0.01", "algorithm=flow_grpo"],
+        ["algorithm={name: flow_grpo, clip: 0.01}"],
+        ["algorithm.name=flow_grpo", "algorithm.clip=.01", "algorithm=flow_grpo"],
+    ],
+)
+def test_the_order_of_the_command_line_does_not_matter(recipe, overrides):
+    chosen = load(recipe, overrides).algorithm
+    assert (chosen.name, chosen.clip) == ("flow_grpo", 0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-4", 1e-4), ("-2E+3", -2000.0), (".5", 0.5), ("3", 3), ("1_000", 1000), ("true", True), ("null", None),
+        ("~", None), ("[a,b]", ["a", "b"]), ("yes", "yes"), ("off", "off"), ("12:30", "12:30"), ("010", "010"),
+        ("2024-01-01", "2024-01-01"), ("'3'", "3"), (".inf", float("inf")), ("{a: 1e3}", {"a": 1e3}), ("1e", "1e"),
+    ],
+)  # fmt: skip
+def test_values_are_read_as_people_mean_them(text, value):
+    assert parse(text) == value
+    assert type(parse(text)) is type(value)
+
+
+@pytest.mark.parametrize(
+    "value", ["1e-4", "true", "null", "yes", "", "a: b", "x#y", "#", 1e-8, 3, None, False, [1.5, "2"]]
+)
+def test_what_is_shown_is_read_back(value):
+    assert parse(show(value)) == value
+    assert "\n" not in show(value)
+
+
+def test_rewards_are_added_changed_and_removed(recipe):
+    config = load(recipe, ["rewards.jpeg_compressibility.weight=0.1", "rewards.border_darkness=null"])
+    assert {label: (reward.name, reward.weight) for label, reward in config.rewards.items()} == {
+        "ocr": ("ocr", 1.0),
+        "jpeg_compressibility": ("jpeg_compressibility", 0.1),
+    }
+
+
+def test_one_kind_of_reward_under_two_labels(recipe):
+    config = load(recipe, ["rewards.strict.name=ocr", "rewards.strict.weight=0.5"])
+    assert config.rewards["strict"].name == config.rewards["ocr"].name == "ocr"
+
+
+def test_sections_are_switched_off_on_and_set(recipe):
+    assert load(recipe, ["model.lora=null"]).model.lora is None
+    assert load(recipe, ["model.lora.rank=8"]).model.lora.rank == 8
+    assert load(recipe, ["ema.decay=0.5"]).ema.decay == 0.5
+    assert load(recipe, ["ema={}"]).ema.decay == 0.9
+    assert load(recipe).ema is None
+
+
+def test_an_option_of_the_recipe_may_be_switched_off_by_another(recipe):
+    from pathlib import Path
+
+    Path(recipe).write_text(Path(recipe).read_text().replace("n: 12", "n: 12, merge_lora: true"))
+    assert load(recipe, ["model.lora=null"]).model.lora is None
+
+
+VARIED = [
+    [],
+    ["algorithm=flow_grpo", "algorithm.window={kind: random, size: 3}", "model.lora=null"],
+    ["ema={}", "rewards.other={name: ocr, weight: -1.5}", "output_dir='1e-4'", "optimizer.eps=1e-30"],
+    [
+        "trainer.mini_batch_size=24",
+        "model.lora.targets=[attn.to_q]",
+        "optimizer.betas=[0.5,0.25]",
+        "seed=123456789",
+    ],
+]
+
+
+@pytest.mark.parametrize("overrides", VARIED)
+def test_a_dumped_configuration_loads_as_an_equal_one(recipe, tmp_path, overrides):
+    config = load(recipe, overrides)
+    saved = tmp_path / "saved.yaml"
+    saved.write_text(dump(config))
+    again = load(str(saved))
+    assert again == config
+    assert to_dict(again) == to_dict(config)
+    assert fingerprint(again) == fingerprint(config)
+
+
+def test_what_is_described_says_what_differs_and_explains_the_rest(recipe):
+    lines = describe(load(recipe, ["rollout.n=16"]), "small").splitlines()
+    n = next(line for line in lines if line.strip().startswith("n: 16"))
+    assert "[default 8]" in n
+    assert "Samples per prompt" in n
+    rank = next(line for line in lines if line.strip().startswith("height:"))
+    assert "[default" not in rank
+    assert all("#" in line for line in lines if ":" in line and not line.endswith(":") and len(line) < 68)
+
+
+def test_a_dictionary_is_complete(recipe):
+    plain = to_dict(load(recipe))
+    assert plain["algorithm"]["name"] == "diffusion_nft"
+    assert plain["rewards"]["ocr"] == {"name": "ocr", "weight": 1.0} | plain["rewards"]["ocr"]
+    assert plain["rollout"]["batch_size"] == 96
+
+
+@pytest.mark.parametrize(
+    ("override", "decides"),
+    [
+        ("seed=1", True), ("algorithm.beta=2", True), ("rollout.n=4", True), ("threads=2", True),
+        ("rewards.ocr.weight=2", True), ("output_dir=elsewhere", False), ("rollout.batch_size=3", False),
+        ("checkpoint.every=1", False), ("validation.n=1", False), ("steps=99", False),
+    ],
+)  # fmt: skip
+def test_the_fingerprint_changes_with_what_decides_the_weights(recipe, override, decides):
+    before, after = load(recipe), load(recipe, [override])
+    assert (fingerprint(before) != fingerprint(after)) == decides
+    assert changes(before, after)[0].startswith(override.split("=")[0])
+
+
+def test_the_length_of_a_run_decides_where_the_learning_rate_falls_with_it(recipe):
+    falling = ["optimizer.schedule=linear"]
+    assert fingerprint(load(recipe, falling)) != fingerprint(load(recipe, [*falling, "steps=99"]))
+
+
+def test_a_refused_configuration_is_one_message_with_a_line_for_every_complaint(recipe):
+    with pytest.raises(ConfigError) as refused:
+        load(recipe, ["steps=0", "rollout.n=x", "lr=1", "algorithm.beta=-1"])
+    assert len(refused.value.complaints) == 4
+    assert "pydantic" not in str(refused.value)
