@@ -76,7 +76,7 @@ def walk(kind: str, noise: float, steps: int, mean: float, std: float, stop: flo
 def test_noise_keeps_the_marginals(kind, noise, stop):
     """Statistical: 40,000 walkers know mean and spread to 0.5 % of the spread; 400 steps add up to 1 %.
 
-    CPS draws noise afresh but puts the predicted x_0 in place of a draw of it, so it keeps the amount of noise
+    CPS draws noise afresh but puts the predicted x_0 in place of a draw of it: it keeps the amount of noise
     and loses spread of the data (a tenth of it at t = 0.2 here); it is exact where the data is a point.
     """
     mean, std = 1.5, 0.02 if kind == "cps" else 0.5
