@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -192,6 +193,8 @@ def _inconsistent(message: str, place: tuple[str, ...], kind: Any, start: int) -
     section = section_class(kind)
     for part in place[start:]:
         section = section_class(fields(section)[part].annotation)
+    for python, yaml in (("None", "null"), ("True", "true"), ("False", "false")):
+        message = re.sub(rf"\b{python}\b", yaml, message)
     first = message.split(maxsplit=1)[0].rstrip(",;:")
     if first in fields(section):
         return f"{'.'.join(place)}.{message}"

@@ -36,8 +36,9 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     base = _read(path)
     given = read_overrides(overrides)
     tree = nest(given)
-    tree = merge(_for_algorithm(base, tree, path), tree)
-    _removals(given, base)
+    below = _for_algorithm(base, tree, path)
+    _removals(given, below)
+    tree = merge(below, tree)
     sections, complaints = _sections(tree, Context(path.name, given, tree))
     if complaints:
         raise ConfigError(complaints)

@@ -78,7 +78,7 @@ def fields(options: Any) -> dict[str, FieldInfo]:
 
 
 def explanation(options: Any, name: str) -> str:
-    """The words below a field, on one line; an inherited field is explained in the class that it comes from."""
+    """The words below a field, on one line; an inherited field has its words in a base class."""
     cls = options if isinstance(options, type) else type(options)
     own = (fields(base).get(name) for base in cls.__mro__ if dataclasses.is_dataclass(base))
     words = (field.description for field in own if field is not None and field.description)

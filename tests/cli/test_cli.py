@@ -100,10 +100,10 @@ def test_nothing_at_all_shows_the_help(capsys):
 def called(monkeypatch):
     """Commands that only note how they were called."""
     calls = []
-    for module, name in [("train", "train"), ("evaluate", "evaluate"), ("sample", "sample"), ("export", "export"), ("report", "report")]:  # fmt: skip
-        stub = types.ModuleType(f"burnish.commands.{module}")
+    for name in ("train", "evaluate", "sample", "export", "report"):
+        stub = types.ModuleType(f"burnish.commands.{name}")
         setattr(stub, name, lambda *args, **kwargs: calls.append((args, kwargs)) or 0)
-        monkeypatch.setitem(sys.modules, f"burnish.commands.{module}", stub)
+        monkeypatch.setitem(sys.modules, f"burnish.commands.{name}", stub)
     for variable in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY"):
         monkeypatch.setenv(variable, "restored by the fixture")
         monkeypatch.delenv(variable)

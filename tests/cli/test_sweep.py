@@ -1,5 +1,8 @@
 import json
+import os
+import signal
 import sys
+import threading
 
 import pytest
 
@@ -101,6 +104,22 @@ def test_the_runs_of_a_sweep_and_their_table(recipe, tmp_path, capsys, monkeypat
     assert table.count("0.875") == runs
     assert "all/reward/mean@4" in table
     assert ("failed (1)" in table) == (1 in codes)
+
+
+def test_a_signal_stops_the_run_and_the_sweep(recipe, tmp_path, monkeypatch):
+    popen, started = sweep.subprocess.Popen, []
+
+    def start(command, **kwargs):
+        started.append(command)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        wait = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(75)); time.sleep(60)"
+        return popen([sys.executable, "-c", wait], **kwargs)
+
+    monkeypatch.setattr(sweep.subprocess, "Popen", start)
+    before = signal.getsignal(signal.SIGTERM)
+    assert cli.main(["train", recipe, "seed=0,1", "--sweep"]) == 75
+    assert len(started) == 1
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_run_without_validation_has_no_metrics(tmp_path):

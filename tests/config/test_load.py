@@ -40,11 +40,26 @@ def test_the_order_of_the_command_line_does_not_matter(recipe, overrides):
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("1e-4", 1e-4), ("-2E+3", -2000.0), (".5", 0.5), ("3", 3), ("1_000", 1000), ("true", True), ("null", None),
-        ("~", None), ("[a,b]", ["a", "b"]), ("yes", "yes"), ("off", "off"), ("12:30", "12:30"), ("010", "010"),
-        ("2024-01-01", "2024-01-01"), ("'3'", "3"), (".inf", float("inf")), ("{a: 1e3}", {"a": 1e3}), ("1e", "1e"),
+        ("1e-4", 1e-4),
+        ("-2E+3", -2000.0),
+        (".5", 0.5),
+        ("3", 3),
+        ("1_000", 1000),
+        ("true", True),
+        ("null", None),
+        ("~", None),
+        ("[a,b]", ["a", "b"]),
+        ("yes", "yes"),
+        ("off", "off"),
+        ("12:30", "12:30"),
+        ("010", "010"),
+        ("2024-01-01", "2024-01-01"),
+        ("'3'", "3"),
+        (".inf", float("inf")),
+        ("{a: 1e3}", {"a": 1e3}),
+        ("1e", "1e"),
     ],
-)  # fmt: skip
+)
 def test_values_are_read_as_people_mean_them(text, value):
     assert parse(text) == value
     assert type(parse(text)) is type(value)
@@ -130,11 +145,18 @@ def test_a_dictionary_is_complete(recipe):
 @pytest.mark.parametrize(
     ("override", "decides"),
     [
-        ("seed=1", True), ("algorithm.beta=2", True), ("rollout.n=4", True), ("threads=2", True),
-        ("rewards.ocr.weight=2", True), ("output_dir=elsewhere", False), ("rollout.batch_size=3", False),
-        ("checkpoint.every=1", False), ("validation.n=1", False), ("steps=99", False),
+        ("seed=1", True),
+        ("algorithm.beta=2", True),
+        ("rollout.n=4", True),
+        ("threads=2", True),
+        ("rewards.ocr.weight=2", True),
+        ("output_dir=elsewhere", False),
+        ("rollout.batch_size=3", False),
+        ("checkpoint.every=1", False),
+        ("validation.n=1", False),
+        ("steps=99", False),
     ],
-)  # fmt: skip
+)
 def test_the_fingerprint_changes_with_what_decides_the_weights(recipe, override, decides):
     before, after = load(recipe), load(recipe, [override])
     assert (fingerprint(before) != fingerprint(after)) == decides

@@ -10,23 +10,45 @@ from burnish.config.disk import check_disk
 from burnish.errors import ConfigError
 
 COMMAND_LINE = {
-    "unknown option": (["rollout.num_inference_step=8"], ["rollout.num_inference_step is 8", "rollout.num_inference_steps"]),
+    "unknown option": (
+        ["rollout.num_inference_step=8"],
+        ["rollout.num_inference_step is 8", "rollout.num_inference_steps"],
+    ),
     "unknown section": (["rollouts.n=3"], ["rollouts.n is 3", "rollout.n"]),
     "option of a section at the top": (["lr=1e-3"], ["lr is 0.001", "did you mean optimizer.lr"]),
     "option that no name is near": (["scoring.zzz=1"], ["scoring.zzz is 1", "processes, timeout"]),
     "option of another algorithm": (
         ["algorithm.noise_level=0.7"],
-        ["algorithm.noise_level is 0.7", "option of flow_grpo", "diffusion_nft, which this run uses, never reads it"],
+        [
+            "algorithm.noise_level is 0.7",
+            "option of flow_grpo",
+            "diffusion_nft, which this run uses, never reads it",
+        ],
     ),
-    "section of another algorithm": (["algorithm.window.size=3"], ["algorithm.window.size is 3", "option of flow_grpo"]),
-    "near to an option of an algorithm": (["algorithm.bata=1"], ["algorithm.bata is 1", "did you mean algorithm.beta"]),
+    "section of another algorithm": (
+        ["algorithm.window.size=3"],
+        ["algorithm.window.size is 3", "option of flow_grpo"],
+    ),
+    "near to an option of an algorithm": (
+        ["algorithm.bata=1"],
+        ["algorithm.bata is 1", "did you mean algorithm.beta"],
+    ),
     "option inside a number": (["steps.x=1"], ["steps is {x: 1}", "a whole number"]),
     "unknown option in a nested section": (["model.lora.rnk=8"], ["model.lora.rnk is 8", "model.lora.rank"]),
-    "unknown option of a reward": (["rewards.ocr.wieght=1"], ["rewards.ocr.wieght is 1", "rewards.ocr.weight"]),
-    "unknown reward": (["rewards.orc.weight=1"], ["rewards.orc is not known", "did you mean ocr", "rewards.orc.name"]),
+    "unknown option of a reward": (
+        ["rewards.ocr.wieght=1"],
+        ["rewards.ocr.wieght is 1", "rewards.ocr.weight"],
+    ),
+    "unknown reward": (
+        ["rewards.orc.weight=1"],
+        ["rewards.orc is not known", "did you mean ocr", "rewards.orc.name"],
+    ),
     "unknown kind of reward": (["rewards.mine.name=orc"], ["rewards.mine.name is orc", "did you mean ocr"]),
     "reward without options": (["rewards.ocr=0.5"], ["rewards.ocr is 0.5", "rewards.ocr.weight=1"]),
-    "removed reward is not there": (["rewards.orc=null"], ["rewards.orc=null removes nothing", "ocr, border_darkness"]),
+    "removed reward is not there": (
+        ["rewards.orc=null"],
+        ["rewards.orc=null removes nothing", "ocr, border_darkness"],
+    ),
     "unknown algorithm": (["algorithm=flow_gpro"], ["algorithm is flow_gpro", "did you mean flow_grpo"]),
     "algorithm is not a name": (["algorithm=3"], ["algorithm is 3", "diffusion_nft"]),
     "no algorithm": (["algorithm=null"], ["algorithm is required", "algorithm=NAME", "diffusion_nft"]),
@@ -62,11 +84,14 @@ COMMAND_LINE = {
     "not YAML": (["model.lora.targets=[a"], ["model.lora.targets=[a", "YAML"]),
     "twice": (["rollout.n=2", "rollout.n=3"], ["rollout.n", "twice", "2", "3"]),
     "algorithm twice": (["algorithm=flow_grpo", "algorithm=diffusion_nft"], ["algorithm.name", "twice"]),
-    "off and set": (["model.lora=null", "model.lora.rank=8"], ["model.lora=null", "model.lora.rank=8", "contradict"]),
+    "off and set": (
+        ["model.lora=null", "model.lora.rank=8"],
+        ["model.lora=null", "model.lora.rank=8", "contradict"],
+    ),
     "required": (["model={path: null}"], ["model.path is null", "text"]),
     "algorithm at odds with itself": (
         ["algorithm.old_decay=ema"],
-        ["algorithm.old_ema is", "algorithm.old_ema"],
+        ["algorithm.old_ema is null", "algorithm.old_ema"],
     ),
     "window at odds with itself": (
         ["algorithm=flow_grpo", "algorithm.window.size=3"],
@@ -102,21 +127,33 @@ COMMAND_LINE = {
         ["scoring.timeout", "scoring.processes is 0"],
     ),
     "unknown family": (["model.family=sd9"], ["model.family is", "sd9", "auto"]),
-    "no reward": (["rewards={ocr: null, border_darkness: null}"], ["rewards", "weight", "rewards.NAME.weight=1"]),
+    "no reward": (
+        ["rewards={ocr: null, border_darkness: null}"],
+        ["rewards", "weight", "rewards.NAME.weight=1"],
+    ),
     "watched only": (["rewards.ocr.weight=0"], ["rewards", "weight 0", "rewards.NAME.weight=1"]),
-    "warm-up too long": (["optimizer.warmup_steps=30"], ["optimizer.warmup_steps is 30", "30 optimizer steps"]),
+    "warm-up too long": (
+        ["optimizer.warmup_steps=30"],
+        ["optimizer.warmup_steps is 30", "30 optimizer steps"],
+    ),
     "model is not there": (["model.path=/nowhere/model"], ["model.path is /nowhere/model", "directory"]),
     "model of a hub": (["model.path=stabilityai/sd3"], ["model.path is stabilityai/sd3", "hf download"]),
-    "model does not ship": (["model.path=burnish:quick/model"], ["model.path", "burnish:quick/model", "quickstart"]),
+    "model does not ship": (
+        ["model.path=burnish:quick/model"],
+        ["model.path", "burnish:quick/model", "quickstart"],
+    ),
     "model is something else": (["model.path=."], ["model.path is .", "model_index.json"]),
     "no prompts": (["data.train_files=nothing.txt"], ["data.train_files is nothing.txt", ".jsonl"]),
     "prompts are a folder": (["data.val_files=."], ["data.val_files is .", "file"]),
     "prompts do not ship": (["data.val_files=burnish:x.txt"], ["data.val_files", "burnish:x.txt"]),
-    "prompts out of the package": (["data.val_files=burnish:../x"], ["data.val_files", "burnish:../x", "leads out"]),
+    "prompts out of the package": (
+        ["data.val_files=burnish:../x"],
+        ["data.val_files", "burnish:../x", "leads out"],
+    ),
     "folder is a file": (["output_dir=small.yaml"], ["output_dir is small.yaml", "another folder"]),
     "folder below a file": (["output_dir=small.yaml/x"], ["output_dir is small.yaml/x", "another folder"]),
     "checkpoint is not there": (["resume=nothing"], ["resume is nothing", "auto, never"]),
-}  # fmt: skip
+}
 
 RECIPES = {
     "broken YAML": ("steps: 3\nmodel: [", ["line 2"]),
@@ -125,17 +162,29 @@ RECIPES = {
     "key is no word": ("1: x", ["line 1", "words"]),
     "a list": ("[1, 2]", ["must hold options"]),
     "empty": ("", ["must hold options", "null"]),
-    "required": ("algorithm: diffusion_nft\nrewards: {ocr: {}}\nmodel: {}", [
-        "model.path is required", "directory", "data.train_files is required", "prompts",
-    ]),
+    "required": (
+        "algorithm: diffusion_nft\nrewards: {ocr: {}}\nmodel: {}",
+        [
+            "model.path is required",
+            "directory",
+            "data.train_files is required",
+            "prompts",
+        ],
+    ),
     "no algorithm": ("steps: 3", ["algorithm is required", "diffusion_nft"]),
     "unknown": ("stpes: 3", ["stpes is 3", "did you mean steps", "(in broken.yaml)"]),
-    "variants of nothing": ("variants: {flow_gpro: {steps: 3}}", ["variants.flow_gpro", "did you mean flow_grpo"]),
+    "variants of nothing": (
+        "variants: {flow_gpro: {steps: 3}}",
+        ["variants.flow_gpro", "did you mean flow_grpo"],
+    ),
     "variant is a number": ("variants: {flow_grpo: 3}", ["variants.flow_grpo is 3"]),
-    "variant of another": ("variants: {flow_grpo: {algorithm: diffusion_nft}}", ["variants.flow_grpo.algorithm"]),
+    "variant of another": (
+        "variants: {flow_grpo: {algorithm: diffusion_nft}}",
+        ["variants.flow_grpo.algorithm"],
+    ),
     "variants are a list": ("variants: [flow_grpo]", ["variants is [flow_grpo]"]),
     "rewards are a list": ("rewards: [ocr]", ["rewards is [ocr]", "by name"]),
-}  # fmt: skip
+}
 
 
 def refusal(recipe, overrides):
