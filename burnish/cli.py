@@ -82,6 +82,7 @@ examples:
   burnish doctor      what to put right if the quickstart does not run
 """
 
+SOURCE = "folder of a run or of one of its checkpoints, a recipe, or the directory of a model"
 OVERRIDES = "options of the run as section.option=value; the value is YAML, null is none"
 
 
@@ -205,9 +206,7 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _eval_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "source", metavar="RUN|RECIPE", help="folder of a run, or a recipe for the model it starts from"
-    )
+    parser.add_argument("source", metavar="SOURCE", help=SOURCE)
     parser.add_argument("overrides", metavar="OPTION=VALUE", nargs="*", help=OVERRIDES)
     parser.add_argument("-o", "--output", metavar="FILE", help="also write the numbers to this .json file")
 
@@ -220,7 +219,7 @@ def _eval(args: argparse.Namespace) -> int:
 
 
 def _sample_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="RUN|MODEL", help="folder of a run, or directory of a model")
+    parser.add_argument("source", metavar="SOURCE", help=SOURCE)
     parser.add_argument("prompts", metavar="PROMPT", nargs="*", help="what to draw, in quotes")
     parser.add_argument(
         "-p", "--prompt-file", metavar="FILE", help="more prompts, one a line (.txt or .jsonl)"

@@ -6,6 +6,7 @@ Defaults, then the recipe, then its ``variants`` for the chosen algorithm, then 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -20,6 +21,8 @@ from burnish.config.yaml_text import parse, show
 from burnish.errors import ConfigError
 from burnish.paths import RECIPES
 from burnish.registry import lookup, names
+
+LABEL = re.compile(r"[A-Za-z_][\w-]*")  # what the command line can reach
 
 
 def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -117,7 +120,7 @@ def _for_algorithm(base: dict[str, Any], tree: dict[str, Any], path: Path) -> di
             raise ConfigError(
                 f"variants.{name}.algorithm is {show(inner)} (in {path.name}); it must hold options of {name}"
             )
-    return merge(base, variants.get(chosen, {}))
+    return merge(base, variants.get(chosen, {}) if isinstance(chosen, str) else {})
 
 
 def _removals(given: dict[str, Any], base: dict[str, Any]) -> None:
@@ -159,6 +162,8 @@ def _rewards(tree: Any, context: Context, complaints: list[str]) -> dict[str, An
         )
         return {}
     kept = {label: options for label, options in (tree or {}).items() if options is not None}
+    odd = [label for label in kept if not LABEL.fullmatch(label)]
+    complaints += [f"rewards has {label!r}; a label must be of letters, digits, _ and -" for label in odd]
     return {
         label: _registered("reward", ("rewards", label), options, label, context, complaints)
         for label, options in kept.items()
@@ -182,9 +187,8 @@ def _registered(
     if name not in names(kind):
         key = option if name == default or kind == "algorithm" else f"{option}.name"
         message = wrong_choice(key, name, names(kind), short=name == default)
-        complaints.append(
-            message + (f"; {option}.name=... gives it another label" if name == default else "")
-        )
+        label = f"; {option}.name=... gives it another label" if name == default else ""
+        complaints.append(message + label + context.origin(key))
         return None
     own = {key: value for key, value in tree.items() if key != "name"} if tree else {}
     return _typed(lookup(kind, name), path, own, context, complaints)

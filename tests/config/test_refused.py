@@ -183,6 +183,11 @@ RECIPES = {
         ["variants.flow_grpo.algorithm"],
     ),
     "variants are a list": ("variants: [flow_grpo]", ["variants is [flow_grpo]"]),
+    "label of a reward": ("rewards: {a.b: {name: ocr}}", ["rewards has 'a.b'", "letters"]),
+    "algorithm is a list": (
+        "algorithm: {name: [flow_grpo]}",
+        ["algorithm is [flow_grpo]", "(in broken.yaml)"],
+    ),
     "rewards are a list": ("rewards: [ocr]", ["rewards is [ocr]", "by name"]),
 }
 
