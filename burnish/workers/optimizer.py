@@ -1,0 +1,55 @@
+"""AdamW, its learning rate, and the length of the gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from burnish.options import OptimizerOptions
+
+
+def make_optimizer(parameters: Mapping[str, nn.Parameter], options: OptimizerOptions) -> torch.optim.AdamW:
+    """Fused AdamW over the trained parameters, in the order of their names in the network."""
+    return torch.optim.AdamW(
+        list(parameters.values()),
+        lr=options.lr,
+        betas=options.betas,
+        eps=options.eps,
+        weight_decay=options.weight_decay,
+        fused=True,
+    )
+
+
+def learning_rate(step: int, options: OptimizerOptions, total_steps: int) -> float:
+    """The learning rate of an optimizer step.
+
+    Args:
+        step: counted from 0.
+        options: peak, warm-up and shape.
+        total_steps: optimizer steps of the whole run; linear and cosine reach zero just after the last one.
+    """
+    if step < options.warmup_steps:
+        return options.lr * (step + 1) / options.warmup_steps
+    if options.schedule == "constant":
+        return options.lr
+    done = (step - options.warmup_steps) / max(total_steps - options.warmup_steps, 1)
+    done = min(done, 1.0)
+    left = 1 - done if options.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+    return options.lr * left
+
+
+def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float | None) -> Tensor:
+    """Scale gradients down to a common length of at most ``max_norm`` and return the length they had.
+
+    A length that is not finite is returned as it is, with the gradients untouched.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not gradients:
+        return torch.tensor(0.0)
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm([g.float() for g in gradients])))
+    if max_norm is not None and norm > max_norm and torch.isfinite(norm):
+        torch._foreach_mul_(gradients, float(max_norm / norm))
+    return norm
