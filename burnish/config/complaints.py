@@ -74,14 +74,14 @@ def complain(error: Any, path: tuple[str, ...], kind: Any, context: Context) -> 
     else:
         must = _KINDS.get(sort, f"otherwise: {error['msg']}")
     sweep = "; --sweep tries one value after another" if isinstance(value, str) and "," in value else ""
-    return f"{option} is {show(value)}; it must be {must}{sweep}{context.origin(option)}"
+    return f"{option} is {_short(value)}; it must be {must}{sweep}{context.origin(option)}"
 
 
 def wrong_choice(option: str, value: Any, choices: Sequence[str], *, short: bool = False) -> str:
     """``value`` is none of ``choices``; ``short`` leaves it out where the option already ends in it."""
     near = difflib.get_close_matches(str(value), choices, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    subject = f"{option} is not known" if short else f"{option} is {show(value)}"
+    subject = f"{option} is not known" if short else f"{option} is {_short(value)}"
     return f"{subject}; {hint}It must be one of {', '.join(choices)}".replace("; It", "; it").replace(
         "? It", "? It"
     )

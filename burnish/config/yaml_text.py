@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -22,6 +23,11 @@ _WORDS = [
 
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[Any]] = {}  # noqa: RUF012
+    yaml_constructors = {  # noqa: RUF012
+        tag: construct
+        for tag, construct in yaml.SafeLoader.yaml_constructors.items()
+        if tag is None or tag.rpartition(":")[2] in ("null", "bool", "int", "float", "str", "seq", "map")
+    }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -54,15 +60,17 @@ def parse(text: str) -> Any:
         ConfigError: it is not YAML; the message says on which line and why.
     """
     try:
-        return yaml.load(text, _Loader)
+        value = yaml.load(text, _Loader)
+        json.dumps(value)
+        return value
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise ConfigError(f"{line}{error.problem or error.context}") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"not YAML: {' '.join(str(error).split())}") from None
-    except ValueError as error:  # a tag such as !!int on text that is no number
-        raise ConfigError(f"not YAML: {error}") from None
+        raise ConfigError(f"it can't be read: {' '.join(str(error).split())}") from None
+    except (ValueError, KeyError) as error:  # !!int on text that is no number, or a list that holds itself
+        raise ConfigError(f"it has a value that can't be read: {error}") from None
 
 
 def show(value: Any) -> str:

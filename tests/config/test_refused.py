@@ -82,6 +82,9 @@ COMMAND_LINE = {
     "odd name": (["+rollout.n=3"], ["'+rollout.n=3'", "rollout.n=8"]),
     "no value": (["output_dir="], ["output_dir=", "no value", "null"]),
     "not YAML": (["model.lora.targets=[a"], ["model.lora.targets=[a", "YAML"]),
+    "tag that is not read": (["seed=!!python/name:os.system"], ["seed=!!python", "not YAML"]),
+    "list that holds itself": (["model.lora.targets=&a [*a]"], ["model.lora.targets=&a", "not YAML"]),
+    "tag that does not fit": (["data.shuffle=!!bool maybe"], ["data.shuffle=!!bool maybe", "not YAML"]),
     "twice": (["rollout.n=2", "rollout.n=3"], ["rollout.n", "twice", "2", "3"]),
     "algorithm twice": (["algorithm=flow_grpo", "algorithm=diffusion_nft"], ["algorithm.name", "twice"]),
     "off and set": (
