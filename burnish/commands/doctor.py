@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from burnish.errors import UserError
-from burnish.paths import resolve
 
 GB = 1e9
 NEEDED_MEMORY = 2.0  # GB: the quickstart with torch, diffusers and a process that scores
@@ -172,13 +171,15 @@ def check_folder() -> Finding:
 
 
 def check_quickstart() -> Finding:
-    """The model and the prompts of the quickstart."""
-    for name in ("model/model_index.json", "train.jsonl", "heldout.jsonl"):
-        try:
-            resolve(f"burnish:quickstart/{name}")
-        except UserError as error:
-            return Finding("fail", str(error), "install Burnish again: pip install --force-reinstall burnish")
-    return Finding("ok", "model and prompts are there")
+    """Whether the quickstart's recipe passes every check that train makes."""
+    from burnish.config import load
+    from burnish.config.disk import check_disk
+
+    try:
+        check_disk(load("quickstart"))
+    except UserError as error:
+        return Finding("fail", str(error), "pip install --force-reinstall burnish, or another folder")
+    return Finding("ok", "recipe, model and prompts are there")
 
 
 def check_reward() -> Finding:
@@ -223,6 +224,6 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "memory": check_memory,
     "disk": check_disk_space,
     "folder": check_folder,
-    "quickstart files": check_quickstart,
+    "quickstart": check_quickstart,
     "OCR reward": check_reward,
 }

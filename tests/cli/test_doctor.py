@@ -48,9 +48,14 @@ def test_full_disks_and_missing_files_say_what_to_do(monkeypatch, tmp_path):
 
     monkeypatch.setattr(paths, "ASSETS", tmp_path)
     assert "burnish:quickstart/model" in doctor.check_quickstart().found
+    assert doctor.check_quickstart().state == "fail"
     monkeypatch.setattr(doctor, "NEEDED_DISK", 1e9)
     assert doctor.check_disk_space().state == "fail"
     assert "output_dir" in doctor.check_disk_space().advice
+
+
+def test_the_quickstart_is_checked_as_train_checks_it(recipe):
+    assert doctor.check_quickstart().state == "ok"
 
 
 def test_the_word_is_drawn_black_on_white():
