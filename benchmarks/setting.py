@@ -1,0 +1,167 @@
+"""What the benchmarks share: random SD3 models behind Burnish's own interfaces, CPU time, tables."""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from diffusers import SD3Transformer2DModel
+
+from burnish import random
+from burnish.algorithms.flow_grpo import FlowGRPO
+from burnish.engines.flow import FlowEngine, Job
+from burnish.models.sd3 import SD3
+from burnish.options import LoraOptions, OptimizerOptions, RolloutOptions, TrainerOptions
+from burnish.stopwatch import Stopwatch
+from burnish.types import Conditioning, Denoising, Prompt, Scored, Scores
+from burnish.workers.local import LocalWorkers
+from burnish.workers.roles import NetworkRoles
+
+JOINT, POOLED = 64, 64  # widths of the prompt embeddings
+
+
+def sd3(layers: int, heads: int, head_width: int) -> SD3Transformer2DModel:
+    """A transformer of that size with random weights, for latents [16, 8, 8]: pictures of 64 x 64 pixels."""
+    torch.manual_seed(0)
+    return SD3Transformer2DModel(
+        sample_size=8, patch_size=2, in_channels=16, out_channels=16, num_layers=layers,
+        attention_head_dim=head_width, num_attention_heads=heads, caption_projection_dim=heads * head_width,
+        joint_attention_dim=JOINT, pooled_projection_dim=POOLED, pos_embed_max_size=16, qk_norm="rms_norm",
+    ).requires_grad_(False)  # fmt: skip
+
+
+class RandomSD3(SD3):
+    """Burnish's SD3 without text encoders and VAE: random embeddings, and pictures are not decoded."""
+
+    def __init__(self, network: SD3Transformer2DModel, text_tokens: int) -> None:
+        scheduler = SimpleNamespace(config={"shift": 3.0, "num_train_timesteps": 1000})
+        pipeline = SimpleNamespace(transformer=network, scheduler=scheduler, vae=None)
+        super().__init__(pipeline, compute=torch.float32, max_sequence_length=None)
+        self.text_tokens = text_tokens
+
+    def encode(self, texts):
+        tokens = random.normal((self.text_tokens, JOINT), [("tokens", text) for text in texts])
+        return Conditioning(
+            tokens=tokens, pooled=random.normal((POOLED,), [("pooled", text) for text in texts])
+        )
+
+    def decode(self, latents):
+        return []
+
+
+class Burnish:
+    """Burnish's own engine and workers around a random model."""
+
+    def __init__(
+        self,
+        network: SD3Transformer2DModel,
+        algorithm: FlowGRPO,
+        *,
+        text_tokens: int,
+        guidance: float,
+        rollout_batch: int,
+        micro_batch: int,
+        steps: int = 10,
+        merge: bool = True,
+        lora: LoraOptions | None = None,
+    ) -> None:
+        self.algorithm = algorithm
+        self.needs = algorithm.needs()
+        self.roles = NetworkRoles(
+            RandomSD3(network, text_tokens), self.needs, lora,
+            guidance=guidance, rescale=False, micro_batch_size=micro_batch, on_policy=True, seed=0,
+        )  # fmt: skip
+        options = RolloutOptions(num_inference_steps=steps, batch_size=rollout_batch, merge_lora=merge)
+        self.engine = FlowEngine(self.roles, options, seed=0)
+        self.workers = LocalWorkers(
+            self.roles, algorithm, optimizer=OptimizerOptions(lr=1e-5), trainer=TrainerOptions(), ema=None,
+            total_steps=1000, seed=0, watch=Stopwatch(),
+        )  # fmt: skip
+
+    def rollout(self, prompts: int, group: int, update: int) -> Scored:
+        """Sample groups; rewards are random."""
+        job = Job.groups(
+            [Prompt(text=f"prompt {i}") for i in range(prompts)], group,
+            purpose="rollout", update=update, stochastic=self.needs.stochastic,
+        )  # fmt: skip
+        trace = Denoising.cat([part for _, part, _ in self.engine.sample(job)])
+        reward = random.normal((), [("reward", update, i) for i in range(prompts * group)])
+        scores = Scores(
+            reward=reward, missing=torch.zeros(len(reward), dtype=torch.bool), components=reward[:, None],
+            names=("random",), notes=[""] * len(reward),
+        )  # fmt: skip
+        return Scored(
+            prompts=job.prompts, group=job.group, sample=job.sample, trace=trace, scores=scores,
+            update=update, version=update - 1, seed=0,
+        )  # fmt: skip
+
+    def update(self, scored: Scored) -> dict[str, float]:
+        """What the loop does after sampling."""
+        self.workers.publish(scored.update - 1)
+        batch, _ = self.algorithm.credit(self.workers.annotate(scored))
+        return self.workers.update(batch, scored.update)
+
+
+def cpu_seconds(work: Callable[[], object]) -> tuple[float, object]:
+    """CPU time of this process for some work, and what it returned; other programs do not count."""
+    start = time.process_time()
+    result = work()
+    return time.process_time() - start, result
+
+
+def median(values: list[float]) -> float:
+    return statistics.median(values)
+
+
+def options(description: str, **more: dict) -> argparse.Namespace:
+    """The command line that all benchmarks understand."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--output", type=Path, help="write the figures here as JSON")
+    parser.add_argument(
+        "--smoke", action="store_true", help="a few seconds: does it run? Its figures mean nothing"
+    )
+    for name, kwargs in more.items():
+        parser.add_argument(f"--{name}", **kwargs)
+    torch.set_num_threads(1)
+    return parser.parse_args()
+
+
+def table(rows: list[dict], columns: dict[str, str]) -> str:
+    """Rows as text; ``columns`` maps a key to its heading."""
+    cells = [list(columns.values())]
+    cells += [[_cell(row.get(key)) for key in columns] for row in rows]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+    lines = []
+    for line in cells:
+        text = [
+            cell.ljust(w) if i == 0 else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        ]
+        lines.append("  ".join(text).rstrip())
+    lines.insert(1, "-" * max(map(len, lines)))
+    return "\n".join(lines)
+
+
+def write(path: Path | None, result: dict) -> None:
+    """Figures with what is needed to judge them."""
+    if path is None:
+        return
+    machine = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "processor": platform.machine(),
+    }
+    path.write_text(
+        json.dumps(result | {"machine": machine, "threads": torch.get_num_threads()}, indent=1) + "\n"
+    )
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
