@@ -35,6 +35,7 @@ def doctor() -> int:
     """Print every check; 0 if the quickstart can run."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("check", "", "found", "what to do", box=None)
     colours = {"ok": "green", "warn": "yellow", "fail": "bold red"}
@@ -42,7 +43,8 @@ def doctor() -> int:
     for name, check in CHECKS.items():
         finding = examine(check)
         states.append(finding.state)
-        table.add_row(name, f"[{colours[finding.state]}]{finding.state}[/]", finding.found, finding.advice)
+        state = Text(finding.state, style=colours[finding.state])
+        table.add_row(name, state, Text(finding.found), Text(finding.advice))
     console = Console()
     console.print(table)
     if "fail" in states:

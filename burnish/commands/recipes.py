@@ -12,10 +12,11 @@ def recipes() -> int:
     """Print every recipe with its description."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("recipe", "what it does", box=None)
     for name in recipe_names():
-        table.add_row(name, description(RECIPES / f"{name}.yaml"))
+        table.add_row(name, Text(description(RECIPES / f"{name}.yaml")))
     Console().print(table)
     return 0
 

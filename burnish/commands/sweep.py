@@ -147,6 +147,7 @@ def show(members: Sequence[Member], codes: Sequence[int]) -> None:
     """Print how each member ended; those that were not started are left out."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     results = [final_metrics(member.folder) for member, _ in zip(members, codes, strict=False)]
     metrics = list(dict.fromkeys(key for result in results for key in result))
@@ -154,7 +155,7 @@ def show(members: Sequence[Member], codes: Sequence[int]) -> None:
     for member, code, result in zip(members, codes, results, strict=False):
         numbers = [f"{result[key]:.4g}" if key in result else "" for key in metrics]
         ended = {0: "done", STOPPED: "stopped"}.get(code, f"failed ({code})")
-        table.add_row(*member.values.values(), *numbers, ended)
+        table.add_row(*map(Text, [*member.values.values(), *numbers, ended]))
     Console().print(table)
 
 

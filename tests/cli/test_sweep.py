@@ -122,6 +122,11 @@ def test_a_signal_stops_the_run_and_the_sweep(recipe, tmp_path, monkeypatch):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_lists_are_shown_as_they_were_given(tmp_path, capsys):
+    sweep.show([sweep.Member({"model.lora.targets": "[a,b]"}, [], tmp_path)], [0])
+    assert "[a,b]" in capsys.readouterr().out
+
+
 def test_a_run_without_validation_has_no_metrics(tmp_path):
     assert sweep.final_metrics(tmp_path) == {}
 
