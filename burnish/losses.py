@@ -32,7 +32,7 @@ def clipped_surrogate(
             "actor/pg_clipfrac": higher + lower,
             "actor/pg_clipfrac_higher": higher,
             "actor/pg_clipfrac_lower": lower,
-            "ratio": ratio,
+            "ratio": ratio.detach(),
         }
     return loss, metrics
 

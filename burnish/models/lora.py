@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -33,7 +34,8 @@ def add_adapters(network: nn.Module, options: LoraOptions, names: Sequence[str],
     alpha = options.alpha if options.alpha is not None else 2 * options.rank
     config = LoraConfig(r=options.rank, lora_alpha=alpha, target_modules=list(options.targets))  # type: ignore[arg-type]
     for name in names:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # several are meant
             torch.manual_seed(seed)
             network.add_adapter(config, adapter_name=name)  # type: ignore[operator]
     use_adapter(network, names[0])
