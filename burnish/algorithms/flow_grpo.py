@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.experience import AnnotatedSteps, LearnedSteps, StepTerms
-    from burnish.flow.transitions import Transition
+    from burnish.flow.transitions import Density, Transition
     from burnish.types import Loss, Scored, Steps
 
 
@@ -29,8 +29,9 @@ class FlowGRPO(Algorithm):
     """What a stochastic step is: Flow-GRPO's SDE, Flow-CPS (cleaner pictures), or DanceGRPO's SDE."""
     noise_level: Positive = 0.7
     """Strength of the noise of a stochastic step, in the units of its transition."""
-    logprob: Literal["gaussian", "squared_error"] = "gaussian"
-    """Density of a step: exact, or -(x - mean)^2 without scale, as Flow-CPS was published."""
+    logprob: Literal["published", "gaussian", "squared_error"] = "published"
+    """Log-density of a step: exact, or -(x - mean)^2 without scale; published is that for cps, else exact. With cps
+    the exact one is ruled by the last steps, whose noise is tiny."""
     window: Window = Field(default_factory=Window)
     """Which steps are stochastic and trained; a prompt's samples always share them."""
     shared_noise: bool = False
@@ -67,8 +68,14 @@ class FlowGRPO(Algorithm):
         return self
 
     def needs(self) -> Needs:
-        stochastic = Stochastic(self.transition, self.noise_level, self.window, self.logprob, self.shared_noise)
+        stochastic = Stochastic(self.transition, self.noise_level, self.window, self._density, self.shared_noise)
         return Needs(stochastic=stochastic, reference=self.kl_coef > 0)
+
+    @property
+    def _density(self) -> Density:
+        if self.logprob == "published":
+            return "squared_error" if self.transition == "cps" else "gaussian"
+        return self.logprob
 
     def annotate(self, scored: Scored, roles: Roles) -> AnnotatedSteps:
         from burnish.experience import AnnotatedSteps
@@ -77,7 +84,7 @@ class FlowGRPO(Algorithm):
         steps, metrics = scored.trace.steps(), {}
 
         def logprob(part: Steps) -> Tensor:
-            return self._step(part, roles.policy).logprob(part.next_state, self.logprob)
+            return self._step(part, roles.policy).logprob(part.next_state, self._density)
 
         recompute = self.old_logprob == "recompute"
         if self.old_logprob == "auto" and not roles.on_policy and len(steps):
@@ -123,7 +130,7 @@ class FlowGRPO(Algorithm):
 
         count = len(part)
         step = self._step(part.steps, roles.policy)
-        logprob = step.logprob(part.steps.next_state, self.logprob)
+        logprob = step.logprob(part.steps.next_state, self._density)
         # before the first optimizer step the policy is the one that sampled: the ratio is 1 by definition
         old = part.old if roles.moved else logprob.detach()
         loss, values = clipped_surrogate(

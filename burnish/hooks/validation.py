@@ -43,8 +43,8 @@ class Validation(Hook):
                 metrics |= judge(self.session, self.folder.validation(update), n=self.options.n)
 
 
-def judge(session: Session, target: Path, *, n: int, guidance: float | None = None) -> Metrics:
-    """Sample held-out prompts, score them, and keep pictures and verdicts of the first ones in ``target``."""
+def judge(session: Session, target: Path | None, *, n: int, guidance: float | None = None) -> Metrics:
+    """Sample held-out prompts, score them, and keep pictures and verdicts of the first ones in ``target``, if any."""
     prompts = session.val_prompts
     job = Job.groups(prompts, n, purpose="validation", update=0, guidance=guidance)
     pictures: list[np.ndarray] = []
@@ -53,7 +53,8 @@ def judge(session: Session, target: Path, *, n: int, guidance: float | None = No
         pictures += some
         pending.append(session.scorer.submit(some, job.prompts[rows]))
     scores = Scores.cat([part.result() for part in pending])
-    _keep(target, job, pictures, scores, n)
+    if target is not None:
+        _keep(target, job, pictures, scores, n)
     return validation_metrics(scores, job.prompts) | {
         "val-aux/variety": group_diversity(pictures, job.group),
         "val-aux/missing": float(scores.missing.float().mean()),
