@@ -1,0 +1,125 @@
+"""The same run gives the same numbers, twice, and however often it is killed in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from burnish.metrics import is_time_column
+
+pytestmark = pytest.mark.slow
+
+SMALL = [
+    "steps=6", "data.train_batch_size=2", "rollout.n=3", "rollout.num_inference_steps=4", "validation.every=3",
+    "validation.n=2", "validation.max_prompts=2", "checkpoint.every=2", "scoring.processes=0", "rewards.ocr=null",
+    "rewards.jpeg_compressibility.weight=1", "ema.decay=0.5", "optimizer.warmup_steps=2",
+]  # fmt: skip
+ALGORITHMS = {
+    "diffusion_nft": ["algorithm=diffusion_nft", "algorithm.train_timesteps=2", "algorithm.old_decay=linear_to_0_5"],
+    "flow_grpo": ["algorithm=flow_grpo", "algorithm.kl_coef=0.01", "algorithm.window={kind: random, size: 2}"],
+}
+
+
+class Runs:
+    """A process that has imported everything and forks a run for every order."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.system.runner"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+            cwd=Path(__file__).parents[2],
+        )  # fmt: skip
+
+    def __call__(self, output: Path, algorithm: str, *more: str, die_after=None, die_at=None) -> dict:
+        overrides = [*SMALL, *ALGORITHMS[algorithm], f"output_dir={output}", *more]
+        order = {"overrides": overrides, "die_after": die_after, "die_at": die_at}
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+
+@pytest.fixture(scope="module")
+def runs():
+    runs = Runs()
+    yield runs
+    runs.process.stdin.close()
+    runs.process.wait(timeout=60)
+
+
+@pytest.fixture(scope="module", params=list(ALGORITHMS))
+def uninterrupted(runs, request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    answer = runs(folder, request.param)
+    assert answer["status"] == 0
+    return request.param, folder, answer["calls"]
+
+
+def numbers(folder: Path) -> list[dict]:
+    """Every line of metrics.jsonl without its time columns."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["training/global_step"] for line in lines] == list(range(7))
+    return [{name: value for name, value in line.items() if not is_time_column(name)} for line in lines]
+
+
+def test_the_same_seed_gives_the_same_numbers(runs, uninterrupted, tmp_path):
+    algorithm, whole, _ = uninterrupted
+    assert runs(tmp_path / "again", algorithm)["status"] == 0
+    assert numbers(tmp_path / "again") == numbers(whole)
+    assert runs(tmp_path / "other", algorithm, "seed=1")["status"] == 0
+    assert numbers(tmp_path / "other") != numbers(whole)
+
+
+def test_killed_ten_times_at_random_moments(runs, uninterrupted, tmp_path):
+    algorithm, whole, _ = uninterrupted
+    draw = random.Random(algorithm)
+    killed = 0
+    for _ in range(60):
+        answer = runs(tmp_path / "run", algorithm, die_after=draw.uniform(0.2, 2.0))
+        killed += answer["status"] == -signal.SIGKILL
+        if answer["status"] == 0:
+            assert numbers(tmp_path / "run") == numbers(whole)
+            if killed >= 10:
+                return
+            subprocess.run(["rm", "-rf", str(tmp_path / "run")], check=True)
+    pytest.fail(f"the run was killed {killed} times and never came to its end")
+
+
+def test_killed_at_every_state_of_saving(runs, uninterrupted, tmp_path):
+    algorithm, whole, calls = uninterrupted
+    assert calls > 40
+    # an odd stride meets every kind of call of every checkpoint over the two algorithms
+    stride = max(calls // 12, 1) | 1
+    offset = 3 if algorithm == "flow_grpo" else 1
+    killed = 0
+    for die_at in range(offset, calls, stride):
+        folder = tmp_path / f"at{die_at}"
+        killed += runs(folder, algorithm, die_at=die_at)["status"] == -signal.SIGKILL
+        assert runs(folder, algorithm)["status"] == 0
+        assert numbers(folder) == numbers(whole), f"killed at call {die_at} of {calls}"
+    assert killed >= 10
+
+
+def test_a_signal_saves_and_exits_with_75_and_the_run_goes_on(uninterrupted, tmp_path):
+    algorithm, whole, _ = uninterrupted
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "burnish.cli", "train", "quickstart", *SMALL, *ALGORITHMS[algorithm],
+               f"output_dir={folder}"]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    metrics = folder / "metrics.jsonl"
+    while process.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") >= 2):
+        pass
+    process.send_signal(signal.SIGTERM if algorithm == "flow_grpo" else signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 75, said
+    assert len(metrics.read_text().splitlines()) < 7
+    assert subprocess.run(command, stdout=subprocess.DEVNULL, timeout=120, check=False).returncode == 0
+    assert numbers(folder) == numbers(whole)
