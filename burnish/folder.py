@@ -1,0 +1,129 @@
+"""Where everything of a run lies, and what must stay the same when it goes on."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from burnish.config import RunConfig, changes, dump, load
+from burnish.errors import UserError
+from burnish.paths import CHECKPOINTS, CONFIG, METRICS, holds_run
+
+log = logging.getLogger(__name__)
+
+STEP = "training/global_step"  # first in every line of metrics.jsonl
+
+# what may change when a run goes on: it decides neither the trained weights nor what is compared over time
+_MAY_CHANGE = re.compile(
+    r"(steps|output_dir|resume|runtime|checkpoint\..*|scoring\..*|validation\.every|rollout\.batch_size"
+    r"|trainer\.micro_batch_size|trainer\.max_skipped_updates|model\.gradient_checkpointing)$"
+)
+
+
+class RunFolder:
+    """The folder of a run: names of its parts, its configuration, and what an earlier attempt left in it."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).expanduser()
+        self.config = self.path / CONFIG
+        self.metrics = self.path / METRICS
+        self.tensorboard = self.path / "tensorboard"
+        self.reference = self.path / "reference"
+        self.checkpoints = self.path / CHECKPOINTS
+        self.report = self.path / "report.html"
+
+    def validation(self, update: int) -> Path:
+        """Pictures and verdicts of the validation after so many policy updates."""
+        return self.path / "validation" / f"{update:06d}"
+
+    def validations(self) -> list[int]:
+        """Updates whose validation is here, the earliest first."""
+        found = (self.path / "validation").glob("[0-9]*/samples.jsonl")
+        return sorted(int(file.parent.name) for file in found)
+
+    def has_run(self) -> bool:
+        """Whether a run was begun here."""
+        return holds_run(self.path)
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """Every whole line of metrics.jsonl, in order.
+
+        The last one may be torn, where a run was killed while it was written; it is left out.
+        """
+        if not self.metrics.exists():
+            return []
+        rows = []
+        for number, text in enumerate(self.metrics.read_bytes().split(b"\n"), start=1):
+            if not text.strip():
+                continue
+            try:
+                rows.append(json.loads(text))
+            except ValueError:  # of json, or of a character cut in two
+                log.warning("line %d of %s is not whole and is left out", number, self.metrics)
+        return rows
+
+    def begin(self, config: RunConfig, *, resumed_at: int | None) -> None:
+        """Create the folder and save the configuration.
+
+        An attempt that starts anew moves what an earlier one left into ``earlier/``; one that goes on
+        removes the validations that it will repeat.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        if resumed_at is None:
+            self._put_aside()
+        else:
+            for update in self.validations():
+                if update > resumed_at:
+                    shutil.rmtree(self.validation(update))
+        write_whole(self.config, dump(config).encode())
+
+    def refuse_other_configuration(self, config: RunConfig) -> None:
+        """Check that this folder's run may go on with ``config``.
+
+        Raises:
+            UserError: naming every option that differs and must not.
+        """
+        if not self.config.exists():
+            return
+        before = load(str(self.config))
+        differing = []
+        for line in changes(before, config):
+            option = line.split(":", 1)[0]
+            scheduled = option == "steps" and config.optimizer.schedule != "constant"
+            if scheduled or not _MAY_CHANGE.match(option):
+                differing.append(line)
+        if differing:
+            raise UserError(
+                f"output_dir is {config.output_dir}, whose run was started with other options, then -> now:"
+                + "".join(f"\n  {line}" for line in differing)
+                + "\ngive the same options to go on with it, or another output_dir to start a new run"
+            )
+
+    def _put_aside(self) -> None:
+        """Keep what an attempt without a checkpoint left, but out of the way of the new one."""
+        validation = self.path / "validation"
+        parts = (self.metrics, self.tensorboard, self.reference, validation, self.report, self.config)
+        if not any(part.exists() for part in parts):
+            return
+        attempt = 1
+        while (aside := self.path / "earlier" / str(attempt)).exists():
+            attempt += 1
+        aside.mkdir(parents=True)
+        for part in parts:
+            if part.exists():
+                part.rename(aside / part.name)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Replace a file in one step, so that a reader or a crash finds the old content or the new."""
+    new = path.with_name(f".{path.name}.new")
+    with new.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)

@@ -1,0 +1,87 @@
+"""Shows how far a run is: one moving line on a terminal, one line per update elsewhere."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn
+from rich.progress import Progress as Bar
+
+from burnish.config import RunConfig
+from burnish.hooks.base import Hook
+
+WINDOW = 10  # updates behind the estimate of the time that is left
+
+
+class Progress(Hook):
+    """Update, reward, last validation, seconds per update, time left."""
+
+    def __init__(self, config: RunConfig, *, done: int, console: Console | None = None) -> None:
+        self.total, self.done = config.steps, done
+        self.console = console or Console()
+        self._ends: list[float] = []
+        self._judged = ""
+        self._bar: Bar | None = None
+        self._task = TaskID(0)
+
+    def start(self, done: int) -> None:
+        self._ends = [time.monotonic()]
+        if self.console.is_terminal:
+            columns = (BarColumn(bar_width=20), TextColumn("{task.description}", markup=False))
+            # drawn after each update, not by a thread that would take time from training
+            self._bar = Bar(*columns, console=self.console, auto_refresh=False)
+            self._task = self._bar.add_task(f"update {done}/{self.total}", total=self.total, completed=done)
+            self._bar.start()
+
+    def __call__(self, update: int, metrics: dict[str, float]) -> None:
+        if update > self.done:
+            self._ends = [*self._ends, time.monotonic()][-WINDOW - 1 :]
+        else:
+            self._ends = [time.monotonic()]  # judging the untrained model is no update
+        text = self.describe(update, metrics)
+        if self._bar is None:
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        else:
+            self._bar.update(self._task, completed=update, description=text, refresh=True)
+
+    def finish(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def describe(self, update: int, metrics: dict[str, float]) -> str:
+        """The line about an update."""
+        parts = [f"update {update}/{self.total}"]
+        reward = metrics.get("critic/rewards/mean")
+        if reward is not None:
+            parts.append(f"reward {_number(reward)}")
+        self._judged = _verdict(metrics) or self._judged
+        if self._judged:
+            parts.append(self._judged)
+        if len(self._ends) > 1:
+            seconds = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
+            parts += [f"{seconds:.1f} s/update", f"{duration(seconds * (self.total - update))} left"]
+        return " | ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 45 s, 12 min, 3 h 05 min."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _verdict(metrics: dict[str, float]) -> str:
+    """What the last validation said, e.g. ``validation .912 (exact .804)``; nothing if there was none."""
+    rewards = [v for k, v in metrics.items() if k.startswith("val-core/") and "/reward/mean@" in k]
+    exact = [v for k, v in metrics.items() if k.startswith("val-aux/") and "/ocr_exact/mean@" in k]
+    if not rewards:
+        return ""
+    text = f"validation {_number(sum(rewards) / len(rewards))}"
+    return f"{text} (exact {_number(sum(exact) / len(exact))})" if exact else text
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}" if math.isfinite(value) else "missing"
