@@ -61,7 +61,7 @@ class SD3:
         precision = {"default": dtype, "vae": torch.float32}
         with _quietly():
             pipeline = StableDiffusion3Pipeline.from_pretrained(
-                path, torch_dtype=precision, local_files_only=True, **absent
+                path, dtype=precision, local_files_only=True, **absent
             )
         pipeline.set_progress_bar_config(disable=True)
         for part in pipeline.components.values():

@@ -13,7 +13,7 @@ from burnish.registry import options
 if TYPE_CHECKING:
     import numpy as np
 
-    from burnish.types import Prompt
+    from burnish.prompt import Prompt
 
 
 @dataclass(frozen=True)
