@@ -1,0 +1,77 @@
+"""What a run says at its end: what was reached, where everything is, and what one can do next."""
+
+from __future__ import annotations
+
+import shlex
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from burnish.config import RunConfig
+from burnish.folder import STEP, RunFolder
+from burnish.report.summary import Summary
+from burnish.report.verdict import verdict
+
+MARKS = {1: "[green]+[/green]", -1: "[red]−[/red]", 0: "[dim]·[/dim]"}
+
+
+def closing_message(
+    folder: RunFolder, config: RunConfig, outcome: str, *, console: Console | None = None
+) -> None:
+    """Print it.
+
+    Args:
+        folder: of the run.
+        config: of the run.
+        outcome: how it ended, e.g. "finished" or "stopped by SIGTERM".
+        console: where to print; None is standard output.
+    """
+    console = console or Console()
+    run = Summary.read(folder)
+    console.print()
+    console.print(
+        f"[bold]{escape(outcome.capitalize())}[/bold] after {run.updates} of {config.steps} updates"
+    )
+    if run.before is not None and run.after is not None:
+        console.print(_numbers(run))
+    for point in verdict(run):
+        console.print(f"{MARKS[point.sign]} {escape(point.text)}", highlight=False)
+    for warning in run.warnings():
+        console.print(f"[yellow]![/yellow] {escape(warning)}", highlight=False)
+    console.print()
+    places = Table.grid(padding=(0, 2))
+    for name, value in _places(folder, run) + _commands(folder, finished=outcome == "finished"):
+        places.add_row(f"[dim]{name}[/dim]", escape(value))
+    console.print(places, highlight=False, soft_wrap=True)
+
+
+def _numbers(run: Summary) -> Table:
+    assert run.after is not None
+    table = Table("", "before", f"after {run.after[STEP]}", box=None, padding=(0, 2, 0, 0))
+    if run.reference is not None:
+        table.add_column(f"guidance {run.reference['guidance_scale']:g}, untrained")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for measure in run.measures():
+        rows = [run.before, run.after] + ([run.reference] if run.reference is not None else [])
+        table.add_row(escape(measure.title), *(measure.show(measure.of(row)) for row in rows))
+    return table
+
+
+def _places(folder: RunFolder, run: Summary) -> list[tuple[str, str]]:
+    last = folder.validation(run.after[STEP]) if run.after else folder.path / "validation"
+    places = [("report", folder.report), ("pictures", last / "grid.png"), ("metrics", folder.metrics)]
+    places += [("curves", folder.tensorboard), ("checkpoints", folder.checkpoints)]
+    return [(name, str(path)) for name, path in places if path.exists()]
+
+
+def _commands(folder: RunFolder, *, finished: bool) -> list[tuple[str, str]]:
+    path = shlex.quote(str(folder.path))
+    commands = [
+        ("draw", f'burnish sample {path} "a prompt"'),
+        ("keep", f"burnish export {path} --output my_model"),
+    ]
+    if finished:
+        return commands
+    return [("go on", f"burnish train {shlex.quote(str(folder.config))}"), *commands]

@@ -1,0 +1,198 @@
+"""A run in numbers and plain words, from its folder alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from burnish.config.yaml_text import parse
+from burnish.folder import STEP, RunFolder
+
+HARDLY = 0.005  # a smaller change of the validation reward is none
+DARKER = 0.01  # a border that gains this much is dirt that one sees
+ALIKE = 0.15  # share of its variety that a model may lose before one sees it
+FELL_BACK = 0.02  # a last validation this far below the best one is worth a word
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One of the numbers that a run is judged by."""
+
+    title: str
+    key: str  # of metrics, with * for the data source
+    better: int  # 1: higher is better, -1: lower is, 0: only watched
+    percent: bool = False
+
+    def of(self, row: Row | None) -> float | None:
+        """The value in one line of metrics, averaged over data sources; None if it is not there."""
+        return mean(row, self.key)
+
+    def show(self, value: float | None) -> str:
+        if value is None:
+            return "–"
+        if self.percent:
+            return f"{100 * value:.1f} %"
+        digits = 3 if abs(value) < 100 else 1
+        return f"{value:.{digits}f}".replace("-", "−")
+
+
+REWARD = Measure("Validation reward", "val-core/*/reward/mean@*", 1)
+EXACT = Measure("Read exactly right", "val-aux/*/ocr_exact/mean@*", 1, percent=True)
+BORDER = Measure("Border darkness", "val-aux/*/border_darkness/mean@*", -1)
+VARIETY = Measure("Variety within a prompt", "val-aux/variety", 1)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A sentence of the verdict: gained (1), lost (-1), or for the reader to weigh (0)."""
+
+    sign: int
+    text: str
+
+
+@dataclass
+class Summary:
+    """What a run folder says."""
+
+    config: dict[str, Any]
+    rows: list[Row]  # of metrics.jsonl
+    reference: Row | None  # the untrained model, guided
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> Summary:
+        """Read a folder, of a finished run or of one that is under way."""
+        reference = folder.reference / "metrics.json"
+        return cls(
+            # read as plain data: a report needs none of the algorithms and rewards that the names stand for
+            config=parse(folder.config.read_text(encoding="utf-8")) if folder.config.exists() else {},
+            rows=folder.read_metrics(),
+            reference=json.loads(reference.read_text()) if reference.exists() else None,
+        )
+
+    @property
+    def updates(self) -> int:
+        """Policy updates so far."""
+        return max((row[STEP] for row in self.rows), default=0)
+
+    @property
+    def planned(self) -> int:
+        return int(self.config.get("steps", self.updates))
+
+    @property
+    def judged(self) -> list[Row]:
+        """The lines of metrics with a validation."""
+        return [row for row in self.rows if REWARD.of(row) is not None]
+
+    @property
+    def before(self) -> Row | None:
+        """The validation of the untrained model."""
+        return next((row for row in self.judged if row[STEP] == 0), None)
+
+    @property
+    def after(self) -> Row | None:
+        """The last validation of a trained model."""
+        trained = [row for row in self.judged if row[STEP] > 0]
+        return trained[-1] if trained else None
+
+    @property
+    def seconds(self) -> float:
+        """Time of all updates and of the validations between them."""
+        return sum((row.get("timing_s/step") or 0) + (row.get("timing_s/testing") or 0) for row in self.rows)
+
+    def measures(self) -> list[Measure]:
+        """What this run is judged by: reward, reading, monitors, variety."""
+        found = [REWARD]
+        rewards = self.config.get("rewards") or {}
+        for name in sorted({key.split("/")[2] for row in self.judged for key in row if _is_component(key)}):
+            if name == "ocr_exact":
+                found.append(EXACT)
+            elif name == "border_darkness":
+                found.append(BORDER)
+            elif not (len(self._weighted()) == 1 and name in self._weighted()):  # that is the reward itself
+                weight = (rewards.get(name) or {}).get("weight", 0)
+                title = name.replace("_", " ").capitalize()
+                found.append(Measure(title, f"val-aux/*/{name}/mean@*", (weight > 0) - (weight < 0)))
+        found.append(VARIETY)
+        order = {REWARD.key: 0, EXACT.key: 1, BORDER.key: 3, VARIETY.key: 4}
+        found.sort(key=lambda measure: order.get(measure.key, 2))
+        return [measure for measure in found if any(measure.of(row) is not None for row in self.judged)]
+
+    def sentence(self) -> str:
+        """What was trained."""
+        config = self.config
+        if not config:
+            return f"A run of {self.updates} policy updates, whose configuration is not in its folder."
+        lora = config["model"].get("lora")
+        what = f"LoRA adapters of rank {lora['rank']}" if lora else "all weights of the transformer"
+        prompts, samples = config["data"]["train_batch_size"], config["rollout"]["n"]
+        drawn = sum(row.get("perf/total_num_images") or 0 for row in self.rows)
+        done = f"{self.updates} policy updates"
+        if self.updates < self.planned:
+            done = f"{self.updates} of {self.planned} policy updates"
+        pace = f"{_count(drawn)} pictures in {_time(self.seconds)}" if drawn else "no picture yet"
+        return (
+            f"{algorithm_title(config['algorithm']['name'])} trained {what} of {config['model']['path']} "
+            f"on {' + '.join(self._weighted())} for {done} "
+            f"of {prompts} prompts × {samples} pictures: {pace}."
+        )
+
+    def warnings(self) -> list[str]:
+        """What went wrong on the way."""
+        found = []
+        missing = [row.get("critic/missing_ratio") or 0 for row in self.rows if row[STEP] > 0]
+        if any(missing):
+            found.append(
+                f"{100 * sum(missing) / len(missing):.1f} % of the training rewards could not be computed, "
+                f"in {sum(map(bool, missing))} of {len(missing)} updates; those pictures taught nothing."
+            )
+        unjudged = [(row[STEP], row.get("val-aux/missing") or 0) for row in self.rows]
+        for update, share in unjudged:
+            if share:
+                found.append(f"Validation {update} lacks the reward of {100 * share:.1f} % of its pictures.")
+        skipped = sum(row.get("actor/skipped_updates") or 0 for row in self.rows)
+        if skipped:
+            found.append(
+                f"{skipped:.0f} optimizer steps were skipped because loss or gradient was not finite; "
+                "a lower optimizer.lr may help."
+            )
+        return found
+
+    def _weighted(self) -> list[str]:
+        rewards = self.config.get("rewards") or {}
+        return [name for name, options in rewards.items() if (options or {}).get("weight")]
+
+
+def mean(row: Row | None, key: str) -> float | None:
+    """The value of a metric, averaged over the data sources that ``*`` stands for."""
+    if row is None:
+        return None
+    head, _, tail = key.partition("*")
+    end = tail.removesuffix("*")
+    names = [name for name in row if name == key or ("*" in key and name.startswith(head) and end in name)]
+    values = [row[name] for name in names if row[name] is not None and math.isfinite(row[name])]
+    return sum(values) / len(values) if values else None
+
+
+def algorithm_title(name: str) -> str:
+    """An algorithm's name as its paper writes it."""
+    return {"diffusion_nft": "DiffusionNFT", "flow_grpo": "Flow-GRPO"}.get(name, name.replace("_", " "))
+
+
+def _is_component(key: str) -> bool:
+    parts = key.split("/")
+    return len(parts) == 4 and parts[0] == "val-aux" and parts[3].startswith("mean@")
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}".replace(",", " ")
+
+
+def _time(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
