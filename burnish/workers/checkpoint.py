@@ -211,7 +211,7 @@ class CheckpointStore:
     def _failure(self, target: Path, parts: dict[str, Any], error: Exception) -> str:
         """What a failed save means to the user."""
         earlier = self.latest()
-        intact = f"the earlier checkpoint {earlier.path} is intact" if earlier else "there is no earlier one"
+        intact = f"checkpoint {earlier.path} is intact" if earlier else "there is no earlier one"
         if not (isinstance(error, OSError) and error.errno in FULL):
             return f"checkpoint {target} can't be written: {error}; {intact}"
         return (

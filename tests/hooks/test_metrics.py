@@ -1,0 +1,177 @@
+"""Metrics against the field's names and numbers, and against what must be true."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from burnish.metrics import (
+    best_and_worst,
+    group_diversity,
+    is_time_column,
+    reward_metrics,
+    timing_metrics,
+    validation_metrics,
+)
+from burnish.prompt import Prompt
+from burnish.types import Scores
+from tests.conformance import case
+
+NAN = float("nan")
+
+
+def scores(reward, *, missing=None, names=(), components=None) -> Scores:
+    reward = torch.as_tensor(reward, dtype=torch.float32)
+    count = len(reward)
+    return Scores(
+        reward=reward,
+        missing=torch.zeros(count, dtype=torch.bool) if missing is None else torch.tensor(missing),
+        components=torch.zeros(count, 0) if components is None else torch.tensor(components),
+        names=tuple(names),
+        notes=[""] * count,
+    )
+
+
+def prompts(uids, source="ocr") -> list[Prompt]:
+    return [Prompt(text=uid, source=source) for uid in uids]
+
+
+def ids(names) -> torch.Tensor:
+    return torch.unique(torch.tensor([ord(name[0]) for name in names]), return_inverse=True)[1]
+
+
+def test_spread_of_rewards_within_prompts():
+    found = case("metrics", "metrics/data")
+    metrics = reward_metrics(scores(found.inputs["rewards"]), ids(found.inputs["uid"]))
+    for name in ("zero_std_ratio", "std_mean", "group_size"):
+        found.close(metrics[f"critic/rewards/{name}"], found.expected["metrics"][f"critic/rewards/{name}"])
+
+
+@pytest.mark.parametrize("size", case("metrics", "edge/zero_std_ratio_float_residue").inputs["group_sizes"])
+def test_equal_rewards_have_no_spread_whatever_their_floats(size):
+    found = case("metrics", "edge/zero_std_ratio_float_residue")
+    values = torch.tensor(found.inputs["group_values"]).repeat_interleave(size)
+    group = torch.arange(len(found.inputs["group_values"])).repeat_interleave(size)
+    metrics = reward_metrics(scores(values), group)
+    assert metrics["critic/rewards/zero_std_ratio"] == found.expected["zero_std_ratio"]
+    assert metrics["critic/rewards/std_mean"] == 0.0
+
+
+def test_means_of_components():
+    found = case("metrics", "metrics/reward_extra")
+    acc, clip = found.inputs["infos"]["acc"], found.inputs["infos"]["clip"]
+    columns = [list(row) for row in zip(acc, clip, strict=True)]
+    metrics = reward_metrics(scores([0.0] * 3, names=("acc", "clip"), components=columns), torch.zeros(3))
+    for name in ("critic/acc/mean", "critic/clip/mean"):
+        found.close(metrics[name], found.expected["metrics"][name])
+
+
+def test_missing_rewards_are_counted_and_left_out():
+    given = scores(
+        [1.0, 0.0, 99.0, 99.0, 99.0],
+        missing=[False, False, True, True, True],
+        names=("a", "b"),
+        components=[[1.0, NAN], [0.0, NAN], [0.5, NAN], [NAN, NAN], [NAN, NAN]],
+    )
+    metrics = reward_metrics(given, torch.tensor([0, 0, 0, 1, 1]))
+    assert metrics == {
+        "critic/missing/count": 3.0,
+        "critic/missing/ratio": pytest.approx(0.6),
+        "critic/rewards/zero_std_ratio": 0.0,
+        "critic/rewards/std_mean": 0.5,
+        "critic/rewards/group_size": 2.0,
+        "critic/a/mean": 0.5,
+    }
+    nothing = reward_metrics(scores([0.0, 0.0], missing=[True, True]), torch.tensor([0, 0]))
+    assert nothing == {"critic/missing/count": 2.0, "critic/missing/ratio": 1.0}
+
+
+def test_best_and_worst_of_k_are_verls():
+    found = case("metrics", "metrics/validation")
+    uids = found.inputs["uids"]
+    for name, expected in found.expected["metrics"]["ocr"].items():
+        values = np.array(found.inputs["infos"][name], dtype=float)
+        by_prompt = [values[[uid == one for uid in uids]] for one in dict.fromkeys(uids)]
+        metrics = best_and_worst(by_prompt, 4)
+        assert metrics.keys() == expected.keys()
+        found.close(list(metrics.values()), [expected[key] for key in metrics])
+
+
+def test_core_is_the_mean_and_best_reward_and_the_rest_is_auxiliary():
+    found = case("metrics", "metrics/validation")
+    infos, expected = found.inputs["infos"], found.expected["metrics"]["ocr"]
+    given = scores(infos["reward"], names=("acc",), components=[[float(value)] for value in infos["acc"]])
+    metrics = validation_metrics(given, prompts(found.inputs["uids"]))
+    core = {name for name in metrics if name.startswith("val-core/")}
+    assert core == {f"val-core/ocr/reward/{name}" for name in ("mean@4", "best@4/mean", "best@4/std")}
+    assert {f"val-aux/ocr/reward/{n}" for n in ("std@4", "best@2/mean", "worst@4/mean")} < metrics.keys()
+    found.close(metrics["val-core/ocr/reward/mean@4"], expected["reward"]["mean@4"])
+    found.close(metrics["val-aux/ocr/acc/mean@4"], expected["acc"]["mean@4"])
+
+
+def test_validation_keeps_sources_apart_and_its_names_when_rewards_are_missing():
+    given = scores([1.0, 99.0, 0.0, 99.0, 99.0, 0.25], missing=[False, True, False, True, True, False])
+    asked = [*prompts("aabb", "one"), *prompts("cc", "two")]
+    metrics = validation_metrics(given, asked)
+    assert metrics["val-core/one/reward/mean@2"] == 0.5
+    assert metrics["val-core/two/reward/mean@2"] == 0.25
+    assert not any(np.isnan(value) for value in metrics.values())
+    assert validation_metrics(scores([1.0], missing=[True]), prompts("a")) == {}
+    assert validation_metrics(scores([1.0]), prompts("a")) == {"val-core/ocr/reward/mean@1": 1.0}
+
+
+def test_validation_metrics_of_a_large_validation_take_no_time():
+    values = np.random.RandomState(0).rand(64 * 16)
+    asked = prompts([f"{i}" for i in range(64) for _ in range(16)])
+    start = time.process_time()
+    first = validation_metrics(scores(values), asked)
+    assert time.process_time() - start < 2  # in Python loops it would be half a minute
+    assert validation_metrics(scores(values), asked) == first
+
+
+def test_timing():
+    found = case("metrics", "metrics/timing")
+    metrics = timing_metrics(found.inputs["timing_raw"], found.inputs["num_images"])
+    timing = {name: value for name, value in metrics.items() if not name.startswith("perf/")}
+    assert timing == pytest.approx(found.expected["metrics"])
+    assert all(is_time_column(name) for name in metrics)
+    assert not any(map(is_time_column, ("training/global_step", "critic/timing_s/mean", "actor/lr")))
+
+
+def test_throughput():
+    found = case("metrics", "metrics/throughput")
+    given = found.inputs
+    metrics = timing_metrics({"step": given["step_s"]}, given["batch"], devices=given["n_gpus"])
+    perf = {name: value for name, value in metrics.items() if name.startswith("perf/")}
+    assert perf == pytest.approx(found.expected["metrics"])
+    assert timing_metrics({"gen": 1.0}, 0) == {"timing_s/gen": 1.0}
+
+
+def flat(value: float, height=16, width=32) -> np.ndarray:
+    return np.full((height, width, 3), value, dtype=np.uint8)
+
+
+def test_variety_has_a_closed_form_for_flat_pictures():
+    group = torch.tensor([0, 0, 1, 1])
+    assert group_diversity([flat(0), flat(255), flat(0), flat(255)], group) == pytest.approx(0.5)
+    assert group_diversity([flat(0), flat(255), flat(7), flat(7)], group) == pytest.approx(0.25)
+    assert group_diversity([flat(0), flat(0), flat(255), flat(255)], group) == 0.0
+    assert np.isnan(group_diversity([flat(0), flat(255)], torch.tensor([0, 1])))
+
+
+def test_variety_does_not_see_fine_noise_but_sees_where_things_are():
+    checkers = np.indices((16, 32)).sum(0)[..., None].repeat(3, 2) % 2
+    pictures = [(checkers * 255).astype(np.uint8), ((1 - checkers) * 255).astype(np.uint8)]
+    assert group_diversity(pictures, torch.zeros(2)) == pytest.approx(0.0, abs=1e-9)
+    left, right = flat(255), flat(255)
+    left[:, :16], right[:, 16:] = 0, 0
+    assert group_diversity([left, right], torch.zeros(2)) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("height", "width"), [(16, 32), (512, 768), (5, 3), (67, 131)])
+def test_variety_is_the_same_at_every_size(height, width):
+    pictures = [flat(value, height, width) for value in (0, 51, 102)]
+    assert group_diversity(pictures, torch.zeros(3)) == pytest.approx(np.std([0.0, 0.2, 0.4]))

@@ -1,0 +1,414 @@
+import json
+import logging
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from burnish.errors import UserError
+from burnish.options import CheckpointOptions
+from burnish.workers.checkpoint import MANIFEST, CheckpointStore
+from tests.workers.faults import Faults, disk_full, killed
+
+IDENTITY = {"model": "tiny", "algorithm": "diffusion_nft", "parameters": "0123abcd"}
+NOTHING = CheckpointOptions(keep_last=1, keep_best=False)
+
+
+def state(update: int, variant: int = 0) -> dict:
+    """Every kind of part, and different for every update."""
+    weights = torch.full((3000,), float(update)) + variant
+    moments = {0: {"step": torch.tensor(float(update)), "exp_avg": weights / 3}}
+    return {
+        "roles": {"policy": {"layer.weight": weights, "bias": torch.arange(3)}, "old_is_policy": True},
+        "optimizer": {"state": moments, "param_groups": [{"lr": 1e-3, "betas": (0.9, 0.999), "params": [0]}]},
+        "ema": None,
+        "trainer": {"version": update, "optimizer_steps": 2 * update},
+        "source": {"position": 8 * update, "data": "ffee"},
+    }
+
+
+def make(folder: Path, **options) -> CheckpointStore:
+    return CheckpointStore(folder, CheckpointOptions(**options))
+
+
+def save(store: CheckpointStore, update: int, *, score: float | None = None, variant: int = 0) -> Path:
+    return store.save(update, state(update, variant), identity=IDENTITY, score=score)
+
+
+def check(checkpoint, update: int, variant: int = 0) -> None:
+    """The checkpoint is of this update, and its content is what was saved, tensor by tensor."""
+    assert checkpoint is not None
+    assert checkpoint.update == update
+    assert same(checkpoint.load(IDENTITY), state(update, variant))
+
+
+def same(a, b) -> bool:
+    """Equal in every type, number and bit."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+def updates(folder: Path) -> list[int]:
+    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+
+
+def leftovers(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def flip(file: Path, position: int, bit: int) -> None:
+    raw = bytearray(file.read_bytes())
+    raw[position] ^= 1 << bit
+    file.write_bytes(raw)
+
+
+def test_what_is_saved_comes_back(tmp_path):
+    store = make(tmp_path / "run" / "checkpoints")
+    path = save(store, 3, score=0.5)
+    assert path == tmp_path / "run" / "checkpoints" / "00000003"
+    check(make(tmp_path / "run" / "checkpoints").latest(), 3)
+    check(store.open(str(path)), 3)
+    assert store.open(path).score == 0.5
+
+
+def test_a_folder_without_checkpoints_has_none(tmp_path):
+    assert make(tmp_path / "missing").latest() is None
+    assert make(tmp_path / "missing").best() is None
+    assert not (tmp_path / "missing").exists()
+
+
+def test_parameters_with_gradients_and_views_are_saved_as_small_plain_tensors(tmp_path):
+    layer = torch.nn.Linear(4, 4)
+    layer(torch.ones(1, 4)).sum().backward()
+    view = torch.arange(1_000_000.0)[10:13]
+    given = {"policy": {"weight": layer.weight, "view": view}}
+    path = make(tmp_path).save(1, given, identity=IDENTITY, score=None)
+    found = make(tmp_path).latest().load(IDENTITY)["policy"]
+    assert type(found["weight"]) is torch.Tensor
+    assert not found["weight"].requires_grad
+    assert torch.equal(found["weight"], layer.weight)
+    assert found["view"].tolist() == [10, 11, 12]
+    assert (path / "policy.pt").stat().st_size < 10_000
+
+
+def test_what_a_file_cannot_hold_is_named(tmp_path):
+    with pytest.raises(AssertionError, match=r"trainer\.list\[1\] is a object"):
+        make(tmp_path).save(1, {"trainer": {"list": [1, object()]}}, identity=IDENTITY, score=None)
+
+
+def test_the_newest_are_kept_and_the_best(tmp_path):
+    store = make(tmp_path, keep_last=2)
+    scores = [0.1, 0.9, None, 0.3, 0.9, 0.2, float("nan"), 0.4]
+    expected = [[1], [1, 2], [2, 3], [2, 3, 4], [4, 5], [5, 6], [5, 6, 7], [5, 7, 8]]
+    for update, (score, kept) in enumerate(zip(scores, expected, strict=True), 1):
+        save(store, update, score=score)
+        assert updates(tmp_path) == kept
+    check(store.best(), 5)
+    check(store.latest(), 8)
+    # a fresh process keeps the same
+    save(make(tmp_path, keep_last=1), 9, score=0.0)
+    assert updates(tmp_path) == [5, 9]
+
+
+def test_without_keep_best_only_the_newest_stay(tmp_path):
+    store = make(tmp_path, keep_last=1, keep_best=False)
+    for update in (1, 2, 3):
+        save(store, update, score=-update)
+    assert updates(tmp_path) == [3]
+    assert store.best().update == 3
+
+
+def test_a_damaged_best_one_gives_way_to_the_best_whole_one(tmp_path):
+    for update, score in [(1, 0.9), (2, 0.5), (3, 0.1)]:
+        save(make(tmp_path, keep_last=9), update, score=score)
+    flip(tmp_path / "00000001" / "roles.pt", 500, 3)
+    assert make(tmp_path).best().update == 2
+    save(make(tmp_path, keep_last=1), 4, score=0.2)
+    assert updates(tmp_path) == [2, 4]
+
+
+def test_a_damaged_one_does_not_count_among_the_newest(tmp_path):
+    for update in (1, 2, 3):
+        save(make(tmp_path, keep_last=9), update)
+    (tmp_path / "00000003" / MANIFEST).unlink()
+    save(make(tmp_path, keep_last=2), 4)
+    assert updates(tmp_path) == [2, 4]
+
+
+def test_going_on_from_an_older_one_leaves_the_newer_alone(tmp_path):
+    for update in (1, 2, 3, 4):
+        save(make(tmp_path, keep_last=9), update)
+    save(make(tmp_path, keep_last=1, keep_best=False), 2, variant=1)
+    assert updates(tmp_path) == [2, 3, 4]
+    check(make(tmp_path).open(tmp_path / "00000002"), 2, variant=1)
+
+
+def test_saving_the_same_again_changes_nothing(tmp_path):
+    before = save(make(tmp_path), 1, score=0.5).stat()
+    after = save(make(tmp_path), 1, score=0.5).stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_saving_an_update_again_replaces_what_differs_or_is_damaged(tmp_path, damaged):
+    store = make(tmp_path)
+    path = save(store, 1)
+    if damaged:
+        flip(path / "roles.pt", 900, 1)
+    save(store, 1, variant=0 if damaged else 7)
+    check(store.latest(), 1, variant=0 if damaged else 7)
+    assert leftovers(tmp_path) == []
+
+
+def test_a_checkpoint_of_another_model_is_refused_entry_by_entry(tmp_path):
+    save(make(tmp_path), 1)
+    here = {"model": "tiny", "algorithm": "flow_grpo", "ema": "0.9"}
+    with pytest.raises(UserError) as caught:
+        make(tmp_path).latest().load(here)
+    message = str(caught.value)
+    assert "algorithm is 'diffusion_nft' in the checkpoint and 'flow_grpo' here" in message
+    assert "parameters is '0123abcd' in the checkpoint and None here" in message
+    assert "ema is None in the checkpoint and '0.9' here" in message
+    assert "model is" not in message
+    assert "output_dir" in message
+
+
+# damage: each is found, named, and the checkpoint before it is used
+
+
+def damages() -> dict:
+    def truncate(file, size):
+        os.truncate(file, size)
+
+    def edit(file):
+        content = json.loads(file.read_text())
+        file.write_text(json.dumps(content | {"score": 99.0}, indent=1))
+
+    cases = {"no_manifest": (MANIFEST, Path.unlink), "edited_manifest": (MANIFEST, edit)}
+    cases["empty_manifest"] = (MANIFEST, lambda file: truncate(file, 0))
+    cases["half_a_manifest"] = (MANIFEST, lambda file: truncate(file, file.stat().st_size // 2))
+    cases["manifest_is_a_list"] = (MANIFEST, lambda file: file.write_text("[]"))
+    cases["manifest_is_not_text"] = (MANIFEST, lambda file: file.write_bytes(b"\xff\xfe\x00"))
+    for name in ("roles", "optimizer", "ema", "trainer", "source"):
+        cases[f"no_{name}"] = (f"{name}.pt", Path.unlink)
+        cases[f"half_{name}"] = (f"{name}.pt", lambda file: truncate(file, file.stat().st_size // 2))
+        cases[f"short_{name}"] = (f"{name}.pt", lambda file: truncate(file, file.stat().st_size - 1))
+        cases[f"longer_{name}"] = (f"{name}.pt", lambda file: truncate(file, file.stat().st_size + 1))
+    return cases
+
+
+@pytest.mark.parametrize("case", damages())
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, caplog, case):
+    for update in (1, 2):
+        path = save(make(tmp_path, keep_last=9), update)
+    name, damage = damages()[case]
+    damage(path / name)
+    with caplog.at_level(logging.WARNING):
+        check(make(tmp_path).latest(), 1)
+    assert str(path / name) in caplog.text
+    with pytest.raises(UserError, match=name):
+        make(tmp_path).open(path)
+
+
+def test_any_flipped_bit_is_found(tmp_path, caplog):
+    for update in (1, 2):
+        path = save(make(tmp_path, keep_last=9), update)
+    draw = random.Random(0)
+    for file in sorted(path.iterdir()):
+        for _ in range(20):
+            position, bit = draw.randrange(file.stat().st_size), draw.randrange(8)
+            flip(file, position, bit)
+            caplog.clear()
+            check(make(tmp_path).latest(), 1)
+            assert str(file) in caplog.text, (file, position, bit)
+            flip(file, position, bit)
+    check(make(tmp_path).latest(), 2)
+
+
+def test_a_path_that_is_no_checkpoint_is_refused(tmp_path):
+    with pytest.raises(UserError, match="no such folder"):
+        make(tmp_path).open(tmp_path / "nothing")
+    save(make(tmp_path), 7)
+    (tmp_path / "00000007").rename(tmp_path / "00000008")
+    with pytest.raises(UserError, match="holds policy update 7"):
+        make(tmp_path).open(tmp_path / "00000008")
+    assert make(tmp_path).latest() is None
+
+
+def test_a_checkpoint_of_a_newer_format_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("burnish.workers.checkpoint.FORMAT", 2)
+    path = make(tmp_path).folder / "00000001"
+    with pytest.raises(UserError, match="has format 2"):
+        with monkeypatch.context() as old:
+            save(make(tmp_path), 1)
+            old.setattr("burnish.workers.checkpoint.FORMAT", 1)
+            make(tmp_path).open(path)
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_read_says_so(tmp_path):
+    found = make(tmp_path).open(save(make(tmp_path), 1))
+    shutil.rmtree(found.path)
+    with pytest.raises(UserError, match="was removed"):
+        found.load(IDENTITY)
+
+
+def test_leftovers_of_a_kill_go_at_the_first_save_and_nothing_else_does(tmp_path):
+    save(make(tmp_path), 1)
+    ours, others = tmp_path / ".saving-00000002-0123abcd", tmp_path / ".saving-mine"
+    for folder in (ours, others):
+        (folder / "part").mkdir(parents=True)
+    store = make(tmp_path)
+    check(store.latest(), 1)
+    assert ours.exists(), "looking at a run that trains must not take its half-written checkpoint away"
+    save(store, 2)
+    assert leftovers(tmp_path) == [others.name]
+
+
+# kills and full disks, at every step
+
+
+def prepared(folder: Path) -> CheckpointStore:
+    """Updates 1 and 2 are there, and the next save keeps only what it writes."""
+    for update in (1, 2):
+        save(make(folder, keep_last=9), update)
+    return CheckpointStore(folder, NOTHING)
+
+
+def steps_of(tmp_path: Path, update: int, variant: int) -> int:
+    store = prepared(tmp_path / "counted")
+    with pytest.MonkeyPatch.context() as patch:
+        faults = Faults(patch, None, disk_full)
+        save(store, update, variant=variant)
+    assert faults.steps > 20
+    return faults.steps
+
+
+@pytest.mark.parametrize(("update", "variant"), [(3, 0), (2, 1)], ids=["new", "again"])
+def test_killed_at_any_step_the_newest_whole_one_is_right(tmp_path, update, variant):
+    for at in range(steps_of(tmp_path, update, variant)):
+        folder = tmp_path / str(at)
+        store = prepared(folder)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            with pytest.MonkeyPatch.context() as patch:
+                Faults(patch, at, killed)
+                save(store, update, variant=variant)
+            os._exit(0)
+        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL, at
+        found = make(folder).latest()
+        if found.update == 2:
+            content = found.load(IDENTITY)["roles"]["policy"]["layer.weight"][0].item() - 2
+            check(found, 2, variant=int(content))
+            assert content in ((0, variant) if update == 2 else (0,))
+        else:
+            check(found, update, variant)
+        # the run goes on
+        store = CheckpointStore(folder, NOTHING)
+        save(store, 4)
+        check(store.latest(), 4)
+        assert updates(folder) == [4]
+        assert leftovers(folder) == []
+
+
+@pytest.mark.parametrize(("update", "variant"), [(3, 0), (2, 1)], ids=["new", "again"])
+def test_on_a_disk_that_is_full_at_any_step_the_message_is_clear(tmp_path, update, variant):
+    refused = 0
+    for at in range(steps_of(tmp_path, update, variant)):
+        folder = tmp_path / str(at)
+        store = prepared(folder)
+        message = None
+        with pytest.MonkeyPatch.context() as patch:
+            Faults(patch, at, disk_full)
+            try:
+                save(store, update, variant=variant)
+            except UserError as error:
+                message, refused = str(error), refused + 1
+        found = make(folder).latest()
+        assert not [name for name in leftovers(folder) if name.startswith(".saving")]
+        if message is None:
+            check(found, update, variant)
+        else:
+            assert f"no space is left in {folder}" in message
+            assert "needs about 0.02 MB" in message
+            assert f"checkpoint {found.path} is intact" in message
+            assert found.update in (2, update)
+            found.load(IDENTITY)
+        # once there is room, the run goes on
+        save(store, 4)
+        check(store.latest(), 4)
+        assert updates(folder) == [4]
+    assert refused > 20
+
+
+def test_killed_at_random_moments_the_newest_whole_one_is_right(tmp_path):
+    draw = random.Random(1)
+    reached = 0
+    for _ in range(15):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            store = CheckpointStore(tmp_path, NOTHING)
+            for update in range(reached + 1, reached + 1000):
+                save(store, update)
+            os._exit(0)
+        time.sleep(draw.uniform(0.005, 0.15))
+        os.kill(child, signal.SIGKILL)
+        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+        found = make(tmp_path).latest()
+        if found is None:
+            assert reached == 0
+            continue
+        check(found, found.update)
+        assert found.update >= reached
+        reached = found.update
+    assert reached > 0
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of one megabyte."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=False).returncode:
+        pytest.skip("file systems can't be mounted here")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True, timeout=10)
+
+
+def test_on_a_real_disk_however_much_is_free_the_message_is_clear(small_disk):
+    folder, filler = small_disk / "checkpoints", small_disk / "filler"
+    save(CheckpointStore(folder, NOTHING), 1)
+    newest, outcomes = 1, []
+    free = shutil.disk_usage(small_disk).free
+    for left in range(0, 120_000, 4096):
+        filler.write_bytes(b"0" * (free - left))
+        store = CheckpointStore(folder, NOTHING)
+        try:
+            save(store, newest + 1)
+            newest += 1
+            outcomes.append(True)
+        except UserError as error:
+            assert f"no space is left in {folder}" in str(error)
+            assert f"{folder / f'{newest:08d}'} is intact" in str(error)
+            outcomes.append(False)
+        filler.unlink()
+        check(make(folder).latest(), newest)
+        assert updates(folder) == [newest]
+        assert leftovers(folder) == []
+    assert outcomes == sorted(outcomes)
+    assert 5 < sum(outcomes) < len(outcomes) - 5
