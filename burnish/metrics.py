@@ -1,139 +1,165 @@
-"""Numbers about rewards, pictures and time, under the names that verl gives them."""
+"""Numbers about rewards, pictures and time, under the names that verl gives them. All pure."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from burnish.types import Prompt, Scores
+from burnish.credit import group_statistics
+from burnish.prompt import Prompt
+from burnish.types import Scores
 
-PER_IMAGE = (
-    "gen",
-    "ref",
-    "old_log_prob",
-    "adv",
-    "update_actor",
-)  # parts of a step that grow with its pictures
-RESAMPLINGS = 1000  # bootstrap draws behind best@k and worst@k
-MIN_CELL, MAX_CELLS = 4, 16  # pixels, and cells per side: variety of layout and shape, not of single pixels
+TIME_COLUMNS = ("timing_s/", "timing_per_image_ms/", "perf/")
+PER_IMAGE = ("gen", "ref", "old_log_prob", "adv", "update_actor")  # verl's: what handles every picture
+DRAWS = 1000  # of the bootstrap
+CELL, CELLS = 4, 16  # pixels of a cell in a small picture; cells along a side of a large one
+LUMA = np.array([0.299, 0.587, 0.114])
+
+
+def is_time_column(name: str) -> bool:
+    """Whether a metric depends on the clock. Every other one is the same in every run of a configuration."""
+    return name.startswith(TIME_COLUMNS)
 
 
 def reward_metrics(scores: Scores, group: Tensor) -> dict[str, float]:
-    """What one update's rewards look like; samples without a reward are left out.
+    """How rewards spread within prompts, each component's mean, and how many are missing.
 
     Args:
-        scores: of B samples.
-        group: [B] samples of one prompt share a number.
+        scores: [B]; a missing reward is left out of everything but its own count.
+        group: [B] samples of one prompt share an id.
     """
-    metrics = {"critic/missing_ratio": float(scores.missing.float().mean())}
-    for column, name in enumerate(scores.names):
-        values = scores.components[:, column]
-        known = values[~values.isnan()]
+    statistics = group_statistics(scores.reward.cpu(), group.cpu(), scores.missing.cpu())
+    judged = statistics.count > 0
+    metrics = {
+        "critic/missing_count": float(scores.missing.sum()),
+        "critic/missing_ratio": float(scores.missing.double().mean()),
+    }
+    if judged.any():
+        metrics |= {
+            "critic/rewards/zero_std_ratio": float(statistics.constant[judged].double().mean()),
+            "critic/rewards/std_mean": float(statistics.std[judged].mean()),
+            "critic/rewards/group_size": float(statistics.count[judged].mean()),
+        }
+    for name, value in zip(scores.names, scores.components.double().unbind(1), strict=True):
+        known = value[~value.isnan()]
         if len(known):
             metrics[f"critic/{name}/mean"] = float(known.mean())
-    reward, group = scores.reward[~scores.missing].double(), group[~scores.missing]
-    if not len(reward):
-        return metrics
-    groups = [reward[group == number] for number in group.unique()]
-    # equality, not std == 0: in floating point the std of equal values need not be 0
-    equal = [float(values.max() == values.min()) for values in groups]
-    metrics["critic/rewards/zero_std_ratio"] = sum(equal) / len(groups)
-    metrics["critic/rewards/std_mean"] = sum(float(v.std(correction=0)) for v in groups) / len(groups)
-    metrics["critic/rewards/group_size"] = len(reward) / len(groups)
     return metrics
 
 
-def timing_metrics(seconds: dict[str, float], images: int) -> dict[str, float]:
-    """Time of a step by its parts, and pictures per second."""
+def validation_metrics(scores: Scores, prompts: Sequence[Prompt]) -> dict[str, float]:
+    """verl's validation metrics by data source: the reward with its best and worst of k, components by mean.
+
+    N in a name is the number of samples that a prompt was given, whether or not all could be judged. The
+    reward's mean@N and best@N are ``val-core``, the rest is ``val-aux``.
+
+    Args:
+        scores: [B].
+        prompts: [B] one per sample; samples with equal prompts belong together.
+    """
+    sources: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for row, prompt in enumerate(prompts):
+        sources[prompt.source][prompt.uid].append(row)
+    reward = scores.reward.double().cpu().masked_fill(scores.missing.cpu(), np.nan).numpy()
+    components = scores.components.double().cpu().numpy()
+    metrics: dict[str, float] = {}
+    for source, by_prompt in sources.items():
+        rows = list(by_prompt.values())
+        count = min(len(some) for some in rows)
+        for name, value in best_and_worst([reward[some] for some in rows], count).items():
+            core = name == f"mean@{count}" or name.startswith(f"best@{count}/")
+            metrics[f"val-{'core' if core else 'aux'}/{source}/reward/{name}"] = value
+        for name, column in zip(scores.names, components.T, strict=True):
+            known = [value[~np.isnan(value)] for value in (column[some] for some in rows)]
+            means = [float(value.mean()) for value in known if len(value)]
+            if means:
+                metrics[f"val-aux/{source}/{name}/mean@{count}"] = float(np.mean(means))
+    return metrics
+
+
+def best_and_worst(values: Sequence[np.ndarray], count: int) -> dict[str, float]:
+    """What several tries at a prompt are worth: a bootstrap over its samples, averaged over prompts.
+
+    Args:
+        values: one array of rewards per prompt, NaN where missing; prompts without rewards are left out.
+        count: samples per prompt; k goes through the powers of two below it, then it itself.
+    """
+    prompts = [known for known in (value[~np.isnan(value)] for value in values) if len(known)]
+    if not prompts:
+        return {}
+    found: dict[str, list[float]] = defaultdict(list)
+    sizes = [2**power for power in range(1, count.bit_length()) if 2**power < count]
+    for known in prompts:
+        found[f"mean@{count}"].append(known.mean())
+        if count < 2:
+            continue
+        found[f"std@{count}"].append(known.std())
+        for size in [*sizes, count]:
+            drawn = known[_draws(len(known), size)]
+            for name, kept in (("best", drawn.max(1)), ("worst", drawn.min(1))):
+                found[f"{name}@{size}/mean"].append(kept.mean())
+                found[f"{name}@{size}/std"].append(kept.std())
+    return {name: float(np.mean(several)) for name, several in found.items()}
+
+
+@cache
+def _draws(population: int, size: int) -> np.ndarray:
+    """[DRAWS, size]. verl seeds every bootstrap anew: prompts with equally many samples share their draws."""
+    return np.random.RandomState(42).choice(population, size=(DRAWS, size), replace=True)
+
+
+def group_diversity(pictures: Sequence[np.ndarray], group: Tensor) -> float:
+    """How different the pictures of a prompt are in their coarse structure; noise and sharpness don't count.
+
+    Brightness is averaged over cells; what is returned is its standard deviation among the samples of a
+    prompt, averaged over cells and prompts.
+
+    Args:
+        pictures: [B] uint8 arrays [H, W, 3], those of a prompt of one size.
+        group: [B] samples of one prompt share an id.
+
+    Returns:
+        0 where all samples of each prompt are alike, at most 0.5; NaN if no prompt has two samples.
+    """
+    members: dict[int, list[np.ndarray]] = defaultdict(list)
+    for picture, number in zip(pictures, group.tolist(), strict=True):
+        members[number].append(_coarse(picture))
+    spread = [float(np.stack(some).std(0).mean()) for some in members.values() if len(some) > 1]
+    return float(np.mean(spread)) if spread else float("nan")
+
+
+def _coarse(picture: np.ndarray) -> np.ndarray:
+    """Brightness in [0, 1] averaged over cells of 4 x 4 pixels; larger ones where those would exceed 16."""
+    value = picture @ LUMA / 255
+    for axis, length in enumerate(value.shape):
+        cells = min(max(length // CELL, 1), CELLS)
+        edges = np.arange(cells + 1) * length // cells
+        sums = np.add.reduceat(value, edges[:-1], axis)
+        value = sums / np.diff(edges).reshape([-1, 1] if axis == 0 else [1, -1])
+    return value
+
+
+def timing_metrics(seconds: dict[str, float], images: int, *, devices: int = 1) -> dict[str, float]:
+    """Seconds by part of a step, milliseconds per picture where a part handles pictures, and throughput.
+
+    Args:
+        seconds: by part; ``step`` is the whole, without which there is no throughput.
+        images: pictures in the step.
+        devices: that worked at it.
+    """
     metrics = {f"timing_s/{name}": value for name, value in seconds.items()}
     if images:
         for name in PER_IMAGE:
             if name in seconds:
-                metrics[f"timing_per_image_ms/{name}"] = 1000 * seconds[name] / images
-    metrics["perf/total_num_images"] = float(images)
-    if "step" in seconds:
-        metrics["perf/time_per_step"] = seconds["step"]
-        metrics["perf/throughput"] = images / seconds["step"]
+                metrics[f"timing_per_image_ms/{name}"] = seconds[name] * 1000 / images
+    if seconds.get("step"):
+        metrics |= {
+            "perf/total_num_images": float(images),
+            "perf/time_per_step": seconds["step"],
+            "perf/throughput": images / (seconds["step"] * devices),
+        }
     return metrics
-
-
-def is_time_column(name: str) -> bool:
-    """Whether a metric measures time, and so differs between runs that are otherwise equal."""
-    return name.startswith(("timing_s/", "timing_per_image_ms/", "perf/"))
-
-
-def validation_metrics(scores: Scores, prompts: Sequence[Prompt]) -> dict[str, float]:
-    """Rewards of held-out prompts by data source, averaged over the samples of a prompt, then over prompts.
-
-    N of ``mean@N`` counts all samples of a prompt, also those whose reward is missing and left out.
-
-    Args:
-        scores: of B samples.
-        prompts: of B samples; the same prompt once per sample.
-    """
-    samples: defaultdict[str, defaultdict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for i, prompt in enumerate(prompts):
-        samples[prompt.source][prompt.uid].append(i)
-    reward = torch.where(scores.missing, torch.nan, scores.reward).double().numpy()
-    components = scores.components.double().numpy()
-    metrics: dict[str, float] = {}
-    for source, by_prompt in samples.items():
-        n = max(len(rows) for rows in by_prompt.values())
-        spread = [_spread(reward[rows], n) for rows in by_prompt.values()]
-        metrics |= _means(spread, f"val-core/{source}/reward")
-        for column, name in enumerate(scores.names):
-            means = [_spread(components[rows, column], n, only_mean=True) for rows in by_prompt.values()]
-            metrics |= _means(means, f"val-aux/{source}/{name}")
-    return metrics
-
-
-def group_diversity(pictures: Sequence[np.ndarray], group: Tensor) -> float:
-    """How much the samples of one prompt differ in their low frequencies; 0 if they are all the same picture.
-
-    Grayscale in [0, 1], pooled into cells; the population's std over the samples of a prompt per cell; the
-    mean over cells, then over prompts. NaN where no prompt has two samples.
-    """
-    by_group: defaultdict[int, list[np.ndarray]] = defaultdict(list)
-    for number, picture in zip(group.tolist(), pictures, strict=True):
-        by_group[number].append(_pool(picture))
-    spreads = [float(np.std(cells, axis=0).mean()) for cells in by_group.values() if len(cells) > 1]
-    return sum(spreads) / len(spreads) if spreads else float("nan")
-
-
-def _spread(values: np.ndarray, n: int, *, only_mean: bool = False) -> dict[str, float]:
-    """What is said about the samples of one prompt."""
-    values = values[~np.isnan(values)]
-    if not len(values):
-        return {}
-    metrics = {f"mean@{n}": float(values.mean())}
-    if n == 1 or only_mean:
-        return metrics
-    metrics[f"std@{n}"] = float(values.std())
-    for k in [*(2**i for i in range(1, n.bit_length()) if 2**i < n), n]:
-        # the same draws each time: what differs between two validations is the policy
-        draws = values[np.random.RandomState(42).randint(0, len(values), size=(RESAMPLINGS, k))]
-        metrics[f"best@{k}/mean"] = float(draws.max(axis=1).mean())
-        metrics[f"worst@{k}/mean"] = float(draws.min(axis=1).mean())
-    return metrics
-
-
-def _means(of_prompts: list[dict[str, float]], prefix: str) -> dict[str, float]:
-    names = dict.fromkeys(name for metrics in of_prompts for name in metrics)
-    values = {name: [metrics[name] for metrics in of_prompts if name in metrics] for name in names}
-    return {f"{prefix}/{name}": sum(found) / len(found) for name, found in values.items()}
-
-
-def _pool(picture: np.ndarray) -> np.ndarray:
-    gray = picture.astype(np.float64) / 255
-    if gray.ndim == 3:
-        gray = gray.mean(axis=2)
-    for axis in (0, 1):
-        size = gray.shape[axis]
-        starts = np.arange(0, size, max(MIN_CELL, -(-size // MAX_CELLS)))
-        counts = np.diff([*starts, size])
-        gray = np.add.reduceat(gray, starts, axis=axis) / (counts[:, None] if axis == 0 else counts)
-    return gray

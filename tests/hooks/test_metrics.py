@@ -78,15 +78,15 @@ def test_missing_rewards_are_counted_and_left_out():
     )
     metrics = reward_metrics(given, torch.tensor([0, 0, 0, 1, 1]))
     assert metrics == {
-        "critic/missing/count": 3.0,
-        "critic/missing/ratio": pytest.approx(0.6),
+        "critic/missing_count": 3.0,
+        "critic/missing_ratio": pytest.approx(0.6),
         "critic/rewards/zero_std_ratio": 0.0,
         "critic/rewards/std_mean": 0.5,
         "critic/rewards/group_size": 2.0,
         "critic/a/mean": 0.5,
     }
     nothing = reward_metrics(scores([0.0, 0.0], missing=[True, True]), torch.tensor([0, 0]))
-    assert nothing == {"critic/missing/count": 2.0, "critic/missing/ratio": 1.0}
+    assert nothing == {"critic/missing_count": 2.0, "critic/missing_ratio": 1.0}
 
 
 def test_best_and_worst_of_k_are_verls():
