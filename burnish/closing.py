@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from burnish.config import RunConfig
 from burnish.folder import STEP, RunFolder
-from burnish.report.summary import Summary
+from burnish.report.summary import Summary, next_steps
 from burnish.report.verdict import verdict
 
 MARKS = {1: "[green]+[/green]", -1: "[red]−[/red]", 0: "[dim]·[/dim]"}
@@ -41,7 +39,7 @@ def closing_message(
         console.print(f"[yellow]![/yellow] {escape(warning)}", highlight=False)
     console.print()
     places = Table.grid(padding=(0, 2))
-    for name, value in _places(folder, run) + _commands(folder, finished=outcome == "finished"):
+    for name, value in _places(folder, run) + next_steps(folder, run):
         places.add_row(f"[dim]{name}[/dim]", escape(value))
     console.print(places, highlight=False, soft_wrap=True)
 
@@ -64,14 +62,3 @@ def _places(folder: RunFolder, run: Summary) -> list[tuple[str, str]]:
     places = [("report", folder.report), ("pictures", last / "grid.png"), ("metrics", folder.metrics)]
     places += [("curves", folder.tensorboard), ("checkpoints", folder.checkpoints)]
     return [(name, str(path)) for name, path in places if path.exists()]
-
-
-def _commands(folder: RunFolder, *, finished: bool) -> list[tuple[str, str]]:
-    path = shlex.quote(str(folder.path))
-    commands = [
-        ("draw", f'burnish sample {path} "a prompt"'),
-        ("keep", f"burnish export {path} --output my_model"),
-    ]
-    if finished:
-        return commands
-    return [("go on", f"burnish train {shlex.quote(str(folder.config))}"), *commands]

@@ -1,15 +1,204 @@
-"""Puts the page together."""
+"""Puts the page together. It holds its own looks and pictures and asks nothing of any network."""
 
 from __future__ import annotations
 
+from html import escape
 from pathlib import Path
 
-from burnish.folder import RunFolder, write_whole
-from burnish.report.summary import Summary
+from burnish import __version__
+from burnish.folder import STEP, RunFolder, write_whole
+from burnish.report.curves import Chart, Series
+from burnish.report.gallery import gallery
+from burnish.report.style import STYLE
+from burnish.report.summary import REWARD, Measure, Summary, mean, next_steps
+from burnish.report.verdict import verdict
+
+SIGNS = {1: ("good", "▲ gained"), -1: ("bad", "▼ lost"), 0: ("weigh", "to weigh")}
+HEALTH = ("actor/", "old_policy/", "rollout_corr/", "critic/")
+PARTS = {
+    "gen": "Drawing pictures",
+    "reward": "Waiting for rewards",
+    "old_log_prob": "Asking the old policy",
+    "ref": "Asking the reference",
+    "adv": "Comparing rewards",
+    "update_actor": "Learning",
+    "publish": "Handing weights on",
+}
 
 
 def write_report(folder: RunFolder) -> Path:
     """Write report.html from what is in the folder, finished or not; an older one is replaced."""
     run = Summary.read(folder)
-    write_whole(folder.report, f"<!doctype html><p>{run.sentence()}</p>".encode())
+    parts = [
+        f"<h1>{escape(folder.path.resolve().name)}</h1>",
+        f'<p class="lead">{escape(run.sentence())}</p>',
+        _numbers(run),
+        _verdict(run),
+        _warnings(run),
+        _curves(run),
+        gallery(folder, run),
+        _details("Health of the training", _health(run)),
+        _details("Where the time goes", _time(run)),
+        _details("Configuration", _configuration(folder)),
+        _next(folder, run),
+        f"<footer>Written by Burnish {__version__} from the files in this folder; "
+        "<code>burnish report</code> writes it anew.</footer>",
+    ]
+    page = (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(folder.path.resolve().name)} – Burnish</title><style>{STYLE}</style></head>\n"
+        f"<body>\n{chr(10).join(part for part in parts if part)}\n</body></html>\n"
+    )
+    write_whole(folder.report, page.encode())
     return folder.report
+
+
+def _numbers(run: Summary) -> str:
+    last = run.after or run.before
+    if last is None:
+        return "<p>There is no validation yet, so there is nothing to compare.</p>"
+    heads = ["before", f"after {last[STEP]} updates", "change"] if run.after else ["before training"]
+    if run.reference is not None:
+        heads.append(f"untrained, guidance {run.reference['guidance_scale']:g}")
+    head = "".join(f'<th class="n">{text}</th>' for text in heads)
+    rows = "".join(_number_row(run, measure) for measure in run.measures())
+    return (
+        f'<div class="wide"><table class="numbers"><thead><tr><th></th>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _number_row(run: Summary, measure: Measure) -> str:
+    wanted = {1: "higher is better", -1: "lower is better", 0: "only watched"}[measure.better]
+    cells = [
+        f"<td>{escape(measure.title)}<small>{wanted}</small></td>",
+        _cell(measure, measure.of(run.before)),
+    ]
+    if run.after:
+        before, after = measure.of(run.before), measure.of(run.after)
+        cells += [_cell(measure, after, "now"), _change(measure, before, after)]
+    if run.reference is not None:
+        cells.append(_cell(measure, measure.of(run.reference)))
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _cell(measure: Measure, value: float | None, kind: str = "") -> str:
+    return f'<td class="n {kind}">{measure.show(value)}</td>'
+
+
+def _change(measure: Measure, before: float | None, after: float | None) -> str:
+    if before is None or after is None:
+        return '<td class="n">–</td>'
+    text = measure.show(abs(after - before))
+    if text == measure.show(0.0):
+        return '<td class="n">same</td>'
+    sign = "+" if after > before else "−"
+    good = (after > before) == (measure.better > 0)
+    kind = "" if not measure.better else "good" if good else "bad"
+    arrow = "▲ " if after > before else "▼ "
+    return f'<td class="n {kind}">{arrow}{sign}{text}</td>'
+
+
+def _verdict(run: Summary) -> str:
+    items = []
+    for point in verdict(run):
+        kind, word = SIGNS[point.sign]
+        items.append(
+            f'<li class="{kind}-row"><b class="{kind}">{word}</b><span>{escape(point.text)}</span></li>'
+        )
+    return (
+        f'<h2>What was gained and what was lost</h2><ul class="verdict">{"".join(items)}</ul>'
+        if items
+        else ""
+    )
+
+
+def _warnings(run: Summary) -> str:
+    lines = "".join(f"<p>{escape(text)}</p>" for text in run.warnings())
+    return f'<div class="warning">{lines}</div>' if lines else ""
+
+
+def _curves(run: Summary) -> str:
+    charts = []
+    for measure in run.measures():
+        reached = measure.of(run.reference)
+        guided = None
+        if run.reference is not None and reached is not None:
+            guided = (f"untrained, guidance {run.reference['guidance_scale']:g}", reached)
+        lines = [Series("validation", "validation", _points(run, measure.key), dots=True)]
+        trained = "critic/rewards/mean" if measure == REWARD else _trained_key(measure)
+        if trained:
+            lines.insert(0, Series("training", "training", _points(run, trained)))
+        title = "Reward" if measure == REWARD else measure.title
+        charts.append(Chart(title, lines, run.updates, guided, measure.percent).html())
+    if not charts and (points := _points(run, "critic/rewards/mean")):
+        charts = [Chart("Reward", [Series("training", "training", points)], run.updates).html()]
+    if not any(charts):
+        return ""
+    return f'<h2>Over the policy updates</h2><div class="charts">{"".join(charts)}</div>'
+
+
+def _trained_key(measure: Measure) -> str:
+    parts = measure.key.split("/")
+    return f"critic/{parts[2]}/mean" if len(parts) == 4 else ""
+
+
+def _points(run: Summary, key: str) -> list[tuple[int, float | None]]:
+    found = ((row[STEP], mean(row, key)) for row in run.rows)
+    return [(update, value) for update, value in found if value is not None]
+
+
+def _health(run: Summary) -> str:
+    shown = {"critic/rewards/mean", *(_trained_key(measure) for measure in run.measures())}
+    names = sorted({name for row in run.rows for name in row if name.startswith(HEALTH)} - shown)
+    charts, constant = [], []
+    for name in names:
+        points = _points(run, name)
+        values = {value for _, value in points}
+        if len(values) > 1:
+            charts.append(Chart(name, [Series("training", "training", points)], run.updates).html())
+        elif values:
+            constant.append(f"{name} = {values.pop():g}")
+    if constant:
+        constant = [f"<p>The same at every update: {escape(', '.join(constant))}.</p>"]
+    return f'<div class="charts small">{"".join(charts)}</div>{"".join(constant)}' if charts else ""
+
+
+def _time(run: Summary) -> str:
+    rows = [row for row in run.rows if row.get("timing_s/step")]
+    if not rows:
+        return ""
+    step = sum(row["timing_s/step"] for row in rows) / len(rows)
+    seconds = {
+        title: sum(row.get(f"timing_s/{name}") or 0 for row in rows) / len(rows)
+        for name, title in PARTS.items()
+    }
+    seconds["Everything else"] = max(0.0, step - sum(seconds.values()))
+    lines = "".join(
+        f'<tr><td>{title}</td><td class="n">{value:.3f} s</td><td class="n">{100 * value / step:.0f} %</td>'
+        f'<td><span class="bar" style="width:{100 * value / step:.1f}%"></span></td></tr>'
+        for title, value in seconds.items()
+        if value > 0
+    )
+    speed = [row["perf/throughput"] for row in rows if row.get("perf/throughput")]
+    pace = f", {sum(speed) / len(speed):.1f} pictures per second" if speed else ""
+    return (
+        f"<p>An update takes {step:.2f} s on average{pace}.</p>"
+        f'<table class="parts"><tbody>{lines}</tbody></table>'
+    )
+
+
+def _configuration(folder: RunFolder) -> str:
+    if not folder.config.exists():
+        return ""
+    return f"<pre>{escape(folder.config.read_text(encoding='utf-8'))}</pre>"
+
+
+def _next(folder: RunFolder, run: Summary) -> str:
+    lines = "\n".join(f"{command}    # {what}" for what, command in next_steps(folder, run))
+    return f"<h2>How to go on</h2><pre>{escape(lines)}</pre>"
+
+
+def _details(title: str, content: str) -> str:
+    return f"<details><summary>{title}</summary>{content}</details>" if content else ""

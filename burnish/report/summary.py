@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from dataclasses import dataclass
 from typing import Any
 
@@ -196,3 +197,17 @@ def _time(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def next_steps(folder: RunFolder, run: Summary) -> list[tuple[str, str]]:
+    """What one can do now, and the command for it."""
+    path = shlex.quote(str(folder.path))
+    steps = [
+        ("draw other pictures", f'burnish sample {path} "a prompt"'),
+        ("judge with more pictures", f"burnish eval {path} validation.n=16"),
+        ("take the trained model along", f"burnish export {path} --output my_model"),
+    ]
+    train = f"burnish train {shlex.quote(str(folder.config))}"
+    if run.updates < run.planned:
+        return [("finish the run", train), *steps]
+    return [*steps, ("train for longer", f"{train} steps={2 * run.planned}")]

@@ -1,0 +1,133 @@
+"""Curves as SVG: small, sharp, and in the colours of the page, light or dark."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+WIDTH, HEIGHT = 360, 190
+LEFT, RIGHT, TOP, BOTTOM = 44, 10, 10, 26
+INNER_W, INNER_H = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line through (update, value); a value of None leaves a gap."""
+
+    name: str
+    style: str  # class of the style sheet: validation, training
+    points: Sequence[tuple[int, float | None]]
+    dots: bool = False
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines over policy updates."""
+
+    title: str
+    series: Sequence[Series]
+    last: int  # update at the right edge
+    reference: tuple[str, float] | None = None  # a dashed line to compare with
+    percent: bool = False
+    hint: str = ""
+    values: list[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        found = [value for one in self.series for _, value in one.points if value is not None]
+        object.__setattr__(self, "values", found + ([self.reference[1]] if self.reference else []))
+
+    def html(self) -> str:
+        """The chart with its title and legend; nothing if there is no value to show."""
+        if not self.values:
+            return ""
+        hint = f' <span class="hint">{escape(self.hint)}</span>' if self.hint else ""
+        return (
+            f'<figure class="chart"><figcaption>{escape(self.title)}{hint}</figcaption>'
+            f"{self._svg()}{self._legend()}</figure>"
+        )
+
+    def _legend(self) -> str:
+        names = [(one.style, one.name) for one in self.series if any(v is not None for _, v in one.points)]
+        if self.reference:
+            names.append(("reference", self.reference[0]))
+        if len(names) < 2:
+            return ""
+        items = "".join(
+            f'<li><svg viewBox="0 0 22 8" aria-hidden="true"><path class="line {style}" d="M1 4H21"/></svg>'
+            f"{escape(name)}</li>"
+            for style, name in names
+        )
+        return f'<ul class="legend">{items}</ul>'
+
+    def _svg(self) -> str:
+        ticks = nice_ticks(min(self.values), max(self.values))
+        low, high = min(ticks[0], *self.values), max(ticks[-1], *self.values)
+        label = escape(f"{self.title}, over policy updates", quote=True)
+        parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">']
+
+        def x(update: float) -> float:
+            return LEFT + INNER_W * update / max(self.last, 1)
+
+        def y(value: float) -> float:
+            return TOP + INNER_H * (1 - (value - low) / (high - low))
+
+        for tick in ticks:
+            parts.append(f'<path class="rule" d="M{LEFT} {y(tick):.1f}H{WIDTH - RIGHT}"/>')
+            text = self.tick(tick, ticks[1] - ticks[0])
+            parts.append(f'<text x="{LEFT - 6}" y="{y(tick) + 3.5:.1f}" class="end">{text}</text>')
+        for tick in nice_ticks(0, max(self.last, 1), whole=True):
+            if 0 <= tick <= max(self.last, 1):
+                parts.append(f'<text x="{x(tick):.1f}" y="{HEIGHT - 8}" class="middle">{tick:.0f}</text>')
+        if self.reference:
+            parts.append(
+                f'<path class="line reference" d="M{LEFT} {y(self.reference[1]):.1f}H{WIDTH - RIGHT}"/>'
+            )
+        for one in self.series:
+            path = _path([(x(at), None if value is None else y(value)) for at, value in one.points])
+            parts.append(f'<path class="line {one.style}" d="{path}"/>')
+            for at, value in one.points:
+                if value is not None and (one.dots or len(one.points) == 1):
+                    told = f"update {at}: {self.tick(value, 0.001)}"
+                    parts.append(
+                        f'<circle class="dot {one.style}" cx="{x(at):.1f}" cy="{y(value):.1f}" r="3.5">'
+                        f"<title>{told}</title></circle>"
+                    )
+        return "".join([*parts, "</svg>"])
+
+    def tick(self, value: float, step: float) -> str:
+        """A number as it stands at an axis whose ticks are ``step`` apart."""
+        if self.percent:
+            return f"{100 * value:.0f} %"
+        if value and not 1e-3 <= abs(value) < 1e4:
+            return (
+                f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e").replace(".0e", "e").replace("-", "−")
+            )
+        digits = max(0, -math.floor(math.log10(step) + 1e-9)) if step else 3
+        return f"{value:.{digits}f}".replace("-", "−")
+
+
+def nice_ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
+    """Three to six round numbers that span a range; whole ones for updates."""
+    if high - low <= 1e-12 * max(abs(low), abs(high)):
+        margin = abs(low) * 0.1 or 1.0
+        low, high = low - margin, high + margin
+    rough = (high - low) / 4
+    power = 10 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
+    if whole:
+        step = max(1, round(step))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [number * step for number in range(first, last + 1)]
+
+
+def _path(points: Sequence[tuple[float, float | None]]) -> str:
+    path, pen = [], "M"
+    for x, y in points:
+        if y is None:
+            pen = "M"
+        else:
+            path.append(f"{pen}{x:.1f} {y:.1f}")
+            pen = "L"
+    return "".join(path)
