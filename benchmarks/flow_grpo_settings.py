@@ -98,8 +98,8 @@ class Setting:
     guidance: float = GUIDANCE
     merge: bool = True
     fold: bool = True
-    rollout_batch: int = 96
-    micro_batch: int = 48
+    rollout_batch: int = 32
+    micro_batch: int = 16
 
     def build(self, network: SD3Transformer2DModel) -> Burnish:
         algorithm = FlowGRPO(
@@ -126,7 +126,7 @@ SETTINGS = [
     Setting("  + adapters merged in rollout", **BARE | {"merge": True}),
     Setting(
         "  + timesteps folded, larger batches",
-        **BARE | {"fold": True, "rollout_batch": 96, "micro_batch": 48},
+        **BARE | {"fold": True, "rollout_batch": 32, "micro_batch": 16},
     ),
     Setting("Burnish, equal work (defaults)"),
     Setting("  + prompts trimmed to 109 tokens", text=109),
