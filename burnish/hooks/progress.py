@@ -1,68 +1,89 @@
-"""Shows how far a run is: one moving line on a terminal, one line per update elsewhere."""
+"""Shows how far a run is: one moving line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import atexit
 import math
 import time
+from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
+from rich.table import Column
 
 from burnish.config import RunConfig
 from burnish.hooks.base import Hook
 
 WINDOW = 10  # updates behind the estimate of the time that is left
+PAUSE = 5.0  # seconds between plain lines: a log of ten thousand fast updates helps nobody
 
 
 class Progress(Hook):
-    """Update, reward, last validation, seconds per update, time left."""
+    """Update, reward, last validation, seconds per update, time left. Every validation leaves a line."""
 
-    def __init__(self, config: RunConfig, *, done: int, console: Console | None = None) -> None:
-        self.total, self.done = config.steps, done
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        done: int,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.total, self.done, self.clock = config.steps, done, clock
         self.console = console or Console()
         self._ends: list[float] = []
         self._judged = ""
+        self._written = -math.inf
         self._bar: Bar | None = None
         self._task = TaskID(0)
 
     def start(self, done: int) -> None:
-        self._ends = [time.monotonic()]
+        self._ends = [self.clock()]
         if self.console.is_terminal:
-            columns = (BarColumn(bar_width=20), TextColumn("{task.description}", markup=False))
+            line = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))
             # drawn after each update, not by a thread that would take time from training
-            self._bar = Bar(*columns, console=self.console, auto_refresh=False)
+            self._bar = Bar(BarColumn(bar_width=12), line, console=self.console, auto_refresh=False)
             self._task = self._bar.add_task(f"update {done}/{self.total}", total=self.total, completed=done)
             self._bar.start()
+            atexit.register(self._bar.stop)  # an error must not leave a terminal without its cursor
 
     def __call__(self, update: int, metrics: dict[str, float]) -> None:
         if update > self.done:
-            self._ends = [*self._ends, time.monotonic()][-WINDOW - 1 :]
+            self._ends = [*self._ends, self.clock()][-WINDOW - 1 :]
         else:
-            self._ends = [time.monotonic()]  # judging the untrained model is no update
+            self._ends = [self.clock()]  # judging the untrained model is no update
+        judged = _verdict(metrics)
+        self._judged = judged or self._judged
         text = self.describe(update, metrics)
-        if self._bar is None:
-            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
-        else:
+        if self._bar is not None:
+            if judged:
+                self._print(f"update {update}/{self.total} | {judged}")
             self._bar.update(self._task, completed=update, description=text, refresh=True)
+        elif judged or update == self.total or self._ends[-1] - self._written >= PAUSE:
+            self._written = self._ends[-1]
+            self._print(text)
 
     def finish(self) -> None:
         if self._bar is not None:
             self._bar.stop()
+            atexit.unregister(self._bar.stop)
 
     def describe(self, update: int, metrics: dict[str, float]) -> str:
-        """The line about an update."""
+        """The line about an update; what matters least comes last, where a narrow terminal cuts it."""
         parts = [f"update {update}/{self.total}"]
         reward = metrics.get("critic/rewards/mean")
         if reward is not None:
             parts.append(f"reward {_number(reward)}")
-        self._judged = _verdict(metrics) or self._judged
-        if self._judged:
-            parts.append(self._judged)
         if len(self._ends) > 1:
             seconds = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
-            parts += [f"{seconds:.1f} s/update", f"{duration(seconds * (self.total - update))} left"]
+            parts += [f"{duration(seconds * (self.total - update))} left", f"{seconds:.1f} s/update"]
+        if self._judged:
+            parts.append(self._judged)
         return " | ".join(parts)
+
+    def _print(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def duration(seconds: float) -> str:
@@ -74,7 +95,7 @@ def duration(seconds: float) -> str:
 
 
 def _verdict(metrics: dict[str, float]) -> str:
-    """What the last validation said, e.g. ``validation .912 (exact .804)``; nothing if there was none."""
+    """What a validation said, e.g. ``validation 0.912 (exact 0.804)``; nothing if there was none."""
     rewards = [v for k, v in metrics.items() if k.startswith("val-core/") and "/reward/mean@" in k]
     exact = [v for k, v in metrics.items() if k.startswith("val-aux/") and "/ocr_exact/mean@" in k]
     if not rewards:
