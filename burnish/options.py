@@ -168,4 +168,4 @@ class ScoringOptions:
     processes: Whole = 1
     """Processes of their own that score pictures while others are sampled; 0 scores in the run's own process."""
     timeout: Positive = 300.0
-    """Seconds that one batch of pictures may take to be scored before its rewards count as missing."""
+    """Seconds that one reward may take for one batch of pictures; what takes longer counts as missing."""

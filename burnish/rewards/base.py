@@ -49,3 +49,6 @@ class Reward:
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Refuse prompts that this reward can never judge, before anything is sampled; ValueError says which."""
+
+    def prepare(self) -> None:
+        """Load what scoring needs, so that the first batch need not wait for it."""

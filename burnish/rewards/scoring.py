@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
-import os
-import signal
+import pickle
+import queue
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import CancelledError, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from burnish.errors import UserError
 from burnish.options import ScoringOptions
 from burnish.prompt import Prompt
 from burnish.rewards.base import Reward, Verdict
+from burnish.rewards.judging import judge, missing
 from burnish.rewards.mixing import mix
+from burnish.rewards.process import DiedError, ScoringProcess
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,27 +26,38 @@ if TYPE_CHECKING:
     from burnish.types import Scores
 
 log = logging.getLogger(__name__)
-Verdicts = dict[str, list[Verdict]]
+
+
+@dataclass
+class Pending:
+    """A batch whose verdicts come in reward by reward, in any order."""
+
+    images: list[np.ndarray]
+    prompts: list[Prompt]
+    verdicts: dict[str, list[Verdict]] = field(default_factory=dict)
+    scores: Future[Scores] = field(default_factory=Future)
 
 
 class Scorer:
     """Judges batches of pictures by all rewards. Results depend on pictures and prompts alone.
 
-    A worker that dies is replaced and its batch scored once more; what then still fails, and what takes longer than
-    the deadline, is missing, with a note that says why.
+    Every question (one reward, one batch) goes to one process. A process that dies is replaced and asked once more;
+    one that misses the deadline is replaced. What then has no answer is missing, with a note that says why. Without
+    processes there is no deadline: nothing can stop a function that runs in the run's own process.
     """
 
     def __init__(self, rewards: Mapping[str, Reward], options: ScoringOptions) -> None:
+        assert rewards, "nothing to score by"
         self.rewards, self.options = dict(rewards), options
-        self._warned: set[str] = set()
+        self._questions: queue.SimpleQueue[tuple[str, Pending] | None] = queue.SimpleQueue()
+        self._processes: list[ScoringProcess | None] = []
+        self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
-        self._pool: ProcessPoolExecutor | None = None
-        self._waiters: ThreadPoolExecutor | None = None
+        self._closed = False
+        self._warned: set[str] = set()
 
     def __enter__(self) -> Self:
-        if self.options.processes:
-            self._waiters = ThreadPoolExecutor(max_workers=64, thread_name_prefix="scoring")
-            self._pool = self._start()
+        self.start()
         return self
 
     def __exit__(
@@ -52,117 +65,124 @@ class Scorer:
     ) -> None:
         self.close()
 
-    def close(self) -> None:
-        """End the worker processes."""
-        if self._waiters is not None:
-            self._waiters.shutdown(wait=False, cancel_futures=True)
-        if self._pool is not None:
-            _end(self._pool)
-        self._pool = self._waiters = None
+    def start(self) -> None:
+        """Start the processes, which load their rewards meanwhile; the first ``submit`` does it too.
 
-    def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> Scores:
-        """Judge pictures uint8 [H, W, 3] and wait for the result."""
-        return self.submit(images, prompts).result()
+        Raises:
+            UserError: a reward can't be sent to another process.
+        """
+        if self._threads or not self.options.processes:
+            return
+        _check_sendable(self.rewards)
+        self._processes = [None] * self.options.processes
+        for place in range(self.options.processes):
+            thread = threading.Thread(target=self._serve, args=(place,), name=f"scoring-{place}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def submit(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> Future[Scores]:
-        """Start judging pictures; the result waits for no other batch than those before it."""
-        images, prompts = list(images), list(prompts)
-        if self._waiters is None:
-            done: Future[Scores] = Future()
-            done.set_result(self._mixed(judge(self.rewards, images, prompts)))
-            return done
-        with self._lock:
-            pool = self._pool
-            assert pool is not None
-            first = pool.submit(judge, self.rewards, images, prompts)
-        return self._waiters.submit(self._wait, pool, first, images, prompts)
+        """Start judging pictures, uint8 [H, W, 3] each; the future always gets a result."""
+        assert len(images) == len(prompts), f"{len(images)} pictures, {len(prompts)} prompts"
+        assert not self._closed, "the scorer is closed"
+        self.start()
+        pending = Pending(list(images), list(prompts))
+        for label, reward in self.rewards.items():
+            if self.options.processes:
+                self._questions.put((label, pending))
+            else:
+                self._answer(pending, label, judge(reward, pending.images, pending.prompts))
+        return pending.scores
 
-    def _wait(
-        self, pool: ProcessPoolExecutor, first: Future[Verdicts], images: list[np.ndarray], prompts: list[Prompt]
-    ) -> Scores:
-        attempt, why = first, ""
+    def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> Scores:
+        """Judge pictures and wait for the result."""
+        return self.submit(images, prompts).result()
+
+    def close(self) -> None:
+        """End the processes at once; what is not answered yet is cancelled."""
+        with self._lock:
+            self._closed = True
+            for process in self._processes:
+                if process is not None:
+                    process.end()
+        for _ in self._threads:
+            self._questions.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _serve(self, place: int) -> None:
+        """Own one process: ask it question after question, until the scorer is closed."""
+        while (question := self._next(place)) is not None:
+            label, pending = question
+            try:
+                if not pending.scores.cancelled():
+                    self._answer(pending, label, self._ask(place, label, pending))
+            except Exception as error:
+                if self._closed:
+                    pending.scores.cancel()
+                elif not pending.scores.done():
+                    pending.scores.set_exception(error)
+        self._discard(place)
+
+    def _next(self, place: int) -> tuple[str, Pending] | None:
+        """Let the process load its rewards, now rather than with the first question, and wait for the next one."""
+        try:
+            self._process(place).load()
+        except (TimeoutError, DiedError):
+            self._discard(place)  # the question finds out again, and its verdicts say so
+        except CancelledError:
+            pass
+        return self._questions.get()
+
+    def _ask(self, place: int, label: str, pending: Pending) -> list[Verdict]:
+        why = ""
         for _ in range(2):
             try:
-                return self._mixed(attempt.result(timeout=self.options.timeout))
-            except TimeoutError:
-                why = f"not scored within scoring.timeout={self.options.timeout:g} seconds"
-                self._replace(pool)
+                return self._process(place).ask(label, pending.images, pending.prompts)
+            except TimeoutError as error:
+                self._discard(place)
+                why = str(error)
                 break
-            except (BrokenProcessPool, CancelledError):
-                why = "the process that scored it died, twice"
-                pool = self._replace(pool)
-                attempt = pool.submit(judge, self.rewards, images, prompts)
-        return self._mixed({label: [Verdict(None, (), why)] * len(images) for label in self.rewards})
+            except DiedError as error:
+                self._discard(place)
+                why = f"the process that scored it died twice ({error})"
+                if not self._closed:
+                    log.warning("a process that scored reward %s died (%s) and is replaced", label, error)
+        return [missing(why)] * len(pending.images)
 
-    def _replace(self, broken: ProcessPoolExecutor) -> ProcessPoolExecutor:
-        """A new pool in place of one whose process died or hangs; once, however many batches notice."""
+    def _process(self, place: int) -> ScoringProcess:
         with self._lock:
-            assert self._pool is not None
-            if self._pool is broken:
-                _end(broken)
-                self._pool = self._start()
-            return self._pool
+            if self._closed:
+                raise CancelledError
+            process = self._processes[place]
+            if process is None:
+                process = self._processes[place] = ScoringProcess(self.rewards, self.options.timeout)
+            return process
 
-    def _start(self) -> ProcessPoolExecutor:
-        pool = ProcessPoolExecutor(
-            self.options.processes,
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_prepare,
-            initargs=(os.getpid(),),
-        )
-        for _ in range(self.options.processes):
-            pool.submit(_warm_up, self.rewards)
-        return pool
+    def _discard(self, place: int) -> None:
+        with self._lock:
+            process, self._processes[place] = self._processes[place], None
+        if process is not None:
+            process.close()
 
-    def _mixed(self, verdicts: Verdicts) -> Scores:
-        for label, each in verdicts.items():
-            failed = [verdict.note for verdict in each if verdict.value is None]
-            if failed and (message := f"reward {label} is missing: {failed[0]}") not in self._warned:
-                self._warned.add(message)
-                log.warning("%s", message)
-        return mix(self.rewards, verdicts)
-
-
-def judge(rewards: Mapping[str, Reward], images: list[np.ndarray], prompts: list[Prompt]) -> Verdicts:
-    """The verdicts of every reward; what one of them can't do is missing, sample by sample."""
-    return {label: _judge(reward, images, prompts) for label, reward in rewards.items()}
+    def _answer(self, pending: Pending, label: str, verdicts: list[Verdict]) -> None:
+        with self._lock:
+            pending.verdicts[label] = verdicts
+            for note in dict.fromkeys(verdict.note for verdict in verdicts if verdict.value is None):
+                message = f"reward {label} is missing: {note}"
+                if message not in self._warned:
+                    self._warned.add(message)
+                    log.warning("%s", message)
+            complete = len(pending.verdicts) == len(self.rewards)
+        if complete and pending.scores.set_running_or_notify_cancel():
+            pending.scores.set_result(mix(self.rewards, pending.verdicts))
 
 
-def _judge(reward: Reward, images: list[np.ndarray], prompts: list[Prompt]) -> list[Verdict]:
-    try:
-        verdicts = reward.score(images, prompts)
-        assert len(verdicts) == len(images), f"{len(verdicts)} verdicts for {len(images)} pictures"
-        return verdicts
-    except Exception as error:
-        if len(images) > 1:
-            return [_judge(reward, [i], [p])[0] for i, p in zip(images, prompts, strict=True)]
-        return [Verdict(None, (), f"{type(error).__name__}: {error}")]
-
-
-def _prepare(parent: int) -> None:
-    """Leave Ctrl-C to the trainer, keep to one thread, and never outlive the trainer."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    threading.Thread(target=_follow, args=(parent,), daemon=True).start()
-
-
-def _follow(parent: int) -> None:
-    import time
-
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
-
-
-def _warm_up(rewards: Mapping[str, Reward]) -> None:
-    """Load what rewards load at their first picture, while the trainer loads its model."""
-    import numpy as np
-
-    blank = np.full((16, 32, 3), 255, dtype=np.uint8)
-    judge(rewards, [blank], [Prompt(text="", answer="0")])
-
-
-def _end(pool: ProcessPoolExecutor) -> None:
-    for process in list((pool._processes or {}).values()):
-        process.kill()
-    pool.shutdown(wait=False, cancel_futures=True)
+def _check_sendable(rewards: Mapping[str, Reward]) -> None:
+    for label, reward in rewards.items():
+        way_out = "define its class at the top level of a module, or set scoring.processes=0"
+        try:
+            pickle.dumps(reward)
+        except Exception as error:
+            raise UserError(f"reward {label} can't be sent to a scoring process: {error}; {way_out}") from None
+        if type(reward).__module__ == "__main__":
+            raise UserError(f"reward {label} is defined in a script, which no scoring process can import; {way_out}")

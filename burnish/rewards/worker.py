@@ -1,0 +1,48 @@
+"""What a scoring process does: it answers one question after another until its parent is gone.
+
+It imports no torch, so that it is there in about a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from multiprocessing.connection import Connection
+
+from burnish.rewards.base import Reward
+from burnish.rewards.judging import judge
+
+READY = "ready"
+
+
+def main(pipe: Connection, parent: int) -> None:
+    """Load rewards, then judge pictures.
+
+    Args:
+        pipe: to the parent; brings the rewards by label, then (label, images, prompts) for each question, and takes
+            READY, then a list of verdicts for each answer.
+        parent: process id; the process ends when this is no longer its parent.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which then ends this process
+    os.set_inheritable(pipe.fileno(), False)
+    threading.Thread(target=_follow, args=(parent,), daemon=True).start()
+    # a closed pipe: the parent is gone, or wants no more
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        rewards: dict[str, Reward] = pipe.recv()
+        for reward in rewards.values():
+            with contextlib.suppress(Exception):  # it comes again, with a note, at the reward's first picture
+                reward.prepare()
+        pipe.send(READY)
+        while True:
+            label, images, prompts = pipe.recv()
+            pipe.send(judge(rewards[label], images, prompts))
+
+
+def _follow(parent: int) -> None:
+    # the pipe alone would not tell a process that is busy with a picture, or whose pipe a child of the parent holds
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
