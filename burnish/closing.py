@@ -11,7 +11,7 @@ from burnish.folder import STEP, RunFolder
 from burnish.report.summary import Summary, next_steps
 from burnish.report.verdict import verdict
 
-MARKS = {1: "[green]+[/green]", -1: "[red]−[/red]", 0: "[dim]·[/dim]"}
+MARKS = {"gained": "[blue]+[/blue]", "kept": "[blue]=[/blue]", "lost": "[yellow]−[/yellow]", "weigh": "·"}
 
 
 def closing_message(
@@ -34,7 +34,7 @@ def closing_message(
     if run.before is not None and run.after is not None:
         console.print(_numbers(run))
     for point in verdict(run):
-        console.print(f"{MARKS[point.sign]} {escape(point.text)}", highlight=False)
+        console.print(f"{MARKS[point.kind]} {escape(point.text)}", highlight=False)
     for warning in run.warnings():
         console.print(f"[yellow]![/yellow] {escape(warning)}", highlight=False)
     console.print()

@@ -31,7 +31,7 @@ class Chart:
     last: int  # update at the right edge
     reference: tuple[str, float] | None = None  # a dashed line to compare with
     percent: bool = False
-    hint: str = ""
+    span: float = 0.0  # what the axis covers at least
     values: list[float] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -42,9 +42,8 @@ class Chart:
         """The chart with its title and legend; nothing if there is no value to show."""
         if not self.values:
             return ""
-        hint = f' <span class="hint">{escape(self.hint)}</span>' if self.hint else ""
         return (
-            f'<figure class="chart"><figcaption>{escape(self.title)}{hint}</figcaption>'
+            f'<figure class="chart"><figcaption>{escape(self.title)}</figcaption>'
             f"{self._svg()}{self._legend()}</figure>"
         )
 
@@ -62,7 +61,8 @@ class Chart:
         return f'<ul class="legend">{items}</ul>'
 
     def _svg(self) -> str:
-        ticks = nice_ticks(min(self.values), max(self.values))
+        least, most = self._range()
+        ticks = nice_ticks(least, most)
         low, high = min(ticks[0], *self.values), max(ticks[-1], *self.values)
         label = escape(f"{self.title}, over policy updates", quote=True)
         parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">']
@@ -95,6 +95,14 @@ class Chart:
                         f"<title>{told}</title></circle>"
                     )
         return "".join([*parts, "</svg>"])
+
+    def _range(self) -> tuple[float, float]:
+        low, high = min(self.values), max(self.values)
+        lack = self.span - (high - low)
+        if lack <= 0:
+            return low, high
+        below = min(lack / 2, low) if low >= 0 else lack / 2  # what can't be negative has no axis below 0
+        return low - below, high + lack - below
 
     def tick(self, value: float, step: float) -> str:
         """A number as it stands at an axis whose ticks are ``step`` apart."""

@@ -59,8 +59,10 @@ def _by_prompt(validation: Path) -> dict[int, list[tuple[Sample, str]]]:
 
 def _card(index: int, sides: list[tuple[str, dict[int, list[tuple[Sample, str]]]]]) -> str:
     prompt = sides[-1][1][index][0][0]["prompt"]
+    count = len(sides[-1][1][index])
+    across = min(count, 4 if count % 3 else 3)
     columns = "".join(
-        f'<div><h4>{title}</h4><div class="pictures">'
+        f'<div><h4>{title}</h4><div class="pictures" style="--columns:{across}">'
         f"{''.join(_figure(sample, picture) for sample, picture in by_prompt.get(index, []))}</div></div>"
         for title, by_prompt in sides
     )

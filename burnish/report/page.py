@@ -13,7 +13,12 @@ from burnish.report.style import STYLE
 from burnish.report.summary import REWARD, Measure, Summary, mean, next_steps
 from burnish.report.verdict import verdict
 
-SIGNS = {1: ("good", "▲ gained"), -1: ("bad", "▼ lost"), 0: ("weigh", "to weigh")}
+WORDS = {
+    "gained": ("good", "+ gained"),
+    "kept": ("good", "= kept"),
+    "lost": ("bad", "− lost"),
+    "weigh": ("", "to weigh"),
+}
 HEALTH = ("actor/", "old_policy/", "rollout_corr/", "critic/")
 PARTS = {
     "gen": "Drawing pictures",
@@ -60,7 +65,8 @@ def _numbers(run: Summary) -> str:
         return "<p>There is no validation yet, so there is nothing to compare.</p>"
     heads = ["before", f"after {last[STEP]} updates", "change"] if run.after else ["before training"]
     if run.reference is not None:
-        heads.append(f"untrained, guidance {run.reference['guidance_scale']:g}")
+        twice = ", twice the cost" if run.config.get("rollout", {}).get("guidance_scale") == 1 else ""
+        heads.append(f"untrained, guidance {run.reference['guidance_scale']:g}{twice}")
     head = "".join(f'<th class="n">{text}</th>' for text in heads)
     rows = "".join(_number_row(run, measure) for measure in run.measures())
     return (
@@ -90,28 +96,25 @@ def _cell(measure: Measure, value: float | None, kind: str = "") -> str:
 def _change(measure: Measure, before: float | None, after: float | None) -> str:
     if before is None or after is None:
         return '<td class="n">–</td>'
-    text = measure.show(abs(after - before))
-    if text == measure.show(0.0):
-        return '<td class="n">same</td>'
+    number, _, unit = measure.show(abs(after - before)).partition("\N{NO-BREAK SPACE}")
+    if number == measure.show(0.0).partition("\N{NO-BREAK SPACE}")[0]:
+        return '<td class="n">0</td>'
+    way = measure.sign(before, after) * measure.better
+    kind = {1: "good", -1: "bad", 0: ""}[way]
+    words = ["points"] if unit else []
+    words += {1: ["better"], -1: ["worse"], 0: []}[way]
     sign = "+" if after > before else "−"
-    good = (after > before) == (measure.better > 0)
-    kind = "" if not measure.better else "good" if good else "bad"
-    arrow = "▲ " if after > before else "▼ "
-    return f'<td class="n {kind}">{arrow}{sign}{text}</td>'
+    return f'<td class="n {kind}">{sign}{number}<small>{", ".join(words)}</small></td>'
 
 
 def _verdict(run: Summary) -> str:
     items = []
     for point in verdict(run):
-        kind, word = SIGNS[point.sign]
-        items.append(
-            f'<li class="{kind}-row"><b class="{kind}">{word}</b><span>{escape(point.text)}</span></li>'
-        )
-    return (
-        f'<h2>What was gained and what was lost</h2><ul class="verdict">{"".join(items)}</ul>'
-        if items
-        else ""
-    )
+        kind, word = WORDS[point.kind]
+        items.append(f'<li><b class="{kind}">{word}</b><span>{escape(point.text)}</span></li>')
+    if not items:
+        return ""
+    return f'<h2>What was gained and what was lost</h2><ul class="verdict">{"".join(items)}</ul>'
 
 
 def _warnings(run: Summary) -> str:
@@ -131,12 +134,22 @@ def _curves(run: Summary) -> str:
         if trained:
             lines.insert(0, Series("training", "training", _points(run, trained)))
         title = "Reward" if measure == REWARD else measure.title
-        charts.append(Chart(title, lines, run.updates, guided, measure.percent).html())
+        charts.append(Chart(title, lines, run.updates, guided, measure.percent, _span(measure, lines)).html())
     if not charts and (points := _points(run, "critic/rewards/mean")):
         charts = [Chart("Reward", [Series("training", "training", points)], run.updates).html()]
     if not any(charts):
         return ""
     return f'<h2>Over the policy updates</h2><div class="charts">{"".join(charts)}</div>'
+
+
+def _span(measure: Measure, lines: list[Series]) -> float:
+    """What an axis covers at least, so that a change too small to speak of does not look like a cliff."""
+    enough = measure.enough
+    if measure.relative:
+        enough *= max(
+            (abs(value) for line in lines for _, value in line.points if value is not None), default=0.0
+        )
+    return 4 * enough
 
 
 def _trained_key(measure: Measure) -> str:

@@ -14,35 +14,35 @@ h3 { font-size: 1rem; margin: 0 0 .5em; }
 h4 { font-size: .8rem; font-weight: 500; margin: 0 0 .4em; color: var(--soft); }
 p { margin: 0 0 .8em; max-width: 46em; }
 .lead { font-size: 1.1rem; overflow-wrap: anywhere; }
-.hint { color: var(--soft); font-weight: 400; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th { font-weight: 500; text-align: left; color: var(--soft); font-size: .82rem; vertical-align: bottom;
   line-height: 1.3; }
 th, td { padding: .4em 1.6em .4em 0; border-bottom: 1px solid var(--rule); }
 td.n, th.n { text-align: right; white-space: nowrap; }
-th.n { white-space: normal; }
+th.n { white-space: normal; max-width: 11em; }
 td.n:last-child, th.n:last-child { padding-right: 0; }
 .numbers { min-width: min(100%, 700px); }
 .numbers td { font-size: 1.15rem; }
+.numbers td.good small, .numbers td.bad small { color: inherit; }
 .numbers td:first-child { font-size: 1rem; }
-.numbers td small { display: block; color: var(--soft); font-size: .78rem; line-height: 1.2; }
+.numbers td small { display: block; color: var(--soft); font-weight: 400; font-size: .78rem;
+  line-height: 1.2; }
 .numbers .now { font-weight: 650; }
 .good { color: var(--blue); }
 .bad { color: var(--orange); }
 .verdict { list-style: none; padding: 0; max-width: 46em; }
 .verdict li { display: grid; grid-template-columns: 5.4em 1fr; padding: .28em 0; }
 .verdict b { font-size: .85rem; line-height: 1.76; font-weight: 600; }
-.verdict li.weigh b { color: var(--soft); font-weight: 500; }
 .warning { border-left: 4px solid var(--orange); background: var(--tint); padding: .6em 1em; margin: 1em 0; }
 .warning p { margin: .2em 0; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 300px), 1fr));
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr));
   gap: 22px 28px; }
 .charts.small { grid-template-columns: repeat(auto-fill, minmax(min(100%, 250px), 1fr)); }
 .chart { margin: 0; min-width: 0; }
 .chart figcaption { font-weight: 600; font-size: .95rem; }
 .chart > svg { width: 100%; height: auto; display: block; }
-.chart text { font-size: 11px; fill: var(--soft); font-variant-numeric: tabular-nums; }
+.chart text { font-size: 10px; fill: var(--soft); font-variant-numeric: tabular-nums; }
 .end { text-anchor: end; }
 .middle { text-anchor: middle; }
 .rule { stroke: var(--rule); stroke-width: 1; }
@@ -58,7 +58,7 @@ td.n:last-child, th.n:last-child { padding-right: 0; }
 .card { border-top: 1px solid var(--rule); padding: 14px 0; }
 .sides { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 320px), 1fr));
   gap: 14px 36px; }
-.pictures { display: grid; grid-template-columns: repeat(auto-fill, minmax(96px, 1fr)); gap: 10px; }
+.pictures { display: grid; grid-template-columns: repeat(var(--columns), minmax(0, 1fr)); gap: 10px; }
 .pictures figure { margin: 0; min-width: 0; }
 .pictures img { width: 100%; height: auto; display: block; border: 1px solid var(--rule); background: #fff; }
 .pictures .pixels { image-rendering: pixelated; }
@@ -69,7 +69,6 @@ td.n:last-child, th.n:last-child { padding-right: 0; }
 .gone { display: block; padding: 1em .3em; border: 1px dashed var(--rule);
   color: var(--soft); font-size: .78rem; }
 details { border-top: 1px solid var(--rule); padding: .7em 0; }
-details + details { margin: 0; }
 summary { cursor: pointer; font-weight: 600; }
 details > :nth-child(2) { margin-top: 1em; }
 .bar { display: block; height: 9px; background: var(--blue); min-width: 1px; }
@@ -79,6 +78,5 @@ pre { background: var(--tint); padding: 12px 14px; overflow-x: auto;
   font: .82rem/1.5 ui-monospace, "DejaVu Sans Mono", monospace; margin: 0 0 .8em; }
 footer { margin-top: 3em; color: var(--soft); font-size: .85rem; }
 @media (max-width: 560px) { body { padding: 18px 14px 40px; } th, td { padding-right: .8em; }
-  .numbers td { font-size: 1rem; } .numbers td:first-child { font-size: .9rem; }
-  .pictures { grid-template-columns: repeat(3, 1fr); } }
+  .numbers td { font-size: 1rem; } .numbers td:first-child { font-size: .9rem; } }
 """

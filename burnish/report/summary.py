@@ -6,14 +6,11 @@ import json
 import math
 import shlex
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from burnish.config.yaml_text import parse
 from burnish.folder import STEP, RunFolder
 
-HARDLY = 0.005  # a smaller change of the validation reward is none
-DARKER = 0.01  # a border that gains this much is dirt that one sees
-ALIKE = 0.15  # share of its variety that a model may lose before one sees it
 FELL_BACK = 0.02  # a last validation this far below the best one is worth a word
 
 Row = dict[str, Any]
@@ -27,31 +24,39 @@ class Measure:
     key: str  # of metrics, with * for the data source
     better: int  # 1: higher is better, -1: lower is, 0: only watched
     percent: bool = False
+    enough: float = 0.005  # a smaller change is none
+    relative: bool = False  # enough is a share of the value before
 
     def of(self, row: Row | None) -> float | None:
         """The value in one line of metrics, averaged over data sources; None if it is not there."""
         return mean(row, self.key)
 
+    def sign(self, before: float, after: float) -> int:
+        """1 if the number rose by enough to speak of, -1 if it fell, 0 if neither."""
+        enough = self.enough * abs(before) if self.relative else self.enough
+        return 0 if abs(after - before) < enough else 1 if after > before else -1
+
     def show(self, value: float | None) -> str:
+        """The value as it is written on the page."""
         if value is None:
             return "–"
         if self.percent:
-            return f"{100 * value:.1f} %"
+            return f"{100 * value:.1f}\N{NO-BREAK SPACE}%"
         digits = 3 if abs(value) < 100 else 1
         return f"{value:.{digits}f}".replace("-", "−")
 
 
 REWARD = Measure("Validation reward", "val-core/*/reward/mean@*", 1)
 EXACT = Measure("Read exactly right", "val-aux/*/ocr_exact/mean@*", 1, percent=True)
-BORDER = Measure("Border darkness", "val-aux/*/border_darkness/mean@*", -1)
-VARIETY = Measure("Variety within a prompt", "val-aux/variety", 1)
+BORDER = Measure("Border darkness", "val-aux/*/border_darkness/mean@*", -1, enough=0.01)
+VARIETY = Measure("Variety within a prompt", "val-aux/variety", 1, enough=0.15, relative=True)
 
 
 @dataclass(frozen=True)
 class Point:
-    """A sentence of the verdict: gained (1), lost (-1), or for the reader to weigh (0)."""
+    """A sentence of the verdict."""
 
-    sign: int
+    kind: Literal["gained", "kept", "lost", "weigh"]
     text: str
 
 
