@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A reward's word on one picture. ``value`` None means that it could not be computed: missing, never zero."""
+    """A reward's word on one picture. A ``value`` of None means that there is none: missing, never zero."""
 
     value: float | None
     extras: tuple[float, ...] = ()  # one per name in Reward.extras: logged, never optimised
@@ -48,7 +48,7 @@ class Reward:
         raise NotImplementedError
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        """Refuse prompts that this reward can never judge, before anything is sampled; ValueError says which."""
+        """Refuse what this reward can never judge, before anything is sampled; a ValueError says which."""
 
     def prepare(self) -> None:
         """Load what scoring needs, so that the first batch need not wait for it."""

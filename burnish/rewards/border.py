@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @register("reward", "border_darkness")
 @options
 class BorderDarkness(Reward):
-    """Mean of 1 - luminance over the outermost pixels, from 0 (white) to 1 (black); meant for weight 0, to watch."""
+    """Mean of 1 - luminance over the border, from 0 (white) to 1 (black). Meant for weight 0: to watch."""
 
     width: Count = 1
     """Width of the border in pixels."""

@@ -25,7 +25,8 @@ def judge(reward: Reward, images: Sequence[np.ndarray], prompts: Sequence[Prompt
         prompts: one per picture.
 
     Returns:
-        One verdict per picture; None as value where the reward raised or gave no finite number, and why as note.
+        One verdict per picture. Where the reward raised or gave no finite number, the value is
+        None and the note says why.
     """
     if not images:
         return []
@@ -52,5 +53,5 @@ def _checked(reward: Reward, verdict: Verdict) -> Verdict:
     if not math.isfinite(verdict.value) or abs(verdict.value) > LARGEST:
         return missing(f"its value is {verdict.value}, which is not a finite number")
     if len(verdict.extras) != len(reward.extras):
-        raise ValueError(f"it gave {len(verdict.extras)} extras, but is declared to have {len(reward.extras)}")
+        raise ValueError(f"it gave {len(verdict.extras)} extras, but declares {len(reward.extras)}")
     return verdict

@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import nan
 from typing import TYPE_CHECKING
 
+from burnish.errors import UserError
 from burnish.rewards.base import Reward, Verdict
 
 if TYPE_CHECKING:
     from burnish.types import Scores
+
+
+def component_names(rewards: Mapping[str, Reward]) -> tuple[str, ...]:
+    """The columns of Scores.components: each reward's label, followed by its extras as label_extra.
+
+    Raises:
+        UserError: two columns would have the same name.
+    """
+    names = [
+        name
+        for label, reward in rewards.items()
+        for name in (label, *(f"{label}_{e}" for e in reward.extras))
+    ]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"two rewards report {name!r}; give one of them another name under rewards")
+    return tuple(names)
 
 
 def mix(rewards: Mapping[str, Reward], verdicts: Mapping[str, Sequence[Verdict]]) -> Scores:
@@ -19,7 +38,7 @@ def mix(rewards: Mapping[str, Reward], verdicts: Mapping[str, Sequence[Verdict]]
         verdicts: one sequence per label, all of length B.
 
     Returns:
-        Scores with a column per reward and per extra of it, named label and label_extra; NaN where there is none.
+        Scores with a column per reward and per extra of it, named label and label_extra; NaN where missing.
     """
     import torch
 
@@ -27,24 +46,19 @@ def mix(rewards: Mapping[str, Reward], verdicts: Mapping[str, Sequence[Verdict]]
 
     count = len(next(iter(verdicts.values())))
     total = torch.zeros(count, dtype=torch.float64)
-    missing = torch.zeros(count, dtype=torch.bool)
-    names: list[str] = []
     columns: list[list[float]] = []
     for label, reward in rewards.items():
-        values = [verdict.value for verdict in verdicts[label]]
-        names.append(label)
-        columns.append([float("nan") if value is None else value for value in values])
-        for i, extra in enumerate(reward.extras):
-            names.append(f"{label}_{extra}")
-            columns.append([v.extras[i] if i < len(v.extras) else float("nan") for v in verdicts[label]])
-        if reward.weight:
-            missing |= torch.tensor([value is None for value in values])
-            total += reward.weight * torch.tensor([value or 0.0 for value in values], dtype=torch.float64)
+        values = [nan if verdict.value is None else verdict.value for verdict in verdicts[label]]
+        columns.append(values)
+        for i in range(len(reward.extras)):
+            columns.append([nan if v.value is None else v.extras[i] for v in verdicts[label]])
+        if reward.weight:  # a NaN stays one, whatever is added to it
+            total += reward.weight * torch.tensor(values, dtype=torch.float64)
     return Scores(
         reward=total.float(),
-        missing=missing,
-        components=torch.tensor(columns).T.contiguous(),
-        names=tuple(names),
+        missing=total.isnan(),
+        components=torch.tensor(columns, dtype=torch.float32).T.contiguous(),
+        names=component_names(rewards),
         notes=[_note(verdicts, i) for i in range(count)],
     )
 

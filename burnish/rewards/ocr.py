@@ -1,15 +1,17 @@
-"""Does the picture show the text that was asked for? Read by PP-OCR's recognition model, as shipped in RapidOCR."""
+"""Does the picture show the text that was asked for? PP-OCR's models read it, which RapidOCR's wheel holds."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.errors import UserError
+from burnish.options import Count
 from burnish.registry import options, register
 from burnish.rewards.base import Reward, Verdict
 
@@ -19,25 +21,33 @@ if TYPE_CHECKING:
     from burnish.prompt import Prompt
 
 HEIGHT = 48  # pixels that the recognition model reads
-BATCH = 24
+BATCH = 4  # lines at once, always as many: kernels and so the last bits may depend on it; more are no faster
 
 
 @register("reward", "ocr")
 @options
 class Ocr(Reward):
-    """One minus the edit distance between what is read and what was asked for (Flow-GRPO's text rendering task)."""
+    """How near the text that is read comes to the one that was asked for (Flow-GRPO's text rendering task)."""
 
     extras = ("exact",)
 
     substring: bool = False
-    """Give the full score as soon as the answer is contained in what is read, as Flow-GRPO's published task does;
-    false also punishes what is written beside it."""
+    """Give the full score where the answer is contained in what is read, as Flow-GRPO's published task does; false
+    also punishes what is written beside it, without which a policy may learn to fill pictures with digits."""
     detect: bool = False
-    """Look for text anywhere in the picture, by RapidOCR's whole pipeline; false reads the picture as one line, which
-    is a hundred times faster."""
+    """Look for text anywhere in the picture, by RapidOCR's whole pipeline; false reads the picture as one line,
+    which is some thirty times faster."""
+    threads: Count = 1
+    """Threads of the recognition model; processes (scoring.processes) use cores better."""
+
+    def prepare(self) -> None:
+        if self.detect:
+            _detector(self.threads)
+        else:
+            _recogniser(self.threads)
 
     def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:
-        texts = [_find(image) for image in images] if self.detect else _read(images)
+        texts = (_find if self.detect else _read)(images, self.threads)
         verdicts = []
         for text, prompt in zip(texts, prompts, strict=True):
             answer = wanted(prompt)
@@ -52,8 +62,8 @@ class Ocr(Reward):
         for prompt in prompts:
             if wanted(prompt) is None:
                 raise UserError(
-                    f"reward ocr can't judge prompt {prompt.text!r}: it has no answer and no text in double quotes; "
-                    'give {"prompt": ..., "answer": ...} in a .jsonl file'
+                    f"reward ocr can't judge prompt {prompt.text!r}: it has no answer and no text in double "
+                    'quotes; give {"prompt": ..., "answer": ...} in a .jsonl file'
                 )
 
 
@@ -66,7 +76,7 @@ def wanted(prompt: Prompt) -> str | None:
 
 
 def similarity(text: str, answer: str, *, substring: bool) -> float:
-    """1 - min(edit distance, length) / length, without white space and case; an empty answer wants an empty text."""
+    """1 - min(edit distance, length) / length, white space and case aside; an empty answer wants empty text."""
     from rapidfuzz.distance import Levenshtein
 
     text, answer = _plain(text), _plain(answer)
@@ -81,12 +91,13 @@ def _plain(text: str) -> str:
     return "".join(text.split()).lower()
 
 
-def _read(images: Sequence[np.ndarray]) -> list[str]:
+def _read(images: Sequence[np.ndarray], threads: int) -> list[str]:
     """Read each picture as one line of text. Pictures share a batch only with others of their size."""
     import numpy as np
     from PIL import Image
 
-    session, characters = _recogniser()
+    session, characters = _recogniser(threads)
+    name = session.get_inputs()[0].name
     texts = [""] * len(images)
     sizes: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for i, image in enumerate(images):
@@ -95,11 +106,15 @@ def _read(images: Sequence[np.ndarray]) -> list[str]:
         scaled = (max(round(width * HEIGHT / height), 1), HEIGHT)
         for start in range(0, len(members), BATCH):
             rows = members[start : start + BATCH]
-            lines = [np.asarray(Image.fromarray(images[i]).resize(scaled, Image.Resampling.BILINEAR)) for i in rows]
+            lines = [
+                np.asarray(Image.fromarray(images[i]).resize(scaled, Image.Resampling.BILINEAR)) for i in rows
+            ]
             # the model was trained on BGR in [-1, 1]
             pixels = np.stack(lines)[..., ::-1].astype(np.float32) / 127.5 - 1
-            best = session.run(None, {"x": np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))})[0].argmax(-1)
-            for i, codes in zip(rows, best, strict=True):
+            pixels = np.concatenate([pixels, np.zeros((BATCH - len(rows), *pixels.shape[1:]), np.float32)])
+            scores = session.run(None, {name: np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))})[0]
+            best = scores.argmax(-1)  # [BATCH, columns]
+            for i, codes in zip(rows, best[: len(rows)], strict=True):
                 texts[i] = _collapse(codes.tolist(), characters)
     return texts
 
@@ -110,28 +125,33 @@ def _collapse(codes: Sequence[int], characters: Sequence[str]) -> str:
     return "".join(characters[c] for c in kept).strip()
 
 
-@lru_cache(maxsize=1)
-def _recogniser() -> tuple[Any, list[str]]:
+@cache
+def _recogniser(threads: int) -> tuple[Any, list[str]]:
     import onnxruntime
-    import rapidocr
 
-    models = sorted((Path(rapidocr.__file__).parent / "models").glob("*rec*.onnx"))
+    package = find_spec("rapidocr")  # only its files are wanted: importing it takes a second
+    folder = Path(package.origin or "").parent / "models" if package else None
+    models = sorted(folder.glob("*rec*.onnx")) if folder else []
     if not models:
-        raise RuntimeError("this version of rapidocr ships no recognition model; install rapidocr>=3.4,<4")
+        raise RuntimeError("no recognition model of rapidocr is installed; install rapidocr>=3.4,<4")
     how = onnxruntime.SessionOptions()
-    how.intra_op_num_threads = how.inter_op_num_threads = 1
+    how.intra_op_num_threads = how.inter_op_num_threads = threads
+    how.add_session_config_entry("session.intra_op.allow_spinning", "0")  # cores are shared with the trainer
     session = onnxruntime.InferenceSession(str(models[-1]), how, providers=["CPUExecutionProvider"])
     listed = session.get_modelmeta().custom_metadata_map["character"].splitlines()
     return session, ["", *listed, " "]
 
 
-def _find(image: np.ndarray) -> str:
-    result = _detector()(image[..., ::-1])
-    return " ".join(result.txts or ())
+def _find(images: Sequence[np.ndarray], threads: int) -> list[str]:
+    """Read whatever text is found in each picture, from top to bottom."""
+    detector = _detector(threads)
+    return [" ".join(detector(image[..., ::-1]).txts or ()) for image in images]  # it takes BGR
 
 
-@lru_cache(maxsize=1)
-def _detector() -> Any:
+@cache
+def _detector(threads: int) -> Any:
     from rapidocr import RapidOCR
 
-    return RapidOCR()
+    option = "EngineConfig.onnxruntime.{}_op_num_threads"
+    limits = {option.format(kind): threads for kind in ("intra", "inter")}
+    return RapidOCR(params={"Global.log_level": "error", **limits})  # it warns of every picture without text

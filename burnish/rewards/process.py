@@ -1,4 +1,4 @@
-"""A scoring process as its owner sees it: asked one question at a time, never waited for beyond a deadline."""
+"""A scoring process as its owner sees it: asked one question at a time, and never waited for without end."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ScoringProcess:
                 pass_fds=[theirs.fileno()],
                 env=os.environ | ENVIRONMENT,
                 stdin=subprocess.DEVNULL,
-                process_group=0,  # out of reach of Ctrl-C, and ended together with what a reward may have started
+                process_group=0,  # out of reach of Ctrl-C, and ended together with what a reward starts
             )
 
     def load(self) -> None:

@@ -41,9 +41,9 @@ class Pending:
 class Scorer:
     """Judges batches of pictures by all rewards. Results depend on pictures and prompts alone.
 
-    Every question (one reward, one batch) goes to one process. A process that dies is replaced and asked once more;
-    one that misses the deadline is replaced. What then has no answer is missing, with a note that says why. Without
-    processes there is no deadline: nothing can stop a function that runs in the run's own process.
+    Every question (one reward, one batch) goes to one process. A process that dies is replaced and asked once
+    more; one that misses the deadline is replaced. What then has no answer is missing, with a note that says
+    why. Without processes there is no deadline: nothing can stop a function that runs in the run's own process.
     """
 
     def __init__(self, rewards: Mapping[str, Reward], options: ScoringOptions) -> None:
@@ -124,7 +124,7 @@ class Scorer:
         self._discard(place)
 
     def _next(self, place: int) -> tuple[str, Pending] | None:
-        """Let the process load its rewards, now rather than with the first question, and wait for the next one."""
+        """Let the process load its rewards before a question needs them; then wait for the next question."""
         try:
             self._process(place).load()
         except (TimeoutError, DiedError):
@@ -183,6 +183,9 @@ def _check_sendable(rewards: Mapping[str, Reward]) -> None:
         try:
             pickle.dumps(reward)
         except Exception as error:
-            raise UserError(f"reward {label} can't be sent to a scoring process: {error}; {way_out}") from None
+            message = f"reward {label} can't be sent to a scoring process: {error}; {way_out}"
+            raise UserError(message) from None
         if type(reward).__module__ == "__main__":
-            raise UserError(f"reward {label} is defined in a script, which no scoring process can import; {way_out}")
+            raise UserError(
+                f"reward {label} is defined in a script, which no other process imports; {way_out}"
+            )

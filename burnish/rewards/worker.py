@@ -22,8 +22,8 @@ def main(pipe: Connection, parent: int) -> None:
     """Load rewards, then judge pictures.
 
     Args:
-        pipe: to the parent; brings the rewards by label, then (label, images, prompts) for each question, and takes
-            READY, then a list of verdicts for each answer.
+        pipe: to the parent; brings the rewards by label, then (label, images, prompts) for each question, and
+            takes READY, then a list of verdicts for each answer.
         parent: process id; the process ends when this is no longer its parent.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which then ends this process
@@ -42,7 +42,7 @@ def main(pipe: Connection, parent: int) -> None:
 
 
 def _follow(parent: int) -> None:
-    # the pipe alone would not tell a process that is busy with a picture, or whose pipe a child of the parent holds
+    # the pipe tells nothing to a process that is busy, or while a child of the parent holds its other end
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
