@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,9 +30,12 @@ def read_prompts(path: Path) -> list[Prompt]:
         UserError: the file can't be read, holds no prompt, or has wrong lines; the message names file and line.
     """
     if path.suffix not in (".txt", ".jsonl"):
-        raise UserError(f"{path} is neither .txt (a prompt a line) nor .jsonl (an object with a prompt a line)")
+        raise UserError(
+            f"{path} is neither .txt (a prompt a line) nor .jsonl (an object with a prompt a line)"
+        )
     try:
-        lines = path.read_bytes().split(b"\n")
+        # some editors write a byte order mark, which is no part of the first prompt
+        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
     except OSError as error:
         raise UserError(f"{path} can't be read: {error.strerror}") from None
     prompts: list[Prompt] = []
@@ -55,9 +59,11 @@ def read_prompts(path: Path) -> list[Prompt]:
 
 def _parse(text: str) -> Prompt:
     try:
-        record = json.loads(text)
+        record = json.loads(text, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise ValueError("is nested too deeply to be read") from None
     if not isinstance(record, dict):
         raise ValueError(f"holds {type(record).__name__}, not an object like {{'prompt': 'a cat'}}")
     fields = dict(_fields(record))
@@ -66,6 +72,15 @@ def _parse(text: str) -> Prompt:
     if not fields["text"].strip():
         raise ValueError("has an empty prompt")
     return Prompt(**fields)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"has {twice!r} twice; keep one")
+    return record
 
 
 def _fields(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -79,4 +94,6 @@ def _fields(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
                 value = str(value)
             if not isinstance(value, str):
                 raise ValueError(f"{found[0]!r} is {value!r}; it must be text")
+            if any("\ud800" <= letter <= "\udfff" for letter in value):
+                raise ValueError(f"{found[0]!r} holds half of a surrogate pair, which is no character")
             yield field, value

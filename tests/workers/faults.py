@@ -32,8 +32,18 @@ class Faults:
             return Faulty(path_open(path, mode, *rest, **kwargs), self)
 
         patch.setattr(Path, "open", opened)
-        for owner, name in [(Path, "mkdir"), (Path, "rename"), (os, "fsync"), (shutil, "rmtree")]:
+        for owner, name in [(Path, "mkdir"), (Path, "rename"), (os, "fsync")]:
             patch.setattr(owner, name, self.counted(getattr(owner, name)))
+        rmtree = shutil.rmtree
+
+        def removed(folder: Path, ignore_errors: bool = False) -> None:
+            # what cleans up after a failure has to work
+            if folder.is_dir() and not (ignore_errors and fault is disk_full):
+                next(folder.iterdir()).unlink()
+                self.step()
+            rmtree(folder, ignore_errors)
+
+        patch.setattr(shutil, "rmtree", removed)
 
     def step(self) -> None:
         self.steps += 1
@@ -42,9 +52,7 @@ class Faults:
 
     def counted(self, call: Callable) -> Callable:
         def stepped(*args: object, **kwargs: object) -> object:
-            # what cleans up after a failure has to work
-            if not kwargs.get("ignore_errors"):
-                self.step()
+            self.step()
             return call(*args, **kwargs)
 
         return stepped

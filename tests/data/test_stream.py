@@ -1,0 +1,85 @@
+from collections import Counter
+
+import pytest
+
+from burnish import random
+from burnish.data.stream import PromptStream
+from burnish.errors import UserError
+from burnish.types import Prompt
+
+
+def stream(count: int = 7, batch: int = 3, seed: int = 0, shuffle: bool = True) -> PromptStream:
+    prompts = [Prompt(text=f"prompt {i}") for i in range(count)]
+    return PromptStream(prompts, batch, seed=seed, shuffle=shuffle)
+
+
+def texts(found: PromptStream, batches: int) -> list[str]:
+    return [prompt.text for _ in range(batches) for prompt in found.next_batch()]
+
+
+def test_every_epoch_has_every_prompt_once_in_a_new_order():
+    found = texts(stream(), 7)
+    epochs = [found[start : start + 7] for start in (0, 7, 14)]
+    for epoch, order in enumerate(epochs):
+        assert order == [f"prompt {i}" for i in random.permutation(7, 0, "data", epoch)]
+        assert sorted(order) == [f"prompt {i}" for i in range(7)]
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_the_order_depends_on_the_seed():
+    assert texts(stream(seed=1), 4) == texts(stream(seed=1), 4) != texts(stream(seed=2), 4)
+
+
+def test_without_shuffling_the_file_is_read_round_and_round():
+    assert texts(stream(4, 3, shuffle=False), 4) == [f"prompt {i % 4}" for i in range(12)]
+
+
+@pytest.mark.parametrize(("count", "batch"), [(1, 1), (1, 4), (2, 5), (5, 5), (7, 3), (10, 9)])
+def test_batches_are_always_full_and_no_prompt_is_left_out(count, batch):
+    found = stream(count, batch)
+    for _ in range(2 * count):
+        assert len(found.next_batch()) == batch
+    again = Counter(texts(stream(count, batch), count))
+    assert again == {f"prompt {i}": batch for i in range(count)}
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("taken", range(8))
+def test_a_resumed_stream_goes_on_as_if_nothing_had_happened(taken, shuffle):
+    whole = stream(shuffle=shuffle)
+    texts(whole, taken)
+    resumed = stream(shuffle=shuffle)
+    texts(resumed, 2)  # it has already been somewhere else
+    resumed.load_state_dict(whole.state_dict())
+    assert texts(resumed, 9) == texts(whole, 9)
+
+
+def test_the_state_is_a_snapshot():
+    found = stream()
+    saved = found.state_dict()
+    texts(found, 3)
+    assert saved == stream().state_dict()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        stream(count=8),
+        stream(seed=1),
+        stream(shuffle=False),
+        PromptStream([Prompt(text=f"prompt {6 - i}") for i in range(7)], 3, seed=0, shuffle=True),
+        PromptStream([Prompt(text=f"prompt {i}", answer="a") for i in range(7)], 3, seed=0, shuffle=True),
+    ],
+    ids=["more", "seed", "order", "reversed", "answers"],
+)
+def test_resuming_with_other_data_is_refused(other):
+    state = stream().state_dict()
+    with pytest.raises(UserError, match=r"data\.train_files, data\.shuffle or seed differ"):
+        other.load_state_dict(state)
+
+
+def test_another_batch_size_goes_on_with_the_prompts_not_yet_seen():
+    whole, resumed = stream(batch=2), stream(batch=5)
+    first = texts(whole, 1)
+    resumed.load_state_dict(whole.state_dict())
+    assert sorted(first + texts(resumed, 1)) == sorted(f"prompt {i}" for i in range(7))
