@@ -2,7 +2,7 @@
 
 Reads one JSON object a line: {"overrides": [...], "die_after": seconds | null, "die_at": n | null}. ``die_at`` kills the
 run at the n-th call that changes the file system once training has begun, so that every state of saving is met. Answers
-with one JSON line: {"status": exit code or minus the signal, "calls": calls counted}.
+with one JSON line: {"status": exit code or minus the signal, "calls": calls counted, "seconds": wall time}.
 """
 
 from __future__ import annotations
@@ -76,7 +76,11 @@ def main() -> None:
             time.sleep(0.01)
         calls = os.read(read, 100).decode()
         os.close(read)
-        answer = {"status": os.waitstatus_to_exitcode(status), "calls": int(calls or 0)}
+        answer = {
+            "status": os.waitstatus_to_exitcode(status),
+            "calls": int(calls or 0),
+            "seconds": time.monotonic() - started,
+        }
         print(json.dumps(answer), flush=True)
 
 

@@ -1,0 +1,116 @@
+"""What a run leaves behind can be sampled, judged, exported, and is loaded by diffusers alone."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from diffusers import StableDiffusion3Pipeline
+from PIL import Image
+
+from burnish import random
+from burnish.cli import main
+from burnish.engines.flow import Job
+from burnish.types import Prompt
+from tests.factory import tiny_pipeline
+
+pytestmark = pytest.mark.slow
+PROMPTS = ["a cat", "two dogs"]
+ABSENT = {"vae": None, "text_encoder_3": None, "tokenizer_3": None}
+
+
+@pytest.fixture(scope="module", params=["lora", "full", "ema"])
+def trained(request, tmp_path_factory):
+    """A short run whose weights have moved far."""
+    folder = tmp_path_factory.mktemp(request.param)
+    pipeline = tiny_pipeline(folder, vae=False)
+    (folder / "prompts.txt").write_text("a cat\ntwo dogs\nthree\n")
+    recipe = {
+        "model": {"path": str(pipeline), "lora": None if request.param == "full" else {"rank": 4, "alpha": 3.0}},
+        "data": {"train_files": str(folder / "prompts.txt"), "train_batch_size": 2},
+        "algorithm": {"name": "flow_grpo", "clip": 0.1},
+        "rewards": {"jpeg_compressibility": {}},
+        "rollout": {"n": 4, "num_inference_steps": 4, "max_sequence_length": 3},
+        "optimizer": {"lr": 0.5},
+        "ema": {"decay": 0.5} if request.param == "ema" else None,
+        "scoring": {"processes": 0},
+        "validation": {"every": 0, "n": 2},
+        "steps": 3,
+        "output_dir": str(folder / "run"),
+    }
+    (folder / "recipe.yaml").write_text(json.dumps(recipe))
+    assert main(["train", str(folder / "recipe.yaml")]) == 0
+    return request.param, folder
+
+
+def ours(folder, source):
+    """Pictures of the trained policy from our own engine, and the noise that they began from."""
+    assert main(["sample", str(source), *PROMPTS, "-n", "2", "-o", str(folder / "ours"), "--seed", "5"]) == 0
+    files = sorted((folder / "ours").glob("*-*.png"))
+    job = Job.groups([Prompt(text=text) for text in PROMPTS], 2, purpose="sample", update=0)
+    keys = [(5, "sample", 0, p.uid, s, "start") for p, s in zip(job.prompts, job.sample.tolist(), strict=True)]
+    return np.stack([np.asarray(Image.open(file)) for file in files]).astype(int), random.normal((1, 8, 8), keys)
+
+
+def theirs(pipeline, noise):
+    pipeline.set_progress_bar_config(disable=True)
+    latents = pipeline(
+        prompt=[text for text in PROMPTS for _ in range(2)], latents=noise, num_inference_steps=4, guidance_scale=1.0,
+        height=64, width=64, max_sequence_length=3, output_type="latent",
+    ).images  # fmt: skip
+    grey = ((latents / 2 + 0.5).clamp(0, 1) * 255).round().permute(0, 2, 3, 1)
+    return grey.expand(-1, -1, -1, 3).numpy().astype(int)
+
+
+def test_diffusers_draws_the_trained_policys_pictures_from_the_merged_model(trained):
+    _, folder = trained
+    pictures, noise = ours(folder, folder / "run")
+    assert main(["export", str(folder / "run"), "--output", str(folder / "merged")]) == 0
+    pipeline = StableDiffusion3Pipeline.from_pretrained(folder / "merged", **ABSENT)
+    assert np.abs(theirs(pipeline, noise) - pictures).max() <= 1
+    before = StableDiffusion3Pipeline.from_pretrained(folder / "pipeline", **ABSENT)
+    assert np.abs(theirs(before, noise) - pictures).max() > 5, "training changed nothing"
+
+
+def test_diffusers_draws_them_with_the_exported_adapter(trained, capsys):
+    kind, folder = trained
+    if kind == "full":
+        assert main(["export", str(folder / "run"), "--output", str(folder / "lora"), "--format", "lora"]) == 2
+        assert "model.lora is null" in capsys.readouterr().err
+        return
+    pictures, noise = ours(folder, folder / "run")
+    assert main(["export", str(folder / "run"), "--output", str(folder / "lora"), "--format", "lora"]) == 0
+    pipeline = StableDiffusion3Pipeline.from_pretrained(folder / "pipeline", **ABSENT)
+    pipeline.load_lora_weights(folder / "lora")
+    assert np.abs(theirs(pipeline, noise) - pictures).max() <= 1
+
+
+def test_eval_repeats_the_runs_own_last_judgement(trained):
+    _, folder = trained
+    target = folder / "eval"
+    assert main(["eval", str(folder / "run"), "--output", str(target)]) == 0
+    judged = json.loads((target / "metrics.json").read_text())
+    last = json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    shared = [name for name in judged if name.startswith("val-")]
+    assert len(shared) > 5
+    for name in shared:
+        assert judged[name] == pytest.approx(last[name], abs=1e-6), name
+
+
+def test_export_overwrites_nothing(trained, capsys):
+    _, folder = trained
+    assert main(["export", str(folder / "run"), "--output", str(folder)]) == 2
+    assert "not an empty folder" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_another_model_is_refused(trained, tmp_path, capsys):
+    kind, folder = trained
+    other = tiny_pipeline(tmp_path, vae=False, seed=1)
+    command = ["train", str(folder / "recipe.yaml"), f"model.path={other}", f"output_dir={tmp_path / 'run'}",
+               f"resume={folder / 'run' / 'checkpoints' / '00000003'}", "steps=4"]  # fmt: skip
+    assert main(command) == 2
+    message = capsys.readouterr().err
+    assert "weights" in message
+    assert torch.get_num_threads() == 1
