@@ -7,56 +7,76 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-GAP, FRAME, LABEL_WIDTH, FONT_SIZE = 4, 2, 220, 14
-READABLE = 96  # pixels: a smaller picture is enlarged until its longer side has about as many
-Color = tuple[int, int, int]
+GAP, FRAME, LABEL_WIDTH, FONT_SIZE, LINE = 6, 3, 240, 14, 18
+SMALL, LARGE = 128, 384  # pixels: smaller pictures are enlarged to about SMALL, larger ones shrunk to LARGE
+PAPER = (236, 238, 240)  # not white, so that one sees where a white picture ends
+RIGHT, WRONG = (0, 114, 178), (213, 94, 0)  # blue and vermilion: told apart by everybody
+
+Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
 
 
 def grid(
     pictures: Sequence[np.ndarray],
     columns: int,
     labels: Sequence[str] | None = None,
-    frames: Sequence[Color | None] | None = None,
+    verdicts: Sequence[bool | None] | None = None,
     scale: int | None = None,
 ) -> Image.Image:
-    """Pictures of one size in rows.
+    """Pictures of one size in rows, all of a prompt in one row.
 
     Args:
         pictures: uint8, [H, W] or [H, W, 3].
-        columns: pictures in a row; with ``labels``, one prompt is one row.
+        columns: pictures in a row.
         labels: text to the left of each row.
-        frames: colour around each picture; None for none.
-        scale: how many pixels one pixel becomes; None enlarges small pictures until they can be looked at.
+        verdicts: a blue frame around what is right, a vermilion one around what is wrong, none for None.
+        scale: how many pixels one pixel becomes; None enlarges small pictures and shrinks large ones until
+            they can be looked at.
     """
-    height, width = pictures[0].shape[:2]
-    scale = scale or max(1, round(READABLE / max(height, width)))
-    rows = -(-len(pictures) // columns)
-    cell_w, cell_h = width * scale + 2 * FRAME + GAP, height * scale + 2 * FRAME + GAP
     font = ImageFont.load_default(FONT_SIZE)
-    left = LABEL_WIDTH if labels else 0
-    sheet = Image.new("RGB", (left + columns * cell_w + GAP, rows * cell_h + GAP), "white")
+    width, height = _size(pictures[0], scale)
+    cell_w, cell_h = width + 2 * FRAME + GAP, height + 2 * FRAME + GAP
+    rows = -(-len(pictures) // columns)
+    left = GAP + _label_width(labels, font)
+    sheet = Image.new("RGB", (left + columns * cell_w, GAP + rows * cell_h), PAPER)
     draw = ImageDraw.Draw(sheet)
+    way = Image.Resampling.NEAREST if width >= pictures[0].shape[1] else Image.Resampling.LANCZOS
     for i, picture in enumerate(pictures):
-        x, y = left + GAP + i % columns * cell_w, GAP + i // columns * cell_h
-        enlarged = Image.fromarray(picture).resize((width * scale, height * scale), Image.Resampling.NEAREST)
-        color = frames[i] if frames else None
-        if color is not None:
-            draw.rectangle((x, y, x + cell_w - GAP - 1, y + cell_h - GAP - 1), fill=color)
-        sheet.paste(enlarged.convert("RGB"), (x + FRAME, y + FRAME))
+        x, y = left + i % columns * cell_w, GAP + i // columns * cell_h
+        right = verdicts[i] if verdicts else None
+        if right is not None:
+            corner = (x + cell_w - GAP - 1, y + cell_h - GAP - 1)
+            draw.rectangle((x, y, *corner), fill=RIGHT if right else WRONG)
+        sheet.paste(
+            Image.fromarray(picture).convert("RGB").resize((width, height), way), (x + FRAME, y + FRAME)
+        )
     for row, label in enumerate(labels or ()):
-        _write(draw, label, (GAP, GAP + row * cell_h, LABEL_WIDTH - 2 * GAP, cell_h - GAP), font)
+        _write(draw, label, (GAP, GAP + row * cell_h, left - 3 * GAP, cell_h - GAP), font)
     return sheet
 
 
-def _write(
-    draw: ImageDraw.ImageDraw,
-    text: str,
-    box: tuple[int, int, int, int],
-    font: ImageFont.ImageFont | ImageFont.FreeTypeFont,
-) -> None:
+def _size(picture: np.ndarray, scale: int | None) -> tuple[int, int]:
+    """Width and height of a picture in the grid."""
+    height, width = picture.shape[:2]
+    longest = max(height, width)
+    if scale is None and longest > LARGE:
+        return max(1, width * LARGE // longest), max(1, height * LARGE // longest)
+    scale = scale or max(1, round(SMALL / longest))
+    return width * scale, height * scale
+
+
+def _label_width(labels: Sequence[str] | None, font: Font) -> int:
+    if not labels:
+        return 0
+    return (
+        min(LABEL_WIDTH, max(round(font.getlength(" ".join(label.split()))) for label in labels) + 1)
+        + 2 * GAP
+    )
+
+
+def _write(draw: ImageDraw.ImageDraw, text: str, box: tuple[int, int, int, int], font: Font) -> None:
     """Text in a box, in lines, cut with an ellipsis where the box is full."""
     x, y, width, height = box
-    room = max(1, height // (FONT_SIZE + 4))
+    room = max(1, height // LINE)
     lines = [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".strip()
@@ -66,14 +86,12 @@ def _write(
             lines.append(word)
     if len(lines) > room:
         lines = [*lines[: room - 1], f"{lines[room - 1]} …"]
-    lines = [_fit(draw, line, width, font) for line in lines]
-    top = y + max(0, (height - len(lines) * (FONT_SIZE + 4)) // 2)
-    draw.text((x, top), "\n".join(lines), fill="black", font=font, spacing=4)
+    top = y + max(0, (height - len(lines) * LINE) // 2)
+    for i, line in enumerate(lines):
+        draw.text((x, top + i * LINE), _fit(draw, line, width, font), fill="black", font=font)
 
 
-def _fit(
-    draw: ImageDraw.ImageDraw, line: str, width: int, font: ImageFont.ImageFont | ImageFont.FreeTypeFont
-) -> str:
+def _fit(draw: ImageDraw.ImageDraw, line: str, width: int, font: Font) -> str:
     if draw.textlength(line, font=font) <= width:
         return line
     line = line.removesuffix(" …")

@@ -1,0 +1,115 @@
+"""A run's folder: what is where, and what an attempt that goes on may find in it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from burnish.config import load
+from burnish.errors import UserError
+from burnish.folder import STEP, RunFolder, write_whole
+
+
+def config(*overrides: str):
+    return load("quickstart", list(overrides))
+
+
+def judged(folder: RunFolder, *updates: int) -> None:
+    for update in updates:
+        folder.validation(update).mkdir(parents=True)
+        (folder.validation(update) / "samples.jsonl").write_text("{}\n")
+
+
+def test_asking_where_things_are_creates_nothing(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    assert folder.validation(10) == tmp_path / "run" / "validation" / "000010"
+    assert not folder.has_run()
+    assert folder.validations() == []
+    assert folder.read_metrics() == []
+    assert not folder.path.exists()
+
+
+def test_the_saved_configuration_is_a_recipe_for_the_same_run(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    given = config("optimizer.lr=1e-3", f"output_dir={tmp_path / 'run'}")
+    folder.begin(given, resumed_at=None)
+    assert folder.has_run()
+    assert load(str(folder.config), []) == given
+
+
+def test_going_on_keeps_what_is_done_and_removes_what_will_be_repeated(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(config(), resumed_at=None)
+    judged(folder, 0, 10, 20)
+    folder.metrics.write_text("{}\n")
+    folder.begin(config(), resumed_at=10)
+    assert folder.validations() == [0, 10]
+    assert folder.metrics.exists()
+    assert not (folder.path / "earlier").exists()
+
+
+def test_starting_anew_loses_nothing_of_an_earlier_attempt(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    for attempt in (1, 2):
+        folder.begin(config(), resumed_at=None)
+        assert folder.validations() == []
+        assert not folder.metrics.exists()
+        judged(folder, 0)
+        folder.metrics.write_text(f"attempt {attempt}")
+    folder.begin(config(), resumed_at=None)
+    kept = sorted((folder.path / "earlier").glob("*/metrics.jsonl"))
+    assert [file.read_text() for file in kept] == ["attempt 1", "attempt 2"]
+    assert (folder.path / "earlier" / "1" / "validation" / "000000").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("override", "option"),
+    [("optimizer.lr=1e-3", "optimizer.lr"), ("seed=1", "seed"), ("algorithm.beta=0.5", "algorithm.beta")],
+)
+def test_other_options_can_not_go_on_and_are_named(tmp_path, override, option):
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(config(), resumed_at=None)
+    with pytest.raises(UserError, match=option):
+        folder.refuse_other_configuration(config(override))
+
+
+@pytest.mark.parametrize(
+    "override", ["steps=60", "trainer.micro_batch_size=8", "checkpoint.every=1", "resume=never"]
+)
+def test_options_that_change_no_weight_may_change(tmp_path, override):
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(config(), resumed_at=None)
+    folder.refuse_other_configuration(config(override))
+
+
+def test_steps_decide_weights_where_the_learning_rate_falls_with_them(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(config("optimizer.schedule=cosine"), resumed_at=None)
+    with pytest.raises(UserError, match="steps"):
+        folder.refuse_other_configuration(config("optimizer.schedule=cosine", "steps=60"))
+
+
+def test_metrics_are_read_without_the_line_that_was_torn(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.metrics.write_text(f'{{"{STEP}": 0}}\n{{"{STEP}": 1, "a": 0.1}}\n{{"{STEP}": 2, "a"')
+    assert folder.read_metrics() == [{STEP: 0}, {STEP: 1, "a": 0.1}]
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path, monkeypatch):
+    target = tmp_path / "file"
+    write_whole(target, b"old")
+    monkeypatch.setattr("os.fsync", lambda number: (_ for _ in ()).throw(OSError("disk is full")))
+    with pytest.raises(OSError, match="full"):
+        write_whole(target, b"new and longer")
+    assert target.read_bytes() == b"old"
+
+
+def test_the_folder_needs_no_torch():
+    code = "import sys, json, burnish.folder; print(json.dumps('torch' in sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert json.loads(done.stdout) is False

@@ -1,0 +1,77 @@
+"""Pictures side by side."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from burnish.pictures import FRAME, GAP, LABEL_WIDTH, LARGE, PAPER, RIGHT, WRONG, grid
+
+
+def flat(value: int, height: int = 16, width: int = 32) -> np.ndarray:
+    return np.full((height, width, 3), value, dtype=np.uint8)
+
+
+def cell(sheet: Image.Image, row: int, column: int, width: int, height: int, left: int = GAP) -> np.ndarray:
+    """What is inside the frame at a place of the grid."""
+    x = left + column * (width + 2 * FRAME + GAP) + FRAME
+    y = GAP + row * (height + 2 * FRAME + GAP) + FRAME
+    return np.asarray(sheet)[y : y + height, x : x + width]
+
+
+def test_every_picture_is_in_its_row_and_column():
+    sheet = grid([flat(value) for value in (0, 50, 100, 150, 200)], columns=2, scale=3)
+    assert sheet.size == (GAP + 2 * (96 + 2 * FRAME + GAP), GAP + 3 * (48 + 2 * FRAME + GAP))
+    for i, value in enumerate((0, 50, 100, 150, 200)):
+        assert (cell(sheet, i // 2, i % 2, 96, 48) == value).all()
+    assert (cell(sheet, 2, 1, 96, 48) == PAPER).all()
+
+
+def test_pixels_are_enlarged_sharply():
+    picture = np.random.RandomState(0).randint(0, 256, (16, 32, 3), dtype=np.uint8)
+    sheet = grid([picture], columns=1)
+    scale = (sheet.width - 2 * (GAP + FRAME)) // 32
+    assert scale > 1
+    assert (cell(sheet, 0, 0, 32 * scale, 16 * scale) == picture.repeat(scale, 0).repeat(scale, 1)).all()
+
+
+def test_large_pictures_become_small_enough_to_look_at():
+    sheet = grid([flat(9, 1024, 768)] * 4, columns=4)
+    assert LARGE < sheet.height < LARGE + 50
+    assert (cell(sheet, 0, 3, 288, LARGE) == 9).all()
+
+
+def test_gray_pictures_are_pictures_too():
+    assert (cell(grid([np.full((16, 32), 7, np.uint8)], columns=1, scale=1), 0, 0, 32, 16) == 7).all()
+
+
+def test_frames_tell_right_from_wrong():
+    sheet = grid([flat(255)] * 3, columns=3, verdicts=[True, False, None], scale=1)
+    step = 32 + 2 * FRAME + GAP
+    assert [sheet.getpixel((GAP + i * step, GAP)) for i in range(3)] == [RIGHT, WRONG, PAPER]
+    for i in range(3):
+        assert (cell(sheet, 0, i, 32, 16) == 255).all()
+
+
+@pytest.mark.parametrize(
+    "label",
+    ["the number 472", "a lighthouse " * 30, "word" * 200, "", "灯台 ünïcödé", "two\nlines\tand tabs"],
+)
+def test_labels_stay_beside_the_pictures(label):
+    sheet = grid([flat(255)] * 2, columns=2, labels=[label], scale=4)
+    bare = grid([flat(255)] * 2, columns=2, scale=4)
+    assert sheet.height == bare.height
+    left = sheet.width - bare.width
+    assert left <= LABEL_WIDTH + 3 * GAP
+    for i in range(2):
+        assert (cell(sheet, 0, i, 128, 64, left=GAP + left) == 255).all()
+    written = (np.asarray(sheet)[:, :left] != PAPER).any()
+    assert written == bool(label)
+
+
+def test_a_label_belongs_to_its_row():
+    sheet = grid([flat(255)] * 4, columns=2, labels=["", "here"], scale=2)
+    ink = (np.asarray(sheet)[:, :30] != PAPER).any(axis=(1, 2))
+    assert not ink[: sheet.height // 2].any()
+    assert ink[sheet.height // 2 :].any()
