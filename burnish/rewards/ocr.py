@@ -1,4 +1,4 @@
-"""Does the picture show the text that was asked for? PP-OCR's models read it, which RapidOCR's wheel holds."""
+"""Does the picture show the text that was asked for? PP-OCR reads it, from models in RapidOCR's wheel."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ BATCH = 4  # lines at once, always as many: kernels and so the last bits may dep
 @register("reward", "ocr")
 @options
 class Ocr(Reward):
-    """How near the text that is read comes to the one that was asked for (Flow-GRPO's text rendering task)."""
+    """How near the text that is read comes to what was asked for (Flow-GRPO's text rendering task)."""
 
     extras = ("exact",)
 
     substring: bool = False
-    """Give the full score where the answer is contained in what is read, as Flow-GRPO's published task does; false
-    also punishes what is written beside it, without which a policy may learn to fill pictures with digits."""
+    """Give the full score where the answer is contained in what is read, as Flow-GRPO's published task does;
+    false also punishes what is written beside it, so that filling a picture with digits does not pay."""
     detect: bool = False
-    """Look for text anywhere in the picture, by RapidOCR's whole pipeline; false reads the picture as one line,
-    which is some thirty times faster."""
+    """Look for text anywhere in the picture, by RapidOCR's whole pipeline; false reads the picture as one
+    line, which is some thirty times faster."""
     threads: Count = 1
     """Threads of the recognition model; processes (scoring.processes) use cores better."""
 
@@ -76,7 +76,7 @@ def wanted(prompt: Prompt) -> str | None:
 
 
 def similarity(text: str, answer: str, *, substring: bool) -> float:
-    """1 - min(edit distance, length) / length, white space and case aside; an empty answer wants empty text."""
+    """1 - min(edit distance, length) / length, but for white space and case; an empty answer wants none."""
     from rapidfuzz.distance import Levenshtein
 
     text, answer = _plain(text), _plain(answer)

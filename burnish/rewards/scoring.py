@@ -43,7 +43,7 @@ class Scorer:
 
     Every question (one reward, one batch) goes to one process. A process that dies is replaced and asked once
     more; one that misses the deadline is replaced. What then has no answer is missing, with a note that says
-    why. Without processes there is no deadline: nothing can stop a function that runs in the run's own process.
+    why. Without processes there is no deadline: nothing can stop what runs in the run's own process.
     """
 
     def __init__(self, rewards: Mapping[str, Reward], options: ScoringOptions) -> None:

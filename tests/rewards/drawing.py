@@ -1,0 +1,29 @@
+"""Pictures with text, as rewards get them."""
+
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+
+def font(size: int) -> ImageFont.FreeTypeFont:
+    return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf"), size)
+
+
+def line(text: str, width: int = 32, height: int = 16) -> np.ndarray:
+    """Black on white, filling a small picture."""
+    image = Image.new("RGB", (4 * width, 4 * height), "white")
+    ImageDraw.Draw(image).text((2 * width, 2 * height), text, fill="black", font=font(3 * height), anchor="mm")
+    return np.asarray(image.resize((width, height), Image.Resampling.LANCZOS))
+
+
+def scene(text: str) -> np.ndarray:
+    """White on blue, somewhere in a large picture."""
+    image = Image.new("RGB", (320, 320), (60, 90, 160))
+    ImageDraw.Draw(image).text((110, 220), text, fill="white", font=font(44))
+    return np.asarray(image)
+
+
+def noise(seed: int, width: int = 32, height: int = 16) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
