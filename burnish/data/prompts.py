@@ -27,11 +27,11 @@ def read_prompts(path: Path) -> list[Prompt]:
     Blank lines are skipped. Other keys of a JSON object are the user's own and are not read.
 
     Raises:
-        UserError: the file can't be read, holds no prompt, or has wrong lines; the message names file and line.
+        UserError: the file can't be read, has no prompt, or has wrong lines; the message names file and line.
     """
     if path.suffix not in (".txt", ".jsonl"):
         raise UserError(
-            f"{path} is neither .txt (a prompt a line) nor .jsonl (an object with a prompt a line)"
+            f"{path} is neither .txt (one prompt a line) nor .jsonl (one object a line)"
         )
     try:
         # some editors write a byte order mark, which is no part of the first prompt

@@ -14,8 +14,8 @@ from burnish.types import Prompt
 class PromptStream:
     """Every epoch in a new order that depends on seed and epoch alone; batches are always full.
 
-    A batch may reach across the end of an epoch, so no prompt is left out and one may occur twice in a batch. The
-    position is one number, which is why this is not a data loader with worker processes to restore.
+    A batch may reach across the end of an epoch, so no prompt is left out and one may occur twice in a batch.
+    The position is one number, which is why this is not a data loader with worker processes to restore.
     """
 
     def __init__(self, prompts: Sequence[Prompt], batch_size: int, *, seed: int, shuffle: bool) -> None:
@@ -39,8 +39,8 @@ class PromptStream:
         """
         if state["data"] != self._fingerprint():
             raise UserError(
-                "data.train_files, data.shuffle or seed differ from those of the checkpoint, so its position in the "
-                "data means nothing here; give the same, or start anew in another output_dir"
+                "data.train_files, data.shuffle or seed differ from those of the checkpoint, so its position in "
+                "the data means nothing here; give the same, or start anew in another output_dir"
             )
         self.position = state["position"]
 

@@ -4,70 +4,14 @@ import os
 import random
 import re
 import shutil
-import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from burnish.errors import UserError
-from burnish.options import CheckpointOptions
-from burnish.workers.checkpoint import MANIFEST, CheckpointStore
-from tests.workers.faults import Faults, disk_full, killed
-
-IDENTITY = {"model": "tiny", "algorithm": "diffusion_nft", "parameters": "0123abcd"}
-NOTHING = CheckpointOptions(keep_last=1, keep_best=False)
-
-
-def state(update: int, variant: int = 0) -> dict:
-    """Every kind of part, and different for every update."""
-    weights = torch.full((3000,), float(update)) + variant
-    moments = {0: {"step": torch.tensor(float(update)), "exp_avg": weights / 3}}
-    return {
-        "roles": {"policy": {"layer.weight": weights, "bias": torch.arange(3)}, "old_is_policy": True},
-        "optimizer": {"state": moments, "param_groups": [{"lr": 1e-3, "betas": (0.9, 0.999), "params": [0]}]},
-        "ema": None,
-        "trainer": {"version": update, "optimizer_steps": 2 * update},
-        "source": {"position": 8 * update, "data": "ffee"},
-    }
-
-
-def make(folder: Path, **options) -> CheckpointStore:
-    return CheckpointStore(folder, CheckpointOptions(**options))
-
-
-def save(store: CheckpointStore, update: int, *, score: float | None = None, variant: int = 0) -> Path:
-    return store.save(update, state(update, variant), identity=IDENTITY, score=score)
-
-
-def check(checkpoint, update: int, variant: int = 0) -> None:
-    """The checkpoint is of this update, and its content is what was saved, tensor by tensor."""
-    assert checkpoint is not None
-    assert checkpoint.update == update
-    assert same(checkpoint.load(IDENTITY), state(update, variant))
-
-
-def same(a, b) -> bool:
-    """Equal in every type, number and bit."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    return a == b
-
-
-def updates(folder: Path) -> list[int]:
-    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
-
-
-def leftovers(folder: Path) -> list[str]:
-    return [path.name for path in folder.iterdir() if path.name.startswith(".")]
+from burnish.workers.checkpoint import MANIFEST
+from tests.workers.checkpoints import IDENTITY, check, leftovers, make, save, updates
 
 
 def flip(file: Path, position: int, bit: int) -> None:
@@ -254,12 +198,10 @@ def test_a_path_that_is_no_checkpoint_is_refused(tmp_path):
 
 def test_a_checkpoint_of_a_newer_format_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("burnish.workers.checkpoint.FORMAT", 2)
-    path = make(tmp_path).folder / "00000001"
+    path = save(make(tmp_path), 1)
+    monkeypatch.undo()
     with pytest.raises(UserError, match="has format 2"):
-        with monkeypatch.context() as old:
-            save(make(tmp_path), 1)
-            old.setattr("burnish.workers.checkpoint.FORMAT", 1)
-            make(tmp_path).open(path)
+        make(tmp_path).open(path)
 
 
 def test_a_checkpoint_that_is_removed_while_it_is_read_says_so(tmp_path):
@@ -287,141 +229,3 @@ def test_killed_while_replacing_the_replaced_one_comes_back(tmp_path):
     save(make(tmp_path, keep_last=2), 3)
     assert updates(tmp_path) == [2, 3]
     assert leftovers(tmp_path) == []
-
-
-# kills and full disks, at every step
-
-
-def prepared(folder: Path) -> CheckpointStore:
-    """Updates 1 and 2 are there, and the next save keeps only what it writes."""
-    for update in (1, 2):
-        save(make(folder, keep_last=9), update)
-    return CheckpointStore(folder, NOTHING)
-
-
-def steps_of(tmp_path: Path, update: int, variant: int) -> int:
-    store = prepared(tmp_path / "counted")
-    with pytest.MonkeyPatch.context() as patch:
-        faults = Faults(patch, None, disk_full)
-        save(store, update, variant=variant)
-    assert faults.steps > 20
-    return faults.steps
-
-
-@pytest.mark.parametrize(("update", "variant"), [(3, 0), (2, 1)], ids=["new", "again"])
-def test_killed_at_any_step_the_newest_whole_one_is_right(tmp_path, update, variant):
-    for at in range(steps_of(tmp_path, update, variant)):
-        folder = tmp_path / str(at)
-        store = prepared(folder)
-        child = os.fork()
-        if child == 0:
-            signal.alarm(60)
-            with pytest.MonkeyPatch.context() as patch:
-                Faults(patch, at, killed)
-                save(store, update, variant=variant)
-            os._exit(0)
-        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL, at
-        for path in updates(folder):
-            make(folder).open(folder / f"{path:08d}")
-        found = make(folder).latest()
-        if found.update == 2:
-            content = found.load(IDENTITY)["roles"]["policy"]["layer.weight"][0].item() - 2
-            check(found, 2, variant=int(content))
-            assert content in ((0, variant) if update == 2 else (0,))
-        else:
-            check(found, update, variant)
-        # the run goes on
-        store = CheckpointStore(folder, NOTHING)
-        save(store, 4)
-        check(store.latest(), 4)
-        assert updates(folder) == [4]
-        assert leftovers(folder) == []
-
-
-@pytest.mark.parametrize(("update", "variant"), [(3, 0), (2, 1)], ids=["new", "again"])
-def test_on_a_disk_that_is_full_at_any_step_the_message_is_clear(tmp_path, update, variant):
-    refused = 0
-    for at in range(steps_of(tmp_path, update, variant)):
-        folder = tmp_path / str(at)
-        store = prepared(folder)
-        message = None
-        with pytest.MonkeyPatch.context() as patch:
-            Faults(patch, at, disk_full)
-            try:
-                save(store, update, variant=variant)
-            except UserError as error:
-                message, refused = str(error), refused + 1
-        found = make(folder).latest()
-        assert not [name for name in leftovers(folder) if name.startswith(".saving")]
-        if message is None:
-            check(found, update, variant)
-        else:
-            assert f"no space is left in {folder}" in message
-            assert "needs about 0.02 MB" in message
-            assert f"checkpoint {found.path} is intact" in message
-            assert found.update in (2, update)
-            found.load(IDENTITY)
-        # once there is room, the run goes on
-        save(store, 4)
-        check(store.latest(), 4)
-        assert updates(folder) == [4]
-    assert refused > 20
-
-
-def test_killed_at_random_moments_the_newest_whole_one_is_right(tmp_path):
-    draw = random.Random(1)
-    reached = 0
-    for _ in range(15):
-        child = os.fork()
-        if child == 0:
-            signal.alarm(60)
-            store = CheckpointStore(tmp_path, NOTHING)
-            for update in range(reached + 1, reached + 1000):
-                save(store, update)
-            os._exit(0)
-        time.sleep(draw.uniform(0.005, 0.15))
-        os.kill(child, signal.SIGKILL)
-        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-        found = make(tmp_path).latest()
-        if found is None:
-            assert reached == 0
-            continue
-        check(found, found.update)
-        assert found.update >= reached
-        reached = found.update
-    assert reached > 0
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of one megabyte."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=False).returncode:
-        pytest.skip("file systems can't be mounted here")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True, timeout=10)
-
-
-def test_on_a_real_disk_however_much_is_free_the_message_is_clear(small_disk):
-    folder, filler = small_disk / "checkpoints", small_disk / "filler"
-    save(CheckpointStore(folder, NOTHING), 1)
-    newest, outcomes = 1, []
-    free = shutil.disk_usage(small_disk).free
-    for left in range(0, 120_000, 4096):
-        filler.write_bytes(b"0" * (free - left))
-        store = CheckpointStore(folder, NOTHING)
-        try:
-            save(store, newest + 1)
-            newest += 1
-            outcomes.append(True)
-        except UserError as error:
-            assert f"no space is left in {folder}" in str(error)
-            assert f"{folder / f'{newest:08d}'} is intact" in str(error)
-            outcomes.append(False)
-        filler.unlink()
-        check(make(folder).latest(), newest)
-        assert updates(folder) == [newest]
-        assert leftovers(folder) == []
-    assert outcomes == sorted(outcomes)
-    assert 5 < sum(outcomes) < len(outcomes) - 5
