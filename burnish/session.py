@@ -119,6 +119,12 @@ class Session:
             "algorithm": self.config.algorithm.name,
         }
 
+    def check(self) -> None:
+        """Find what only the loaded model can tell, before a run has left anything behind."""
+        texts = {text for p in (*self.train_prompts, *self.val_prompts) for text in (p.text, p.negative)}
+        self.roles.model.check(sorted(texts))
+        _ = self.engine, self.workers, self.source
+
     def state_dict(self) -> dict[str, Any]:
         return self.workers.state_dict() | {"source": self.source.state_dict()}
 

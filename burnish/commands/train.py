@@ -32,13 +32,17 @@ def train(config: RunConfig) -> int:
     store = CheckpointStore(folder.checkpoints, config.checkpoint)
     checkpoint = _starting_point(config, folder, store)
     session = Session(config)
-    _ = session.train_prompts, session.val_prompts  # errors in data before weights are loaded
+    _ = session.train_prompts, session.val_prompts  # errors in data come before weights are loaded
     with session.scorer, StopRequest() as stop:
+        session.check()
         done = 0
         if checkpoint is not None:
             session.load_state_dict(checkpoint.load(session.identity))
             done = checkpoint.update
-        folder.begin(config, resumed_at=done if checkpoint else None)
+        try:
+            folder.begin(config, resumed_at=done if checkpoint else None)
+        except OSError as error:
+            raise UserError(f"output_dir is {config.output_dir}, which can't be written: {error.strerror}") from None
 
         def stopping() -> bool:
             return stop.requested is not None

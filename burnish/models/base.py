@@ -21,6 +21,10 @@ class FlowModel(Protocol):
     network: nn.Module  # what is trained
     scheduler_config: dict[str, Any]
 
+    def check(self, texts: Sequence[str]) -> None:
+        """Refuse prompts that the text encoders would cut: UserError says which."""
+        ...
+
     def encode(self, texts: Sequence[str]) -> Conditioning:
         """Embeddings of prompts, one row each, without gradients."""
         ...

@@ -34,6 +34,10 @@ def read_index(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
         ) from None
     except ValueError as error:
         raise UserError(f"{index} is not JSON: {error}") from None
+    parts = [name for name, kind in content.items() if isinstance(kind, list) and kind[0] is not None]
+    absent = [name for name in parts if not (path / name).is_dir()]
+    if absent:
+        raise UserError(f"model.path is {options.path}, which lacks {', '.join(absent)}, as its model_index.json lists")
     return path, content
 
 
@@ -67,9 +71,13 @@ def load_model(options: ModelOptions, *, max_sequence_length: int | None = None)
     compute = getattr(torch, options.dtype)
     # frozen weights may rest in half precision; trained ones keep a float32 master copy
     stored = compute if options.lora is not None else torch.float32
-    model: FlowModel = family_of(options, index).load(
-        path, index, dtype=stored, compute=compute, device=device, max_sequence_length=max_sequence_length
-    )
+    family = family_of(options, index)
+    try:
+        model: FlowModel = family.load(
+            path, index, dtype=stored, compute=compute, device=device, max_sequence_length=max_sequence_length
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(f"model.path is {options.path}, which can't be loaded as a {family.pipeline_class}: {error}") from error
     if options.gradient_checkpointing:
         model.network.enable_gradient_checkpointing()  # type: ignore[operator]
     return model

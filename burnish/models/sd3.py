@@ -69,12 +69,23 @@ class SD3:
                 part.requires_grad_(False).eval().to(device)
         return cls(pipeline, compute=compute, max_sequence_length=max_sequence_length)
 
+    def check(self, texts: Sequence[str]) -> None:
+        # cutting a prompt would silently train on another one than the user wrote
+        p = self.pipeline
+        limits = [(p.tokenizer, p.tokenizer_max_length, "tokens of the CLIP tokenizer")]
+        if p.tokenizer_3 is not None:
+            limits = [(p.tokenizer_3, self.text_length, "tokens of the T5 tokenizer (rollout.max_sequence_length)")]
+        for tokenizer, limit, what in limits:
+            for text in texts:
+                if (length := len(tokenizer(text).input_ids)) > limit:
+                    raise UserError(f"prompt {text!r} has {length} tokens; this model reads at most {limit} {what}")
+
     def encode(self, texts: Sequence[str]) -> Conditioning:
         import torch
 
         from burnish.types import Conditioning
 
-        self._refuse_long(texts)
+        self.check(texts)
         with torch.no_grad():
             tokens, _, pooled, _ = self.pipeline.encode_prompt(
                 prompt=list(texts),
@@ -162,17 +173,6 @@ class SD3:
     @property
     def _device(self) -> torch.device:
         return next(self.network.parameters()).device
-
-    def _refuse_long(self, texts: Sequence[str]) -> None:
-        """Cutting a prompt would silently train on another one than the user wrote."""
-        p = self.pipeline
-        limits = [(p.tokenizer, p.tokenizer_max_length, "tokens of the CLIP tokenizer")]
-        if p.tokenizer_3 is not None:
-            limits = [(p.tokenizer_3, self.text_length, "tokens of the T5 tokenizer (rollout.max_sequence_length)")]
-        for tokenizer, limit, what in limits:
-            for text in texts:
-                if (length := len(tokenizer(text).input_ids)) > limit:
-                    raise UserError(f"prompt {text!r} has {length} tokens; this model reads at most {limit} {what}")
 
 
 @contextmanager

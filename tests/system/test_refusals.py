@@ -1,0 +1,126 @@
+"""Wrong configurations and inputs end with exit code 2 and one clear message, and leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from burnish.cli import main
+from tests.factory import tiny_pipeline
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A recipe that would run, and files that would not."""
+    folder = tmp_path_factory.mktemp("place")
+    pipeline = tiny_pipeline(folder, vae=False)
+    (folder / "prompts.txt").write_text("a cat\ntwo dogs\n")
+    (folder / "empty.txt").write_text("\n\n")
+    (folder / "broken.jsonl").write_text('{"prompt": "a cat"}\n{"prompt": "two dogs"}\n{"prompt": "three\n')
+    (folder / "keyless.jsonl").write_text('{"prompt": "a cat"}\n{"caption_": "two dogs"}\n')
+    (folder / "latin.txt").write_bytes(b"a cat\ncaf\xe9\n")
+    (folder / "long.txt").write_text("x" * 40 + "\n")
+    (folder / "rewards.py").write_text("redness = 3\n")
+    (folder / "not_a_pipeline").mkdir()
+    (folder / "flux").mkdir()
+    (folder / "flux" / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline"}))
+    shutil.copytree(pipeline, folder / "gutted")
+    shutil.rmtree(folder / "gutted" / "transformer")
+    recipe = {
+        "model": {"path": str(pipeline), "lora": {"rank": 2}},
+        "data": {"train_files": str(folder / "prompts.txt"), "train_batch_size": 2},
+        "algorithm": {"name": "flow_grpo"},
+        "rewards": {"jpeg_compressibility": {}},
+        "rollout": {"n": 2, "num_inference_steps": 4, "max_sequence_length": 3},
+        "scoring": {"processes": 0},
+        "steps": 2,
+    }
+    (folder / "recipe.yaml").write_text(json.dumps(recipe))
+    return folder
+
+
+REFUSED = {
+    "typo": (["optimizer.lrr=1e-4"], ["optimizer.lrr", "optimizer.lr"]),
+    "section typo": (["optimiser.lr=1e-4"], ["optimiser", "optimizer"]),
+    "type": (["steps=many"], ["steps", "many", "whole number"]),
+    "range": (["algorithm.clip=-1"], ["algorithm.clip", "-1"]),
+    "choice": (["algorithm.transition=ddim"], ["algorithm.transition", "ddim", "cps"]),
+    "contradiction": (["rollout.n=1"], ["rollout.n is 1", "compares samples"]),
+    "window too long": (["algorithm.window={kind: fixed, size: 9}"], ["window", "9"]),
+    "unread option": (["algorithm=diffusion_nft", "algorithm.noise_level=0.5"], ["noise_level", "flow_grpo"]),
+    "option without its switch": (["algorithm.kl_form=exact"], ["kl_form", "kl_coef"]),
+    "unknown algorithm": (["algorithm=flow_grop"], ["flow_grop", "flow_grpo"]),
+    "unknown reward": (["rewards.orc.weight=1"], ["orc", "ocr"]),
+    "no reward": (["rewards.jpeg_compressibility.weight=0"], ["rewards", "weight"]),
+    "reward function": (["rewards.function.path={place}/rewards.py:redness"], ["redness", "function"]),
+    "answer for ocr": (["rewards.ocr.weight=1"], ["ocr", "a cat", "answer"]),
+    "missing directory": (["model.path={place}/nowhere"], ["model.path", "nowhere"]),
+    "not a pipeline": (["model.path={place}/not_a_pipeline"], ["model_index.json"]),
+    "another pipeline": (["model.path={place}/flux"], ["FluxPipeline", "StableDiffusion3Pipeline"]),
+    "half a pipeline": (["model.path={place}/gutted"], ["gutted", "transformer"]),
+    "layer that is not there": (["model.lora.targets=[attn.to_q, attn.nope]"], ["model.lora.targets", "attn.nope"]),
+    "size that can't be drawn": (["rollout.height=9"], ["rollout.height is 9", "8 or 10"]),
+    "missing prompts": (["data.train_files={place}/nowhere.txt"], ["data.train_files", "nowhere.txt"]),
+    "empty prompts": (["data.train_files={place}/empty.txt"], ["empty.txt", "no prompt"]),
+    "broken JSON": (["data.train_files={place}/broken.jsonl"], ["broken.jsonl:3", "JSON"]),
+    "record without prompt": (["data.train_files={place}/keyless.jsonl"], ["keyless.jsonl:2", "caption_"]),
+    "not UTF-8": (["data.train_files={place}/latin.txt"], ["latin.txt:2", "UTF-8"]),
+    "prompt too long": (["data.train_files={place}/long.txt"], ["xxxx", "tokens"]),
+    "folder is a file": (["output_dir={place}/prompts.txt"], ["output_dir", "prompts.txt"]),
+    "folder can't be written": (["output_dir=/proc/run"], ["output_dir", "/proc"]),
+    "checkpoint that is not there": (["resume={place}/nowhere"], ["resume", "nowhere"]),
+    "GPU that is not there": (["model.device=cuda"], ["model.device", "cuda"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("overrides", "words"), REFUSED.values(), ids=list(REFUSED))
+def test_refused_with_one_message(place, tmp_path, overrides, words, capsys):
+    import torch
+
+    if "model.device=cuda" in overrides and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    given = [override.replace("{place}", str(place)) for override in overrides]
+    output = [] if any(override.startswith("output_dir") for override in given) else [f"output_dir={tmp_path / 'run'}"]
+    assert main(["train", str(place / "recipe.yaml"), *given, *output]) == 2
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err + said.out
+    message = " ".join(said.err.split())
+    for word in words:
+        assert word in message
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_folder_that_holds_a_run_is_neither_overwritten_nor_mixed(place, tmp_path, capsys):
+    command = ["train", str(place / "recipe.yaml"), f"output_dir={tmp_path / 'run'}", "validation.every=0"]
+    assert main(command) == 0
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    capsys.readouterr()
+    assert main([*command, "resume=never"]) == 2
+    assert "resume" in capsys.readouterr().err
+    assert main([*command, "optimizer.lr=0.1"]) == 2
+    assert "optimizer.lr" in capsys.readouterr().err
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_full_disk_ends_in_one_message_and_the_run_goes_on_elsewhere(place, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=900k", "tmpfs", str(disk)], check=False).returncode:
+        pytest.skip("a small disk can't be mounted here")
+    try:
+        command = [sys.executable, "-m", "burnish.cli", "train", str(place / "recipe.yaml"), "model.lora=null",
+                   f"output_dir={disk / 'run'}", "steps=4", "checkpoint.every=1", "checkpoint.keep_last=99"]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2], check=False)
+        assert done.returncode == 2, done.stderr
+        assert "Traceback" not in done.stderr
+        assert "disk" in done.stderr
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
