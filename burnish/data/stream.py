@@ -39,8 +39,8 @@ class PromptStream:
         """
         if state["data"] != self._fingerprint():
             raise UserError(
-                "data.train_files, data.shuffle or seed differ from those of the checkpoint, so its position in "
-                "the data means nothing here; give the same, or start anew in another output_dir"
+                "data.train_files, data.shuffle or seed differ from those of the checkpoint, so its position "
+                "in the data means nothing here; give the same, or start anew in another output_dir"
             )
         self.position = state["position"]
 

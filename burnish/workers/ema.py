@@ -31,8 +31,8 @@ class Ema:
     def applied(self) -> Iterator[None]:
         """Put the average into the network for a while; the trained weights come back bit for bit."""
         trained = {name: value.detach().clone() for name, value in self.parameters.items()}
-        self._write(self.average)
         try:
+            self._write(self.average)
             yield
         finally:
             self._write(trained)
@@ -47,8 +47,7 @@ class Ema:
 
     def _write(self, values: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                parameter.copy_(values[name])
+            torch._foreach_copy_(list(self.parameters.values()), [values[name] for name in self.parameters])
 
 
 def decay_at(step: int, decay: float) -> float:
