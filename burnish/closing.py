@@ -14,9 +14,7 @@ from burnish.report.verdict import verdict
 MARKS = {"gained": "[blue]+[/blue]", "kept": "[blue]=[/blue]", "lost": "[yellow]−[/yellow]", "weigh": "·"}
 
 
-def closing_message(
-    folder: RunFolder, config: RunConfig, outcome: str, *, console: Console | None = None
-) -> None:
+def closing_message(folder: RunFolder, config: RunConfig, outcome: str, *, console: Console | None = None) -> None:
     """Print it.
 
     Args:
@@ -28,9 +26,7 @@ def closing_message(
     console = console or Console()
     run = Summary.read(folder)
     console.print()
-    console.print(
-        f"[bold]{escape(outcome.capitalize())}[/bold] after {run.updates} of {config.steps} updates"
-    )
+    console.print(f"[bold]{escape(outcome.capitalize())}[/bold] after {run.updates} of {config.steps} updates")
     if run.before is not None and run.after is not None:
         console.print(_numbers(run))
     for point in verdict(run):
@@ -38,10 +34,9 @@ def closing_message(
     for warning in run.warnings():
         console.print(f"[yellow]![/yellow] {escape(warning)}", highlight=False)
     console.print()
-    places = Table.grid(padding=(0, 2))
     for name, value in _places(folder, run) + next_steps(folder, run):
-        places.add_row(f"[dim]{name}[/dim]", escape(value))
-    console.print(places, highlight=False, soft_wrap=True)
+        # one line each, however narrow the terminal is: paths and commands are there to be copied
+        console.print(f"[dim]{name:<30}[/dim] {escape(value)}", highlight=False, soft_wrap=True)
 
 
 def _numbers(run: Summary) -> Table:

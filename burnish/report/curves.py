@@ -43,8 +43,7 @@ class Chart:
         if not self.values:
             return ""
         return (
-            f'<figure class="chart"><figcaption>{escape(self.title)}</figcaption>'
-            f"{self._svg()}{self._legend()}</figure>"
+            f'<figure class="chart"><figcaption>{escape(self.title)}</figcaption>{self._svg()}{self._legend()}</figure>'
         )
 
     def _legend(self) -> str:
@@ -81,9 +80,7 @@ class Chart:
             if 0 <= tick <= max(self.last, 1):
                 parts.append(f'<text x="{x(tick):.1f}" y="{HEIGHT - 8}" class="middle">{tick:.0f}</text>')
         if self.reference:
-            parts.append(
-                f'<path class="line reference" d="M{LEFT} {y(self.reference[1]):.1f}H{WIDTH - RIGHT}"/>'
-            )
+            parts.append(f'<path class="line reference" d="M{LEFT} {y(self.reference[1]):.1f}H{WIDTH - RIGHT}"/>')
         for one in self.series:
             path = _path([(x(at), None if value is None else y(value)) for at, value in one.points])
             parts.append(f'<path class="line {one.style}" d="{path}"/>')
@@ -108,10 +105,10 @@ class Chart:
         """A number as it stands at an axis whose ticks are ``step`` apart."""
         if self.percent:
             return f"{100 * value:.0f} %"
-        if value and not 1e-3 <= abs(value) < 1e4:
-            return (
-                f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e").replace(".0e", "e").replace("-", "−")
-            )
+        if abs(value) < 1e-9 * step:
+            return "0"
+        if not 1e-3 <= abs(value) < 1e4:
+            return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e").replace(".0e", "e").replace("-", "−")
         digits = max(0, -math.floor(math.log10(step) + 1e-9)) if step else 3
         return f"{value:.{digits}f}".replace("-", "−")
 

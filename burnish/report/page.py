@@ -146,9 +146,7 @@ def _span(measure: Measure, lines: list[Series]) -> float:
     """What an axis covers at least, so that a change too small to speak of does not look like a cliff."""
     enough = measure.enough
     if measure.relative:
-        enough *= max(
-            (abs(value) for line in lines for _, value in line.points if value is not None), default=0.0
-        )
+        enough *= max((abs(value) for line in lines for _, value in line.points if value is not None), default=0.0)
     return 4 * enough
 
 
@@ -166,8 +164,11 @@ def _health(run: Summary) -> str:
     shown = {"critic/rewards/mean", *(_trained_key(measure) for measure in run.measures())}
     names = sorted({name for row in run.rows for name in row if name.startswith(HEALTH)} - shown)
     charts, constant = [], []
+    rewards = _points(run, "critic/rewards/mean")
     for name in names:
         points = _points(run, name)
+        if points == rewards:
+            continue  # the only component is the reward
         values = {value for _, value in points}
         if len(values) > 1:
             charts.append(Chart(name, [Series("training", "training", points)], run.updates).html())
@@ -184,8 +185,7 @@ def _time(run: Summary) -> str:
         return ""
     step = sum(row["timing_s/step"] for row in rows) / len(rows)
     seconds = {
-        title: sum(row.get(f"timing_s/{name}") or 0 for row in rows) / len(rows)
-        for name, title in PARTS.items()
+        title: sum(row.get(f"timing_s/{name}") or 0 for row in rows) / len(rows) for name, title in PARTS.items()
     }
     seconds["Everything else"] = max(0.0, step - sum(seconds.values()))
     lines = "".join(
@@ -196,10 +196,7 @@ def _time(run: Summary) -> str:
     )
     speed = [row["perf/throughput"] for row in rows if row.get("perf/throughput")]
     pace = f", {sum(speed) / len(speed):.1f} pictures per second" if speed else ""
-    return (
-        f"<p>An update takes {step:.2f} s on average{pace}.</p>"
-        f'<table class="parts"><tbody>{lines}</tbody></table>'
-    )
+    return f'<p>An update takes {step:.2f} s on average{pace}.</p><table class="parts"><tbody>{lines}</tbody></table>'
 
 
 def _configuration(folder: RunFolder) -> str:

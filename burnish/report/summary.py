@@ -113,7 +113,7 @@ class Summary:
         """What this run is judged by: reward, reading, monitors, variety."""
         found = [REWARD]
         rewards = self.config.get("rewards") or {}
-        for name in sorted({key.split("/")[2] for row in self.judged for key in row if _is_component(key)}):
+        for name in sorted({key.split("/")[-2] for row in self.judged for key in row if _is_component(key)}):
             if name == "ocr_exact":
                 found.append(EXACT)
             elif name == "border_darkness":
@@ -190,7 +190,7 @@ def algorithm_title(name: str) -> str:
 
 def _is_component(key: str) -> bool:
     parts = key.split("/")
-    return len(parts) == 4 and parts[0] == "val-aux" and parts[3].startswith("mean@")
+    return len(parts) >= 4 and parts[0] == "val-aux" and parts[-1].startswith("mean@")
 
 
 def _count(value: float) -> str:

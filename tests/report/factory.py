@@ -117,7 +117,7 @@ def _validation(reward: float, exact: float, border: float, variety: float) -> d
 
 
 def _pictures(target: Path, story: Story, update: int) -> None:
-    """Numbers in the place of samples: wrong ones as often as the story says, dark borders where it says so."""
+    """Numbers in the place of samples: wrong ones as often, and borders as dark, as the story says."""
     done = update / story.steps
     exact = story.exact[0] + (story.exact[1] - story.exact[0]) * done
     border = story.border[0] + (story.border[1] - story.border[0]) * done

@@ -1,0 +1,64 @@
+"""The last words of a run: what was reached, where it is, and commands that can be copied."""
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from burnish.closing import closing_message
+from burnish.config import load
+from tests.config import stand_ins
+from tests.report.factory import Story, run_folder
+
+
+@pytest.fixture(autouse=True)
+def _rewards():
+    stand_ins.register_rewards()
+
+
+def words(path, story: Story, outcome: str, *, width: int = 80) -> str:
+    folder = run_folder(path, story)
+    out = io.StringIO()
+    config = replace(load("quickstart"), steps=story.steps, output_dir=str(path))
+    closing_message(folder, config, outcome, console=Console(file=out, width=width))
+    return out.getvalue().replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_what_was_reached_and_at_what_price(tmp_path):
+    text = words(tmp_path / "run", Story(), "finished")
+    assert "Finished after 30 of 30 updates" in text
+    row = next(line for line in text.splitlines() if line.startswith("Validation reward"))
+    assert row.split()[2:] == ["0.772", "0.965", "0.978"]
+    assert "− Pictures of one prompt became more alike" in text
+
+
+def test_a_stopped_run_says_how_to_go_on_first(tmp_path):
+    text = words(tmp_path / "run", Story(updates=13, steps=40), "stopped by SIGTERM")
+    assert "Stopped by SIGTERM after 13 of 40 updates" in text.replace("sigterm", "SIGTERM")
+    assert text.index("burnish train") < text.index("burnish sample")
+    assert "burnish train" not in words(tmp_path / "done", Story(), "finished").split("burnish sample")[0]
+
+
+@pytest.mark.parametrize("width", [40, 200])
+def test_commands_and_places_stay_on_one_line(tmp_path, width):
+    path = tmp_path / "a folder with a long name and spaces"
+    lines = words(path, Story(), "finished", width=width).splitlines()
+    assert any(line.endswith(f"burnish sample '{path}' \"a prompt\"") for line in lines)
+    assert any(line.endswith(f"{path}/metrics.jsonl") for line in lines)
+
+
+def test_only_places_that_exist_are_named(tmp_path):
+    text = words(tmp_path / "run", Story(pictures=False), "finished")
+    assert "grid.png" not in text
+    assert "checkpoints" not in text
+
+
+def test_before_the_first_validation_there_are_only_places(tmp_path):
+    text = words(tmp_path / "run", Story(updates=0), "stopped by SIGINT")
+    assert "Validation reward" not in text
+    assert "burnish train" in text
+
+
+def test_markup_in_a_name_is_text(tmp_path):
+    assert "[bold]run" in words(tmp_path / "[bold]run", Story(), "finished")

@@ -1,0 +1,282 @@
+"""The page about a run: what it says is what the numbers say, whole, and never in need of a finished run."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+from burnish.commands.report import report
+from burnish.errors import UserError
+from burnish.report import write_report
+from burnish.report.summary import Summary
+from burnish.report.verdict import verdict
+from tests.config import stand_ins
+from tests.report.factory import Story, run_folder
+
+VOID = {"meta", "img"}
+
+
+@pytest.fixture(autouse=True)
+def _rewards():
+    stand_ins.register_rewards()
+
+
+class Page(HTMLParser):
+    """Checks that tags are balanced, and collects text, cells and addresses."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.rows: list[list[str]] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.addresses += [value for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" in self.open:
+            return
+        self.text += data
+        if {"td", "th"} & set(self.open) and "small" not in self.open:
+            self.rows[-1][-1] += data.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def page_of(folder) -> Page:
+    return Page(write_report(folder).read_text(encoding="utf-8"))
+
+
+def said(folder) -> dict[str, str]:
+    """The verdict's sentences, joined by kind."""
+    found: dict[str, str] = {}
+    for point in verdict(Summary.read(folder)):
+        found[point.kind] = found.get(point.kind, "") + point.text.replace("\N{NO-BREAK SPACE}", " ")
+    return found
+
+
+def test_numbers_before_and_after_stand_beside_the_reference(tmp_path):
+    page = page_of(run_folder(tmp_path / "run"))
+    rows = {row[0]: row[1:] for row in page.rows if len(row) == 5}
+    assert rows["Validation reward"] == ["0.772", "0.965", "+0.193", "0.978"]
+    assert rows["Read exactly right"] == ["52.8 %", "90.5 %", "+37.7", "94.8 %"]
+    assert rows["Border darkness"] == ["0.002", "0.004", "+0.002", "0.003"]
+    assert rows["Variety within a prompt"] == ["0.056", "0.029", "−0.027", "0.051"]
+    assert "DiffusionNFT trained LoRA adapters of rank 16" in page.text
+    assert "30 policy updates of 8 prompts × 12 pictures: 2 880 pictures" in page.text
+
+
+def test_the_page_asks_nothing_of_a_network(tmp_path):
+    folder = run_folder(tmp_path / "run")
+    page = page_of(folder)
+    assert page.addresses
+    assert all(address.startswith("data:image/") for address in page.addresses)
+    html = folder.report.read_text(encoding="utf-8")
+    assert not {"script", "link", "iframe", "object"} & set(page.tags)
+    assert "url(" not in html
+    assert "@import" not in html
+
+
+def test_each_prompt_shows_the_same_samples_before_and_after_with_what_was_read(tmp_path):
+    folder = run_folder(tmp_path / "run")
+    page = page_of(folder)
+    assert len(page.addresses) == 2 * 16 * 6
+    lines = [json.loads(line) for line in (folder.validation(0) / "samples.jsonl").read_text().splitlines()]
+    shown = page.text.partition("before training")[2].partition("after 30 updates")[0]
+    assert all(line["note"] in shown for line in lines[:6])
+    assert page.text.count("✓") == sum(
+        json.loads(line)["components"]["ocr_exact"] == 1.0
+        for update in (0, 30)
+        for line in (folder.validation(update) / "samples.jsonl").read_text().splitlines()
+    )
+
+
+def test_a_gain_and_its_price_are_both_told(tmp_path):
+    points = said(run_folder(tmp_path / "run"))
+    assert "rose from 0.772 to 0.965" in points["gained"]
+    assert "0.056 before, 0.029 after (48 % less)" in points["lost"]
+    assert "stayed as it was" in points["kept"]
+    assert "Guidance 3 alone, without training, reaches 0.978 (94.8 % exactly right)" in points["weigh"]
+    assert "twice the sampling cost. Training closed 94 % of that gap, at half the cost." in points["weigh"]
+
+
+@pytest.mark.parametrize(
+    ("story", "kind", "words"),
+    [
+        (Story(border=(0.002, 0.091)), "lost", "background got darker or dirtier"),
+        (Story(border=(0.091, 0.002)), "gained", "background got cleaner"),
+        (Story(reward=(0.8, 0.7)), "lost", "The validation reward fell from 0.800 to 0.700"),
+        (Story(reward=(0.8, 0.7)), "weigh", "Training did not come closer to it"),
+        (Story(reward=(0.8, 0.802)), "weigh", "hardly moved: from 0.800 to 0.802"),
+        (Story(reward=(0.8, 0.99)), "gained", "The trained model is beyond that"),
+        (Story(exact=(0.9, 0.5)), "lost", "exactly right: 90.0 % before, 50.0 % after"),
+        (Story(variety=(0.05, 0.049)), "kept", "differ as much as before"),
+        (Story(variety=(0.03, 0.05)), "gained", "less alike"),
+        (Story(updates=20, steps=40), "weigh", "not finished: 20 of 40"),
+    ],
+)
+def test_the_verdict_follows_the_numbers(tmp_path, story, kind, words):
+    folder = run_folder(tmp_path / "run", story)
+    assert words in said(folder)[kind]
+    assert words in page_of(folder).text.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_half_the_cost_is_claimed_only_by_a_run_without_guidance(tmp_path):
+    folder = run_folder(tmp_path / "run", Story(overrides=("rollout.guidance_scale=2.0",)))
+    text = page_of(folder).text
+    assert "half the cost" not in text
+    assert "twice the" not in text
+    assert "where the run samples at guidance 2" in text
+
+
+def test_a_peak_that_was_passed_is_told(tmp_path):
+    folder = run_folder(tmp_path / "run")
+    rows = folder.read_metrics()
+    rows[30]["val-core/default/reward/mean@6"] = 0.8
+    folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "after update 20" in said(folder)["lost"]
+
+
+def test_missing_rewards_and_skipped_updates_are_told(tmp_path):
+    text = page_of(run_folder(tmp_path / "run", Story(missing=0.02, skipped=(4, 9)))).text
+    assert "2.0 % of the training rewards could not be computed, in 30 of 30 updates" in text
+    assert "2 optimizer steps were skipped" in text
+    clean = page_of(run_folder(tmp_path / "clean")).text
+    assert "could not be computed" not in clean
+    assert "skipped because" not in clean
+
+
+def test_several_data_sources_are_averaged(tmp_path):
+    folder = run_folder(tmp_path / "run")
+    rows = folder.read_metrics()
+    for row in rows:
+        if "val-aux/variety" in row:
+            row["val-core/other/source/reward/mean@6"] = 0.0
+            row["val-aux/other/source/ocr_exact/mean@6"] = None
+    folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = {row[0]: row[1:3] for row in page_of(folder).rows if len(row) == 5}
+    assert found["Validation reward"] == ["0.386", "0.482"]
+    assert found["Read exactly right"] == ["52.8 %", "90.5 %"]
+
+
+def test_what_others_wrote_is_text_and_never_markup(tmp_path):
+    folder = run_folder(tmp_path / "<b>run & co")
+    evil = '"><script>alert(1)</script><img src=http://example.org/x>'
+    for update in (0, 30):
+        file = folder.validation(update) / "samples.jsonl"
+        lines = [json.loads(line) | {"prompt": evil, "note": evil} for line in file.read_text().splitlines()]
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = page_of(folder)
+    assert "script" not in page.tags
+    assert all(address.startswith("data:image/") for address in page.addresses)
+    assert evil in page.text
+    assert page.text.startswith("\n<b>run & co")
+
+
+def _nothing_but(*kept):
+    def prune(folder):
+        for part in folder.path.iterdir():
+            if part.name not in kept:
+                shutil.rmtree(part) if part.is_dir() else part.unlink()
+
+    return prune
+
+
+def _torn(folder):
+    folder.metrics.write_bytes(folder.metrics.read_bytes()[:-40])
+
+
+def _empty(folder):
+    folder.metrics.write_bytes(b"")
+
+
+def _no_pictures(folder):
+    for file in folder.path.glob("validation/*/pictures/*.png"):
+        file.unlink()
+
+
+def _without_first_validation(folder):
+    shutil.rmtree(folder.validation(0))
+    lines = folder.metrics.read_bytes().split(b"\n")
+    folder.metrics.write_bytes(b"\n".join(lines[11:]))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [_nothing_but("config.yaml"), _nothing_but("metrics.jsonl"), _nothing_but("config.yaml", "metrics.jsonl"),
+     _torn, _empty, _no_pictures, _without_first_validation],
+)  # fmt: skip
+def test_a_page_can_be_written_at_any_time(tmp_path, damage):
+    folder = run_folder(tmp_path / "run")
+    damage(folder)
+    assert "burnish sample" in page_of(folder).text
+
+
+def test_before_the_first_update_there_is_nothing_to_compare(tmp_path):
+    folder = run_folder(tmp_path / "run", Story(updates=0))
+    page = page_of(folder)
+    assert "0 of 30 policy updates" in page.text
+    assert "What was gained" not in page.text
+    assert said(folder) == {}
+
+
+def test_writing_again_gives_the_same_page_and_touches_nothing_else(tmp_path):
+    folder = run_folder(tmp_path / "run")
+
+    def content() -> dict[str, str]:
+        files = (file for file in folder.path.rglob("*") if file.is_file() and file != folder.report)
+        return {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+    before = content()
+    first = write_report(folder).read_bytes()
+    assert write_report(folder).read_bytes() == first
+    assert content() == before
+
+
+def test_large_pictures_do_not_make_a_large_page(tmp_path):
+    folder = run_folder(tmp_path / "run", Story(size=(600, 400), every=30, guided=False))
+    kept = sum(file.stat().st_size for file in folder.path.rglob("*.png"))
+    assert 0 < write_report(folder).stat().st_size < 4_000_000
+    html = folder.report.read_text()
+    assert "data:image/jpeg" in html
+    assert 'class="pixels"' not in html
+    assert kept > 0
+
+
+def test_the_command_writes_the_page_and_says_where(tmp_path, capsys):
+    folder = run_folder(tmp_path / "run", Story(pictures=False))
+    assert report(str(folder.path)) == 0
+    assert str(folder.report) in capsys.readouterr().out
+    assert folder.report.exists()
+
+
+def test_the_command_refuses_what_is_no_run(tmp_path):
+    with pytest.raises(UserError, match="not the folder of a run"):
+        report(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_report_needs_no_torch():
+    code = "import sys, burnish.commands.report; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
