@@ -19,11 +19,7 @@ def component_names(rewards: Mapping[str, Reward]) -> tuple[str, ...]:
     Raises:
         UserError: two columns would have the same name.
     """
-    names = [
-        name
-        for label, reward in rewards.items()
-        for name in (label, *(f"{label}_{e}" for e in reward.extras))
-    ]
+    names = [name for label, reward in rewards.items() for name in (label, *(f"{label}_{e}" for e in reward.extras))]
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"two rewards report {name!r}; give one of them another name under rewards")

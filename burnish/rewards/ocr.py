@@ -106,9 +106,7 @@ def _read(images: Sequence[np.ndarray], threads: int) -> list[str]:
         scaled = (max(round(width * HEIGHT / height), 1), HEIGHT)
         for start in range(0, len(members), BATCH):
             rows = members[start : start + BATCH]
-            lines = [
-                np.asarray(Image.fromarray(images[i]).resize(scaled, Image.Resampling.BILINEAR)) for i in rows
-            ]
+            lines = [np.asarray(Image.fromarray(images[i]).resize(scaled, Image.Resampling.BILINEAR)) for i in rows]
             # the model was trained on BGR in [-1, 1]
             pixels = np.stack(lines)[..., ::-1].astype(np.float32) / 127.5 - 1
             pixels = np.concatenate([pixels, np.zeros((BATCH - len(rows), *pixels.shape[1:]), np.float32)])

@@ -186,6 +186,4 @@ def _check_sendable(rewards: Mapping[str, Reward]) -> None:
             message = f"reward {label} can't be sent to a scoring process: {error}; {way_out}"
             raise UserError(message) from None
         if type(reward).__module__ == "__main__":
-            raise UserError(
-                f"reward {label} is defined in a script, which no other process imports; {way_out}"
-            )
+            raise UserError(f"reward {label} is defined in a script, which no other process imports; {way_out}")

@@ -109,7 +109,7 @@ def test_the_answer_may_stand_in_quotes():
 
 def test_a_prompt_without_an_answer_is_refused_before_the_run_and_missing_in_it():
     prompts = [*ask("472"), Prompt(text="a sign")]
-    with pytest.raises(ValueError, match="'a sign'.*answer"):
+    with pytest.raises(ValueError, match=r"'a sign'.*answer"):
         ocr().check(prompts)
     ocr().check(prompts[:1])
     good, bad = ocr().score([line("472")] * 2, prompts)
