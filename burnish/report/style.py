@@ -58,6 +58,7 @@ td.n:last-child, th.n:last-child { padding-right: 0; }
 .card { border-top: 1px solid var(--rule); padding: 14px 0; }
 .sides { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 320px), 1fr));
   gap: 14px 36px; }
+.sides.alone { max-width: 500px; }
 .pictures { display: grid; grid-template-columns: repeat(var(--columns), minmax(0, 1fr)); gap: 10px; }
 .pictures figure { margin: 0; min-width: 0; }
 .pictures img { width: 100%; height: auto; display: block; border: 1px solid var(--rule); background: #fff; }
@@ -65,7 +66,7 @@ td.n:last-child, th.n:last-child { padding-right: 0; }
 .pictures figcaption { font-size: .78rem; line-height: 1.35; color: var(--soft); display: flex; gap: .45em;
   font-variant-numeric: tabular-nums; }
 .pictures .note { color: var(--ink); overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
-.pictures .right { color: var(--blue); }
+.pictures b { font-weight: 650; }
 .gone { display: block; padding: 1em .3em; border: 1px dashed var(--rule);
   color: var(--soft); font-size: .78rem; }
 details { border-top: 1px solid var(--rule); padding: .7em 0; }

@@ -1,0 +1,79 @@
+"""The pictures that a validation kept, and what they say about chance."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ENOUGH = 4  # prompts, below which their spread says nothing
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A kept picture and its verdict."""
+
+    prompt: str
+    reward: float | None  # None: missing
+    components: dict[str, float | None]
+    note: str
+    picture: Path
+
+    @property
+    def exact(self) -> bool | None:
+        """Whether the text was read exactly right, if anybody asked."""
+        value = self.components.get("ocr_exact")
+        return None if value is None else value == 1
+
+
+Samples = dict[tuple[int, int], Sample]  # by number of the prompt and of the sample
+
+
+def read_samples(validation: Path) -> Samples:
+    """What is whole in the folder of a validation; a line that a crash has torn is left out."""
+    file = validation / "samples.jsonl"
+    found: Samples = {}
+    for line in file.read_bytes().splitlines() if file.exists() else ():
+        try:
+            said: dict[str, Any] = json.loads(line)
+            place = (int(said["index"]), int(said["sample"]))
+            found[place] = Sample(
+                prompt=said["prompt"],
+                reward=said["reward"],
+                components=said["components"],
+                note=said["note"],
+                picture=validation / "pictures" / f"{place[0]:03d}-{place[1]:02d}.png",
+            )
+        except (ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+def chance(before: Mapping[tuple[int, int], Sample], after: Mapping[tuple[int, int], Sample], name: str) -> float:
+    """How large a change of a mean may be that other prompts might not show: two standard errors.
+
+    Equal prompts and equal noise are compared with each other, so that only what training changed counts.
+
+    Args:
+        before: kept samples of one validation.
+        after: those of another.
+        name: of a component, or ``reward``.
+
+    Returns:
+        0 where too few prompts were kept to say.
+    """
+    changes: defaultdict[int, list[float]] = defaultdict(list)
+    for place in before.keys() & after.keys():
+        pair = [one.reward if name == "reward" else one.components.get(name) for one in (before[place], after[place])]
+        if pair[0] is not None and pair[1] is not None:
+            changes[place[0]].append(pair[1] - pair[0])
+    means = [math.fsum(some) / len(some) for some in changes.values()]
+    if len(means) < ENOUGH:
+        return 0.0
+    centre = math.fsum(means) / len(means)
+    variance = math.fsum((value - centre) ** 2 for value in means) / (len(means) - 1)
+    return 2 * math.sqrt(variance / len(means))
