@@ -77,9 +77,9 @@ def _starting_point(config: RunConfig, folder: RunFolder, store: CheckpointStore
                 "choose another output_dir, or resume=auto to go on with it"
             )
         return None
+    folder.refuse_other_configuration(config)
     checkpoint = store.latest() if config.resume == "auto" else store.open(config.resume)
     if checkpoint is None:
         return None
-    folder.refuse_other_configuration(config)
     log.info("going on from %s", checkpoint.path)
     return checkpoint

@@ -18,6 +18,8 @@ class Checkpoints(Hook):
         self.every, self.last = session.config.checkpoint.every, session.config.steps
 
     def __call__(self, update: int, metrics: Metrics) -> None:
+        if update == 0:  # nothing is trained yet: a run that is killed here begins again
+            return
         if update % self.every == 0 or update == self.last or self.stop():
             self.store.save(
                 update, self.session.state_dict(), identity=self.session.identity, score=validation_reward(metrics)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -39,8 +40,10 @@ class Validation(Hook):
     def __call__(self, update: int, metrics: Metrics) -> None:
         every = self.options.every
         if update in (0, self.last) or (every and update % every == 0):
-            with self.session.watch("testing"), self.session.trained_weights():
+            start = time.perf_counter()
+            with self.session.trained_weights():
                 metrics |= judge(self.session, self.folder.validation(update), n=self.options.n)
+            metrics["timing_s/testing"] = time.perf_counter() - start
 
 
 def judge(session: Session, target: Path | None, *, n: int, guidance: float | None = None) -> Metrics:

@@ -54,12 +54,13 @@ class SD3:
             max_sequence_length: tokens of the T5 encoder; None takes diffusers' default.
         """
         import torch
-        from diffusers import StableDiffusion3Pipeline
 
         parts = ("vae", "text_encoder", "text_encoder_2", "text_encoder_3", "tokenizer", "tokenizer_2", "tokenizer_3")
         absent = {name: None for name in parts if index.get(name, [None])[0] is None}
         precision = {"default": dtype, "vae": torch.float32}
         with _quietly():
+            from diffusers import StableDiffusion3Pipeline
+
             pipeline = StableDiffusion3Pipeline.from_pretrained(
                 path, dtype=precision, local_files_only=True, **absent
             )
@@ -177,15 +178,18 @@ class SD3:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without the bars of two libraries that load files of a few seconds at most."""
+    """Without the bars of two libraries, and without their advice to install what is not needed here."""
     import diffusers
     import transformers
 
     loggers = (diffusers.utils.logging, transformers.utils.logging)
+    spoken = [logger.get_verbosity() for logger in loggers]
     for logger in loggers:
         logger.disable_progress_bar()
+        logger.set_verbosity_error()
     try:
         yield
     finally:
-        for logger in loggers:
+        for logger, verbosity in zip(loggers, spoken, strict=True):
             logger.enable_progress_bar()
+            logger.set_verbosity(verbosity)
