@@ -98,7 +98,7 @@ class Setting:
     guidance: float = GUIDANCE
     merge: bool = True
     fold: bool = True
-    rollout_batch: int = 32
+    rollout_batch: int = 16
     micro_batch: int = 16
 
     def build(self, network: SD3Transformer2DModel) -> Burnish:
@@ -126,7 +126,7 @@ SETTINGS = [
     Setting("  + adapters merged in rollout", **BARE | {"merge": True}),
     Setting(
         "  + timesteps folded, larger batches",
-        **BARE | {"fold": True, "rollout_batch": 32, "micro_batch": 16},
+        **BARE | {"fold": True, "rollout_batch": 16, "micro_batch": 16},
     ),
     Setting("Burnish, equal work (defaults)"),
     Setting("  + prompts trimmed to 109 tokens", text=109),
