@@ -11,7 +11,7 @@ from burnish.report.curves import Chart, Series
 from burnish.report.gallery import gallery
 from burnish.report.style import STYLE
 from burnish.report.summary import REWARD, Measure, Summary, mean, next_steps
-from burnish.report.verdict import verdict
+from burnish.report.verdict import headline, verdict
 
 WORDS = {
     "gained": ("good", "+ gained"),
@@ -114,7 +114,10 @@ def _verdict(run: Summary) -> str:
         items.append(f'<li><b class="{kind}">{word}</b><span>{escape(point.text)}</span></li>')
     if not items:
         return ""
-    return f'<h2>What was gained and what was lost</h2><ul class="verdict">{"".join(items)}</ul>'
+    return (
+        "<h2>What was gained and what was lost</h2>"
+        f'<p class="lead">{escape(headline(run))}</p><ul class="verdict">{"".join(items)}</ul>'
+    )
 
 
 def _warnings(run: Summary) -> str:
@@ -130,10 +133,10 @@ def _curves(run: Summary) -> str:
         if run.reference is not None and reached is not None:
             guided = (f"untrained, guidance {run.reference['guidance_scale']:g}", reached)
         lines = [Series("validation", "validation", _points(run, measure.key), dots=True)]
-        trained = "critic/rewards/mean" if measure == REWARD else _trained_key(measure)
+        trained = "critic/rewards/mean" if measure.key == REWARD.key else _trained_key(measure)
         if trained:
             lines.insert(0, Series("training", "training", _points(run, trained)))
-        title = "Reward" if measure == REWARD else measure.title
+        title = "Reward" if measure.key == REWARD.key else measure.title
         charts.append(Chart(title, lines, run.updates, guided, measure.percent, _span(measure, lines)).html())
     if not charts and (points := _points(run, "critic/rewards/mean")):
         charts = [Chart("Reward", [Series("training", "training", points)], run.updates).html()]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from burnish.config.yaml_text import parse
 from burnish.folder import STEP, RunFolder
+from burnish.report.samples import chance, read_samples
 
 FELL_BACK = 0.02  # a last validation this far below the best one is worth a word
 
@@ -67,17 +68,21 @@ class Summary:
     config: dict[str, Any]
     rows: list[Row]  # of metrics.jsonl
     reference: Row | None  # the untrained model, guided
+    doubt: dict[str, float] = field(default_factory=dict)  # by key: a change below it may be chance
 
     @classmethod
     def read(cls, folder: RunFolder) -> Summary:
         """Read a folder, of a finished run or of one that is under way."""
-        reference = folder.reference / "metrics.json"
-        return cls(
+        run = cls(
             # read as plain data: a report needs none of the algorithms and rewards that the names stand for
             config=parse(folder.config.read_text(encoding="utf-8")) if folder.config.exists() else {},
             rows=folder.read_metrics(),
-            reference=json.loads(reference.read_text()) if reference.exists() else None,
+            reference=_read_reference(folder),
         )
+        if run.before is not None and run.after is not None:
+            first, last = (read_samples(folder.validation(row[STEP])) for row in (run.before, run.after))
+            run.doubt = {REWARD.key: chance(first, last, "reward"), EXACT.key: chance(first, last, "ocr_exact")}
+        return run
 
     @property
     def updates(self) -> int:
@@ -125,7 +130,11 @@ class Summary:
         found.append(VARIETY)
         order = {REWARD.key: 0, EXACT.key: 1, BORDER.key: 3, VARIETY.key: 4}
         found.sort(key=lambda measure: order.get(measure.key, 2))
-        return [measure for measure in found if any(measure.of(row) is not None for row in self.judged)]
+        return [self.doubted(one) for one in found if any(one.of(row) is not None for row in self.judged)]
+
+    def doubted(self, measure: Measure) -> Measure:
+        """The measure, for which no change counts that may be chance."""
+        return replace(measure, enough=max(measure.enough, self.doubt.get(measure.key, 0.0)))
 
     def sentence(self) -> str:
         """What was trained."""
@@ -170,6 +179,14 @@ class Summary:
     def _weighted(self) -> list[str]:
         rewards = self.config.get("rewards") or {}
         return [name for name, options in rewards.items() if (options or {}).get("weight")]
+
+
+def _read_reference(folder: RunFolder) -> Row | None:
+    try:
+        found: Row = json.loads((folder.reference / "metrics.json").read_bytes())
+    except (FileNotFoundError, ValueError):  # not made yet, or torn by a crash
+        return None
+    return found
 
 
 def mean(row: Row | None, key: str) -> float | None:

@@ -14,35 +14,61 @@ def verdict(run: Summary) -> list[Point]:
     if run.updates < run.planned:
         text = f"The run is not finished: {run.updates} of {run.planned} updates are done."
         points.append(Point("weigh", text))
+    if run.config.get("data", {}).get("val_files", "") is None:
+        points.append(Point("weigh", "Validation used the training prompts: it says nothing about new ones."))
+    seed = run.config.get("seed")
+    which = "" if seed is None else f" with seed {seed}"
+    points.append(Point("weigh", f"These are the numbers of one run{which}; another seed gives others."))
     return points
+
+
+def headline(run: Summary) -> str:
+    """The verdict in one sentence; nothing before there are two validations to compare."""
+    if run.before is None or run.after is None:
+        return ""
+    reward, *watched = run.measures()
+    ways = [one.better * one.sign(*_pair(run, one)) for one in watched if _known(run, one)]
+    names = [one.title.lower() for one in watched if _known(run, one)]
+    worse = " and ".join(name for name, way in zip(names, ways, strict=True) if way < 0)
+    match reward.sign(*_pair(run, reward)):
+        case 1 if worse:
+            return f"It learned what it was trained for, at a price: {worse} got worse."
+        case 1 if names:
+            return "It learned what it was trained for, and nothing that was watched got worse."
+        case 1:
+            return "It learned what it was trained for; nothing else was watched."
+        case -1:
+            return "It got worse at what it was trained for."
+    return "No clear change in what it was trained for" + (f", and {worse} got worse." if worse else ".")
 
 
 def _reward(run: Summary) -> list[Point]:
     before, after = _pair(run, REWARD)
+    reward = run.doubted(REWARD)
     numbers = f"from {REWARD.show(before)} to {REWARD.show(after)}"
-    match REWARD.sign(before, after):
+    match reward.sign(before, after):
         case 1:
             return [Point("gained", f"The validation reward rose {numbers}.")]
         case -1:
             return [Point("lost", f"The validation reward fell {numbers}.")]
-        case _:
-            return [Point("weigh", f"The validation reward hardly moved: {numbers}.")]
+    if REWARD.sign(before, after) == 0:
+        return [Point("weigh", f"The validation reward hardly moved: {numbers}.")]
+    text = f"The validation reward went {numbers}; prompts differ so much that this may be chance"
+    return [Point("weigh", f"{text} (±{REWARD.show(reward.enough)}).")]
 
 
 def _exact(run: Summary) -> list[Point]:
     if not _known(run, EXACT):
         return []
     before, after = _pair(run, EXACT)
-    text = (
-        f"Pictures whose text is read exactly right: {EXACT.show(before)} before, {EXACT.show(after)} after."
-    )
-    match EXACT.sign(before, after):
+    text = f"Pictures whose text is read exactly right: {EXACT.show(before)} before, {EXACT.show(after)} after"
+    match run.doubted(EXACT).sign(before, after):
         case 1:
-            return [Point("gained", text)]
+            return [Point("gained", f"{text}.")]
         case -1:
-            return [Point("lost", text)]
-        case _:
-            return [Point("weigh", text)]
+            return [Point("lost", f"{text}.")]
+    chance = "" if EXACT.sign(before, after) == 0 else ", which may be chance"
+    return [Point("weigh", f"{text}{chance}.")]
 
 
 def _guidance(run: Summary) -> list[Point]:
@@ -57,11 +83,14 @@ def _guidance(run: Summary) -> list[Point]:
     also = f" ({EXACT.show(exact)} exactly right)" if exact is not None else ""
     scale = run.reference["guidance_scale"]
     text = f"Guidance {scale:g} alone, without training, reaches {REWARD.show(reached)}{also}, {cost}. "
+    half = ", at half the cost" if own == 1 else ""
+    reward = run.doubted(REWARD)
+    if reward.sign(reached, after) == 1:
+        return [Point("gained", f"{text}The trained model is beyond that{half}.")]
     if after >= reached:
-        return [Point("gained", f"{text}The trained model is beyond that.")]
-    if REWARD.sign(before, after) == 1 and reached > before:
+        return [Point("gained", f"{text}The trained model is level with that{half}.")]
+    if reward.sign(before, after) == 1 and reached > before:
         share = 100 * (after - before) / (reached - before)
-        half = ", at half the cost" if own == 1 else ""
         return [Point("weigh", f"{text}Training closed {share:.0f}\N{NO-BREAK SPACE}% of that gap{half}.")]
     return [Point("weigh", f"{text}Training did not come closer to it.")]
 
@@ -77,7 +106,7 @@ def _border(run: Summary) -> list[Point]:
         case -1:
             return [Point("gained", f"The background got cleaner: {numbers}.")]
         case _:
-            return [Point("kept", f"The background stayed as it was: {numbers}.")]
+            return [Point("kept", f"The background hardly changed: {numbers}.")]
 
 
 def _variety(run: Summary) -> list[Point]:

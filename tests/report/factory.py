@@ -129,9 +129,7 @@ def _pictures(target: Path, story: Story, update: int) -> None:
             luck = ((index * 6 + sample) * 0.618034) % 1
             read = answer if luck < exact else answer[:2] + str((int(answer[2]) + 3) % 10)
             right = float(read == answer)
-            _number(read, border, story.size, sample).save(
-                target / "pictures" / f"{index:03d}-{sample:02d}.png"
-            )
+            _number(read, border, story.size, sample).save(target / "pictures" / f"{index:03d}-{sample:02d}.png")
             value = {"ocr": 1.0 if right else 2 / 3, "ocr_exact": right, "border_darkness": border}
             lines.append(
                 {
@@ -154,7 +152,5 @@ def _number(text: str, border: float, size: tuple[int, int], sample: int) -> Ima
         pixels[np.indices(pixels.shape[:2]).sum(0) % 4 < 2] = 255 - int(600 * border)
         sheet = Image.fromarray(pixels)
     font = ImageFont.load_default(round(size[1] * 0.75))
-    ImageDraw.Draw(sheet).text(
-        (size[0] * (0.1 + 0.02 * sample), size[1] * 0.1), text, font=font, fill="black"
-    )
+    ImageDraw.Draw(sheet).text((size[0] * (0.1 + 0.02 * sample), size[1] * 0.1), text, font=font, fill="black")
     return sheet

@@ -26,7 +26,7 @@ def words(path, story: Story, outcome: str, *, width: int = 80) -> str:
 
 
 def test_what_was_reached_and_at_what_price(tmp_path):
-    text = words(tmp_path / "run", Story(), "finished")
+    text = words(tmp_path / "run", Story(pictures=False), "finished")
     assert "Finished after 30 of 30 updates" in text
     row = next(line for line in text.splitlines() if line.startswith("Validation reward"))
     assert row.split()[2:] == ["0.772", "0.965", "0.978"]
@@ -34,16 +34,16 @@ def test_what_was_reached_and_at_what_price(tmp_path):
 
 
 def test_a_stopped_run_says_how_to_go_on_first(tmp_path):
-    text = words(tmp_path / "run", Story(updates=13, steps=40), "stopped by SIGTERM")
+    text = words(tmp_path / "run", Story(updates=13, steps=40, pictures=False), "stopped by SIGTERM")
     assert "Stopped by SIGTERM after 13 of 40 updates" in text.replace("sigterm", "SIGTERM")
     assert text.index("burnish train") < text.index("burnish sample")
-    assert "burnish train" not in words(tmp_path / "done", Story(), "finished").split("burnish sample")[0]
+    assert "burnish train" not in words(tmp_path / "done", Story(pictures=False), "finished").split("burnish sample")[0]
 
 
 @pytest.mark.parametrize("width", [40, 200])
 def test_commands_and_places_stay_on_one_line(tmp_path, width):
     path = tmp_path / "a folder with a long name and spaces"
-    lines = words(path, Story(), "finished", width=width).splitlines()
+    lines = words(path, Story(pictures=False), "finished", width=width).splitlines()
     assert any(line.endswith(f"burnish sample '{path}' \"a prompt\"") for line in lines)
     assert any(line.endswith(f"{path}/metrics.jsonl") for line in lines)
 
@@ -61,4 +61,4 @@ def test_before_the_first_validation_there_are_only_places(tmp_path):
 
 
 def test_markup_in_a_name_is_text(tmp_path):
-    assert "[bold]run" in words(tmp_path / "[bold]run", Story(), "finished")
+    assert "[bold]run" in words(tmp_path / "[bold]run", Story(pictures=False), "finished")
