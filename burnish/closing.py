@@ -9,7 +9,7 @@ from rich.table import Table
 from burnish.config import RunConfig
 from burnish.folder import STEP, RunFolder
 from burnish.report.summary import Summary, next_steps
-from burnish.report.verdict import verdict
+from burnish.report.verdict import headline, verdict
 
 MARKS = {"gained": "[blue]+[/blue]", "kept": "[blue]=[/blue]", "lost": "[yellow]−[/yellow]", "weigh": "·"}
 
@@ -29,6 +29,8 @@ def closing_message(folder: RunFolder, config: RunConfig, outcome: str, *, conso
     console.print(f"[bold]{escape(outcome.capitalize())}[/bold] after {run.updates} of {config.steps} updates")
     if run.before is not None and run.after is not None:
         console.print(_numbers(run))
+    if headline(run):
+        console.print(f"[bold]{escape(headline(run))}[/bold]", highlight=False)
     for point in verdict(run):
         console.print(f"{MARKS[point.kind]} {escape(point.text)}", highlight=False)
     for warning in run.warnings():

@@ -86,7 +86,8 @@ class RolloutOptions:
     shift: Positive | None = None
     """Shift of the schedule towards noise; null takes the value in the model's scheduler configuration."""
     max_sequence_length: Whole | None = None
-    """Prompt tokens of the T5 encoder; null takes the pipeline's default. Fewer are faster; longer prompts are refused."""
+    """Prompt tokens of the T5 encoder; null takes the pipeline's default. Fewer are faster; longer prompts are
+    refused."""
     batch_size: Count = 96
     """Pictures that are denoised in one forward; changes no picture, only speed and memory."""
     merge_lora: bool = True

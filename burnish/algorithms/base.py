@@ -63,9 +63,18 @@ class Role(Protocol):
 class Roles(Protocol):
     """The networks of a worker. Only ``policy`` has gradients."""
 
-    policy: Role
-    reference: Role
-    old: Role
+    @property
+    def policy(self) -> Role:
+        """The network that learns."""
+
+    @property
+    def reference(self) -> Role:
+        """The network before training."""
+
+    @property
+    def old(self) -> Role:
+        """The network that an algorithm keeps beside the policy, by ``blend_old``."""
+
     on_policy: bool  # the whole update is one optimizer step on samples of these very weights
     moved: bool  # the policy differs from the one that sampled: it has been stepped, or was newer from the start
     old_is_policy: bool  # the old policy has the same weights
@@ -122,7 +131,7 @@ def advantage_metrics(reward: Tensor, advantage: Tensor) -> Metrics:
     """verl's ``critic/*`` metrics of a batch: what was earned, and what credit made of it."""
     if not len(reward):
         return {}
-    metrics = {}
+    metrics: Metrics = {}
     for name, value in (("rewards", reward), ("advantages", advantage), ("returns", advantage)):
         metrics |= {
             f"critic/{name}/mean": float(value.mean()),

@@ -53,7 +53,10 @@ class DiffusionNFT(Algorithm):
     @model_validator(mode="after")
     def _consistent(self) -> DiffusionNFT:
         if (self.old_decay == "ema") != (self.old_ema is not None):
-            raise ValueError(f"old_ema is {self.old_ema}, old_decay is {self.old_decay}; ema needs both, the others neither")
+            raise ValueError(
+                f"old_ema is {self.old_ema} and old_decay is {self.old_decay}: "
+                "ema needs old_ema, and the others never read it"
+            )
         if self.advantage_std == "none" and (self.advantage_eps != 1e-4 or self.advantage_unbiased):
             raise ValueError("advantage_eps and advantage_unbiased are never read when advantage_std is none")
         return self
@@ -63,8 +66,8 @@ class DiffusionNFT(Algorithm):
         return Needs(sampler="old", old=True, reference=self.kl_coef > 0, schedule_times=levels)
 
     def credit(self, annotated: Scored) -> tuple[JudgedSamples, Metrics]:
-        from burnish.experience import judge
         from burnish.credit import group_advantages, optimality
+        from burnish.experience import judge
 
         scores = annotated.scores
         advantage = group_advantages(

@@ -101,8 +101,8 @@ class FlowGRPO(Algorithm):
         return AnnotatedSteps(scored, old.view(shape), reference.view(*shape, *reference.shape[1:]), metrics)
 
     def credit(self, annotated: AnnotatedSteps) -> tuple[LearnedSteps, Metrics]:
-        from burnish.experience import LearnedSteps
         from burnish.credit import group_advantages
+        from burnish.experience import LearnedSteps
 
         scored, scores = annotated.scored, annotated.scored.scores
         advantage = group_advantages(

@@ -26,7 +26,7 @@ def export(run: str, *, output: str, what: Literal["lora", "merged"]) -> int:
     session, update = open_run(run)
     model, lora = session.roles.model, session.config.model.lora
     if what == "lora" and lora is None:
-        raise UserError(f"{run} trained all weights (model.lora is null), so there is no adapter; export merged weights")
+        raise UserError(f"{run} trained all weights (model.lora is null): there is no adapter; export merged weights")
     with session.trained_weights():
         if what == "lora":
             model.save_lora(target, *adapter_state(model.network, "policy"))

@@ -36,7 +36,7 @@ def open_run(source: str, overrides: Sequence[str] = ()) -> tuple[Session, int]:
     store = CheckpointStore(folder.checkpoints, config.checkpoint)
     checkpoint = store.open(wanted) if wanted else store.latest()
     if checkpoint is None:
-        raise UserError(f"{source} has no whole checkpoint yet; burnish train writes one every checkpoint.every updates")
+        raise UserError(f"{source} has no whole checkpoint yet; training writes one every checkpoint.every updates")
     session = Session(config)
     session.load_weights(checkpoint.load(session.identity))
     return session, checkpoint.update

@@ -80,6 +80,11 @@ def _starting_point(config: RunConfig, folder: RunFolder, store: CheckpointStore
     folder.refuse_other_configuration(config)
     checkpoint = store.latest() if config.resume == "auto" else store.open(config.resume)
     if checkpoint is None:
+        if folder.checkpoints.is_dir() and any(path.name.isdecimal() for path in folder.checkpoints.iterdir()):
+            raise UserError(
+                f"{folder.checkpoints} holds checkpoints, but none of them is whole, so the run can't go on; "
+                "give another output_dir, or delete them to begin anew"
+            )
         return None
     log.info("going on from %s", checkpoint.path)
     return checkpoint

@@ -103,7 +103,7 @@ class RunConfig:
             )
         if needs.stochastic is not None:
             try:
-                needs.stochastic.window.range(steps)
+                needs.stochastic.window.within(steps)
             except ValueError as error:
                 yield f"algorithm.{error} (rollout.num_inference_steps is {steps})".replace(
                     "algorithm.a window", "algorithm.window: a window"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
@@ -51,7 +51,9 @@ class Job:
     def groups(cls, prompts: Sequence[Prompt], n: int, **kwargs: object) -> Job:
         """``n`` samples of each prompt. A prompt that occurs again gets further samples, not the same ones."""
         seen: Counter[str] = Counter()
-        rows, group, sample = [], [], []
+        rows: list[Prompt] = []
+        group: list[int] = []
+        sample: list[int] = []
         for g, prompt in enumerate(prompts):
             first = seen[prompt.uid]
             seen[prompt.uid] += n

@@ -22,7 +22,7 @@ class Plan:
     noise: float  # noise level of the stochastic steps
     stochastic: Tensor  # [B, N] bool, the same number K of steps in every row
     density: Density = "gaussian"
-    group: Tensor | None = None  # [B] long: samples of one group start from one state and share forwards until noise parts them
+    group: Tensor | None = None  # [B] long: rows of a group start alike and share forwards until noise parts them
 
 
 @dataclass(frozen=True)

@@ -74,10 +74,9 @@ def transition(
         clean = x - _column(t, x) * velocity
         pure = x + _column(1 - t, x) * velocity
         return Transition(_column(1 - t_next, x) * clean + _column(kept, x) * pure, std, step)
+    diffusion = level
     if kind == "sde":
         diffusion = level * (t / (1 - torch.where(t >= 1, torch.full_like(t, t_max), t))).sqrt()
-    else:
-        diffusion = level
     # -score = eps / t, and eps = x + (1 - t) v: the drift that keeps the marginals while noise is added
     restoring = diffusion.square() / (2 * t)
     drift = velocity + _column(restoring, x) * (x + _column(1 - t, x) * velocity)

@@ -51,7 +51,7 @@ class Window:
             raise ValueError(f"window.size is {self.size}, but window.kind {self.kind} {what}")
         return self
 
-    def range(self, steps: int) -> range:
+    def within(self, steps: int) -> range:
         """The steps that the window may lie in.
 
         Raises:
@@ -59,7 +59,9 @@ class Window:
         """
         stop = steps - 1 if self.stop is None else self.stop
         if stop > steps - 1:
-            raise ValueError(f"window.stop is {stop}, but of {steps} denoising steps only the first {steps - 1} can be stochastic")
+            raise ValueError(
+                f"window.stop is {stop}, but of {steps} denoising steps only the first {steps - 1} can be stochastic"
+            )
         size = self.size or 1
         if stop - self.start < size:
             raise ValueError(f"a window of {size} steps does not fit between window.start {self.start} and step {stop}")
@@ -67,7 +69,7 @@ class Window:
 
     def count(self, steps: int) -> int:
         """Stochastic steps per trajectory."""
-        return self.size or len(self.range(steps))
+        return self.size or len(self.within(steps))
 
     def choose(self, steps: int, *, update: int, key: int) -> list[int]:
         """Stochastic steps, rising.
@@ -77,7 +79,7 @@ class Window:
             update: policy update, counted from 0.
             key: seed of the draw; equal for all members of a group.
         """
-        allowed = self.range(steps)
+        allowed = self.within(steps)
         if self.size is None:
             return list(allowed)
         if self.kind == "fixed":

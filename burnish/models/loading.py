@@ -77,7 +77,9 @@ def load_model(options: ModelOptions, *, max_sequence_length: int | None = None)
             path, index, dtype=stored, compute=compute, device=device, max_sequence_length=max_sequence_length
         )
     except (OSError, ValueError) as error:
-        raise UserError(f"model.path is {options.path}, which can't be loaded as a {family.pipeline_class}: {error}") from error
+        raise UserError(
+            f"model.path is {options.path}, which can't be loaded as a {family.pipeline_class}: {error}"
+        ) from error
     if options.gradient_checkpointing:
         model.network.enable_gradient_checkpointing()  # type: ignore[operator]
     return model

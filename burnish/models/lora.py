@@ -71,7 +71,7 @@ def folded(network: nn.Module, name: str) -> Iterator[None]:
         base = layer.get_base_layer()
         rested.append((layer, base, base.weight.data))
         with torch.no_grad():
-            base.weight.data = base.weight.data + layer.get_delta_weight(name).to(base.weight.dtype)  # type: ignore[operator]
+            base.weight.data = base.weight.data + layer.get_delta_weight(name).to(base.weight.dtype)  # type: ignore[attr-defined]
         layer._disable_adapters = True
     try:
         yield

@@ -100,7 +100,7 @@ class SD3:
 
     def latent_shape(self, height: int | None, width: int | None) -> tuple[int, ...]:
         scale = 1 if self.pipeline.vae is None else self.pipeline.vae_scale_factor
-        config = self.network.config
+        config: Any = self.network.config
         unit = scale * config.patch_size
         sides = []
         for name, side in (("height", height), ("width", width)):
@@ -118,7 +118,8 @@ class SD3:
         return (config.in_channels, *sides)
 
     def image_tokens(self, shape: Sequence[int]) -> int:
-        patch = self.network.config.patch_size
+        config: Any = self.network.config
+        patch = config.patch_size
         return (shape[-2] // patch) * (shape[-1] // patch)
 
     def velocity(self, network: nn.Module, x: Tensor, time: Tensor, conditioning: Conditioning) -> Tensor:

@@ -32,6 +32,7 @@ class Chart:
     reference: tuple[str, float] | None = None  # a dashed line to compare with
     percent: bool = False
     span: float = 0.0  # what the axis covers at least
+    zero: bool = False  # the axis begins at 0: how much of something is left can't be seen otherwise
     values: list[float] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -95,6 +96,8 @@ class Chart:
 
     def _range(self) -> tuple[float, float]:
         low, high = min(self.values), max(self.values)
+        if self.zero:
+            low, high = min(low, 0.0), max(high, 0.0)
         lack = self.span - (high - low)
         if lack <= 0:
             return low, high

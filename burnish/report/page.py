@@ -136,21 +136,15 @@ def _curves(run: Summary) -> str:
         trained = "critic/rewards/mean" if measure.key == REWARD.key else _trained_key(measure)
         if trained:
             lines.insert(0, Series("training", "training", _points(run, trained)))
+        # so that a change too small to speak of does not look like a cliff
+        span = 0.0 if measure.relative else 4 * measure.enough
         title = "Reward" if measure.key == REWARD.key else measure.title
-        charts.append(Chart(title, lines, run.updates, guided, measure.percent, _span(measure, lines)).html())
+        charts.append(Chart(title, lines, run.updates, guided, measure.percent, span, measure.relative).html())
     if not charts and (points := _points(run, "critic/rewards/mean")):
         charts = [Chart("Reward", [Series("training", "training", points)], run.updates).html()]
     if not any(charts):
         return ""
     return f'<h2>Over the policy updates</h2><div class="charts">{"".join(charts)}</div>'
-
-
-def _span(measure: Measure, lines: list[Series]) -> float:
-    """What an axis covers at least, so that a change too small to speak of does not look like a cliff."""
-    enough = measure.enough
-    if measure.relative:
-        enough *= max((abs(value) for line in lines for _, value in line.points if value is not None), default=0.0)
-    return 4 * enough
 
 
 def _trained_key(measure: Measure) -> str:

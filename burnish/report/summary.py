@@ -6,6 +6,7 @@ import json
 import math
 import shlex
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from burnish.config.yaml_text import parse
@@ -229,7 +230,21 @@ def next_steps(folder: RunFolder, run: Summary) -> list[tuple[str, str]]:
         ("judge with more pictures", f"burnish eval {path} validation.n=16"),
         ("take the trained model along", f"burnish export {path} --output my_model"),
     ]
-    train = f"burnish train {shlex.quote(str(folder.config))}"
+    if folder.tensorboard.exists():
+        steps.append(("look at every curve", f"tensorboard --logdir {shlex.quote(str(folder.tensorboard))}"))
+    train = _train(folder, run)
     if run.updates < run.planned:
         return [("finish the run", train), *steps]
+    if run.config.get("optimizer", {}).get("schedule") != "constant":
+        return steps  # the learning rate has come to its end: more updates would be another run
     return [*steps, ("train for longer", f"{train} steps={2 * run.planned}")]
+
+
+def _train(folder: RunFolder, run: Summary) -> str:
+    """The command that goes on with a run, also where its folder was moved since."""
+    words = ["burnish", "train", str(folder.config)]
+    if Path(run.config.get("output_dir", folder.path)).expanduser() != folder.path:
+        words.append(f"output_dir={folder.path}")
+    if run.config.get("resume", "auto") != "auto":
+        words.append("resume=auto")
+    return shlex.join(words)

@@ -20,8 +20,6 @@ from burnish.options import LoraOptions
 from burnish.types import Conditioning
 
 
-
-
 class NetworkRole:
     """Predicts velocities as one of the networks, with the guidance of the run."""
 
@@ -47,7 +45,8 @@ class NetworkRole:
         else:
             both = Conditioning.cat([asked, unconditional.rows()])
             velocity = roles.model.velocity(network, torch.cat([x, x]), torch.cat([time, time]), both)
-            velocity = guide(*velocity.chunk(2), scale, rescale=roles.rescale)
+            towards, away = velocity.chunk(2)
+            velocity = guide(towards, away, scale, rescale=roles.rescale)
         if self.name != "policy":
             roles.activate("policy")
         return velocity
@@ -123,7 +122,8 @@ class NetworkRoles:
     def blend_old(self, decay: float) -> None:
         """old = decay * old + (1 - decay) * policy."""
         with torch.no_grad():
-            old, policy = list(self.parameters("old").values()), list(self.parameters().values())
+            old: list[Tensor] = list(self.parameters("old").values())
+            policy: list[Tensor] = list(self.parameters().values())
             if decay == 0:
                 torch._foreach_copy_(old, policy)
             else:
@@ -142,8 +142,9 @@ class NetworkRoles:
         return state
 
     def load_state_dict(self, state: dict) -> None:
-        for name in ("policy", "old") if self.needs.old else ("policy",):
-            target = self.parameters(name)  # type: ignore[arg-type]
+        names: list[Literal["policy", "old"]] = ["policy", "old"] if self.needs.old else ["policy"]
+        for name in names:
+            target = self.parameters(name)
             assert target.keys() == state[name].keys(), "the checkpoint's identity was not checked"
             with torch.no_grad():
                 for key, value in target.items():

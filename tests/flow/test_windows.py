@@ -24,7 +24,7 @@ def test_window(window, steps):
         chosen = window.choose(steps, update=update, key=update * 7 + 1)
         assert len(chosen) == window.count(steps)
         assert chosen == sorted(set(chosen))
-        assert set(chosen) <= set(window.range(steps))
+        assert set(chosen) <= set(window.within(steps))
         assert steps - 1 not in chosen
         assert window.choose(steps, update=update, key=update * 7 + 1) == chosen
 

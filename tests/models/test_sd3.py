@@ -10,13 +10,13 @@ import torch
 from diffusers import StableDiffusion3Pipeline
 
 from burnish import random
+from burnish.algorithms.base import Needs
 from burnish.engines.flow import FlowEngine, Job
 from burnish.errors import UserError
 from burnish.models.loading import load_model
 from burnish.options import ModelOptions, RolloutOptions
 from burnish.types import Prompt
 from burnish.workers.roles import NetworkRoles
-from burnish.algorithms.base import Needs
 from tests.factory import tiny_pipeline
 
 PROMPTS = [Prompt(text="a cat 42"), Prompt(text="dog", negative="cat")]
@@ -47,11 +47,16 @@ def test_same_noise_gives_the_pictures_of_diffusers(tmp_path, vae, t5, guidance)
     keys = [(3, "sample", 0, p.uid, s, "start") for p, s in zip(job.prompts, job.sample.tolist(), strict=True)]
     shape = sampler.shape
     scale = pipeline.vae_scale_factor
-    arguments = dict(
-        prompt=[p.text for p in job.prompts], negative_prompt=[p.negative for p in job.prompts],
-        latents=random.normal(shape, keys), num_inference_steps=5, guidance_scale=guidance,
-        height=shape[1] * scale, width=shape[2] * scale, max_sequence_length=12,
-    )  # fmt: skip
+    arguments = {
+        "prompt": [p.text for p in job.prompts],
+        "negative_prompt": [p.negative for p in job.prompts],
+        "latents": random.normal(shape, keys),
+        "num_inference_steps": 5,
+        "guidance_scale": guidance,
+        "height": shape[1] * scale,
+        "width": shape[2] * scale,
+        "max_sequence_length": 12,
+    }
     theirs = pipeline(**arguments, output_type="latent").images
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     if vae:

@@ -1,8 +1,8 @@
 """Runs training over and over in forks of one process that has imported everything, and kills it where it is told.
 
-Reads one JSON object a line: {"overrides": [...], "die_after": seconds | null, "die_at": n | null}. ``die_at`` kills the
-run at the n-th call that changes the file system once training has begun, so that every state of saving is met. Answers
-with one JSON line: {"status": exit code or minus the signal, "calls": calls counted, "seconds": wall time}.
+Reads one JSON object a line: {"overrides": [...], "die_after": seconds | null, "die_at": n | null}. ``die_at`` kills
+the run at the n-th call that changes the file system, so that every state of saving is met. Answers with one JSON
+line: {"status": exit code or minus the signal, "calls": counted, "seconds": wall time}.
 """
 
 from __future__ import annotations

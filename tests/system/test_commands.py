@@ -106,7 +106,7 @@ def test_export_overwrites_nothing(trained, capsys):
 
 
 def test_a_checkpoint_of_another_model_is_refused(trained, tmp_path, capsys):
-    kind, folder = trained
+    _, folder = trained
     other = tiny_pipeline(tmp_path, vae=False, seed=1)
     command = ["train", str(folder / "recipe.yaml"), f"model.path={other}", f"output_dir={tmp_path / 'run'}",
                f"resume={folder / 'run' / 'checkpoints' / '00000003'}", "steps=4"]  # fmt: skip

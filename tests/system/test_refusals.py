@@ -86,7 +86,8 @@ def test_refused_with_one_message(place, tmp_path, overrides, words, capsys):
     if "model.device=cuda" in overrides and torch.cuda.is_available():
         pytest.skip("there is a GPU")
     given = [override.replace("{place}", str(place)) for override in overrides]
-    output = [] if any(override.startswith("output_dir") for override in given) else [f"output_dir={tmp_path / 'run'}"]
+    elsewhere = any(override.startswith("output_dir") for override in given)
+    output = [] if elsewhere else [f"output_dir={tmp_path / 'run'}"]
     assert main(["train", str(place / "recipe.yaml"), *given, *output]) == 2
     said = capsys.readouterr()
     assert "Traceback" not in said.err + said.out
@@ -117,8 +118,10 @@ def test_a_full_disk_ends_in_one_message_and_the_run_goes_on_elsewhere(place, tm
         pytest.skip("a small disk can't be mounted here")
     try:
         command = [sys.executable, "-m", "burnish.cli", "train", str(place / "recipe.yaml"), "model.lora=null",
-                   f"output_dir={disk / 'run'}", "steps=4", "checkpoint.every=1", "checkpoint.keep_last=99"]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2], check=False)
+                   f"output_dir={disk / 'run'}", "steps=4", "checkpoint.every=1",
+                   "checkpoint.keep_last=99"]  # fmt: skip
+        root = Path(__file__).parents[2]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=root, check=False)
         assert done.returncode == 2, done.stderr
         assert "Traceback" not in done.stderr
         assert "disk" in done.stderr

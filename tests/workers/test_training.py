@@ -165,8 +165,11 @@ def test_the_reference_stays_and_the_old_policy_follows(pipeline, lora):
         pipeline, DiffusionNFT(old_decay="ema", old_ema=0.5, train_timesteps=2, kl_coef=0.1), lora=lora
     )
     scored = bench.collect()
-    steps = replace(scored.trace, state=scored.trace.latents[:, None], next_state=scored.trace.latents[:, None],
-                    time=torch.full((12, 1), 0.5), time_next=torch.zeros(12, 1), logprob=torch.zeros(12, 1)).steps()  # fmt: skip
+    ends = scored.trace.latents[:, None]
+    steps = replace(
+        scored.trace, state=ends, next_state=ends, time=torch.full((12, 1), 0.5), time_next=torch.zeros(12, 1),
+        logprob=torch.zeros(12, 1),
+    ).steps()  # fmt: skip
 
     def predict(role):
         with torch.no_grad():
