@@ -8,6 +8,8 @@ from rich.console import Console
 
 from burnish.closing import closing_message
 from burnish.config import load
+from burnish.folder import RunFolder
+from burnish.report.summary import Summary, next_steps
 from tests.config import stand_ins
 from tests.report.factory import Story, run_folder
 
@@ -46,6 +48,29 @@ def test_commands_and_places_stay_on_one_line(tmp_path, width):
     lines = words(path, Story(pictures=False), "finished", width=width).splitlines()
     assert any(line.endswith(f"burnish sample '{path}' \"a prompt\"") for line in lines)
     assert any(line.endswith(f"{path}/metrics.jsonl") for line in lines)
+
+
+def test_the_verdict_in_one_sentence_comes_first(tmp_path):
+    text = words(tmp_path / "run", Story(), "finished", width=200)
+    assert text.index("It learned what it was trained for, at a price") < text.index("+ The validation reward")
+
+
+@pytest.mark.parametrize(("overrides", "more"), [((), ""), (("resume=never",), " resume=auto")])
+def test_a_run_can_be_made_longer_by_the_command_that_is_given(tmp_path, overrides, more):
+    path = tmp_path / "run"
+    assert f"burnish train {path}/config.yaml{more} steps=60\n" in words(path, Story(overrides=overrides), "finished")
+
+
+def test_a_folder_that_was_moved_is_gone_on_with_where_it_is(tmp_path):
+    folder = run_folder(tmp_path / "before", Story(updates=20))
+    moved = RunFolder(folder.path.rename(tmp_path / "after"))
+    (what, command), *_ = next_steps(moved, Summary.read(moved))
+    assert what == "finish the run"
+    assert command == f"burnish train {moved.config} output_dir={moved.path}"
+
+
+def test_a_run_whose_learning_rate_has_ended_is_not_made_longer(tmp_path):
+    assert "burnish train" not in words(tmp_path / "run", Story(overrides=("optimizer.schedule=linear",)), "finished")
 
 
 def test_only_places_that_exist_are_named(tmp_path):

@@ -82,3 +82,10 @@ def test_percent_and_tiny_numbers_are_written_as_people_write_them():
     assert one.tick(-0.25, 0.05) == "−0.25"
     assert one.tick(20.0, 10.0) == "20"
     assert Chart("x", [], 1, percent=True).tick(0.905, 0.1) == "90 %"
+
+
+def test_an_axis_of_what_is_left_begins_at_zero():
+    points = [(0, 0.056), (30, 0.029)]
+    chart = Chart("Variety", [Series("validation", "validation", points)], 30, zero=True)
+    assert ">0</text>" in chart.html().replace(' class="end"', "")
+    assert chart._range() == (0.0, 0.056)
