@@ -26,7 +26,9 @@ def closing_message(folder: RunFolder, config: RunConfig, outcome: str, *, conso
     console = console or Console()
     run = Summary.read(folder)
     console.print()
-    console.print(f"[bold]{escape(outcome.capitalize())}[/bold] after {run.updates} of {config.steps} updates")
+    console.print(
+        f"[bold]{escape(outcome[:1].upper() + outcome[1:])}[/bold] after {run.updates} of {config.steps} updates"
+    )
     if run.before is not None and run.after is not None:
         console.print(_numbers(run))
     if headline(run):
