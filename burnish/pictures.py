@@ -46,9 +46,7 @@ def grid(
         if right is not None:
             corner = (x + cell_w - GAP - 1, y + cell_h - GAP - 1)
             draw.rectangle((x, y, *corner), fill=RIGHT if right else WRONG)
-        sheet.paste(
-            Image.fromarray(picture).convert("RGB").resize((width, height), way), (x + FRAME, y + FRAME)
-        )
+        sheet.paste(Image.fromarray(picture).convert("RGB").resize((width, height), way), (x + FRAME, y + FRAME))
     for row, label in enumerate(labels or ()):
         _write(draw, label, (GAP, GAP + row * cell_h, left - 3 * GAP, cell_h - GAP), font)
     return sheet
@@ -67,10 +65,7 @@ def _size(picture: np.ndarray, scale: int | None) -> tuple[int, int]:
 def _label_width(labels: Sequence[str] | None, font: Font) -> int:
     if not labels:
         return 0
-    return (
-        min(LABEL_WIDTH, max(round(font.getlength(" ".join(label.split()))) for label in labels) + 1)
-        + 2 * GAP
-    )
+    return min(LABEL_WIDTH, max(round(font.getlength(" ".join(label.split()))) for label in labels) + 1) + 2 * GAP
 
 
 def _write(draw: ImageDraw.ImageDraw, text: str, box: tuple[int, int, int, int], font: Font) -> None:

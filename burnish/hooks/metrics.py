@@ -53,6 +53,4 @@ def drop_after(folder: RunFolder, update: int) -> None:
     """Remove torn lines and those of later updates, in one step: a crash leaves the old file or the new."""
     if folder.metrics.exists():
         rows = [row for row in folder.read_metrics() if row[STEP] <= update]
-        write_whole(
-            folder.metrics, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-        )
+        write_whole(folder.metrics, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())

@@ -76,9 +76,7 @@ def test_other_options_can_not_go_on_and_are_named(tmp_path, override, option):
         folder.refuse_other_configuration(config(override))
 
 
-@pytest.mark.parametrize(
-    "override", ["steps=60", "trainer.micro_batch_size=8", "checkpoint.every=1", "resume=never"]
-)
+@pytest.mark.parametrize("override", ["steps=60", "trainer.micro_batch_size=8", "checkpoint.every=1", "resume=never"])
 def test_options_that_change_no_weight_may_change(tmp_path, override):
     folder = RunFolder(tmp_path / "run")
     folder.begin(config(), resumed_at=None)
@@ -109,7 +107,5 @@ def test_a_file_is_replaced_as_a_whole(tmp_path, monkeypatch):
 
 def test_the_folder_needs_no_torch():
     code = "import sys, json, burnish.folder; print(json.dumps('torch' in sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert json.loads(done.stdout) is False

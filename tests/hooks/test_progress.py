@@ -50,9 +50,7 @@ def updates_of(lines: list[str]) -> list[int]:
 def test_slow_updates_have_a_plain_line_each():
     lines = watch(terminal=False, seconds=6.0, updates=12).splitlines()
     assert updates_of(lines) == list(range(13))
-    assert lines[5] == (
-        "update 5/12 | reward 0.505 | 42 s left | 6.0 s/update | validation 0.912 (exact 0.800)"
-    )
+    assert lines[5] == ("update 5/12 | reward 0.505 | 42 s left | 6.0 s/update | validation 0.912 (exact 0.800)")
     assert lines[0] == "update 0/12 | validation 0.912 (exact 0.800)"
     assert not any("\x1b" in line or "\r" in line for line in lines)
 
