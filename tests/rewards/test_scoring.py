@@ -1,6 +1,5 @@
 """Scoring in processes: the same verdicts as without, whatever happens to the processes."""
 
-import contextlib
 import logging
 import os
 import signal
@@ -21,7 +20,7 @@ from burnish.rewards.scoring import Scorer
 from burnish.types import Scores
 from tests.rewards.drawing import line, noise
 
-LIMIT = 90.0  # seconds after which a test fails rather than waits; nothing here takes more than a few
+LIMIT = 45.0  # seconds after which a test fails rather than waits; nothing here takes more than a few
 
 
 def function(name: str, weight: float = 1.0, **arguments) -> Reward:
@@ -227,23 +226,26 @@ if not {busy}:
 time.sleep(600)
 """
     )
-    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as parent:
-        try:
-            until = time.monotonic() + LIMIT
-            while not (file.exists() and file.read_text().strip()):
-                assert parent.poll() is None
-                assert time.monotonic() < until
-                time.sleep(0.05)
-            pid = int(file.read_text())
-            assert alive(pid)
-        finally:
-            parent.send_signal(signal.SIGKILL)
-        assert parent.communicate(timeout=LIMIT)[0] == "started\n"
+    output = tmp_path / "output"
+    with output.open("w") as opened:
+        parent = subprocess.Popen([sys.executable, str(script)], stdout=opened)
+    pid = None
     try:
+        until = time.monotonic() + LIMIT
+        while not (file.exists() and file.read_text().strip()):
+            assert parent.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        pid = int(file.read_text())
+        assert alive(pid)
+        parent.kill()
+        parent.wait(timeout=LIMIT)
         assert gone(pid)
     finally:
-        with contextlib.suppress(ProcessLookupError):
+        parent.kill()
+        if pid is not None and alive(pid):
             os.kill(pid, signal.SIGKILL)
+    assert output.read_text() == "started\n"
 
 
 def test_a_reward_that_cannot_be_sent_is_refused_and_works_without_processes():
