@@ -39,16 +39,16 @@ below output_dir; lists need brackets: [a,b].
 
 EVAL = """\
 examples:
-  burnish eval runs/quickstart                        a run: its best or newest weights
-  burnish eval runs/quickstart validation.n=16 --output eval.json
+  burnish eval runs/quickstart                        a run: its newest weights
+  burnish eval runs/quickstart validation.n=16 --output judged
   burnish eval quickstart                             a recipe: the model before training
   burnish eval quickstart rollout.guidance_scale=3.0
 """
 
 SAMPLE = """\
 examples:
-  burnish sample runs/quickstart "the word 472"
-  burnish sample runs/quickstart "the word 472" "the word 815" --count 8 --output pictures
+  burnish sample runs/quickstart "the number 472"
+  burnish sample runs/quickstart "the number 472" "the number 815" --count 8 --output pictures
   burnish sample runs/quickstart --prompt-file prompts.txt --steps 20 --guidance 3.0
   burnish sample path/to/model "a lighthouse" --height 512 --width 512 --seed 7
 """
@@ -205,7 +205,7 @@ def _train(args: argparse.Namespace) -> int:
 def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", help=SOURCE)
     parser.add_argument("overrides", metavar="OPTION=VALUE", nargs="*", help=OVERRIDES)
-    parser.add_argument("-o", "--output", metavar="FILE", help="also write the numbers to this .json file")
+    parser.add_argument("-o", "--output", metavar="DIR", help="also write numbers, pictures and verdicts to this folder")
 
 
 def _eval(args: argparse.Namespace) -> int:

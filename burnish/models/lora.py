@@ -38,7 +38,7 @@ def add_adapters(network: nn.Module, options: LoraOptions, names: Sequence[str],
             warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # several are meant
             torch.manual_seed(seed)
             network.add_adapter(config, adapter_name=name)  # type: ignore[operator]
-    use_adapter(network, names[0])
+    use_adapter(layers(network), names[0])
 
 
 def layers(network: nn.Module) -> list[LoraLayer]:
@@ -48,9 +48,9 @@ def layers(network: nn.Module) -> list[LoraLayer]:
     return [module for module in network.modules() if isinstance(module, LoraLayer)]
 
 
-def use_adapter(network: nn.Module, name: str | None) -> None:
+def use_adapter(carriers: Sequence[LoraLayer], name: str | None) -> None:
     """Run with one adapter, or with none: the reference. Only the active adapter's parameters can be trained."""
-    for layer in layers(network):
+    for layer in carriers:
         if name is None:
             layer.enable_adapters(False)
         else:
@@ -86,7 +86,7 @@ def adapter_state(network: nn.Module, name: str) -> tuple[dict[str, Tensor], dic
     from peft.utils import get_peft_model_state_dict
 
     config = network.peft_config[name]  # type: ignore[union-attr, index]
-    metadata = {key: sorted(v) if isinstance(v, set) else v for key, v in config.to_dict().items()}  # type: ignore[union-attr]
+    metadata = {key: sorted(v) if isinstance(v, set) else v for key, v in config.to_dict().items()}
     return get_peft_model_state_dict(network, adapter_name=name), metadata
 
 

@@ -15,7 +15,7 @@ from burnish.algorithms.base import Name, Needs
 from burnish.batch import Gathered
 from burnish.flow.guidance import guide
 from burnish.models.base import FlowModel
-from burnish.models.lora import add_adapters, folded, use_adapter
+from burnish.models.lora import add_adapters, folded, layers, use_adapter
 from burnish.options import LoraOptions
 from burnish.types import Conditioning
 
@@ -77,6 +77,7 @@ class NetworkRoles:
         if lora is not None:
             names = ["policy", "old"] if needs.old else ["policy"]
             add_adapters(network, lora, names, seed=random.key(seed, "lora") % 2**32)
+            self._carriers, self._active = layers(network), "policy"
         else:
             # frozen copies are made before anything is marked as trained
             if needs.reference:
@@ -91,10 +92,10 @@ class NetworkRoles:
         assert name == "policy" or getattr(self.needs, name), f"{name} is not among what the algorithm needs"
         if self.lora is None:
             return self._networks[name]
-        network = self._networks["policy"]
-        if not self._merged:
-            use_adapter(network, None if name == "reference" else name)
-        return network
+        if not self._merged and name != self._active:
+            use_adapter(self._carriers, None if name == "reference" else name)
+            self._active = name
+        return self._networks["policy"]
 
     @contextmanager
     def sampling(self, name: Name, *, merge: bool) -> Iterator[NetworkRole]:
