@@ -56,8 +56,9 @@ def train(config: RunConfig) -> int:
         for hook in hooks:
             hook.start(done)
         if done == 0:
+            untrained: dict[str, float] = {}
             for hook in hooks:
-                hook(0, {})
+                hook(0, untrained)
         run(range(done + 1, config.steps + 1), session.source, session.workers, config.algorithm, hooks,
             watch=session.watch, stop=stopping)  # fmt: skip
         for hook in hooks:
