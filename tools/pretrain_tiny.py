@@ -1,0 +1,212 @@
+"""Trains the generator that the quickstart improves: it draws clean digits, and often the wrong ones.
+
+    python tools/pretrain_tiny.py --output build/quickstart --evaluate
+
+Flow matching on rendered numbers, on one thread; the same seed gives the same bytes on one machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from PIL import Image
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from tiny_data import HEIGHT, STYLES, WIDTH, Split, prompt_of, render, split, write_prompts
+from tiny_measure import measure, to_bytes
+from tiny_pipeline import Pipeline, build_pipeline, encode, load, networks, save, token_ids
+from torch import Tensor, nn
+
+from burnish.random import generator
+
+STEPS, SEED = 1900, 0
+BATCH = 64
+LEARNING_RATE, WARMUP = 2e-3, 100
+DROPPED = 0.1  # share of prompts that are replaced by "", which guidance needs
+EMA_DECAY = 0.998
+# Zero tokens in place of the T5 encoder. A user who does not know that there is none leaves diffusers' 256 of
+# them, so some steps have many: the network learns to look past them. They are rare because they are slow.
+BLANKS, MANY_BLANKS, MANY_BLANKS_EVERY = 0, (77, 256), 16
+
+SAMPLING_STEPS, SAMPLES = 8, 6  # of the evaluation, as the quickstart samples
+PICTURED = 12  # prompts in the grid of pictures
+
+
+@dataclass
+class Average:
+    """Running mean of weights, which draws better than the last weights do."""
+
+    weights: list[Tensor]
+    mean: list[Tensor]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Average:
+        weights = [parameter.detach() for parameter in module.parameters()]
+        return cls(weights, [weight.clone() for weight in weights])
+
+    def update(self, step: int) -> None:
+        # Early on the mean covers few steps, so that it forgets the random weights
+        decay = min(EMA_DECAY, (1 + step) / (10 + step))
+        torch._foreach_lerp_(self.mean, self.weights, 1 - decay)
+
+    def install(self) -> None:
+        torch._foreach_copy_(self.weights, self.mean)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one training step learns from."""
+
+    clean: Tensor  # [B, 1, H, W]
+    noise: Tensor  # [B, 1, H, W]
+    time: Tensor  # [B]
+    row: Tensor  # [B] which row of the token ids
+    blanks: int
+
+
+def draw(numbers: Split, *, seed: int, step: int) -> Part:
+    """The batch of a step: a function of the seed and the step alone."""
+    draws = generator(seed, "pretrain", step)
+    row = torch.randint(len(numbers.seen), (BATCH,), generator=draws)
+    style = torch.randint(len(STYLES), (BATCH,), generator=draws)
+    clean = torch.stack([render(numbers.seen[r], STYLES[s]) for r, s in zip(row.tolist(), style.tolist(), strict=True)])
+    many = MANY_BLANKS[step // MANY_BLANKS_EVERY % len(MANY_BLANKS)]
+    return Part(
+        clean=clean,
+        noise=torch.randn(clean.shape, generator=draws),
+        time=torch.randn(BATCH, generator=draws).sigmoid(),
+        row=row.masked_fill(torch.rand(BATCH, generator=draws) < DROPPED, len(numbers.seen)),
+        blanks=many if step % MANY_BLANKS_EVERY == MANY_BLANKS_EVERY - 1 else BLANKS,
+    )
+
+
+def loss_of(pipeline: Pipeline, part: Part, ids: Tensor) -> Tensor:
+    """Flow matching: on the line from picture to noise the velocity is their difference."""
+    share = part.time[:, None, None, None]
+    tokens, pooled = encode(pipeline, ids, blanks=part.blanks)
+    velocity = pipeline.transformer(
+        hidden_states=(1 - share) * part.clean + share * part.noise,
+        timestep=part.time * 1000,
+        encoder_hidden_states=tokens,
+        pooled_projections=pooled,
+        return_dict=False,
+    )[0]
+    return (velocity - (part.noise - part.clean)).square().mean()
+
+
+def pretrain(*, steps: int, seed: int, console: Console) -> Pipeline:
+    """Train transformer and text encoders together, to the end of a schedule made for this many steps."""
+    pipeline, numbers = build_pipeline(seed), split(seed)
+    module = networks(pipeline).train()
+    parameters = list(module.parameters())
+    ids = token_ids(pipeline, [*(prompt_of(number) for number in numbers.seen), ""])
+    optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1, (step + 1) / WARMUP) * (1 + math.cos(math.pi * step / steps)) / 2
+    )
+    average, smooth = Average.of(module), 0.0
+    started = time.process_time()
+    with progress(console) as bar:
+        task = bar.add_task("training", total=steps, loss=math.nan)
+        for step in range(steps):
+            part = draw(numbers, seed=seed, step=step)
+            loss = loss_of(pipeline, part, ids[part.row])
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+            schedule.step()
+            average.update(step)
+            smooth = loss.item() if step == 0 else 0.98 * smooth + 0.02 * loss.item()
+            bar.update(task, advance=1, loss=smooth)
+            if (step + 1) % 100 == 0:
+                spent = time.process_time() - started
+                bar.console.print(f"step {step + 1}: loss {smooth:.4f}, {spent:.0f} CPU-seconds")
+    average.install()
+    module.eval()
+    return pipeline
+
+
+def progress(console: Console) -> Progress:
+    """A bar that shows the loss."""
+    loss = TextColumn("loss {task.fields[loss]:.4f}")
+    name = TextColumn("{task.description}")
+    return Progress(name, BarColumn(), MofNCompleteColumn(), loss, TimeRemainingColumn(), console=console)
+
+
+def sample(pipeline: Pipeline, prompts: list[str], *, guidance: float, seed: int, blanks: int = BLANKS) -> Tensor:
+    """Pictures [prompts, SAMPLES, 1, H, W] as diffusers draws them; the same seed, the same noise."""
+    noise = [generator(seed, "evaluate", i, j) for i in range(len(prompts)) for j in range(SAMPLES)]
+    pictures = pipeline(
+        prompt=prompts, height=8 * HEIGHT, width=8 * WIDTH, num_inference_steps=SAMPLING_STEPS,
+        guidance_scale=guidance, num_images_per_prompt=SAMPLES, generator=noise, max_sequence_length=blanks,
+        output_type="latent",
+    ).images  # fmt: skip
+    return pictures.view(len(prompts), SAMPLES, 1, HEIGHT, WIDTH)
+
+
+def evaluate(folder: Path, *, seed: int, console: Console) -> None:
+    """Draw held-out numbers with and without guidance; print measurements, write grids of pictures."""
+    pipeline = load(folder / "model")
+    rows = [json.loads(line) for line in (folder / "heldout.jsonl").read_text(encoding="utf-8").splitlines()]
+    for guidance, blanks in ((1.0, BLANKS), (3.0, BLANKS), (1.0, MANY_BLANKS[-1])):
+        pictures = sample(pipeline, [row["prompt"] for row in rows], guidance=guidance, seed=seed, blanks=blanks)
+        measured = measure(pictures, [row["answer"] for row in rows])
+        figures = ", ".join(f"{name} {value:.4f}" for name, value in measured.items())
+        console.print(f"guidance {guidance:g}, max_sequence_length {blanks}: {figures}", soft_wrap=True)
+        if blanks == BLANKS:
+            write_grid(folder / f"guidance_{guidance:g}.png", pictures[:: len(rows) // PICTURED])
+
+
+def write_grid(path: Path, pictures: Tensor, scale: int = 4) -> None:
+    """A row for each prompt."""
+    rows, columns = pictures.shape[:2]
+    canvas = to_bytes(pictures)[:, :, 0].permute(0, 2, 1, 3).reshape(rows * HEIGHT, columns * WIDTH)
+    image = Image.fromarray(canvas.numpy())
+    image.resize((image.width * scale, image.height * scale), Image.Resampling.NEAREST).save(path)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"optimizer steps, 0 trains nothing ({STEPS})")
+    parser.add_argument("--seed", type=int, default=SEED, help=f"of weights, data and noise ({SEED})")
+    parser.add_argument(
+        "--output", type=Path, default=Path("build/quickstart"),
+        help="folder that receives model/, train.jsonl and heldout.jsonl (build/quickstart)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--evaluate", action="store_true",
+        help="draw and read the held-out numbers and write grids of them to the output folder; "
+        "with --steps 0 for the model that is there already",
+    )  # fmt: skip
+    options = parser.parse_args(arguments)
+    if options.steps < 0:
+        parser.error(f"--steps is {options.steps}; it must be 0 or more")
+    if options.steps == 0 and not (options.output / "model").is_dir():
+        parser.error(f"--steps 0 trains nothing, and {options.output} holds no model/: give more steps")
+    console = Console(highlight=False)
+    # More threads would add in another order, and change the last bits
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    options.output.mkdir(parents=True, exist_ok=True)
+    if options.steps > 0:
+        pipeline = pretrain(steps=options.steps, seed=options.seed, console=console)
+        save(pipeline, options.output / "model")
+        numbers = split(options.seed)
+        write_prompts(options.output / "train.jsonl", numbers.train)
+        write_prompts(options.output / "heldout.jsonl", numbers.heldout)
+    if options.evaluate:
+        evaluate(options.output, seed=options.seed, console=console)
+
+
+if __name__ == "__main__":
+    main()
