@@ -102,9 +102,7 @@ class Setting:
     micro_batch: int = 16
 
     def build(self, network: SD3Transformer2DModel) -> Burnish:
-        algorithm = FlowGRPO(
-            window=self.window or Window(), shared_noise=self.shared_noise, fold_timesteps=self.fold
-        )
+        algorithm = FlowGRPO(window=self.window or Window(), shared_noise=self.shared_noise, fold_timesteps=self.fold)
         return Burnish(
             copy.deepcopy(network),
             algorithm,
@@ -142,9 +140,7 @@ def measure(prompts: int, rounds: int) -> list[dict]:
     network = sd3(**SIZE)
     plain = PlainLoop(copy.deepcopy(network))
     runs = [("plain loop", plain, lambda run, _: run.rollout(prompts))]
-    runs += [
-        (s.name, s.build(network), lambda run, update: run.rollout(prompts, GROUP, update)) for s in SETTINGS
-    ]
+    runs += [(s.name, s.build(network), lambda run, update: run.rollout(prompts, GROUP, update)) for s in SETTINGS]
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name, _, _ in runs}
     for turn in range(rounds + 1):
         for name, run, rollout in runs:

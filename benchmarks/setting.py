@@ -46,9 +46,7 @@ class RandomSD3(SD3):
 
     def encode(self, texts):
         tokens = random.normal((self.text_tokens, JOINT), [("tokens", text) for text in texts])
-        return Conditioning(
-            tokens=tokens, pooled=random.normal((POOLED,), [("pooled", text) for text in texts])
-        )
+        return Conditioning(tokens=tokens, pooled=random.normal((POOLED,), [("pooled", text) for text in texts]))
 
     def decode(self, latents):
         return []
@@ -122,9 +120,7 @@ def options(description: str, **more: dict) -> argparse.Namespace:
     """The command line that all benchmarks understand."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--output", type=Path, help="write the figures here as JSON")
-    parser.add_argument(
-        "--smoke", action="store_true", help="a few seconds: does it run? Its figures mean nothing"
-    )
+    parser.add_argument("--smoke", action="store_true", help="a few seconds: does it run? Its figures mean nothing")
     for name, kwargs in more.items():
         parser.add_argument(f"--{name}", **kwargs)
     torch.set_num_threads(1)
@@ -139,8 +135,7 @@ def table(rows: list[dict], columns: dict[str, str]) -> str:
     lines = []
     for line in cells:
         text = [
-            cell.ljust(w) if i == 0 else cell.rjust(w)
-            for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
         ]
         lines.append("  ".join(text).rstrip())
     lines.insert(1, "-" * max(map(len, lines)))
@@ -156,9 +151,7 @@ def write(path: Path | None, result: dict) -> None:
         "torch": torch.__version__,
         "processor": platform.machine(),
     }
-    path.write_text(
-        json.dumps(result | {"machine": machine, "threads": torch.get_num_threads()}, indent=1) + "\n"
-    )
+    path.write_text(json.dumps(result | {"machine": machine, "threads": torch.get_num_threads()}, indent=1) + "\n")
 
 
 def _cell(value: object) -> str:

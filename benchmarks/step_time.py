@@ -86,9 +86,7 @@ def measure(recipe: str, updates: int, overrides: list[str]) -> list[dict]:
             torch.Tensor.backward = backward
     steps = steps[1:]  # the first starts processes, encodes prompts and warms up
     total = median([step["step"] for step in steps])
-    rows = [
-        {"name": text, "seconds": median([s.get(key, 0.0) for s in steps])} for key, text in NAMES.items()
-    ]
+    rows = [{"name": text, "seconds": median([s.get(key, 0.0) for s in steps])} for key, text in NAMES.items()]
     rows.append({"name": "step", "seconds": total})
     for row in rows:
         row["share"] = f"{100 * row['seconds'] / total:.1f} %"

@@ -154,14 +154,8 @@ def _complain(message: str) -> None:
     from rich.text import Text
 
     lines = message.split("\n")
-    text = (
-        lines[0]
-        if len(lines) == 1
-        else f"{len(lines)} things are wrong\n" + "\n".join(f"  {one}" for one in lines)
-    )
-    Console(stderr=True, highlight=False).print(
-        Text.assemble(("burnish: error: ", "bold red"), text), soft_wrap=True
-    )
+    text = lines[0] if len(lines) == 1 else f"{len(lines)} things are wrong\n" + "\n".join(f"  {one}" for one in lines)
+    Console(stderr=True, highlight=False).print(Text.assemble(("burnish: error: ", "bold red"), text), soft_wrap=True)
 
 
 def _quiet_threads(threads: int | None = None) -> None:
@@ -173,17 +167,13 @@ def _quiet_threads(threads: int | None = None) -> None:
 
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "recipe", metavar="RECIPE", help="name of a recipe (burnish recipes) or path of a .yaml file"
-    )
+    parser.add_argument("recipe", metavar="RECIPE", help="name of a recipe (burnish recipes) or path of a .yaml file")
     parser.add_argument("overrides", metavar="OPTION=VALUE", nargs="*", help=OVERRIDES)
 
 
 def _train_arguments(parser: argparse.ArgumentParser) -> None:
     _run_arguments(parser)
-    parser.add_argument(
-        "--sweep", action="store_true", help="try every combination of values with commas, in turn"
-    )
+    parser.add_argument("--sweep", action="store_true", help="try every combination of values with commas, in turn")
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -205,7 +195,9 @@ def _train(args: argparse.Namespace) -> int:
 def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", help=SOURCE)
     parser.add_argument("overrides", metavar="OPTION=VALUE", nargs="*", help=OVERRIDES)
-    parser.add_argument("-o", "--output", metavar="DIR", help="also write numbers, pictures and verdicts to this folder")
+    parser.add_argument(
+        "-o", "--output", metavar="DIR", help="also write numbers, pictures and verdicts to this folder"
+    )
 
 
 def _eval(args: argparse.Namespace) -> int:
@@ -218,9 +210,7 @@ def _eval(args: argparse.Namespace) -> int:
 def _sample_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", help=SOURCE)
     parser.add_argument("prompts", metavar="PROMPT", nargs="*", help="what to draw, in quotes")
-    parser.add_argument(
-        "-p", "--prompt-file", metavar="FILE", help="more prompts, one a line (.txt or .jsonl)"
-    )
+    parser.add_argument("-p", "--prompt-file", metavar="FILE", help="more prompts, one a line (.txt or .jsonl)")
     parser.add_argument(
         "-o", "--output", metavar="DIR", default="samples", help="folder for the pictures (%(default)s)"
     )
@@ -231,15 +221,9 @@ def _sample_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--guidance", type=_guidance, metavar="SCALE", help="guidance scale, 1 is none (that of the run)"
     )
-    parser.add_argument(
-        "--height", type=_at_least(1), metavar="PIXELS", help="height of a picture (the model's own)"
-    )
-    parser.add_argument(
-        "--width", type=_at_least(1), metavar="PIXELS", help="width of a picture (the model's own)"
-    )
-    parser.add_argument(
-        "--seed", type=_at_least(0), default=0, metavar="N", help="seed of the noise (%(default)s)"
-    )
+    parser.add_argument("--height", type=_at_least(1), metavar="PIXELS", help="height of a picture (the model's own)")
+    parser.add_argument("--width", type=_at_least(1), metavar="PIXELS", help="width of a picture (the model's own)")
+    parser.add_argument("--seed", type=_at_least(0), default=0, metavar="N", help="seed of the noise (%(default)s)")
 
 
 def _sample(args: argparse.Namespace) -> int:
@@ -324,13 +308,9 @@ def _guidance(text: str) -> float:
 
 VERBS: dict[str, Verb] = {
     "train": Verb("Train a model by a recipe.", TRAIN, _train_arguments, _train),
-    "eval": Verb(
-        "Judge a run, or a model before training, on held-out prompts.", EVAL, _eval_arguments, _eval
-    ),
+    "eval": Verb("Judge a run, or a model before training, on held-out prompts.", EVAL, _eval_arguments, _eval),
     "sample": Verb("Draw pictures with a trained model.", SAMPLE, _sample_arguments, _sample),
-    "export": Verb(
-        "Write trained weights for diffusers and other tools.", EXPORT, _export_arguments, _export
-    ),
+    "export": Verb("Write trained weights for diffusers and other tools.", EXPORT, _export_arguments, _export),
     "report": Verb("Write the report of a run.", REPORT, _report_arguments, _report),
     "recipes": Verb("List the recipes that ship with Burnish.", RECIPES, _nothing, _recipes),
     "config": Verb("Show every option of a run, explained, as a recipe.", CONFIG, _run_arguments, _config),

@@ -98,9 +98,7 @@ class Session:
         stream = PromptStream(
             self.train_prompts, config.data.train_batch_size, seed=config.seed, shuffle=config.data.shuffle
         )
-        return OnlineSource(
-            stream, self.engine, self.scorer, self.needs, n=config.rollout.n, watch=self.watch
-        )
+        return OnlineSource(stream, self.engine, self.scorer, self.needs, n=config.rollout.n, watch=self.watch)
 
     @cached_property
     def identity(self) -> dict[str, str]:

@@ -23,7 +23,6 @@ def clip_tokenizer(length: int = 16) -> CLIPTokenizer:
     return CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=length)
 
 
-
 def t5_tokenizer():  # type: ignore[no-untyped-def]
     from tokenizers import Tokenizer
     from tokenizers.models import Unigram

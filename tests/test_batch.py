@@ -24,9 +24,7 @@ class Pictures(Batch):
 
 def pictures(count: int = 6, first: int = 0) -> Pictures:
     return Pictures(
-        words=Gathered(
-            table=Words(vector=torch.arange(6.0).view(3, 2) + first), index=torch.arange(count) % 3
-        ),
+        words=Gathered(table=Words(vector=torch.arange(6.0).view(3, 2) + first), index=torch.arange(count) % 3),
         pixels=torch.arange(count * 4.0).view(count, 2, 2) + first,
         names=[f"{first + i}" for i in range(count)],
         seed=4,
@@ -97,10 +95,5 @@ def test_joining_tables_of_which_some_are_one_keeps_rows():
 
 def test_a_batch_can_be_moved():
     moved = pictures().to("meta")
-    assert (
-        moved.pixels.device.type
-        == moved.words.index.device.type
-        == moved.words.table.vector.device.type
-        == "meta"
-    )
+    assert moved.pixels.device.type == moved.words.index.device.type == moved.words.table.vector.device.type == "meta"
     assert moved.names == pictures().names

@@ -27,9 +27,7 @@ def options_of(case: Case) -> dict:
     return {"scale": scale, "unbiased": True, "eps": given.get("epsilon", 1e-4)}
 
 
-@pytest.mark.parametrize(
-    "c", cases("credit", "advantage/flow_grpo/T", "advantage/nft_group"), ids=lambda c: c.id
-)
+@pytest.mark.parametrize("c", cases("credit", "advantage/flow_grpo/T", "advantage/nft_group"), ids=lambda c: c.id)
 def test_advantages_of_verl_omni(c):
     """Its std is over rewards repeated for every trained step; ours never depends on how many are trained."""
     reward, expected = (
@@ -174,7 +172,5 @@ def test_all_rewards_missing():
 def test_group_std_is_torch_std():
     reward = torch.tensor([1.0, 2.0, 4.0, 8.0])
     for unbiased in (True, False):
-        found = group_statistics(
-            reward, torch.zeros(4, dtype=torch.long), torch.zeros(4).bool(), unbiased=unbiased
-        )
+        found = group_statistics(reward, torch.zeros(4, dtype=torch.long), torch.zeros(4).bool(), unbiased=unbiased)
         torch.testing.assert_close(found.std[0], reward.double().std(correction=int(unbiased)))

@@ -21,9 +21,7 @@ def test_it_learns_without_leaving_the_data():
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found = re.findall(
-        r"(before|after): reward ([\d.-]+), distance to the nearest spot ([\d.]+)", done.stdout
-    )
+    found = re.findall(r"(before|after): reward ([\d.-]+), distance to the nearest spot ([\d.]+)", done.stdout)
     assert [name for name, _, _ in found] == ["before", "after"]
     (_, before, near), (_, after, far) = found
     assert 0.15 < float(before) < 0.35  # a generator that does not listen is right once in four times

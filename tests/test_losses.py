@@ -62,9 +62,7 @@ def test_surrogate_and_kl_add_up(c):
     given = c.inputs
     _, loss, values = surrogate_of(given)
     kl = gaussian_kl(given["prev_sample_mean"], given["ref_prev_sample_mean"], given["std_dev_t"].flatten())
-    total = (
-        (loss + given["kl_loss_coef"] * kl).mean() / given["gradient_accumulation_steps"] * given["sp_size"]
-    )
+    total = (loss + given["kl_loss_coef"] * kl).mean() / given["gradient_accumulation_steps"] * given["sp_size"]
     c.close(total, c.expected["loss"])
     c.close(values["actor/ppo_kl"].mean(), c.expected["metrics"]["actor/ppo_kl"])
     c.close(kl.mean(), c.expected["metrics"]["actor/kl_loss"])
@@ -148,9 +146,7 @@ def test_clip_ranges_are_two():
 
 def test_a_wild_ratio_stays_finite():
     logprob = torch.tensor([1e4, -1e4], requires_grad=True)
-    loss, _ = clipped_surrogate(
-        logprob, torch.zeros(2), torch.tensor([-1.0, 1.0]), clip_low=0.2, clip_high=0.2
-    )
+    loss, _ = clipped_surrogate(logprob, torch.zeros(2), torch.tensor([-1.0, 1.0]), clip_low=0.2, clip_high=0.2)
     assert loss.isfinite().all()
     assert torch.autograd.grad(loss.sum(), logprob)[0].isfinite().all()
 

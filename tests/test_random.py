@@ -6,9 +6,7 @@ from burnish import random
 
 
 def test_a_row_depends_on_its_key_alone():
-    rows = [
-        (7, "rollout", update, uid, sample) for update in (0, 1) for uid in ("a", "b") for sample in range(3)
-    ]
+    rows = [(7, "rollout", update, uid, sample) for update in (0, 1) for uid in ("a", "b") for sample in range(3)]
     whole = random.normal((2, 3), rows)
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
     torch.manual_seed(99)

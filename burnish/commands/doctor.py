@@ -59,9 +59,7 @@ def examine(check: Callable[[], Finding]) -> Finding:
     try:
         return check()
     except Exception as error:
-        return Finding(
-            "fail", f"{type(error).__name__}: {error}", "install Burnish again: pip install burnish"
-        )
+        return Finding("fail", f"{type(error).__name__}: {error}", "install Burnish again: pip install burnish")
 
 
 def check_python() -> Finding:
@@ -159,9 +157,7 @@ def check_disk_space() -> Finding:
     """Space where runs are written."""
     free = shutil.disk_usage(".").free / GB
     if free < NEEDED_DISK:
-        return Finding(
-            "fail", f"{free:.1f} GB free here", "make room, or set output_dir to a disk that has some"
-        )
+        return Finding("fail", f"{free:.1f} GB free here", "make room, or set output_dir to a disk that has some")
     return Finding("ok", f"{free:.1f} GB free here")
 
 
@@ -192,13 +188,9 @@ def check_reward() -> Finding:
     word = "472"
     verdict = lookup("reward", "ocr")().score([draw(word)], [Prompt(text=f"the word {word}", answer=word)])[0]
     if verdict.value is None:
-        return Finding(
-            "fail", f"could not read: {verdict.note}", "pip install --force-reinstall rapidocr onnxruntime"
-        )
+        return Finding("fail", f"could not read: {verdict.note}", "pip install --force-reinstall rapidocr onnxruntime")
     if verdict.value < 1:
-        return Finding(
-            "warn", f"read {verdict.note!r} where {word} is written", "rewards may be too low: report this"
-        )
+        return Finding("warn", f"read {verdict.note!r} where {word} is written", "rewards may be too low: report this")
     return Finding("ok", f"reads {word}")
 
 

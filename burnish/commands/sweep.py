@@ -82,9 +82,7 @@ def expand(overrides: Sequence[str], base: str) -> list[Member]:
     for option, values in varied:
         text = ",".join(values)
         if option in ("output_dir", "resume"):
-            raise ConfigError(
-                f"{option} is {text}; a sweep has one, with a folder below output_dir for each run"
-            )
+            raise ConfigError(f"{option} is {text}; a sweep has one, with a folder below output_dir for each run")
         if "" in values:
             raise ConfigError(f"{option} is {text}; there is nothing between two of its commas")
         repeated = [value for value, count in Counter(values).items() if count > 1]
@@ -94,9 +92,7 @@ def expand(overrides: Sequence[str], base: str) -> list[Member]:
         raise ConfigError("--sweep has nothing to vary; separate values with commas, as in seed=0,1,2")
     names = [option for option, _ in varied]
     if len(set(names)) < len(names):
-        raise ConfigError(
-            f"--sweep varies {Counter(names).most_common(1)[0][0]} twice; give all its values at once"
-        )
+        raise ConfigError(f"--sweep varies {Counter(names).most_common(1)[0][0]} twice; give all its values at once")
     members = []
     for combination in itertools.product(*(values for _, values in varied)):
         chosen = [f"{option}={value}" for option, value in zip(names, combination, strict=True)]

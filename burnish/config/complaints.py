@@ -45,8 +45,7 @@ class Context:
     def origin(self, option: str) -> str:
         """Where the user finds the option, if it was not on the command line."""
         on_line = any(
-            one == option or one.startswith(option + ".") or option.startswith(one + ".")
-            for one in self.given
+            one == option or one.startswith(option + ".") or option.startswith(one + ".") for one in self.given
         )
         return "" if on_line else f" (in {self.recipe})"
 
@@ -82,9 +81,7 @@ def wrong_choice(option: str, value: Any, choices: Sequence[str], *, short: bool
     near = difflib.get_close_matches(str(value), choices, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     subject = f"{option} is not known" if short else f"{option} is {_short(value)}"
-    return f"{subject}; {hint}It must be one of {', '.join(choices)}".replace("; It", "; it").replace(
-        "? It", "? It"
-    )
+    return f"{subject}; {hint}It must be one of {', '.join(choices)}".replace("; It", "; it").replace("? It", "? It")
 
 
 def unknown(place: tuple[str, ...], value: Any, context: Context) -> str:
@@ -124,15 +121,12 @@ def every_option(context: Context) -> list[str]:
         found.append(name)
         if name == "algorithm":
             found += [
-                f"algorithm.{one}"
-                for one in ["name", *_options(_chosen("algorithm", context.tree.get("algorithm")))]
+                f"algorithm.{one}" for one in ["name", *_options(_chosen("algorithm", context.tree.get("algorithm")))]
             ]
         elif name == "rewards":
             for label, tree in _reward_trees(context):
                 found += [f"rewards.{label}"]
-                found += [
-                    f"rewards.{label}.{one}" for one in ["name", *_options(_chosen("reward", tree, label))]
-                ]
+                found += [f"rewards.{label}.{one}" for one in ["name", *_options(_chosen("reward", tree, label))]]
         else:
             found += [f"{name}.{one}" for one in _options(section_class(field.annotation))]
     return found
@@ -174,9 +168,7 @@ def _owner(place: tuple[str, ...], context: Context) -> str:
     others = [name for name in names(kind) if inner in _options(lookup(kind, name))]
     if not others or mine is None:
         return ""
-    return (
-        f"{place[-1]} is an option of {', '.join(others)}; {mine.name}, which this run uses, never reads it"
-    )
+    return f"{place[-1]} is an option of {', '.join(others)}; {mine.name}, which this run uses, never reads it"
 
 
 def _missing(place: tuple[str, ...], kind: Any, start: int, context: Context) -> str:

@@ -60,14 +60,10 @@ def _prompts(option: str, path: str) -> None:
     except UserError as error:
         raise UserError(f"{option}: {error}") from None
     if not found.is_file():
-        why = (
-            "a folder; give a file" if found.is_dir() else "not there; give a .txt or .jsonl file of prompts"
-        )
+        why = "a folder; give a file" if found.is_dir() else "not there; give a .txt or .jsonl file of prompts"
         raise UserError(f"{option} is {path}, which is {why}")
     if not os.access(found, os.R_OK):
-        raise UserError(
-            f"{option} is {path}, which you may not read; change its permissions or give another file"
-        )
+        raise UserError(f"{option} is {path}, which you may not read; change its permissions or give another file")
 
 
 def _output(config: RunConfig) -> None:
@@ -76,9 +72,7 @@ def _output(config: RunConfig) -> None:
     if not nearest.is_dir():
         raise UserError(f"output_dir is {config.output_dir}, but {nearest} is a file; give another folder")
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise UserError(
-            f"output_dir is {config.output_dir}, but {nearest} can't be written; give another folder"
-        )
+        raise UserError(f"output_dir is {config.output_dir}, but {nearest} can't be written; give another folder")
 
 
 def _resume(config: RunConfig) -> None:
@@ -91,6 +85,4 @@ def _resume(config: RunConfig) -> None:
                 "give another output_dir, or resume=auto goes on with that run"
             )
     elif not resolve(config.resume).exists():
-        raise UserError(
-            f"resume is {config.resume}, which is not there; it must be auto, never, or a checkpoint"
-        )
+        raise UserError(f"resume is {config.resume}, which is not there; it must be auto, never, or a checkpoint")

@@ -64,9 +64,7 @@ def find_recipe(recipe: str) -> Path:
     if path.suffix in (".yaml", ".yml") and path.is_file():
         return path
     if "=" in recipe:
-        raise ConfigError(
-            f"{recipe!r} stands where the recipe belongs; the recipe comes first: {', '.join(known)}"
-        )
+        raise ConfigError(f"{recipe!r} stands where the recipe belongs; the recipe comes first: {', '.join(known)}")
     if path.suffix in (".yaml", ".yml"):
         raise ConfigError(f"recipe {recipe} is not there; give a .yaml file, or one of: {', '.join(known)}")
     raise ConfigError(wrong_choice("recipe", recipe, known) + ", or the path of a .yaml file")
@@ -105,9 +103,7 @@ def _for_algorithm(base: dict[str, Any], tree: dict[str, Any], path: Path) -> di
     if chosen != own_name:
         base["algorithm"] = {"name": chosen}
     if not isinstance(variants, dict):
-        raise ConfigError(
-            f"variants is {show(variants)} (in {path.name}); it must hold options by name of algorithm"
-        )
+        raise ConfigError(f"variants is {show(variants)} (in {path.name}); it must hold options by name of algorithm")
     for name, changed in variants.items():
         if name not in names("algorithm"):
             raise ConfigError(
@@ -129,9 +125,7 @@ def _removals(given: dict[str, Any], base: dict[str, Any]) -> None:
     for option, value in given.items():
         label = option.removeprefix("rewards.")
         if value is None and label != option and "." not in label and label not in there:
-            raise ConfigError(
-                f"{option}=null removes nothing: the recipe's rewards are {', '.join(there) or 'none'}"
-            )
+            raise ConfigError(f"{option}=null removes nothing: the recipe's rewards are {', '.join(there) or 'none'}")
 
 
 def _sections(tree: dict[str, Any], context: Context) -> tuple[dict[str, Any], list[str]]:
@@ -144,9 +138,7 @@ def _sections(tree: dict[str, Any], context: Context) -> tuple[dict[str, Any], l
             complaints.append(unknown((name,), tree[name], context))
     for name, field in fields(RunConfig).items():
         if name == "algorithm":
-            sections[name] = _registered(
-                "algorithm", ("algorithm",), tree.get(name), None, context, complaints
-            )
+            sections[name] = _registered("algorithm", ("algorithm",), tree.get(name), None, context, complaints)
         elif name == "rewards":
             sections[name] = _rewards(tree.get(name), context, complaints)
         elif name in tree or field.is_required():
@@ -157,9 +149,7 @@ def _sections(tree: dict[str, Any], context: Context) -> tuple[dict[str, Any], l
 
 def _rewards(tree: Any, context: Context, complaints: list[str]) -> dict[str, Any]:
     if tree is not None and not isinstance(tree, dict):
-        complaints.append(
-            f"rewards is {show(tree)}; it must hold rewards by name, as in rewards.ocr.weight=1"
-        )
+        complaints.append(f"rewards is {show(tree)}; it must hold rewards by name, as in rewards.ocr.weight=1")
         return {}
     kept = {label: options for label, options in (tree or {}).items() if options is not None}
     odd = [label for label in kept if not LABEL.fullmatch(label)]

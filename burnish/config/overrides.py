@@ -33,9 +33,7 @@ def read_overrides(arguments: Sequence[str]) -> dict[str, Any]:
                 )
             values[option] = value
     for option in values:
-        above = next(
-            (other for other in values if option.startswith(other + ".") and values[other] != {}), None
-        )
+        above = next((other for other in values if option.startswith(other + ".") and values[other] != {}), None)
         if above is not None:
             complaints.append(
                 f"{above}={show(values[above])} and {option}={show(values[option])} contradict each other; "
@@ -50,9 +48,7 @@ def split(argument: str) -> tuple[str, Any]:
     """``a.b=1`` as its option and its value."""
     option, equals, text = argument.partition("=")
     if not equals:
-        raise ConfigError(
-            f"{argument!r} is not an option: there is no '=' in it; write option=value, as in seed=1"
-        )
+        raise ConfigError(f"{argument!r} is not an option: there is no '=' in it; write option=value, as in seed=1")
     if not _OPTION.fullmatch(option):
         raise ConfigError(
             f"{argument!r} is not an option: {option!r} is no name; write option=value, as in rollout.n=8"
@@ -77,9 +73,7 @@ def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for name, value in above.items():
         old = merged.get(name)
-        merged[name] = (
-            merge(old if isinstance(old, dict) else {}, value) if isinstance(value, dict) else value
-        )
+        merged[name] = merge(old if isinstance(old, dict) else {}, value) if isinstance(value, dict) else value
     return merged
 
 

@@ -130,9 +130,7 @@ class RunConfig:
 
     def _choices(self) -> Iterator[str]:
         if not any(reward.weight for reward in self.rewards.values()):
-            watched = (
-                f"only {', '.join(self.rewards)} with weight 0, which watches" if self.rewards else "none"
-            )
+            watched = f"only {', '.join(self.rewards)} with weight 0, which watches" if self.rewards else "none"
             yield (
                 f"rewards has {watched}; at least one needs a weight other than 0: rewards.NAME.weight=1, "
                 f"where NAME is one of {', '.join(names('reward'))}"

@@ -30,9 +30,7 @@ def read_prompts(path: Path) -> list[Prompt]:
         UserError: the file can't be read, has no prompt, or has wrong lines; the message names file and line.
     """
     if path.suffix not in (".txt", ".jsonl"):
-        raise UserError(
-            f"{path} is neither .txt (one prompt a line) nor .jsonl (one object a line)"
-        )
+        raise UserError(f"{path} is neither .txt (one prompt a line) nor .jsonl (one object a line)")
     try:
         # some editors write a byte order mark, which is no part of the first prompt
         lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")

@@ -28,9 +28,7 @@ def stretch_to_terminal(t: Tensor, terminal: float) -> Tensor:
     return 1 - (1 - t) * ((1 - terminal) / (1 - t[-1]))
 
 
-def shift_strength(
-    tokens: int, *, base_tokens: int, max_tokens: int, base_shift: float, max_shift: float
-) -> float:
+def shift_strength(tokens: int, *, base_tokens: int, max_tokens: int, base_shift: float, max_shift: float) -> float:
     """mu as a linear function of the number of image tokens (FLUX.1)."""
     slope = (max_shift - base_shift) / (max_tokens - base_tokens)
     return base_shift + slope * (tokens - base_tokens)

@@ -52,9 +52,7 @@ def family_of(options: ModelOptions, index: dict[str, Any]) -> Any:
     written = index.get("_class_name")
     families = {lookup("model", name).pipeline_class: lookup("model", name) for name in names("model")}
     if written not in families:
-        raise UserError(
-            f"model.path is {options.path}, a {written}; Burnish trains {', '.join(sorted(families))}"
-        )
+        raise UserError(f"model.path is {options.path}, a {written}; Burnish trains {', '.join(sorted(families))}")
     return families[written]
 
 

@@ -61,9 +61,7 @@ class SD3:
         with _quietly():
             from diffusers import StableDiffusion3Pipeline
 
-            pipeline = StableDiffusion3Pipeline.from_pretrained(
-                path, dtype=precision, local_files_only=True, **absent
-            )
+            pipeline = StableDiffusion3Pipeline.from_pretrained(path, dtype=precision, local_files_only=True, **absent)
         pipeline.set_progress_bar_config(disable=True)
         for part in pipeline.components.values():
             if isinstance(part, torch.nn.Module):

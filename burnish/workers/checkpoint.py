@@ -81,9 +81,7 @@ class CheckpointStore:
         self._verified: dict[Path, Checkpoint] = {}  # hashed by this process once
         self._swept = False
 
-    def save(
-        self, update: int, state: dict[str, Any], *, identity: dict[str, str], score: float | None
-    ) -> Path:
+    def save(self, update: int, state: dict[str, Any], *, identity: dict[str, str], score: float | None) -> Path:
         """Write a checkpoint, and remove those that are no longer kept.
 
         Args:
@@ -277,9 +275,7 @@ def _best(found: list[Checkpoint]) -> Checkpoint | None:
     return max(judged, key=lambda one: (one.score, one.update), default=None)
 
 
-def _write(
-    folder: Path, parts: dict[str, Any], *, update: int, identity: dict[str, str], score: float | None
-) -> None:
+def _write(folder: Path, parts: dict[str, Any], *, update: int, identity: dict[str, str], score: float | None) -> None:
     """Every part as a file of its own, the manifest last, all of it on the disk before this returns."""
     files = {}
     for name, part in parts.items():

@@ -15,21 +15,15 @@ HEAVY = ("torch", "diffusers", "transformers", "peft", "onnxruntime")
 
 def after(code, *heavy):
     """Run Python; say which of some modules it imported."""
-    program = (
-        f"import sys\n{code}\nprint([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)"
-    )
+    program = f"import sys\n{code}\nprint([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)"
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=env, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, check=True)
     return done.stderr.strip().splitlines()[-1], done
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["--version"], *([verb, "--help"] for verb in cli.VERBS)])
 def test_help_imports_nothing_that_takes_time(argv):
-    code = (
-        f"from burnish.cli import main\ntry: main({argv!r})\nexcept SystemExit as end: assert end.code == 0"
-    )
+    code = f"from burnish.cli import main\ntry: main({argv!r})\nexcept SystemExit as end: assert end.code == 0"
     imported, done = after(code, *HEAVY, "pydantic", "numpy", "rich", "yaml")
     assert imported == "[]"
     assert done.stdout
@@ -121,10 +115,7 @@ def test_train_gets_a_configuration_and_quiet_threads(recipe, called):
 def test_the_other_commands_get_what_was_asked_for(called):
     assert cli.main(["eval", "runs/x", "-o", "out.json", "validation.n=2"]) == 0
     assert (
-        cli.main(
-            ["sample", "runs/x", "--steps", "3", "a b", "-n", "2", "c", "--guidance", "2.5", "--seed", "9"]
-        )
-        == 0
+        cli.main(["sample", "runs/x", "--steps", "3", "a b", "-n", "2", "c", "--guidance", "2.5", "--seed", "9"]) == 0
     )
     assert cli.main(["export", "runs/x", "-o", "y", "--format", "lora"]) == 0
     assert cli.main(["report", "runs/x"]) == 0

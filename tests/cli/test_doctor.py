@@ -34,9 +34,7 @@ def test_the_packages_of_this_project_are_read():
     assert not any("pytest" in one for one in doctor.requirements())
 
 
-@pytest.mark.parametrize(
-    "check", [doctor.check_python, doctor.check_speed, doctor.check_memory, doctor.check_device]
-)
+@pytest.mark.parametrize("check", [doctor.check_python, doctor.check_speed, doctor.check_memory, doctor.check_device])
 def test_the_machine_is_measured(check):
     finding = check()
     assert finding.state in ("ok", "warn")

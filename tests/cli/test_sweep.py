@@ -53,9 +53,7 @@ def test_commas_inside_brackets_and_quotes_do_not_separate(text, parts):
         (["model.path=a/b,a_b"], ["share the folder"]),
     ],
 )
-def test_a_bad_value_in_any_member_is_refused_before_the_first_starts(
-    recipe, overrides, words, capsys, monkeypatch
-):
+def test_a_bad_value_in_any_member_is_refused_before_the_first_starts(recipe, overrides, words, capsys, monkeypatch):
     monkeypatch.setattr(sweep.subprocess, "Popen", lambda *args, **kwargs: pytest.fail("a run was started"))
     assert cli.main(["train", recipe, "--sweep", *overrides]) == 2
     message = capsys.readouterr().err

@@ -38,9 +38,7 @@ def times_of(case):
     """The schedule that a case describes, by our options."""
     given, name = case.inputs, case.id.removeprefix("schedule/")
     if name.startswith("sd35"):
-        return schedule(
-            given["n"], {"num_train_timesteps": given["num_train_timesteps"]}, shift=given["shift"]
-        )
+        return schedule(given["n"], {"num_train_timesteps": given["num_train_timesteps"]}, shift=given["shift"])
     if name.startswith("flow_grpo"):
         return schedule(given["num_inference_steps"], {"shift": given["shift"]})
     if name.startswith("qwen"):
@@ -136,9 +134,7 @@ def test_without_noise_a_step_is_eulers(case):
 @parametrize("sde/flow", "sde/dance")
 def test_step_of_the_authors(case):
     given, expected = case.inputs, case.expected
-    kind = KINDS[
-        given.get("dynamics_type", given.get("sde_type", "dance_sde" if "dance" in case.id else "sde"))
-    ]
+    kind = KINDS[given.get("dynamics_type", given.get("sde_type", "dance_sde" if "dance" in case.id else "sde"))]
     noise = given.get("noise_level", given.get("eta"))
     velocity = torch.tensor(given["model_output_v"])
     step = step_of(given, kind, noise, velocity)
@@ -170,13 +166,9 @@ def test_guidance(case):
     rescale = "true_cfg" in case.id
     if "x0" in case.id:
         sigma = given["sigma"]
-        x0 = guide(
-            given["sample"] - sigma * given["pos"], given["sample"] - sigma * given["neg"], given["scale"]
-        )
+        x0 = guide(given["sample"] - sigma * given["pos"], given["sample"] - sigma * given["neg"], given["scale"])
         case.close((given["sample"] - x0) / sigma, case.expected["out"])
-    case.close(
-        guide(given["pos"], given["neg"], given["scale"], rescale=rescale, axis=-1), case.expected["out"]
-    )
+    case.close(guide(given["pos"], given["neg"], given["scale"], rescale=rescale, axis=-1), case.expected["out"])
 
 
 def test_progressive_window_of_verl_omni():
@@ -210,15 +202,11 @@ def test_random_window_of_mixgrpo():
     c = case("flow", "mixgrpo/random")
     start, stop = c.inputs["range"]
     window = Window(kind="random", size=c.inputs["size"], start=start, stop=stop, shared_by="update")
-    chosen = [
-        window.choose(stop + 1, update=0, key=c.inputs["seed"] + step) for step in c.inputs["global_steps"]
-    ]
+    chosen = [window.choose(stop + 1, update=0, key=c.inputs["seed"] + step) for step in c.inputs["global_steps"]]
     assert chosen == [list(range(first, end)) for first, end in c.expected["windows"]]
 
 
-@pytest.mark.parametrize(
-    "name", ["window/flow_grpo_per_sample", "window/mixgrpo_random", "window/ltx_noncontiguous"]
-)
+@pytest.mark.parametrize("name", ["window/flow_grpo_per_sample", "window/mixgrpo_random", "window/ltx_noncontiguous"])
 def test_random_windows_reach_what_others_reach(name):
     """Other generators draw other windows; ours draws from the same ones."""
     given = case("flow", name).inputs

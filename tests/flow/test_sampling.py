@@ -113,9 +113,7 @@ def test_batch_composition_changes_no_sample(window):
 
 
 def test_without_stochastic_steps_nothing_is_recorded_and_no_noise_is_drawn():
-    plan = Plan(
-        times=TIMES, kind="ode", noise=0.0, stochastic=torch.zeros(12, STEPS, dtype=torch.bool), group=GROUP
-    )
+    plan = Plan(times=TIMES, kind="ode", noise=0.0, stochastic=torch.zeros(12, STEPS, dtype=torch.bool), group=GROUP)
 
     def no_noise(step):
         raise AssertionError("noise was drawn")
@@ -129,9 +127,7 @@ def test_rows_that_record_different_numbers_of_steps_are_a_mistake():
     stochastic = torch.zeros(2, STEPS, dtype=torch.bool)
     stochastic[0, 0] = True
     with pytest.raises(AssertionError, match="different"):
-        denoise(
-            Field(), torch.zeros(2, *SHAPE), Plan(TIMES, "sde", 0.5, stochastic), noise_for(torch.arange(2))
-        )
+        denoise(Field(), torch.zeros(2, *SHAPE), Plan(TIMES, "sde", 0.5, stochastic), noise_for(torch.arange(2)))
 
 
 def test_an_exact_velocity_carries_noise_to_the_data():
@@ -169,8 +165,6 @@ def test_many_samples_have_the_law_of_the_data():
     stochastic[:, -1] = False
     plan = Plan(times=times, kind="sde", noise=0.5, stochastic=stochastic)
     start = torch.randn(count, 1, generator=g)
-    path = denoise(
-        lambda x, t, rows: exact(x, t[:, None]), start, plan, lambda s: torch.randn(count, 1, generator=g)
-    )
+    path = denoise(lambda x, t, rows: exact(x, t[:, None]), start, plan, lambda s: torch.randn(count, 1, generator=g))
     assert abs(float(path.latents.mean()) - mean) < 0.03 * std
     assert math.isclose(float(path.latents.std()), std, rel_tol=0.03)

@@ -18,9 +18,7 @@ def move(parameters) -> None:
 
 @pytest.mark.parametrize("case", cases("ema", "schedule/"), ids=lambda case: case.id)
 def test_the_decay_is_flow_grpos(case):
-    case.close(
-        [decay_at(step, case.inputs["decay"]) for step in case.inputs["steps"]], case.expected["decay"]
-    )
+    case.close([decay_at(step, case.inputs["decay"]) for step in case.inputs["steps"]], case.expected["decay"])
 
 
 def test_the_average_is_the_sum_written_out():

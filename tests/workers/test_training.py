@@ -32,9 +32,7 @@ def pipeline(tmp_path_factory):
 class Bench:
     """A worker with an engine, and rewards that are a fixed function of the picture."""
 
-    def __init__(
-        self, pipeline, algorithm, *, lora=True, guidance=1.0, micro=100, mini=None, epochs=1, **rollout
-    ):
+    def __init__(self, pipeline, algorithm, *, lora=True, guidance=1.0, micro=100, mini=None, epochs=1, **rollout):
         options = LoraOptions(rank=4) if lora else None
         self.rollout = RolloutOptions(
             n=4, num_inference_steps=5, guidance_scale=guidance, max_sequence_length=4, **rollout
@@ -64,9 +62,7 @@ class Bench:
         trace = Denoising.cat([trace for _, trace, _ in self.engine.sample(job)])
         reward = trace.latents.flatten(1).mean(1)
         none = torch.zeros(12, dtype=torch.bool)
-        scores = Scores(
-            reward=reward, missing=none, components=reward[:, None], names=("mean",), notes=[""] * 12
-        )
+        scores = Scores(reward=reward, missing=none, components=reward[:, None], names=("mean",), notes=[""] * 12)
         return Scored(
             prompts=job.prompts, group=job.group, sample=job.sample, trace=trace, scores=scores,
             update=update, version=update - 1, seed=0,
@@ -161,9 +157,7 @@ def test_folding_the_adapter_leaves_no_trace(pipeline):
 
 @pytest.mark.parametrize("lora", [True, False])
 def test_the_reference_stays_and_the_old_policy_follows(pipeline, lora):
-    bench = Bench(
-        pipeline, DiffusionNFT(old_decay="ema", old_ema=0.5, train_timesteps=2, kl_coef=0.1), lora=lora
-    )
+    bench = Bench(pipeline, DiffusionNFT(old_decay="ema", old_ema=0.5, train_timesteps=2, kl_coef=0.1), lora=lora)
     scored = bench.collect()
     ends = scored.trace.latents[:, None]
     steps = replace(

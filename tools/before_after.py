@@ -1,0 +1,50 @@
+"""Draws a run's held-out pictures before and after training side by side: the picture of the README."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from burnish.folder import RunFolder
+from burnish.pictures import grid
+
+
+def main() -> None:
+    """Read two validations of a run and write one picture."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", help="folder of a finished run")
+    parser.add_argument("output", help="picture to write")
+    parser.add_argument("--prompts", type=int, default=6, help="rows (%(default)s)")
+    parser.add_argument("--samples", type=int, default=4, help="pictures of each side in a row (%(default)s)")
+    arguments = parser.parse_args()
+    folder = RunFolder(arguments.run)
+    judged = [folder.validation(update) for update in folder.validations()]
+    before, after = (_read(path, arguments.samples) for path in (judged[0], judged[-1]))
+    pictures, verdicts, labels = [], [], []
+    for index in list(before)[: arguments.prompts]:
+        both = before[index] + after[index]
+        pictures += [picture for picture, _, _ in both]
+        verdicts += [right for _, right, _ in both]
+        labels.append(before[index][0][2])
+    Path(arguments.output).parent.mkdir(parents=True, exist_ok=True)
+    grid(pictures, 2 * arguments.samples, labels, verdicts).save(arguments.output, optimize=True)
+
+
+def _read(validation: Path, samples: int) -> dict[int, list[tuple[np.ndarray, bool, str]]]:
+    """Pictures by prompt, each with whether it was read exactly right, and its prompt."""
+    rows: dict[int, list[tuple[np.ndarray, bool, str]]] = {}
+    for line in (validation / "samples.jsonl").read_text().splitlines():
+        sample = json.loads(line)
+        if sample["sample"] < samples:
+            file = validation / "pictures" / f"{sample['index']:03d}-{sample['sample']:02d}.png"
+            entry = (np.asarray(Image.open(file)), sample["note"] == sample["answer"], sample["prompt"])
+            rows.setdefault(sample["index"], []).append(entry)
+    return rows
+
+
+if __name__ == "__main__":
+    main()
