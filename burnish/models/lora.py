@@ -85,7 +85,7 @@ def adapter_state(network: nn.Module, name: str) -> tuple[dict[str, Tensor], dic
     """The weights of an adapter under peft's names, and its configuration: what other tools load."""
     from peft.utils import get_peft_model_state_dict
 
-    config: Any = network.peft_config[name]  # type: ignore[union-attr, index]
+    config: Any = network.peft_config[name]  # type: ignore[index]
     metadata = {key: sorted(v) if isinstance(v, set) else v for key, v in config.to_dict().items()}
     return get_peft_model_state_dict(network, adapter_name=name), metadata
 
