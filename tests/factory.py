@@ -58,6 +58,7 @@ def tiny_pipeline(
         sample_size=size, patch_size=2, in_channels=channels, out_channels=channels, num_layers=layers,
         attention_head_dim=8, num_attention_heads=2, joint_attention_dim=32, caption_projection_dim=16,
         pooled_projection_dim=24, pos_embed_max_size=8, qk_norm="rms_norm",
+        dual_attention_layers=(0,) if t5 else (),  # as Stable Diffusion 3.5 has them, which comes with a T5
     )  # fmt: skip
     for parameter in transformer.parameters():
         # diffusers starts some layers at zero; a random network must react to everything

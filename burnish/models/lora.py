@@ -38,6 +38,10 @@ def add_adapters(network: nn.Module, options: LoraOptions, names: Sequence[str],
             warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # several are meant
             torch.manual_seed(seed)
             network.add_adapter(config, adapter_name=name)  # type: ignore[operator]
+    for name, parameter in network.named_parameters():
+        if ".lora_" in name:
+            # small steps are lost in half precision; the frozen weights below may well rest in it
+            parameter.data = parameter.data.float()
     use_adapter(layers(network), names[0])
 
 

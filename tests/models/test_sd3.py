@@ -10,11 +10,13 @@ import torch
 from diffusers import StableDiffusion3Pipeline
 
 from burnish import random
-from burnish.algorithms.base import Needs
+from burnish.algorithms.base import Needs, Stochastic
 from burnish.engines.flow import FlowEngine, Job
 from burnish.errors import UserError
+from burnish.flow.windows import Window
 from burnish.models.loading import load_model
 from burnish.options import ModelOptions, RolloutOptions
+from burnish.paths import resolve
 from burnish.types import Prompt
 from burnish.workers.roles import NetworkRoles
 from tests.factory import tiny_pipeline
@@ -30,39 +32,55 @@ def engine(path, rollout, **model):
     return FlowEngine(roles, rollout, seed=3)
 
 
-@pytest.mark.parametrize("guidance", [1.0, 3.0])
-@pytest.mark.parametrize(("vae", "t5"), [(True, False), (False, False), (True, True)])
-def test_same_noise_gives_the_pictures_of_diffusers(tmp_path, vae, t5, guidance):
-    path = tiny_pipeline(tmp_path, vae=vae, t5=t5)
-    rollout = RolloutOptions(num_inference_steps=5, guidance_scale=guidance, batch_size=3, max_sequence_length=12)
-    sampler = engine(path, rollout)
-    job = Job.groups(PROMPTS, 2, purpose="sample", update=0)
-    parts = list(sampler.sample(job))
-    ours = torch.cat([trace.latents for _, trace, _ in parts])
+NOISELESS = [None, *(Stochastic(kind, 0.0, Window(), "squared_error", False) for kind in ("sde", "cps", "dance"))]
 
+
+def both(path, rollout, how, *, vae, t5, blanks):
+    """Latents and pictures of our engine, and latents and pictures of diffusers' pipeline, from the same noise."""
+    sampler = engine(path, rollout)
+    job = Job.groups(PROMPTS, 2, purpose="sample", update=0, stochastic=how)
+    parts = list(sampler.sample(job))
     pipeline = StableDiffusion3Pipeline.from_pretrained(
         path, **({} if vae else {"vae": None}), **({} if t5 else {"text_encoder_3": None, "tokenizer_3": None})
     )
     pipeline.set_progress_bar_config(disable=True)
     keys = [(3, "sample", 0, p.uid, s, "start") for p, s in zip(job.prompts, job.sample.tolist(), strict=True)]
-    shape = sampler.shape
     scale = pipeline.vae_scale_factor
     arguments = {
         "prompt": [p.text for p in job.prompts],
         "negative_prompt": [p.negative for p in job.prompts],
-        "latents": random.normal(shape, keys),
-        "num_inference_steps": 5,
-        "guidance_scale": guidance,
-        "height": shape[1] * scale,
-        "width": shape[2] * scale,
-        "max_sequence_length": 12,
+        "latents": random.normal(sampler.shape, keys),
+        "num_inference_steps": rollout.num_inference_steps,
+        "guidance_scale": rollout.guidance_scale,
+        "height": sampler.shape[1] * scale,
+        "width": sampler.shape[2] * scale,
+        "max_sequence_length": blanks,
     }
     theirs = pipeline(**arguments, output_type="latent").images
+    decoded = pipeline(**arguments, output_type="np").images if vae else None
+    ours = torch.cat([trace.latents for _, trace, _ in parts])
+    return ours, np.stack([p for _, _, chunk in parts for p in chunk]), theirs, decoded
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+@pytest.mark.parametrize(("vae", "t5"), [(True, False), (False, False), (True, True)])
+def test_same_noise_gives_the_pictures_of_diffusers(tmp_path, vae, t5, guidance):
+    path = tiny_pipeline(tmp_path, vae=vae, t5=t5)
+    rollout = RolloutOptions(num_inference_steps=5, guidance_scale=guidance, batch_size=3, max_sequence_length=12)
+    ours, pictures, theirs, decoded = both(path, rollout, None, vae=vae, t5=t5, blanks=12)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     if vae:
-        pictures = np.stack([p for _, _, chunk in parts for p in chunk]).astype(int)
-        expected = (pipeline(**arguments, output_type="np").images * 255).round().astype(int)
-        assert np.abs(pictures - expected).max() <= 1
+        expected = (decoded * 255).round().astype(int)
+        assert np.abs(pictures.astype(int) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+@pytest.mark.parametrize("how", NOISELESS, ids=["ode", "sde", "cps", "dance"])
+def test_without_noise_every_transition_draws_what_diffusers_draws_with_the_quickstarts_model(how, guidance):
+    rollout = RolloutOptions(num_inference_steps=8, guidance_scale=guidance, height=16, width=32, max_sequence_length=0)
+    path = resolve("burnish:quickstart/model")
+    ours, _, theirs, _ = both(path, rollout, how, vae=False, t5=False, blanks=0)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 def test_a_prompt_that_is_too_long_is_refused_not_cut(tmp_path):

@@ -32,12 +32,24 @@ def pipeline(tmp_path_factory):
 class Bench:
     """A worker with an engine, and rewards that are a fixed function of the picture."""
 
-    def __init__(self, pipeline, algorithm, *, lora=True, guidance=1.0, micro=100, mini=None, epochs=1, **rollout):
+    def __init__(
+        self,
+        pipeline,
+        algorithm,
+        *,
+        lora=True,
+        guidance=1.0,
+        micro=100,
+        mini=None,
+        epochs=1,
+        dtype="float32",
+        **rollout,
+    ):
         options = LoraOptions(rank=4) if lora else None
         self.rollout = RolloutOptions(
             n=4, num_inference_steps=5, guidance_scale=guidance, max_sequence_length=4, **rollout
         )
-        model = load_model(ModelOptions(path=str(pipeline), lora=options), max_sequence_length=4)
+        model = load_model(ModelOptions(path=str(pipeline), lora=options, dtype=dtype), max_sequence_length=4)
         self.algorithm, self.needs = algorithm, algorithm.needs()
         self.roles = NetworkRoles(
             model, self.needs, options, guidance=guidance, rescale=False, micro_batch_size=micro,
@@ -131,6 +143,17 @@ def test_mini_batches_and_epochs_move_away_from_the_old_policy(pipeline):
     metrics = Bench(pipeline, FlowGRPO(window=WINDOW, clip=0.2), mini=6, epochs=2).train()
     assert metrics["actor/ratio_std"] > 1e-6
     assert metrics["actor/pg_clipfrac"] < 1
+
+
+@pytest.mark.parametrize("lora", [True, False])
+@pytest.mark.parametrize("algorithm", ALGORITHMS[::2], ids=["grpo+kl", "nft+kl"])
+def test_half_precision_and_guidance_train_float32_weights(pipeline, algorithm, lora):
+    bench = Bench(pipeline, algorithm, lora=lora, dtype="bfloat16", guidance=3.0)
+    before = bench.weights()
+    metrics = bench.train(2)
+    assert before.dtype == torch.float32
+    assert (bench.weights() - before).abs().max() > 1e-3
+    assert all(value == value for value in metrics.values())
 
 
 def test_a_missing_reward_is_as_if_the_sample_were_not_there(pipeline):
