@@ -10,6 +10,7 @@ from rich.console import Console
 from burnish.commands.opening import open_run
 from burnish.errors import UserError
 from burnish.models.lora import adapter_state, merged_state
+from burnish.paths import resolve
 
 
 def export(run: str, *, output: str, what: Literal["lora", "merged"]) -> int:
@@ -34,11 +35,12 @@ def export(run: str, *, output: str, what: Literal["lora", "merged"]) -> int:
             model.save_pipeline(target, model.network.state_dict())
         else:
             model.save_pipeline(target, merged_state(model.network, "policy"))
-    console = Console()
-    console.print(f"Weights after {update} policy updates: [bold]{target}[/bold]")
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"Weights after {update} policy updates: [bold]{target}[/bold]. To load them with diffusers alone:\n")
+    base = resolve(session.config.model.path) if what == "lora" else target
+    # diffusers wants to hear of the parts that a pipeline does without, though its model_index.json says so
+    without = "".join(f", {name}=None" for name in model.absent_parts())
+    console.print(f'  pipe = {model.pipeline_class}.from_pretrained("{base}"{without})', markup=False)
     if what == "lora":
-        console.print(f'  pipe = {model.pipeline_class}.from_pretrained("{session.config.model.path}")')
-        console.print(f'  pipe.load_lora_weights("{target}")')
-    else:
-        console.print(f'  pipe = {model.pipeline_class}.from_pretrained("{target}")')
+        console.print(f'  pipe.load_lora_weights("{target}")', markup=False)
     return 0

@@ -45,6 +45,10 @@ class FlowModel(Protocol):
         """Pictures uint8 [H, W, 3] of latents [B, ...]."""
         ...
 
+    def absent_parts(self) -> list[str]:
+        """Parts that the pipeline could have but does without."""
+        ...
+
     def save_lora(self, folder: Path, weights: dict[str, Tensor], metadata: dict[str, object]) -> None:
         """Write an adapter as diffusers' ``load_lora_weights`` reads it."""
         ...

@@ -152,6 +152,10 @@ class SD3:
             whole = whole.expand(*whole.shape[:-1], 3)
         return [picture.contiguous().numpy() for picture in whole]
 
+    def absent_parts(self) -> list[str]:
+        optional = type(self.pipeline)._optional_components
+        return [name for name, part in self.pipeline.components.items() if part is None and name not in optional]
+
     def save_lora(self, folder: Path, weights: dict[str, Tensor], metadata: dict[str, object]) -> None:
         type(self.pipeline).save_lora_weights(
             folder, transformer_lora_layers=weights, transformer_lora_adapter_metadata=metadata

@@ -64,10 +64,13 @@ def theirs(pipeline, noise):
     return grey.expand(-1, -1, -1, 3).numpy().astype(int)
 
 
-def test_diffusers_draws_the_trained_policys_pictures_from_the_merged_model(trained):
+def test_diffusers_draws_the_trained_policys_pictures_from_the_merged_model(trained, capsys):
     _, folder = trained
     pictures, noise = ours(folder, folder / "run")
+    capsys.readouterr()
     assert main(["export", str(folder / "run"), "--output", str(folder / "merged")]) == 0
+    advice = f'from_pretrained("{folder / "merged"}", vae=None, text_encoder_3=None, tokenizer_3=None)'
+    assert advice in capsys.readouterr().out
     pipeline = StableDiffusion3Pipeline.from_pretrained(folder / "merged", **ABSENT)
     assert np.abs(theirs(pipeline, noise) - pictures).max() <= 1
     before = StableDiffusion3Pipeline.from_pretrained(folder / "pipeline", **ABSENT)
