@@ -53,7 +53,8 @@ class FlowGRPO(Algorithm):
     kl_form: Literal["published", "exact"] = "published"
     """published leaves the step length out of the SDE's variance, as Flow-GRPO's code does; exact keeps it."""
     old_logprob: Literal["auto", "sampler", "recompute"] = "auto"
-    """Log-probs that ratios refer to: the sampler's, recomputed, or auto: the sampler's if they pass the check."""
+    """Log-probs that ratios refer to: the sampler's, recomputed, or auto: the policy's own until it is stepped, then
+    the sampler's if a check shows that they are the trainer's, else recomputed."""
     fold_timesteps: bool = True
     """Put several denoising steps into one forward; false trains one step at a time. Changes only speed."""
 
@@ -131,8 +132,9 @@ class FlowGRPO(Algorithm):
         count = len(part)
         step = self._step(part.steps, roles.policy)
         logprob = step.logprob(part.steps.next_state, self._density)
-        # before the first optimizer step the policy is the one that sampled: the ratio is 1 by definition
-        old = part.old if roles.moved else logprob.detach()
+        # until it is stepped the policy is the one that sampled, and its own log-probs are exactly the old ones
+        itself = self.old_logprob == "auto" and not roles.moved
+        old = logprob.detach() if itself else part.old
         loss, values = clipped_surrogate(
             logprob, old, part.advantage, clip_low=self.clip, clip_high=self.clip_high or self.clip
         )

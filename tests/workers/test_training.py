@@ -127,6 +127,15 @@ def test_the_samplers_logprobs_are_the_trainers_bit_by_bit(pipeline):
     assert bench.train(2)["rollout_corr/logprob_abs_diff"] == 0.0
 
 
+@pytest.mark.parametrize("source", ["sampler", "recompute"])
+def test_a_source_of_old_logprobs_that_is_asked_for_is_used(pipeline, source):
+    bench = Bench(pipeline, FlowGRPO(window=WINDOW, old_logprob=source), merge_lora=False)
+    scored = bench.collect()
+    wrong = replace(scored, trace=replace(scored.trace, logprob=scored.trace.logprob + 1e-3))
+    ratio = bench.train(scored=wrong)["actor/ratio_mean"]
+    assert ratio == pytest.approx(0.999 if source == "sampler" else 1.0, abs=1e-5)
+
+
 def test_old_logprobs_are_taken_from_the_sampler_only_if_they_pass_the_check(pipeline):
     bench = Bench(pipeline, FlowGRPO(window=WINDOW), mini=6, merge_lora=False)
     scored = bench.collect()
