@@ -31,7 +31,7 @@ def mix(rewards: Mapping[str, Reward], verdicts: Mapping[str, Sequence[Verdict]]
 
     Args:
         rewards: by label, in the order of the columns.
-        verdicts: one sequence per label, all of length B.
+        verdicts: one sequence per label, all of length B; their order says nothing but who was first.
 
     Returns:
         Scores with a column per reward and per extra of it, named label and label_extra; NaN where missing.
@@ -55,12 +55,12 @@ def mix(rewards: Mapping[str, Reward], verdicts: Mapping[str, Sequence[Verdict]]
         missing=total.isnan(),
         components=torch.tensor(columns, dtype=torch.float32).T.contiguous(),
         names=component_names(rewards),
-        notes=[_note(verdicts, i) for i in range(count)],
+        notes=[_note({label: verdicts[label][i].note for label in rewards}) for i in range(count)],
     )
 
 
-def _note(verdicts: Mapping[str, Sequence[Verdict]], i: int) -> str:
-    said = {label: each[i].note for label, each in verdicts.items() if each[i].note}
+def _note(notes: Mapping[str, str]) -> str:
+    said = {label: note for label, note in notes.items() if note}
     if len(said) == 1:
         return next(iter(said.values()))
     return "; ".join(f"{label}: {note}" for label, note in said.items())

@@ -17,7 +17,7 @@ from burnish.options import ScoringOptions
 from burnish.prompt import Prompt
 from burnish.rewards.base import Reward, Verdict
 from burnish.rewards.judging import judge, missing
-from burnish.rewards.mixing import mix
+from burnish.rewards.mixing import component_names, mix
 from burnish.rewards.process import DiedError, ScoringProcess
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class Scorer:
 
     def __init__(self, rewards: Mapping[str, Reward], options: ScoringOptions) -> None:
         assert rewards, "nothing to score by"
+        component_names(rewards)  # refuses two of one name, before anything is sampled
         self.rewards, self.options = dict(rewards), options
         self._questions: queue.SimpleQueue[tuple[str, Pending] | None] = queue.SimpleQueue()
         self._processes: list[ScoringProcess | None] = []

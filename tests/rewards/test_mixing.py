@@ -3,9 +3,11 @@ from math import nan
 import pytest
 import torch
 
+from burnish.options import ScoringOptions
 from burnish.registry import lookup
 from burnish.rewards.base import Verdict
 from burnish.rewards.mixing import mix
+from burnish.rewards.scoring import Scorer
 from burnish.types import Scores
 
 
@@ -74,10 +76,18 @@ def test_notes_say_whose_they_are_where_several_speak():
     assert mix(rewards(ocr=1.0, border=0.0), verdicts).notes == ["472", "ocr: 12; border: too small", ""]
 
 
+def test_who_answered_first_changes_nothing():
+    verdicts = {"ocr": [Verdict(0.5, (0.0,), "12")], "border": [Verdict(None, (), "too small")]}
+    late = dict(reversed(verdicts.items()))
+    one, other = (mix(rewards(ocr=1.0, border=0.0), each) for each in (verdicts, late))
+    assert one.notes == other.notes == ["ocr: 12; border: too small"]
+    equal(other.components, one.components.tolist())
+
+
 def test_columns_of_one_name_are_refused():
     pair = {"ocr": lookup("reward", "ocr")(), "ocr_exact": lookup("reward", "border_darkness")()}
     with pytest.raises(ValueError, match="'ocr_exact'"):
-        mix(pair, {"ocr": [Verdict(1.0, (1.0,))], "ocr_exact": [Verdict(1.0)]})
+        Scorer(pair, ScoringOptions(processes=0))
 
 
 def test_batches_join_and_may_be_empty():
