@@ -87,7 +87,7 @@ def test_steps_decide_weights_where_the_learning_rate_falls_with_them(tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.begin(config("optimizer.schedule=cosine"), resumed_at=None)
     with pytest.raises(UserError, match="steps"):
-        folder.refuse_other_configuration(config("optimizer.schedule=cosine", "steps=60"))
+        folder.refuse_other_configuration(config("optimizer.schedule=cosine", "steps=61"))
 
 
 def test_metrics_are_read_without_the_line_that_was_torn(tmp_path):

@@ -55,7 +55,9 @@ def test_the_verdict_in_one_sentence_comes_first(tmp_path):
     assert text.index("It learned what it was trained for, at a price") < text.index("+ The validation reward")
 
 
-@pytest.mark.parametrize(("overrides", "more"), [((), ""), (("resume=never",), " resume=auto")])
+@pytest.mark.parametrize(
+    ("overrides", "more"), [((), ""), (("resume=never", "optimizer.schedule=constant"), " resume=auto")]
+)
 def test_a_run_can_be_made_longer_by_the_command_that_is_given(tmp_path, overrides, more):
     path = tmp_path / "run"
     assert f"burnish train {path}/config.yaml{more} steps=60\n" in words(path, Story(overrides=overrides), "finished")
