@@ -101,7 +101,7 @@ def main() -> None:
         set={"action": "append", "default": [], "metavar": "OPTION=VALUE", "help": "an option of the recipe"},
     )
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # for the processes that score
-    small = ["data.train_batch_size=2", "rollout.n=2", "rollout.num_inference_steps=4"]
+    small = ["data.train_batch_size=2", "rollout.n=2", "rollout.num_inference_steps=6"]
     updates, overrides = (1, small + arguments.set) if arguments.smoke else (arguments.updates, arguments.set)
     rows = measure(arguments.recipe, updates, overrides)
     print(table(rows, {"name": f"a step of {arguments.recipe}", "seconds": "seconds", "share": "share"}))
