@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.errors import UserError
+from burnish.models.sd3_attention import leave_out_unread_text
 from burnish.registry import register
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class SD3:
     def __init__(self, pipeline: Any, *, compute: torch.dtype, max_sequence_length: int | None) -> None:
         self.pipeline = pipeline
         self.network: nn.Module = pipeline.transformer
+        leave_out_unread_text(pipeline.transformer)
         self.scheduler_config = dict(pipeline.scheduler.config)
         self.compute = compute
         self.text_length = 256 if max_sequence_length is None else max_sequence_length

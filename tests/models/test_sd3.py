@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
+from diffusers.models.attention_processor import JointAttnProcessor2_0
 
 from burnish import random
 from burnish.algorithms.base import Needs, Stochastic
@@ -15,7 +16,8 @@ from burnish.engines.flow import FlowEngine, Job
 from burnish.errors import UserError
 from burnish.flow.windows import Window
 from burnish.models.loading import load_model
-from burnish.options import ModelOptions, RolloutOptions
+from burnish.models.lora import add_adapters
+from burnish.options import LoraOptions, ModelOptions, RolloutOptions
 from burnish.paths import resolve
 from burnish.types import Prompt
 from burnish.workers.roles import NetworkRoles
@@ -81,6 +83,31 @@ def test_without_noise_every_transition_draws_what_diffusers_draws_with_the_quic
     path = resolve("burnish:quickstart/model")
     ours, _, theirs, _ = both(path, rollout, how, vae=False, t5=False, blanks=0)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_leaving_out_unread_text_changes_neither_velocity_nor_gradient(tmp_path):
+    path = tiny_pipeline(tmp_path, vae=False)
+    lora = LoraOptions(rank=2)
+    x, time = torch.randn(3, 1, 8, 8), torch.tensor([0.2, 0.5, 1.0])
+    results = []
+    for shorter in (True, False):
+        model = load_model(ModelOptions(path=str(path), lora=lora), max_sequence_length=3)
+        add_adapters(model.network, lora, ["policy"], seed=0)
+        if not shorter:
+            model.network.transformer_blocks[-1].attn.set_processor(JointAttnProcessor2_0())
+        parameters = {n: p for n, p in model.network.named_parameters() if p.requires_grad}
+        with torch.no_grad():
+            for parameter in parameters.values():
+                parameter.add_(0.1)
+        velocity = model.velocity(model.network, x, time, model.encode(["a cat", "dog", ""]))
+        velocity.square().sum().backward()
+        results.append((velocity, {n: p.grad for n, p in parameters.items()}))
+    (ours, short), (theirs, whole) = results
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    for name, gradient in whole.items():
+        expected = torch.zeros_like(gradient) if short[name] is None else short[name]
+        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-4, msg=name)
+    assert any(gradient is None for gradient in short.values())
 
 
 def test_a_prompt_that_is_too_long_is_refused_not_cut(tmp_path):
