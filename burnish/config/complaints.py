@@ -173,3 +173,41 @@ def _owner(place: tuple[str, ...], context: Context) -> str:
         f"{place[-1]} is an option of {', '.join(others)}; {mine.name}, which this run uses, never reads it; "
         f"leave it out, or choose {article} {kind} that does"
     )
+
+
+def _missing(place: tuple[str, ...], kind: Any, start: int, context: Context) -> str:
+    section = section_class(kind)
+    for part in place[start:-1]:
+        section = section_class(fields(section)[part].annotation)
+    words = explanation(section, place[-1])
+    what = f"{'.'.join(place)} is required: {words[:1].lower()}{words[1:]}"
+    return f"{what} Set it in {context.recipe} or on the command line"
+
+
+def _inconsistent(message: str, place: tuple[str, ...], kind: Any, start: int) -> str:
+    """A section's own complaint, with the options in front given their full names."""
+    section = section_class(kind)
+    for part in place[start:]:
+        section = section_class(fields(section)[part].annotation)
+    for python, yaml in (("None", "null"), ("True", "true"), ("False", "false")):
+        message = re.sub(rf"\b{python}\b", yaml, message)
+    first = message.split(maxsplit=1)[0].rstrip(",;:")
+    if first in fields(section):
+        return f"{'.'.join(place)}.{message}"
+    if first.split(".")[0] == place[-1]:
+        return ".".join((*place[:-1], message))
+    return f"{'.'.join(place)}: {message}"
+
+
+def _choices(expected: str) -> list[str]:
+    """Pydantic's "'a', 'b' or 'c'" as a list."""
+    return [part.strip().strip("'") for part in expected.replace(" or ", ", ").split(", ")]
+
+
+def _plain(bound: float) -> float | int:
+    return int(bound) if float(bound).is_integer() else bound
+
+
+def _short(value: Any) -> str:
+    text = show(value)
+    return text if len(text) <= 60 else text[:57] + "..."
