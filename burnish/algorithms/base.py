@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar
 
+from pydantic import model_validator
+
+from burnish.options import Positive
 from burnish.registry import options
 
 if TYPE_CHECKING:
@@ -117,6 +120,37 @@ class Algorithm:
     def after_update(self, roles: Roles, update: int) -> Metrics:
         """What happens once all optimizer steps of a policy update are done; ``update`` counts from 1."""
         return {}
+
+
+@options
+class GroupRelative(Algorithm):
+    """Base of algorithms that judge a sample by the others of its prompt."""
+
+    advantage_std: Literal["group", "global", "none"] = "group"
+    """Divide advantages by the std of the group, of the whole batch, or not at all (Dr.GRPO)."""
+    advantage_eps: Positive = 1e-4
+    """Added to that std."""
+    advantage_unbiased: bool = False
+    """Whether that std divides by n - 1, as DanceGRPO and verl do, or by n, as the papers' own code does."""
+
+    @model_validator(mode="after")
+    def _advantage_options_are_read(self) -> Self:
+        if self.advantage_std == "none" and (self.advantage_eps != 1e-4 or self.advantage_unbiased):
+            raise ValueError("advantage_eps and advantage_unbiased are never read when advantage_std is none")
+        return self
+
+    def advantages(self, scored: Scored) -> Tensor:
+        """Rewards relative to the group, by these options: [B], exactly 0 where a reward is missing."""
+        from burnish.credit import group_advantages
+
+        return group_advantages(
+            scored.scores.reward,
+            scored.group,
+            scored.scores.missing,
+            scale=self.advantage_std,
+            eps=self.advantage_eps,
+            unbiased=self.advantage_unbiased,
+        )
 
 
 def in_parts(function: Callable[[B], Tensor], batch: B, size: int) -> Tensor:

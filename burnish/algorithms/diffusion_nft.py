@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import model_validator
 
-from burnish.algorithms.base import Algorithm, Metrics, Needs, Roles, advantage_metrics
+from burnish.algorithms.base import GroupRelative, Metrics, Needs, Roles, advantage_metrics
 from burnish.options import BelowOne, Count, NonNegative, Positive
 from burnish.registry import options, register
 
@@ -24,7 +24,7 @@ DECAYS = {
 
 @register("algorithm", "diffusion_nft")
 @options
-class DiffusionNFT(Algorithm):
+class DiffusionNFT(GroupRelative):
     """Contrast good and bad samples in the flow-matching loss; no log-probs, no stochastic sampling."""
 
     beta: Positive = 1.0
@@ -35,10 +35,6 @@ class DiffusionNFT(Algorithm):
     """ema: weight of the past in the sampling policy."""
     advantage_std: Literal["group", "global", "none"] = "global"
     """Divide advantages by the std of the group, of the whole batch, or not at all."""
-    advantage_eps: Positive = 1e-4
-    """Added to that std."""
-    advantage_unbiased: bool = False
-    """Whether that std divides by n - 1, as verl does, or by n, as the paper's code does."""
     advantage_clip: Positive = 5.0
     """Advantages of this size are worth probability 0 and 1; smaller ones map linearly between."""
     advantage_mode: Literal["continuous", "positive_only", "negative_only", "binary", "one_only"] = "continuous"
@@ -57,8 +53,6 @@ class DiffusionNFT(Algorithm):
                 f"old_ema is {self.old_ema} and old_decay is {self.old_decay}: "
                 "ema needs old_ema, and the others never read it"
             )
-        if self.advantage_std == "none" and (self.advantage_eps != 1e-4 or self.advantage_unbiased):
-            raise ValueError("advantage_eps and advantage_unbiased are never read when advantage_std is none")
         return self
 
     def needs(self) -> Needs:
@@ -66,14 +60,11 @@ class DiffusionNFT(Algorithm):
         return Needs(sampler="old", old=True, reference=self.kl_coef > 0, schedule_times=levels)
 
     def credit(self, annotated: Scored) -> tuple[JudgedSamples, Metrics]:
-        from burnish.credit import group_advantages, optimality
+        from burnish.credit import optimality
         from burnish.experience import judge
 
         scores = annotated.scores
-        advantage = group_advantages(
-            scores.reward, annotated.group, scores.missing,
-            scale=self.advantage_std, eps=self.advantage_eps, unbiased=self.advantage_unbiased,
-        )  # fmt: skip
+        advantage = self.advantages(annotated)
         good = optimality(advantage, self.advantage_clip, self.advantage_mode)
         judged = judge(annotated, good, times=self.train_timesteps, kind=self.times)
         present = (~scores.missing).nonzero().flatten()

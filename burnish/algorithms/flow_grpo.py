@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from burnish.algorithms.base import Algorithm, Metrics, Needs, Role, Roles, Stochastic, advantage_metrics, in_parts
+from burnish.algorithms.base import GroupRelative, Metrics, Needs, Role, Roles, Stochastic, advantage_metrics, in_parts
 from burnish.flow.windows import Window
 from burnish.options import NonNegative, Positive
 from burnish.registry import options, register
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @register("algorithm", "flow_grpo")
 @options
-class FlowGRPO(Algorithm):
+class FlowGRPO(GroupRelative):
     """Clipped policy gradient over stochastic denoising steps, with advantages relative to the group."""
 
     transition: Literal["sde", "cps", "dance"] = "sde"
@@ -36,12 +36,6 @@ class FlowGRPO(Algorithm):
     """Which steps are stochastic and trained; a prompt's samples always share them."""
     shared_noise: bool = False
     """Start all samples of a prompt from the same noise (DanceGRPO); their common steps are computed once."""
-    advantage_std: Literal["group", "global", "none"] = "group"
-    """Divide advantages by the std of the group, of the whole batch, or not at all (Dr.GRPO)."""
-    advantage_eps: Positive = 1e-4
-    """Added to that std."""
-    advantage_unbiased: bool = False
-    """Whether that std divides by n - 1, as DanceGRPO and verl do, or by n, as Flow-GRPO does."""
     advantage_clip: Positive = 5.0
     """Largest size of an advantage."""
     clip: Positive = 1e-4
@@ -62,8 +56,6 @@ class FlowGRPO(Algorithm):
     def _consistent(self) -> FlowGRPO:
         if self.kl_coef == 0 and self.kl_form != "published":
             raise ValueError("kl_form is never read when kl_coef is 0; set kl_coef, or leave kl_form out")
-        if self.advantage_std == "none" and (self.advantage_eps != 1e-4 or self.advantage_unbiased):
-            raise ValueError("advantage_eps and advantage_unbiased are never read when advantage_std is none")
         if self.clip >= 1:
             raise ValueError(f"clip is {self.clip}; ratios below 1 - clip can't exist then, so it must be < 1")
         return self
@@ -102,14 +94,10 @@ class FlowGRPO(Algorithm):
         return AnnotatedSteps(scored, old.view(shape), reference.view(*shape, *reference.shape[1:]), metrics)
 
     def credit(self, annotated: AnnotatedSteps) -> tuple[LearnedSteps, Metrics]:
-        from burnish.credit import group_advantages
         from burnish.experience import LearnedSteps
 
         scored, scores = annotated.scored, annotated.scored.scores
-        advantage = group_advantages(
-            scores.reward, scored.group, scores.missing,
-            scale=self.advantage_std, eps=self.advantage_eps, unbiased=self.advantage_unbiased,
-        ).clamp(-self.advantage_clip, self.advantage_clip)  # fmt: skip
+        advantage = self.advantages(scored).clamp(-self.advantage_clip, self.advantage_clip)
         learned = LearnedSteps(
             trace=scored.trace, advantage=advantage, old=annotated.old, reference_mean=annotated.reference_mean
         )

@@ -4,19 +4,6 @@ import json
 from pathlib import Path
 
 from burnish import paths
-from burnish.registry import names, options, register
-from burnish.rewards.base import Reward
-
-
-def register_rewards() -> None:
-    """Rewards that the tests name, where the package has none of that name."""
-    for name in ("ocr", "border_darkness", "jpeg_compressibility"):
-        if name not in names("reward"):
-
-            @register("reward", name)
-            @options
-            class StandIn(Reward):
-                """A stand-in."""
 
 
 def files(folder: Path) -> Path:

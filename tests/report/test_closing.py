@@ -10,13 +10,7 @@ from burnish.closing import closing_message
 from burnish.config import load
 from burnish.folder import RunFolder
 from burnish.report.summary import Summary, next_steps
-from tests.config import stand_ins
 from tests.report.factory import Story, run_folder
-
-
-@pytest.fixture(autouse=True)
-def _rewards():
-    stand_ins.register_rewards()
 
 
 def words(path, story: Story, outcome: str, *, width: int = 80) -> str:

@@ -15,16 +15,10 @@ from burnish.errors import UserError
 from burnish.report import write_report
 from burnish.report.summary import Summary
 from burnish.report.verdict import headline, verdict
-from tests.config import stand_ins
 from tests.report.factory import Story, run_folder
 
 VOID = {"meta", "img"}
 NO_PICTURES = Story(pictures=False)
-
-
-@pytest.fixture(autouse=True)
-def _rewards():
-    stand_ins.register_rewards()
 
 
 class Page(HTMLParser):

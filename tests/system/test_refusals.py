@@ -54,6 +54,10 @@ REFUSED = {
     "contradiction": (["rollout.n=1"], ["rollout.n is 1", "compares samples"]),
     "window too long": (["algorithm.window={kind: fixed, size: 9}"], ["window", "9"]),
     "unread option": (["algorithm=diffusion_nft", "algorithm.noise_level=0.5"], ["noise_level", "flow_grpo"]),
+    "option of a std that is not there": (
+        ["algorithm.advantage_std=none", "algorithm.advantage_eps=0.1"],
+        ["advantage_eps", "advantage_std is none"],
+    ),
     "option without its switch": (["algorithm.kl_form=exact"], ["kl_form", "kl_coef"]),
     "unknown algorithm": (["algorithm=flow_grop"], ["flow_grop", "flow_grpo"]),
     "unknown reward": (["rewards.orc.weight=1"], ["orc", "ocr"]),
