@@ -29,7 +29,7 @@ LAYERS = [
     ["config"],
     ["folder", "session", "loop"],
     ["report"],
-    ["closing", "hooks"],
+    ["closing", "hooks", "plan"],
     ["commands"],
     ["cli"],
 ]

@@ -16,6 +16,7 @@ from burnish.hooks.progress import Progress
 from burnish.hooks.stop import EXIT_STOPPED, StopRequest
 from burnish.hooks.validation import Validation
 from burnish.loop import run
+from burnish.plan import opening_message
 from burnish.report import write_report
 from burnish.session import open_session
 from burnish.workers.checkpoint import Checkpoint, CheckpointStore
@@ -54,6 +55,7 @@ def train(config: RunConfig) -> int:
             Checkpoints(session, store, stop=stopping),
             Progress(config, done=done),
         ]
+        opening_message(config, len(session.source.stream.items), done=done)
         for hook in hooks:
             hook.start(done)
         if done == 0:

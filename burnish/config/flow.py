@@ -42,23 +42,18 @@ class FlowConfig(RunConfig):
     """Also imitate pictures of the user at every optimizer step; null does not."""
 
     @property
-    def samples(self) -> int:
-        """Pictures per policy update; of given pairs, the pairs."""
-        return self.data.train_batch_size * (self.rollout.n if self._samples_online else 1)
+    def records(self) -> int:
+        return self.data.train_batch_size
 
     @property
     def samples_from(self) -> str:
-        own = f" x rollout.n {self.rollout.n}" if self._samples_online else ""
+        own = f" x rollout.n {self.rollout.n}" if self.online else ""
         return f"data.train_batch_size {self.data.train_batch_size}{own}"
 
     @property
     def samples_in_a_row(self) -> int:
-        together = self._samples_online and self.algorithm.needs().atom != "sample"
+        together = self.online and self.algorithm.needs().atom != "sample"
         return self.rollout.n if together else 1
-
-    @property
-    def _samples_online(self) -> bool:
-        return self.algorithm.needs().data == "prompts"
 
     def sampling_complaints(self) -> Iterator[str]:
         needs, steps = self.algorithm.needs(), self.rollout.num_inference_steps

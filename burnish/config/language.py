@@ -74,18 +74,15 @@ class LanguageConfig(RunConfig):
     """Also imitate responses of the user at every optimizer step; null does not."""
 
     @property
-    def samples(self) -> int:
-        """Rows per policy update: responses, or records of a data set of responses."""
-        if self.algorithm.needs().data != "prompts":
-            return self.data.train_batch_size * self.trainer.rollouts_per_update
-        return self.data.train_batch_size * self.trainer.rollouts_per_update * self.rollout.n
+    def records(self) -> int:
+        return self.data.train_batch_size * self.trainer.rollouts_per_update
 
     @property
     def samples_from(self) -> str:
         rollouts = self.trainer.rollouts_per_update
         text = f"data.train_batch_size {self.data.train_batch_size}"
         text += f" x trainer.rollouts_per_update {rollouts}" if rollouts > 1 else ""
-        return text if self.algorithm.needs().data != "prompts" else f"{text} x rollout.n {self.rollout.n}"
+        return f"{text} x rollout.n {self.rollout.n}" if self.online else text
 
     @property
     def samples_in_a_row(self) -> int:

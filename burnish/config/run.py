@@ -68,9 +68,19 @@ class RunConfig:
     """Where the run's workers live: local is this process."""
 
     @property
-    def samples(self) -> int:
-        """Samples per policy update."""
+    def records(self) -> int:
+        """Prompts per policy update, or records of a data set of finished samples."""
         raise NotImplementedError
+
+    @property
+    def samples(self) -> int:
+        """Samples per policy update: the rows that are learned. A pair of a data set is one."""
+        return self.records * (self.rollout.n if self.online else 1)
+
+    @property
+    def online(self) -> bool:
+        """Whether samples are made from prompts, not read from data."""
+        return bool(self.algorithm.needs().data == "prompts")
 
     @property
     def samples_from(self) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from burnish.data.stream import Stream
 from burnish.types import Collected
 
 
 class Source(Protocol):
     """Online sampling, a data set of finished pictures, or sampling that runs ahead of the loop."""
+
+    stream: Stream[Any]  # where its prompts or records come from
 
     def collect(self, update: int) -> Collected:
         """The batch of policy update ``update``, counted from 1."""
