@@ -37,8 +37,8 @@ class AWM(WithOldPolicy):
     def _weighting_is_read(self) -> Self:
         if self.weighting != "ghuber" and self.ghuber_power != 0.25:
             raise ValueError(f"ghuber_power is never read when weighting is {self.weighting}; leave it out")
-        if self.clip >= 1:
-            raise ValueError(f"clip is {self.clip}; ratios below 1 - clip can't exist then, so it must be < 1")
+        if self.clip > 1:
+            raise ValueError(f"clip is {self.clip}; ratios below 1 - clip can't exist then, so it must be <= 1")
         return self
 
     def needs(self) -> Needs:

@@ -371,7 +371,7 @@ REFUSED = [
     (lambda: AWM(times="uniform", timestep_fraction=0.5), "timestep_fraction"),
     (lambda: AWM(time_range=(0.5, 0.5)), "time_range is"),
     (lambda: AWM(ghuber_power=0.5), "ghuber_power"),
-    (lambda: AWM(clip=1.0), "clip is 1.0"),
+    (lambda: AWM(clip=1.5), "clip is 1.5"),
     (lambda: AWM(old_decay="ema"), "ema needs old_ema"),
     (lambda: CRD(kl_guidance=2.0), "kl_coef is 0"),
     (lambda: CRD(baseline="reference", old_decay="ema", old_ema=0.5), "nothing reads an old policy"),
