@@ -89,7 +89,7 @@ class LanguageTrainerOptions(StepOptions):
     rollouts_per_update: Count = 1
     """Rollouts (data.train_batch_size prompts each, sampled with the same weights) that one policy update learns
     from."""
-    micro_batch_tokens: Count = 8192
+    micro_batch_tokens: Count = 4096
     """Tokens per forward, prompts and pictures included; changes no gradient, only speed and memory."""
     layout: Literal["auto", "padded", "packed", "shared"] = "auto"
     """How responses lie in a forward: padded, packed without padding, or behind the prompt that a group shares; auto
