@@ -187,17 +187,19 @@ def table(lines: Sequence[Line], *, links: bool) -> str:
 def write_docs(lines: Sequence[Line], recipe: str, seeds: Sequence[int], docs: Path) -> None:
     """Put the table into the overview, and its own line into every algorithm's page."""
     over = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+    fewer = min(len(line.runs) for line in lines) < len(seeds)
     spread = " ± standard deviation over seeds" if len(seeds) > 1 else ""
     say = (
         f"`burnish train {recipe} algorithm=NAME`, {over}: mean before → after training{spread}. Seconds are those of\n"
         "the fastest run, without validation. Whether the reward rose is a one-sided paired t-test over seeds."
-    )
+    ) + (f"\nA line without ± is of seed {seeds[0]} alone." if fewer else "")
     between(docs / "README.md", f"table {recipe}", f"{say}\n\n{table(lines, links=True)}")
     for line in lines:
         gains = "; ".join(f"{m.title.lower()} {line.change(m)}" for m in measures(lines) if line.pairs(m))
         run = line.runs[0]
         cost = f"{run.planned} updates, {line.samples()} {run.words.samples}, {line.seconds():.0f} s"
-        text = f"**On the {recipe}** ({cost}; {over}): {gains}. [All algorithms side by side](README.md)."
+        of = over if len(line.runs) > 1 else f"seed {seeds[0]}"
+        text = f"**On the {recipe}** ({cost}; {of}): {gains}. [All algorithms side by side](README.md)."
         between(docs / f"{line.algorithm}.md", f"result {recipe}", text)
 
 
@@ -222,6 +224,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", default="0,1,2", help="(%(default)s)")
     parser.add_argument("--runs", type=Path, required=True, help="folder for the runs")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (%(default)s)")
+    parser.add_argument("--finished", action="store_true", help="train nothing: a table of what is there")
     parser.add_argument("--docs", type=Path, nargs="?", const=DOCS, help="write the table into these pages (%(const)s)")
     parser.add_argument("--output", type=Path, help="write the figures here as JSON")
     return parser.parse_intermixed_args()
@@ -252,7 +255,7 @@ def main() -> int:
         for seed in seeds
         for algorithm in chosen
     ]
-    complete = train(members, args.jobs)
+    complete = args.finished or train(members, args.jobs)
     lines = collect(members)
     if not lines:
         return 1
