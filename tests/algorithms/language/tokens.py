@@ -28,7 +28,14 @@ from burnish.engines.language import AnswerJob, LanguageEngine
 from burnish.language.sampling import Sampling
 from burnish.media import Media
 from burnish.models.language.loading import load_language_model
-from burnish.options import CriticOptions, LanguageTrainerOptions, LoraOptions, ModelOptions, OptimizerOptions
+from burnish.options import (
+    CriticOptions,
+    LanguageTrainerOptions,
+    LoraOptions,
+    ModelOptions,
+    OptimizerOptions,
+    ShardingOptions,
+)
 from burnish.prompt import Message, Part, Prompt
 from burnish.stopwatch import Stopwatch
 from burnish.types import Answered, Scores
@@ -36,6 +43,7 @@ from burnish.workers.ema import Ema
 from burnish.workers.groups import ParameterGroup
 from burnish.workers.language_roles import LanguageRoles
 from burnish.workers.local import LocalWorkers
+from burnish.workers.ranks import ALONE, Ranks
 from tests.language.samples import folder_of
 
 ALGORITHMS: dict[str, type[Any]] = {
@@ -74,6 +82,8 @@ class Bench:
         freeze: tuple[str, ...] = (),
         prompts: list[Prompt] | None = None,
         lr: float = 1e-2,
+        max_grad_norm: float | None = 1.0,
+        ranks: Ranks = ALONE,
     ) -> None:
         options = LoraOptions(rank=4) if lora else None
         path = str(folder_of("qwen2_5_vl"))
@@ -84,10 +94,12 @@ class Bench:
             freeze=freeze, temperature=1.0, layout=layout, micro_batch_size=budget,
             on_policy=mini is None and epochs == 1, memory=algorithm.make_memory(), seed=0,
         )  # fmt: skip
+        if ranks.size > 1:
+            self.roles.shard(ranks, ShardingOptions())
         self.engine = LanguageEngine(self.roles, batch_size=64, seed=0)
         groups = [
             ParameterGroup(
-                "actor", self.roles.parameters(), OptimizerOptions(lr=lr), total_steps=10,
+                "actor", self.roles.parameters(), OptimizerOptions(lr=lr, max_grad_norm=max_grad_norm), total_steps=10,
                 first_update=critic.warmup_updates + 1,
             )
         ]  # fmt: skip
@@ -95,7 +107,7 @@ class Bench:
             groups.append(ParameterGroup("critic", self.roles.parameters("critic"), critic.optimizer, total_steps=10))
         self.workers = LocalWorkers(
             self.roles, algorithm, groups, trainer=LanguageTrainerOptions(mini_batch_size=mini, epochs=epochs),
-            ema=Ema(self.roles.parameters(), 0.9), seed=0, watch=Stopwatch(),
+            ema=Ema(self.roles.parameters(), 0.9), seed=0, watch=Stopwatch(), ranks=ranks,
         )  # fmt: skip
 
     def collect(self, update: int = 1) -> Answered:
