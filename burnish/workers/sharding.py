@@ -33,7 +33,13 @@ class Unit(nn.Module):
         self.networks = nn.ModuleList(networks)
 
     def forward(self, run: Callable[[], Any]) -> Any:
-        return run()
+        found = run()
+        return tuple(map(_own, found)) if isinstance(found, tuple) else _own(found)
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """A tensor that is no view: the backward pass of a unit begins where a gradient enters by what it returned."""
+    return tensor.clone() if tensor._base is not None else tensor
 
 
 class Sharded:
@@ -56,7 +62,10 @@ class Sharded:
 
     def __call__(self, run: Callable[[], T]) -> T:
         """Run something that uses the network. It returns tensors, alone or in tuples: gradients enter by them."""
-        return self.unit(run)
+        found = self.unit(run)
+        if not (torch.is_grad_enabled() or self._gathered or self.reshard):
+            self._give_up()  # no backward pass comes that would, and the weights may change meanwhile
+        return found
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
@@ -71,14 +80,17 @@ class Sharded:
         finally:
             self._gathered -= 1
             if not self._gathered:
-                for module in self._modules():
-                    module.reshard()
+                self._give_up()
                 self.unit.set_reshard_after_forward(self.reshard)
 
     def learned(self) -> set[str]:
         """Weights that a gradient has reached on this rank since this was asked last."""
         learned, self._learned = self._learned, set()
         return learned
+
+    def _give_up(self) -> None:
+        for module in self._modules():
+            module.reshard()
 
     def _modules(self) -> list[Any]:
         from torch.distributed.fsdp import FSDPModule

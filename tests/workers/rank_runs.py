@@ -111,7 +111,7 @@ def together(work: Callable[[Ranks, Path], Any], folder: Path, *, size: int = 2,
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")  # what this process has imported, they have, too
     processes = [context.Process(target=_rank, args=(work, rank, size, port, folder)) for rank in range(size)]
     try:
         for process in processes:
