@@ -21,7 +21,7 @@ from burnish.models.lora import add_adapters, folded, layers, use_adapter
 from burnish.options import CriticOptions, LoraOptions, ShardingOptions
 from burnish.workers.balance import Balance
 from burnish.workers.ranks import Ranks
-from burnish.workers.sharding import Shards, fill, held, shard
+from burnish.workers.sharding import Shards, fill, held, mesh_of, shard
 
 Layout = Literal["auto", "padded", "packed", "shared"]
 T = TypeVar("T")
@@ -184,6 +184,7 @@ class LanguageRoles:
     def shard(self, ranks: Ranks, options: ShardingOptions) -> None:
         """Share all networks out among ranks, before anything is made of their weights."""
         self.shards = Shards(ranks)
+        mesh = mesh_of(ranks, options.shard_size, self.device.type)
         judge = self.network_of("critic" if self.critic.trunk == "own" else "policy")
         for name, network in self._networks.items():
             together = [network]
@@ -191,7 +192,7 @@ class LanguageRoles:
                 together.append(self.value_head)
             # layers of a vision tower are no blocks: a rank without pictures does not run them
             self.shards.networks[name] = shard(
-                together, self.model.text(network).layers, ranks, options,
+                together, self.model.text(network).layers, mesh, options,
                 compute=self.model.compute, device=self.device,
             )  # fmt: skip
 

@@ -30,6 +30,10 @@ class Ranks(Protocol):
     def size(self) -> int:
         """How many there are."""
 
+    @property
+    def timeout(self) -> float:
+        """Seconds that they wait for each other at most."""
+
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
         """Sums over ranks by name; a name may be missing on some of them."""
         ...
@@ -54,7 +58,7 @@ class Ranks(Protocol):
 class Alone:
     """The only rank: it agrees with itself."""
 
-    rank, size = 0, 1
+    rank, size, timeout = 0, 1, 0.0
 
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
         return dict(values)

@@ -22,7 +22,7 @@ from burnish.options import LoraOptions, ShardingOptions
 from burnish.rewards.base import Reward
 from burnish.types import Conditioning, Prompt
 from burnish.workers.ranks import Ranks
-from burnish.workers.sharding import Shards, fill, held, shard
+from burnish.workers.sharding import Shards, fill, held, mesh_of, shard
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -185,11 +185,12 @@ class NetworkRoles:
     def shard(self, ranks: Ranks, options: ShardingOptions) -> None:
         """Share all networks out among ranks, before anything is made of their weights."""
         self.shards = Shards(ranks)
+        mesh = mesh_of(ranks, options.shard_size, self.device.type)
         for name, network in self._networks.items():
             children = [child for child in network.children() if isinstance(child, nn.ModuleList)]
             blocks = [block for child in children for block in child]
             self.shards.networks[name] = shard(
-                [network], blocks, ranks, options, compute=self.model.compute, device=self.device
+                [network], blocks, mesh, options, compute=self.model.compute, device=self.device
             )
 
     def gathered(self) -> AbstractContextManager[None]:

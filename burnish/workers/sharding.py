@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -148,7 +149,7 @@ def _nothing() -> Iterator[None]:
 def shard(
     networks: Sequence[nn.Module],
     blocks: Sequence[nn.Module],
-    ranks: Ranks,
+    mesh: DeviceMesh,
     options: ShardingOptions,
     *,
     compute: torch.dtype,
@@ -161,13 +162,13 @@ def shard(
     Args:
         networks: that are called together; none of them may be copied from now on.
         blocks: modules of theirs that are called one after the other, by every rank.
-        ranks: at least two.
+        mesh: of the ranks, at least two.
         options: how.
         compute: precision of a forward.
         device: where it runs.
 
     Raises:
-        UserError: the options don't fit the ranks, or the installed PyTorch can't do it.
+        UserError: the options don't fit the device, or the installed PyTorch can't do it.
     """
     from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
@@ -177,7 +178,7 @@ def shard(
         raise UserError("sharding.offload is true, but the networks run on the CPU already; leave it out")
     lower = compute if options.gather == "compute" and compute != torch.float32 else None
     how: dict[str, Any] = {
-        "mesh": mesh_of(ranks, options.shard_size, device.type),
+        "mesh": mesh,
         "reshard_after_forward": options.reshard_after_forward,
         "mp_policy": MixedPrecisionPolicy(param_dtype=lower, reduce_dtype=torch.float32, cast_forward_inputs=False),
         "offload_policy": CPUOffloadPolicy() if options.offload else OffloadPolicy(),
@@ -200,7 +201,8 @@ def mesh_of(ranks: Ranks, shard_size: int | None, device: str) -> DeviceMesh:
     Raises:
         UserError: the ranks can't be divided like that.
     """
-    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed import new_subgroups_by_enumeration
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
     if shard_size is None or shard_size == ranks.size:
         return init_device_mesh(device, (ranks.size,), mesh_dim_names=("shard",))
@@ -209,7 +211,10 @@ def mesh_of(ranks: Ranks, shard_size: int | None, device: str) -> DeviceMesh:
             f"sharding.shard_size is {shard_size}, which does not divide the {ranks.size} ranks of the trainer; "
             "give a divisor, or null to share one copy among all"
         )
-    return init_device_mesh(device, (ranks.size // shard_size, shard_size), mesh_dim_names=("replicate", "shard"))
+    rows, wait = torch.arange(ranks.size).view(-1, shard_size), timedelta(seconds=ranks.timeout)
+    shard, _ = new_subgroups_by_enumeration(rows.tolist(), timeout=wait)
+    replicate, _ = new_subgroups_by_enumeration(rows.T.tolist(), timeout=wait)
+    return DeviceMesh.from_group([replicate, shard], device, mesh=rows, mesh_dim_names=("replicate", "shard"))
 
 
 def is_sharded(value: Any) -> bool:

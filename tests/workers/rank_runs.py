@@ -18,11 +18,18 @@ from burnish.algorithms.flow_grpo import FlowGRPO
 from burnish.algorithms.language.dpo import DPO
 from burnish.algorithms.language.grpo import GRPO
 from burnish.algorithms.language.kl import TokenKl
+from burnish.algorithms.language.kto import KTO
 from burnish.algorithms.language.ppo import PPO
+from burnish.algorithms.language.sft import SFT
+from burnish.completion import Together
 from burnish.options import CriticOptions, OptimizerOptions, ShardingOptions
+from burnish.types import GivenAnswers
 from burnish.workers.ranks import ALONE, Ranks, join_ranks
 from burnish.workers.sharding import full_weights
+from burnish.workers.supervised import Supervised
+from tests.algorithms.language.tokens import PROMPTS, asked
 from tests.algorithms.language.tokens import Bench as TokenBench
+from tests.language.samples import responses
 from tests.workers.checkpoints import IDENTITY, make
 from tests.workers.test_training import WINDOW
 from tests.workers.test_training import Bench as FlowBench
@@ -36,6 +43,19 @@ CRITIC = CriticOptions(optimizer=replace(CLIPPED, lr=1e-3))
 TOKENS: dict[str, Any] = {"mini": 5, "budget": 60, "lr": 3e-3}
 
 Make = Callable[[Path, Ranks], Any]
+
+
+def imitating(ranks: Ranks) -> TokenBench:
+    """Responses of the user are learned beside; one of them is empty, so a rank has a pass without a token."""
+    bench = TokenBench(GRPO(), ranks=ranks, **TOKENS)
+    trace = responses(bench.roles.model, bench.engine.encode(PROMPTS).table, [0, 1, 2], [4, 2, 0])
+    given = GivenAnswers(
+        answers=Together(trace=trace, members=1), good=torch.ones(3, dtype=torch.bool), update=1, version=0, seed=0
+    )
+    bench.workers.besides = Supervised(SFT(), lambda step: given, 0.3, metric="actor/ptx_loss")
+    return bench
+
+
 RUNS: dict[str, Make] = {
     "flow full": lambda pipeline, ranks: FlowBench(
         pipeline, FlowGRPO(window=WINDOW, kl_coef=0.1), lora=False, guidance=2.0, ranks=ranks, **UNEVEN
@@ -65,7 +85,16 @@ RUNS: dict[str, Make] = {
         PPO(), critic=replace(CRITIC, trunk="shared", warmup_updates=1), ranks=ranks, **TOKENS
     ),
     "token pairs": lambda pipeline, ranks: TokenBench(DPO(), ranks=ranks, mini=2, lr=3e-3),
-    "masked": lambda pipeline, ranks: TokenBench(GRPO(mask_truncated=True), ranks=ranks, **TOKENS),
+    "imitation": lambda pipeline, ranks: imitating(ranks),
+    "mixture": lambda pipeline, ranks: TokenBench(
+        GRPO(),
+        family="qwen3_moe",
+        router_aux_loss_coef=0.3,
+        prompts=[asked("Hello?"), asked("And?"), asked("So?")],
+        ranks=ranks,
+        **TOKENS,
+    ),
+    "judged": lambda pipeline, ranks: TokenBench(KTO(), ranks=ranks, mini=3, budget=60, lr=3e-3),
 }
 
 

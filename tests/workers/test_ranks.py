@@ -28,7 +28,7 @@ class Fake:
     """One of several ranks that knows what the others have."""
 
     def __init__(self, rank: int, size: int, others: dict[int, list[Any]] | None = None) -> None:
-        self.rank, self.size, self.others = rank, size, others or {}
+        self.rank, self.size, self.timeout, self.others = rank, size, 1.0, others or {}
 
     def gather(self, value: Any) -> list[Any]:
         return [self.others.get(rank, value) for rank in range(self.size)]
@@ -139,7 +139,9 @@ def compare(found: dict[str, Any], expected: dict[str, Any]) -> None:
     for one, other in zip(found["metrics"], expected["metrics"], strict=True):
         assert one.keys() == other.keys()
         for name, value in other.items():
-            assert one[name] == pytest.approx(value, rel=1e-3, abs=1e-4, nan_ok=True), name
+            # a spread is the root of a difference of squares near 1, where rounding is all that there is
+            near = 3e-3 if "ratio_std" in name else 1e-4
+            assert one[name] == pytest.approx(value, rel=1e-3, abs=near, nan_ok=True), name
 
 
 @pytest.mark.slow

@@ -83,16 +83,19 @@ class Bench:
         prompts: list[Prompt] | None = None,
         lr: float = 1e-2,
         max_grad_norm: float | None = 1.0,
+        family: str = "qwen2_5_vl",
+        router_aux_loss_coef: float = 0.0,
         ranks: Ranks = ALONE,
     ) -> None:
         options = LoraOptions(rank=4) if lora else None
-        path = str(folder_of("qwen2_5_vl"))
+        path = str(folder_of(family))
         self.algorithm, self.needs, self.prompts = algorithm, algorithm.needs(), prompts or PROMPTS
         critic = critic or CriticOptions(optimizer=OptimizerOptions(lr=1e-2))
         self.roles = LanguageRoles(
             load_language_model(ModelOptions(path=path, device="cpu")), self.needs, options, critic=critic,
             freeze=freeze, temperature=1.0, layout=layout, micro_batch_size=budget,
             on_policy=mini is None and epochs == 1, memory=algorithm.make_memory(), seed=0,
+            router_aux_loss_coef=router_aux_loss_coef,
         )  # fmt: skip
         if ranks.size > 1:
             self.roles.shard(ranks, ShardingOptions())
@@ -107,7 +110,8 @@ class Bench:
             groups.append(ParameterGroup("critic", self.roles.parameters("critic"), critic.optimizer, total_steps=10))
         self.workers = LocalWorkers(
             self.roles, algorithm, groups, trainer=LanguageTrainerOptions(mini_batch_size=mini, epochs=epochs),
-            ema=Ema(self.roles.parameters(), 0.9), seed=0, watch=Stopwatch(), ranks=ranks,
+            ema=Ema(self.roles.parameters(), 0.9), seed=0, watch=Stopwatch(), balance=self.roles.balance,
+            ranks=ranks,
         )  # fmt: skip
 
     def collect(self, update: int = 1) -> Answered:
