@@ -26,8 +26,8 @@ def pieces(algorithm: Algorithm, batch: Batch, size: int, ranks: Ranks) -> Itera
         return
     own = batch.select(own_rows(ranks, len(batch)))
     parts = list(algorithm.micro_batches(own, size)) if len(own) else []
+    missing = ranks.max(len(parts)) - len(parts)  # before the first of them runs, for that needs every rank
     yield from ((part, 1.0) for part in parts)
-    missing = ranks.max(len(parts)) - len(parts)
     if missing:
         repeated = next(algorithm.micro_batches(batch, 1))
         yield from [(repeated, 0.0)] * missing
