@@ -94,6 +94,7 @@ RUNS: dict[str, Make] = {
         ranks=ranks,
         **TOKENS,
     ),
+    "recomputed": lambda pipeline, ranks: TokenBench(GRPO(), checkpointing=True, ranks=ranks, **TOKENS),
     "judged": lambda pipeline, ranks: TokenBench(KTO(), ranks=ranks, mini=3, budget=60, lr=3e-3),
 }
 

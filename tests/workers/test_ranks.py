@@ -8,6 +8,8 @@ that is divided by the number of ranks, or a bound on the gradient of a single r
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import Any
 
 import pytest
@@ -99,6 +101,40 @@ def lose(ranks, folder):
     except RanksLost as error:
         return f"lost: {error}".encode()
     raise AssertionError("nobody was there")
+
+
+def run_out_of_room(ranks, folder):
+    """A second checkpoint, for which one rank finds no room."""
+    from torch.distributed.checkpoint import FileSystemWriter
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    weight = distribute_tensor(torch.arange(5.0), mesh_of(ranks, None, "cpu"), [Shard(0)])
+    state = {"roles": {"policy": {"weight": weight}}, "trainer": {"version": 1, "pair": (1, 2.0)}}
+    store = make(folder / "store", ranks=ranks)
+    store.save(1, state, identity=IDENTITY, score=0.5)
+    if ranks.rank == 1:
+        FileSystemWriter.write_data = full
+    with pytest.raises(UserError) as refused:
+        store.save(2, state, identity=IDENTITY, score=0.5)
+    ranks.barrier("both have failed")
+    return {
+        "said": str(refused.value), "left": sorted(path.name for path in (folder / "store").iterdir()),
+        "loaded": store.latest().load(IDENTITY),
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_for_one_rank_fails_the_save_of_all(tmp_path):
+    for found in rank_runs.together(run_out_of_room, tmp_path, deadline=120):
+        assert "no space is left" in found["said"]
+        assert "00000001 is intact" in found["said"]
+        assert found["left"] == ["00000001"]
+        loaded = found["loaded"]
+        assert loaded["roles"]["policy"]["weight"].tolist() == [0, 1, 2, 3, 4]
+        assert loaded["trainer"] == {"version": 1, "pair": (1, 2.0)}
 
 
 @pytest.mark.slow
