@@ -190,7 +190,8 @@ def spread(ranks: Ranks, function: Callable[[P], T], parts: Iterable[P]) -> list
     if ranks.size == 1:
         return [function(part) for part in parts]
     own: list[T] = []
-    count, first = 0, None
+    count = 0
+    first: P | None = None
     for count, part in enumerate(parts, start=1):
         first = part if count == 1 else first
         if (count - 1) % ranks.size == ranks.rank:

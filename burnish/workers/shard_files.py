@@ -64,7 +64,8 @@ def read(folder: Path) -> dict[str, Tensor]:
     from torch.distributed.checkpoint import FileSystemReader, load
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-    reader, tensors = FileSystemReader(folder), {}
+    reader = FileSystemReader(folder)
+    tensors: dict[str, Any] = {}
     for name, about in reader.read_metadata().state_dict_metadata.items():
         assert isinstance(about, TensorStorageMetadata), "only tensors are written here"
         tensors[name] = torch.empty(about.size, dtype=about.properties.dtype)

@@ -224,7 +224,10 @@ def is_sharded(value: Any) -> bool:
 
 def held(tensor: Tensor) -> Tensor:
     """What this rank holds of a tensor, to be read or changed in place; a plain one as it is."""
-    return tensor.detach().to_local() if is_sharded(tensor) else tensor  # type: ignore[operator]
+    if not is_sharded(tensor):
+        return tensor
+    there: Any = tensor.detach()
+    return there.to_local()
 
 
 def sharded_like(whole: Tensor, example: Tensor) -> Tensor:
@@ -245,7 +248,5 @@ def fill(target: Tensor, whole: Tensor) -> None:
 
 def full_weights(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Whole weights, without gradients: all ranks ask for them together, and all of them get them."""
-    return {
-        name: value.detach().full_tensor() if is_sharded(value) else value.detach()  # type: ignore[operator]
-        for name, value in parameters.items()
-    }
+    found: dict[str, Any] = {name: value.detach() for name, value in parameters.items()}
+    return {name: value.full_tensor() if is_sharded(value) else value for name, value in found.items()}
