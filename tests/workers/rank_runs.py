@@ -40,7 +40,7 @@ CLIPPED = OptimizerOptions(lr=3e-3, eps=1e-3, max_grad_norm=1e-2, weight_decay=0
 # 12 rows in mini-batches of 5: the last one has 2, so each rank has a row and a micro-batch of its own size
 UNEVEN: dict[str, Any] = {"mini": 5, "micro": 3, "optimizer": CLIPPED}
 CRITIC = CriticOptions(optimizer=replace(CLIPPED, lr=1e-3))
-TOKENS: dict[str, Any] = {"mini": 5, "budget": 60, "lr": 3e-3}
+TOKENS: dict[str, Any] = {"mini": 5, "budget": 60, "optimizer": CLIPPED}
 
 Make = Callable[[Path, Ranks], Any]
 
@@ -76,7 +76,7 @@ RUNS: dict[str, Make] = {
         pipeline, FlowGRPO(window=WINDOW), lora=False, ranks=ranks, sharding=ShardingOptions(shard_size=1), **UNEVEN
     ),
     "ppo full": lambda pipeline, ranks: TokenBench(
-        PPO(kl=TokenKl(coef=0.1, route="reward")), critic=CRITIC, ranks=ranks, max_grad_norm=1e-2, **TOKENS
+        PPO(kl=TokenKl(coef=0.1, route="reward")), critic=CRITIC, ranks=ranks, **TOKENS
     ),
     "ppo lora": lambda pipeline, ranks: TokenBench(
         PPO(kl=TokenKl(coef=0.1, route="reward")), lora=True, critic=CRITIC, ranks=ranks, **TOKENS
@@ -84,7 +84,7 @@ RUNS: dict[str, Make] = {
     "ppo shared": lambda pipeline, ranks: TokenBench(
         PPO(), critic=replace(CRITIC, trunk="shared", warmup_updates=1), ranks=ranks, **TOKENS
     ),
-    "token pairs": lambda pipeline, ranks: TokenBench(DPO(), ranks=ranks, mini=2, lr=3e-3),
+    "token pairs": lambda pipeline, ranks: TokenBench(DPO(), ranks=ranks, mini=2, optimizer=CLIPPED),
     "imitation": lambda pipeline, ranks: imitating(ranks),
     "mixture": lambda pipeline, ranks: TokenBench(
         GRPO(),
@@ -95,7 +95,7 @@ RUNS: dict[str, Make] = {
         **TOKENS,
     ),
     "recomputed": lambda pipeline, ranks: TokenBench(GRPO(), checkpointing=True, ranks=ranks, **TOKENS),
-    "judged": lambda pipeline, ranks: TokenBench(KTO(), ranks=ranks, mini=3, budget=60, lr=3e-3),
+    "judged": lambda pipeline, ranks: TokenBench(KTO(), ranks=ranks, mini=3, budget=60, optimizer=CLIPPED),
 }
 
 

@@ -190,7 +190,7 @@ def test_two_ranks_train_as_one(both, name):
         float((alone[name]["weights"][f"policy {key}"] - value).abs().max())
         for key, value in full_weights(start.roles.parameters()).items()
     ]
-    assert max(moved) > 1e-3, "nothing was learned, so nothing is compared"
+    assert max(moved) > 3e-4, "nothing was learned, so nothing is compared"
     compare(first[name], alone[name])
     for key, value in first[name]["weights"].items():
         assert torch.equal(second[name]["weights"][key], value), key

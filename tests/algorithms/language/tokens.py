@@ -82,7 +82,7 @@ class Bench:
         freeze: tuple[str, ...] = (),
         prompts: list[Prompt] | None = None,
         lr: float = 1e-2,
-        max_grad_norm: float | None = 1.0,
+        optimizer: OptimizerOptions | None = None,
         family: str = "qwen2_5_vl",
         router_aux_loss_coef: float = 0.0,
         checkpointing: bool = False,
@@ -104,7 +104,7 @@ class Bench:
         self.engine = LanguageEngine(self.roles, batch_size=64, seed=0)
         groups = [
             ParameterGroup(
-                "actor", self.roles.parameters(), OptimizerOptions(lr=lr, max_grad_norm=max_grad_norm), total_steps=10,
+                "actor", self.roles.parameters(), optimizer or OptimizerOptions(lr=lr), total_steps=10,
                 first_update=critic.warmup_updates + 1,
             )
         ]  # fmt: skip
