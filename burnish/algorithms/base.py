@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar
 
@@ -12,6 +12,7 @@ from burnish.options import Positive
 from burnish.registry import options
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from burnish.algorithms.teaching import Teacher
@@ -19,11 +20,12 @@ if TYPE_CHECKING:
     from burnish.flow.multistep import Solver
     from burnish.flow.transitions import Density, Kind
     from burnish.flow.windows import Window
-    from burnish.types import Conditioning, Loss, Prompt, Scored
+    from burnish.types import Conditioning, Loss, Prompt, Scored, Steps
 
 Metrics = dict[str, float]
 Name = Literal["policy", "reference", "old"]
-B = TypeVar("B", bound="Batch")
+T = TypeVar("T")
+P = TypeVar("P")
 
 
 @dataclass(frozen=True)
@@ -117,8 +119,14 @@ class Roles(Protocol):
     old_is_policy: bool  # the old policy has the same weights
     micro_batch_size: int
 
+    device: torch.device  # where the networks compute
+
     def blend_old(self, decay: float) -> None:
         """old = decay * old + (1 - decay) * policy."""
+
+    def spread(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
+        """What ``function`` makes of every part, in order, shared out among the ranks; its tensors are on the CPU
+        where there are several."""
 
 
 @options
@@ -194,12 +202,15 @@ class GroupRelative(Algorithm):
         )
 
 
-def in_parts(function: Callable[[B], Tensor], batch: B, size: int) -> Tensor:
-    """``function`` over micro-batches, without gradients, joined again."""
+def in_parts(function: Callable[[Steps], Tensor], steps: Steps, roles: Roles) -> Tensor:
+    """``function`` over micro-batches, without gradients, joined again; all ranks get all of it."""
     import torch
 
+    home = steps.state.device  # that of the networks, or the CPU where a batch has come from elsewhere
+
     with torch.no_grad():
-        return torch.cat([function(part) for part in batch.split(size)])
+        parts = steps.split(roles.micro_batch_size)
+        return torch.cat(roles.spread(lambda part: function(part.to(roles.device)).to(home), parts))
 
 
 def advantage_metrics(reward: Tensor, advantage: Tensor) -> Metrics:

@@ -119,16 +119,16 @@ class PolicyGradient(GroupRelative):
             return self._step(part, roles.policy).logprob(part.next_state, self._density)
 
         def mean(role: Role) -> Tensor:
-            return in_parts(lambda part: self._step(part, role).mean, steps, size)
+            return in_parts(lambda part: self._step(part, role).mean, steps, roles)
 
         correction = self.rollout_correction
         recompute = self.old_logprob == "recompute" or correction is not None
         if self.old_logprob == "auto" and not recompute and not roles.on_policy and len(steps):
             probe = steps.select(slice(0, size))
-            difference = float((in_parts(logprob, probe, size) - probe.logprob).abs().max())
+            difference = float((in_parts(logprob, probe, roles) - probe.logprob).abs().max())
             recompute = difference > self._tolerance
             metrics["old_policy/logprob_check"] = difference
-        learner = in_parts(logprob, steps, size) if recompute and len(steps) else steps.logprob
+        learner = in_parts(logprob, steps, roles) if recompute and len(steps) else steps.logprob
         old = steps.logprob if self._bypasses else learner
         metrics["old_policy/recomputed"] = float(recompute and not self._bypasses)
         unread = steps.state[:, :0]

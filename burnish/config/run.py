@@ -16,6 +16,7 @@ from burnish.options import (
     EmaOptions,
     OptimizerOptions,
     ScoringOptions,
+    ShardingOptions,
     Whole,
 )
 from burnish.registry import names, options
@@ -51,6 +52,8 @@ class RunConfig:
     """Judging on held-out prompts, always with the same noise."""
     checkpoint: CheckpointOptions = Field(default_factory=CheckpointOptions)
     """What a killed run can go on from."""
+    sharding: ShardingOptions = Field(default_factory=ShardingOptions)
+    """How the networks lie on the ranks of a trainer of several processes."""
     scoring: ScoringOptions = Field(default_factory=ScoringOptions)
     """Where rewards are computed."""
     steps: Count = 100
@@ -118,6 +121,11 @@ class RunConfig:
 
     def unread(self, given: Collection[str]) -> Iterator[str]:
         """Options of the command line that this run never reads."""
+        sharding = [option for option in given if option.split(".")[0] == "sharding"]
+        if sharding and self.runtime == "local":
+            yield (
+                f"{sharding[0]} is given, but runtime is local: a single process holds the networks whole; leave it out"
+            )
         if "scoring.timeout" in given and self.scoring.processes == 0:
             yield (
                 "scoring.timeout is given, but scoring.processes is 0: scoring in the run's own process "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
     from torch import Tensor, nn
 
     from burnish.flow.schedules import Kind
@@ -22,6 +23,7 @@ class FlowModel(Protocol):
     placement: ClassVar[Kind]  # where diffusers' own pipeline of this family places the noise levels
     lora_targets: ClassVar[tuple[str, ...]]  # layers that adapters go to unless the user names others
     network: nn.Module  # what is trained
+    compute: torch.dtype  # precision of the network's forward
     scheduler_config: dict[str, Any]
     embedded_guidance: float | None  # guidance that the network is told; None where it has no embedding of it
 

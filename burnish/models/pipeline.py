@@ -59,6 +59,7 @@ class PipelineModel:
         self.network: nn.Module = pipeline.transformer
         self.scheduler_config = dict(pipeline.scheduler.config)
         self.compute = compute
+        self._device = next(pipeline.transformer.parameters()).device
         self.text_length = self.default_text_length if max_sequence_length is None else max_sequence_length
         self.embedded_guidance: float | None = None
         if pipeline.transformer.config.get("guidance_embeds", False):
@@ -251,10 +252,6 @@ class PipelineModel:
         import torch
 
         return torch.autocast(self._device.type, self.compute, enabled=self.compute != torch.float32)
-
-    @property
-    def _device(self) -> torch.device:
-        return next(self.network.parameters()).device
 
 
 @contextmanager

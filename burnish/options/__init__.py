@@ -19,6 +19,7 @@ from burnish.options.language import (
     PtxOptions,
     SamplingOptions,
 )
+from burnish.options.sharding import ShardingOptions
 from burnish.options.shared import (
     BelowOne,
     CheckpointOptions,
@@ -55,6 +56,7 @@ __all__ = [
     "RolloutOptions",
     "SamplingOptions",
     "ScoringOptions",
+    "ShardingOptions",
     "StepOptions",
     "SupervisedOptions",
     "TrainerOptions",

@@ -4,12 +4,13 @@ from burnish.config import RunConfig
 from burnish.session.base import Session
 from burnish.session.flow import FlowSession
 from burnish.session.language import LanguageSession
+from burnish.workers.ranks import ALONE, Ranks
 
 __all__ = ["FlowSession", "LanguageSession", "Session", "open_session"]
 
 SESSIONS: dict[str, type[Session]] = {"text-to-image": FlowSession, "image-text-to-text": LanguageSession}
 
 
-def open_session(config: RunConfig) -> Session:
-    """The session of a configuration's task."""
-    return SESSIONS[config.task](config)
+def open_session(config: RunConfig, ranks: Ranks = ALONE) -> Session:
+    """The session of a configuration's task, on one of several ranks or alone."""
+    return SESSIONS[config.task](config, ranks)

@@ -21,6 +21,7 @@ from burnish.types import Prompt
 from burnish.workers.ema import Ema
 from burnish.workers.groups import ParameterGroup
 from burnish.workers.local import Balance, Besides, LocalWorkers
+from burnish.workers.ranks import ALONE, Ranks
 
 
 class Session:
@@ -30,8 +31,9 @@ class Session:
     roles: Any  # the networks
     engine: Any  # who samples
 
-    def __init__(self, config: RunConfig) -> None:
-        self.config = config
+    def __init__(self, config: RunConfig, ranks: Ranks = ALONE) -> None:
+        """Args: ``ranks`` are those that hold the trained networks together, each with a session of its own."""
+        self.config, self.ranks = config, ranks
         torch.set_num_threads(config.threads)
         self.watch = Stopwatch()
         self.needs: Any = config.algorithm.needs()
@@ -80,6 +82,7 @@ class Session:
             besides=self.besides,
             balance=self.balance,
             publisher=self.publisher,
+            ranks=self.ranks,
         )
 
     @property

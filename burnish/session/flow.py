@@ -36,7 +36,7 @@ class FlowSession(Session):
         model = load_model(
             config.model, max_sequence_length=rollout.max_sequence_length, embedded_guidance=rollout.embedded_guidance
         )
-        return NetworkRoles(
+        roles = NetworkRoles(
             model,
             self.needs,
             config.model.lora,
@@ -50,6 +50,9 @@ class FlowSession(Session):
             ),
             rewards=config.rewards,
         )
+        if self.ranks.size > 1:
+            roles.shard(self.ranks, config.sharding)
+        return roles
 
     @cached_property
     def engine(self) -> FlowEngine:

@@ -38,7 +38,7 @@ class LanguageSession(Session):
     def roles(self) -> LanguageRoles:
         config = self.config
         size = config.trainer.mini_batch_size or config.samples
-        return LanguageRoles(
+        roles = LanguageRoles(
             load_language_model(config.model),
             self.needs,
             config.model.lora,
@@ -52,6 +52,9 @@ class LanguageSession(Session):
             seed=config.seed,
             router_aux_loss_coef=config.model.router_aux_loss_coef,
         )
+        if self.ranks.size > 1:
+            roles.shard(self.ranks, config.sharding)
+        return roles
 
     @cached_property
     def engine(self) -> AnswerEngine:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from burnish.algorithms.base import Metrics
 from burnish.language.logprobs import ResponseStates
 from burnish.losses.tokens import expert_load, load_balancing
+from burnish.workers.ranks import Ranks
 
 
 class Balance:
@@ -56,12 +57,27 @@ class Balance:
             yield
 
     @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Forward passes in here are not those of the batch, whatever they lie between."""
+        with self._doing("nothing"):
+            yield
+
+    def agree(self, ranks: Ranks) -> None:
+        """Make what each rank has counted of its rows that of the whole batch."""
+        if ranks.size == 1:
+            return
+        counted = ranks.gather((self._load.cpu(), self._tokens))
+        loads = [load for load, _ in counted if len(load)]
+        self._load = torch.stack(loads).sum(0) if loads else self._load
+        self._tokens = sum(tokens for _, tokens in counted)
+
+    @contextmanager
     def _doing(self, what: Literal["count", "learn"]) -> Iterator[None]:
-        self._does = what
+        before, self._does = self._does, what
         try:
             yield
         finally:
-            self._does = "nothing"
+            self._does = before
 
     def metrics(self) -> Metrics:
         """The loss of the batch; as large as experts per token where all are used alike."""
@@ -83,7 +99,7 @@ class Balance:
             self._load = self._load.to(load.device) + load if len(self._load) else load
             self._tokens += every.numel()
             return states
-        loss = load_balancing(logits, every, self._load, self.top_k).sum() / max(self._tokens, 1)
+        loss = load_balancing(logits, every, self._load.to(logits[0].device), self.top_k).sum() / max(self._tokens, 1)
         self._total += float(loss.detach())
         return replace(states, hidden=_Behind.apply(states.hidden, self.coef * loss))
 

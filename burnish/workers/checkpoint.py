@@ -21,6 +21,8 @@ from torch import Tensor
 
 from burnish.errors import UserError
 from burnish.options import CheckpointOptions
+from burnish.workers import shard_files
+from burnish.workers.ranks import ALONE, Ranks
 
 log = logging.getLogger(__name__)
 
@@ -62,10 +64,14 @@ class Checkpoint:
                 "give the options that it was trained with, or start anew in another output_dir"
             )
         try:
-            return {
+            parts = {
                 name.removesuffix(".pt"): torch.load(self.path / name, map_location="cpu", weights_only=True)
                 for name in self.files
+                if name.endswith(".pt")
             }
+            if len(parts) == len(self.files):
+                return parts
+            return shard_files.put_back(parts, shard_files.read(self.path / shard_files.FOLDER))
         except FileNotFoundError as error:
             raise UserError(f"{error.filename} was removed; start again to use what is there now") from None
 
@@ -76,13 +82,17 @@ class CheckpointStore:
     Reading never changes the folder, so that a run can be looked at while it trains.
     """
 
-    def __init__(self, folder: Path, options: CheckpointOptions) -> None:
-        self.folder, self.options = Path(folder), options
+    def __init__(self, folder: Path, options: CheckpointOptions, ranks: Ranks = ALONE) -> None:
+        """Args: ``ranks`` save together, and find the same; they all see the folder."""
+        self.folder, self.options, self.ranks = Path(folder), options, ranks
         self._verified: dict[Path, Checkpoint] = {}  # hashed by this process once
         self._swept = False
 
     def save(self, update: int, state: dict[str, Any], *, identity: dict[str, str], score: float | None) -> Path:
         """Write a checkpoint, and remove those that are no longer kept.
+
+        Several ranks call it together. Each writes what it holds of tensors that lie on all of them; the first one
+        writes everything else, and makes the checkpoint visible once all have written.
 
         Args:
             update: policy updates behind the state.
@@ -94,19 +104,38 @@ class CheckpointStore:
             UserError: the disk is full or can't be written; earlier checkpoints are as they were.
         """
         target = self.folder / f"{update:08d}"
-        staged = self._aside("saving", update)
-        parts = {name: _portable(value, name) for name, value in state.items()}
+        sharded: dict[str, Tensor] = {}
+        parts = {name: _portable(shard_files.take_out(value, name, sharded), name) for name, value in state.items()}
+        staged = self.ranks.first(lambda: self._aside("saving", update))
         try:
-            self._begin()
-            staged.mkdir()
-            _write(staged, parts, update=update, identity=identity, score=score)
-            self._publish(read(staged), target)
+            self.ranks.first(lambda: self._stage(staged))
+            if sharded:
+                shard_files.write(staged / shard_files.FOLDER, sharded)
+            self.ranks.first(lambda: self._finish(staged, target, parts, update, identity, score))
         except (OSError, UserError) as error:
-            raise UserError(self._failure(target, parts, error)) from error
+            raise UserError(self._failure(target, parts, sharded, error)) from error
         finally:
-            shutil.rmtree(staged, ignore_errors=True)
-        self._retire(update)
+            if self.ranks.rank == 0:
+                shutil.rmtree(staged, ignore_errors=True)
+        self.ranks.first(lambda: self._retire(update))
         return target
+
+    def _stage(self, staged: Path) -> None:
+        self._begin()
+        staged.mkdir()
+
+    def _finish(
+        self,
+        staged: Path,
+        target: Path,
+        parts: dict[str, Any],
+        update: int,
+        identity: dict[str, str],
+        score: float | None,
+    ) -> None:
+        """Write what one rank writes, and make all of it visible."""
+        _write(staged, parts, update=update, identity=identity, score=score)
+        self._publish(read(staged), target)
 
     def latest(self) -> Checkpoint | None:
         """The newest whole checkpoint; damaged ones are passed over with a warning."""
@@ -206,7 +235,7 @@ class CheckpointStore:
     def _aside(self, kind: str, update: int) -> Path:
         return self.folder / f".{kind}-{update:08d}-{secrets.token_hex(4)}"
 
-    def _failure(self, target: Path, parts: dict[str, Any], error: Exception) -> str:
+    def _failure(self, target: Path, parts: dict[str, Any], sharded: dict[str, Tensor], error: Exception) -> str:
         """What a failed save means to the user."""
         earlier = self.latest()
         intact = f"checkpoint {earlier.path} is intact" if earlier else "there is no earlier one"
@@ -214,7 +243,7 @@ class CheckpointStore:
             return f"checkpoint {target} can't be written: {error}; {intact}"
         return (
             f"no space is left in {self.folder}: checkpoint {target.name} needs about "
-            f"{_size(parts) / 1e6:.2f} MB beside what is kept; {intact}; make room or lower "
+            f"{(_size(parts) + _size(sharded)) / 1e6:.2f} MB beside what is kept; {intact}; make room or lower "
             "checkpoint.keep_last, then start again to go on"
         )
 
@@ -284,6 +313,11 @@ def _write(folder: Path, parts: dict[str, Any], *, update: int, identity: dict[s
             torch.save(part, cast(IO[bytes], sink))
             sink.finish()
         files[f"{name}.pt"] = {"size": sink.size, "sha256": sink.hash.hexdigest()}
+    shards = folder / shard_files.FOLDER
+    for path in shard_files.files(shards) if shards.exists() else ():
+        with path.open("rb") as written:
+            digest = hashlib.file_digest(written, "sha256").hexdigest()
+        files[f"{shards.name}/{path.name}"] = {"size": path.stat().st_size, "sha256": digest}
     content = {
         "format": FORMAT,
         "update": update,
@@ -295,6 +329,8 @@ def _write(folder: Path, parts: dict[str, Any], *, update: int, identity: dict[s
         sink = _Sink(file)
         sink.write(_render(content))
         sink.finish()
+    if shards.exists():
+        _sync(shards)
     _sync(folder)
 
 

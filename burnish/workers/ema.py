@@ -10,6 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from burnish.workers.sharding import fill, held
+
 Growth = Literal["constant", "power", "linear", "piecewise_linear", "cosine", "warmup_cosine"]
 
 
@@ -26,8 +28,8 @@ class Ema:
     def update(self) -> None:
         """Move the average towards the present weights."""
         decay = decay_at(self.steps, self.decay, **self.growth)
-        present = [value.detach().float() for value in self.parameters.values()]
-        torch._foreach_lerp_(list(self.average.values()), present, 1 - decay)
+        present = [held(value).detach().float() for value in self.parameters.values()]
+        torch._foreach_lerp_([held(value) for value in self.average.values()], present, 1 - decay)
         self.steps += 1
 
     @contextmanager
@@ -46,11 +48,13 @@ class Ema:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.steps = state["steps"]
         for name, value in self.average.items():
-            value.copy_(state["average"][name])
+            fill(value, state["average"][name])
 
     def _write(self, values: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
-            torch._foreach_copy_(list(self.parameters.values()), [values[name] for name in self.parameters])
+            torch._foreach_copy_(
+                [held(value) for value in self.parameters.values()], [held(values[name]) for name in self.parameters]
+            )
 
 
 def decay_at(

@@ -9,6 +9,7 @@ from torch import nn
 
 from burnish.options import OptimizerOptions
 from burnish.workers.optimizer import clip_gradients, learning_rate, make_optimizer
+from burnish.workers.sharding import sharded_like
 
 
 class ParameterGroup:
@@ -64,5 +65,10 @@ class ParameterGroup:
         return {"optimizer": self.optimizer.state_dict(), "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.optimizer.load_state_dict(state["optimizer"])
+        weights = list(self.parameters.values())
+        moments = {
+            number: {name: sharded_like(value, weights[number]) for name, value in some.items()}
+            for number, some in state["optimizer"]["state"].items()
+        }
+        self.optimizer.load_state_dict(state["optimizer"] | {"state": moments})
         self.steps = state["steps"]

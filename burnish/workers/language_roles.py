@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import fnmatch
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,14 @@ from burnish.errors import UserError
 from burnish.language.logprobs import ResponseStates, TokenScores, response_states, score
 from burnish.language.model import LanguageModel
 from burnish.models.lora import add_adapters, folded, layers, use_adapter
-from burnish.options import CriticOptions, LoraOptions
+from burnish.options import CriticOptions, LoraOptions, ShardingOptions
 from burnish.workers.balance import Balance
+from burnish.workers.ranks import Ranks
+from burnish.workers.sharding import Shards, fill, held, mesh_of, shard
 
 Layout = Literal["auto", "padded", "packed", "shared"]
+T = TypeVar("T")
+P = TypeVar("P")
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -34,7 +38,12 @@ class TokenRole:
     def __call__(self, completion: Completion) -> TokenScores:
         """Log-prob and entropy [B, T] of every token that the policy chose."""
         with self.roles.active(self.name) as network:
-            return self.roles.score(network, self.roles.states(network, completion), completion)
+
+            def run() -> tuple[Tensor, Tensor]:
+                scores = self.roles.score(network, self.roles.states(network, completion), completion)
+                return scores.logprob, scores.entropy
+
+            return TokenScores(*self.roles.shards.inside(self.roles.network_of(self.name), run))
 
 
 class LanguageRoles:
@@ -60,6 +69,8 @@ class LanguageRoles:
         self.temperature, self.layout = temperature, layout
         self.micro_batch_size, self.on_policy, self.memory = micro_batch_size, on_policy, memory
         self.moved = False
+        self.shards = Shards()
+        self.device = next(model.network.parameters()).device
         own_trunk = needs.critic and critic.trunk == "own"
         self._networks: dict[str, nn.Module] = {"policy": model.network}
         self._active = "policy"
@@ -148,16 +159,50 @@ class LanguageRoles:
 
     def values(self, completion: Completion) -> Tensor:
         """The critic's prediction before every token that the policy chose: [B, T] float32, 0 elsewhere."""
-        with self.active("critic" if self.critic.trunk == "own" else "policy") as network:
-            return self._values(self.states(network, completion))
+        name = "critic" if self.critic.trunk == "own" else "policy"
+        with self.active(name) as network:
+            return self.shards.inside(self.network_of(name), lambda: self._values(self.states(network, completion)))
 
     def scores_and_values(self, completion: Completion) -> tuple[TokenScores, Tensor]:
         """Both with gradients, from one forward where policy and critic share a trunk."""
         if self.critic.trunk == "own":
             return self.policy(completion), self.values(completion)
         with self.active("policy") as network:
-            states = self.states(network, completion)
-            return self.score(network, states, completion), self._values(states)
+
+            def run() -> tuple[Tensor, Tensor, Tensor]:
+                states = self.states(network, completion)
+                scores = self.score(network, states, completion)
+                return scores.logprob, scores.entropy, self._values(states)
+
+            logprob, entropy, value = self.shards.inside("policy", run)
+            return TokenScores(logprob, entropy), value
+
+    def network_of(self, name: str) -> str:
+        """Which of the networks does a job: with adapters it is one for all."""
+        return name if self.lora is None else "policy"
+
+    def shard(self, ranks: Ranks, options: ShardingOptions) -> None:
+        """Share all networks out among ranks, before anything is made of their weights."""
+        self.shards = Shards(ranks)
+        mesh = mesh_of(ranks, options.shard_size, self.device.type)
+        judge = self.network_of("critic" if self.critic.trunk == "own" else "policy")
+        for name, network in self._networks.items():
+            together = [network]
+            if self.value_head is not None and name == judge:
+                together.append(self.value_head)
+            # layers of a vision tower are no blocks: a rank without pictures does not run them
+            self.shards.networks[name] = shard(
+                together, self.model.text(network).layers, mesh, options,
+                compute=self.model.compute, device=self.device,
+            )  # fmt: skip
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Whole weights of every network for a while, which each rank may use as it likes. Ranks enter together."""
+        return self.shards.gathered()
+
+    def spread(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
+        """What ``function`` makes of every part, in order, shared out among the ranks."""
+        return self.shards.spread(function, parts)
 
     def _values(self, states: ResponseStates) -> Tensor:
         assert self.value_head is not None, "the algorithm did not say that it needs a critic"
@@ -170,7 +215,7 @@ class LanguageRoles:
     def sampling(self) -> Iterator[nn.Module]:
         """The policy's network for a while, its adapter folded into the weights, without gradients."""
         network = self._networks["policy"]
-        with torch.no_grad():
+        with torch.no_grad(), self.shards.gathered(["policy"]):
             if self.lora is None:
                 yield network
             else:
@@ -198,7 +243,7 @@ class LanguageRoles:
             source = self.parameters("policy")
             for name, value in self.parameters("reference").items():
                 if name in source:
-                    value.copy_(source[name])
+                    held(value).copy_(held(source[name]))
 
     def frozen(self, update: int) -> bool:
         """Whether the policy stays as it is in an update, while the critic warms up."""
@@ -226,7 +271,6 @@ class LanguageRoles:
         for part in self._parts():
             target = self.parameters(part)
             assert target.keys() == state[part].keys(), "the checkpoint's identity was not checked"
-            with torch.no_grad():
-                for name, value in target.items():
-                    value.copy_(state[part][name])
+            for name, value in target.items():
+                fill(value, state[part][name])
         self.memory.load_state_dict(state["memory"])

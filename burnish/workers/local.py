@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
+
+import torch
 
 from burnish import random
 from burnish.algorithms.base import Algorithm, Metrics
@@ -17,6 +19,9 @@ from burnish.stopwatch import Stopwatch
 from burnish.types import Collected
 from burnish.workers.ema import Ema
 from burnish.workers.groups import ParameterGroup
+from burnish.workers.pieces import pieces
+from burnish.workers.ranks import ALONE, Ranks
+from burnish.workers.sharding import Shards
 
 
 class Diverged(RuntimeError):
@@ -28,6 +33,8 @@ class TrainedRoles(Protocol):
 
     moved: bool
     micro_batch_size: int
+    device: torch.device  # where the networks compute
+    shards: Shards  # how they lie on the ranks
 
     def stepped(self) -> None:
         """The policy was moved away from what sampled."""
@@ -39,8 +46,11 @@ class TrainedRoles(Protocol):
 class Besides(Protocol):
     """A second loss, which knows the size of its own batches."""
 
-    def backward(self, step: int, roles: Any) -> tuple[float, Metrics]:
-        """Add its gradients at an optimizer step, counted from 0: its weighted loss, and what it reports."""
+    def backward(self, step: int, roles: Any, ranks: Ranks) -> tuple[float, Metrics]:
+        """Add its gradients at an optimizer step, counted from 0: its weighted loss, and what it reports.
+
+        Both are this rank's share; the sum over ranks is the whole.
+        """
         ...
 
 
@@ -55,8 +65,16 @@ class Balance(Protocol):
         """Backward passes in here add its gradients."""
         ...
 
+    def paused(self) -> AbstractContextManager[None]:
+        """Passes in here are neither."""
+        ...
+
+    def agree(self, ranks: Ranks) -> None:
+        """Make what each rank has counted that of the whole batch."""
+        ...
+
     def metrics(self) -> Metrics:
-        """What it reports of that batch."""
+        """What it reports of that batch: this rank's share."""
         ...
 
 
@@ -76,6 +94,7 @@ class LocalWorkers:
         besides: Besides | None = None,
         balance: Balance | None = None,
         publisher: Callable[[int], None] | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         """Take over what a session made.
 
@@ -90,10 +109,12 @@ class LocalWorkers:
             besides: what every optimizer step learns, too.
             balance: of the experts of a mixture, if the network is one.
             publisher: hands the weights of a version to an engine that does not have them.
+            ranks: that hold these networks together. Every verb is called on all of them, with the same arguments;
+                each learns its own rows of every mini-batch.
         """
         self.roles, self.algorithm, self.groups = roles, algorithm, list(groups)
         self.trainer, self.ema, self.seed, self.watch = trainer, ema, seed, watch
-        self.besides, self.balance, self.publisher = besides, balance, publisher
+        self.besides, self.balance, self.publisher, self.ranks = besides, balance, publisher, ranks
         self.version = 0  # policy updates that the published weights have seen
         self.optimizer_steps = 0
         self.skipped_in_a_row = 0
@@ -145,11 +166,14 @@ class LocalWorkers:
             return {"actor/skipped": 1.0}  # nothing in it is to be learned from
         for group in self.groups:
             group.zero_grad()
-        total, metrics = self._backward(mini, size)
-        metrics["actor/loss"] = total / size
+        share = self._backward(mini, size)
         if self.besides is not None:
-            more, reported = self.besides.backward(self.optimizer_steps, self.roles)
-            total, metrics = total + more, metrics | reported
+            share["besides"], reported = self.besides.backward(self.optimizer_steps, self.roles, self.ranks)
+            share |= {f"report {name}": value for name, value in reported.items()}
+        whole = self.ranks.sum(share | self.roles.shards.learned())
+        self.roles.shards.drop_unlearned(whole)
+        total, metrics = whole["loss"] + whole.get("besides", 0.0), summary(whole)
+        metrics["actor/loss"] = whole["loss"] / size
         learning = [group for group in self.groups if group.learns(update)]
         norms = {}
         for group in learning:
@@ -170,30 +194,37 @@ class LocalWorkers:
                 self.ema.update()
         return metrics
 
-    def _backward(self, mini: Batch, size: int) -> tuple[float, Metrics]:
-        """Gradients of a mini-batch, a micro-batch at a time: the sum of its loss, and what it reports."""
-        sums: defaultdict[str, float] = defaultdict(float)
-        counts: defaultdict[str, float] = defaultdict(float)
-        total = 0.0
-        device = next(iter(self.groups[0].parameters.values())).device
-        micro = self.roles.micro_batch_size
+    def _backward(self, mini: Batch, size: int) -> dict[str, float]:
+        """Gradients of a mini-batch, a micro-batch at a time: this rank's share of the sums that ``summary`` reads."""
+        share: defaultdict[str, float] = defaultdict(float, {"loss": 0.0})
         if self.balance is not None:
             with self.balance.counting():
-                for part in self.algorithm.micro_batches(mini, micro):
-                    self.algorithm.loss(part.to(device), self.roles)
+                for part, weight in self._pieces(mini):
+                    with self._balanced(weight):
+                        self.algorithm.loss(part, self.roles)
+            self.balance.agree(self.ranks)
         with self.balance.learning() if self.balance else nullcontext():
-            for part in self.algorithm.micro_batches(mini, micro):
-                loss = self.algorithm.loss(part.to(device), self.roles)
-                (loss.total / size).backward()
-                total += float(loss.total.detach())
+            for part, weight in self._pieces(mini):
+                with self._balanced(weight):
+                    loss = self.algorithm.loss(part, self.roles)
+                (loss.total * weight / size).backward()
+                if not weight:
+                    continue
+                share["loss"] += float(loss.total.detach())
                 for name, (value, count) in loss.metrics.items():
-                    sums[name] += float(value)
-                    counts[name] += float(count)
-        metrics = {name: sums[name] / counts[name] for name in sums if counts[name]}
-        for name in [name for name in metrics if name.startswith("actor/ratio_square")]:
-            spread = metrics.pop(name) - metrics[name.replace("square", "mean")] ** 2
-            metrics[name.replace("square", "std")] = max(spread, 0.0) ** 0.5
-        return total, metrics | (self.balance.metrics() if self.balance else {})
+                    share[f"sum {name}"] += float(value)
+                    share[f"count {name}"] += float(count)
+        reported = self.balance.metrics() if self.balance else {}
+        return share | {f"report {name}": value for name, value in reported.items()}
+
+    def _pieces(self, mini: Batch) -> Iterator[tuple[Batch, float]]:
+        """What this rank runs of a mini-batch, on the networks' device, and the weight of each piece."""
+        for part, weight in pieces(self.algorithm, mini, self.roles.micro_batch_size, self.ranks):
+            yield part.to(self.roles.device), weight
+
+    def _balanced(self, weight: float) -> AbstractContextManager[None]:
+        """A piece that only keeps other ranks company says nothing about the use of experts."""
+        return self.balance.paused() if self.balance and not weight else nullcontext()
 
     def _skip(self, total: float, norms: dict[str, float]) -> Metrics:
         """Leave the weights as they are: one bad batch must not end a run, several in a row must."""
@@ -240,4 +271,16 @@ def signal_and_noise(power: float, norm: float) -> Metrics:
     return {
         "variance_proxy/proxy1_signal_strength": norm**2,
         "variance_proxy/proxy3_pure_noise": max(power - norm**2, 0.0),
+    }
+
+
+def summary(whole: Mapping[str, float]) -> Metrics:
+    """Metrics of a mini-batch from sums over it: ``sum NAME`` by ``count NAME``, and ``report NAME`` as it is."""
+    named = [name.removeprefix("sum ") for name in whole if name.startswith("sum ")]
+    metrics = {name: whole[f"sum {name}"] / whole[f"count {name}"] for name in named if whole[f"count {name}"]}
+    for name in [name for name in metrics if name.startswith("actor/ratio_square")]:
+        spread = metrics.pop(name) - metrics[name.replace("square", "mean")] ** 2
+        metrics[name.replace("square", "std")] = max(spread, 0.0) ** 0.5
+    return metrics | {
+        name.removeprefix("report "): value for name, value in whole.items() if name.startswith("report ")
     }

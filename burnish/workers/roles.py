@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, partial
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,14 @@ from burnish.batch import Gathered
 from burnish.flow.guidance import guide
 from burnish.models.base import FlowModel
 from burnish.models.lora import add_adapters, folded, layers, use_adapter
-from burnish.options import LoraOptions
+from burnish.options import LoraOptions, ShardingOptions
 from burnish.rewards.base import Reward
 from burnish.types import Conditioning, Prompt
+from burnish.workers.ranks import Ranks
+from burnish.workers.sharding import Shards, fill, held, mesh_of, shard
+
+T = TypeVar("T")
+P = TypeVar("P")
 
 
 class NetworkRole:
@@ -42,7 +47,11 @@ class NetworkRole:
         roles = self.roles
         network = roles.activate(self.name)
         scale = roles.guidance if guidance is None else guidance
-        velocity = guided(roles.model, network, x, time, conditioning, unconditional, scale, roles.rescale)
+
+        def run() -> Tensor:
+            return guided(roles.model, network, x, time, conditioning, unconditional, scale, roles.rescale)
+
+        velocity = roles.shards.inside(roles.network_of(self.name), run)
         if self.name != "policy":
             roles.activate("policy")
         return velocity
@@ -111,7 +120,9 @@ class NetworkRoles:
         self.micro_batch_size, self.on_policy = micro_batch_size, on_policy
         self.moved, self.old_is_policy = False, True
         self._merged = False
+        self.shards = Shards()
         network = model.network
+        self.device = next(network.parameters()).device
         self._networks: dict[str, nn.Module] = {"policy": network}
         if lora is not None:
             names = ["policy", "old"] if needs.old else ["policy"]
@@ -160,15 +171,41 @@ class NetworkRoles:
         if self.lora is None:
             return self._networks[name]
         if not self._merged and name != self._active:
+            trained = {p: p.requires_grad for layer in self._carriers for p in layer.parameters()}
             use_adapter(self._carriers, None if name == "reference" else name)
+            for parameter, wanted in trained.items():
+                parameter.requires_grad_(wanted)  # switching must not decide what is trained
             self._active = name
         return self._networks["policy"]
+
+    def network_of(self, name: Name) -> str:
+        """Which of the networks does a job: with adapters it is one for all."""
+        return name if self.lora is None else "policy"
+
+    def shard(self, ranks: Ranks, options: ShardingOptions) -> None:
+        """Share all networks out among ranks, before anything is made of their weights."""
+        self.shards = Shards(ranks)
+        mesh = mesh_of(ranks, options.shard_size, self.device.type)
+        for name, network in self._networks.items():
+            children = [child for child in network.children() if isinstance(child, nn.ModuleList)]
+            blocks = [block for child in children for block in child]
+            self.shards.networks[name] = shard(
+                [network], blocks, mesh, options, compute=self.model.compute, device=self.device
+            )
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Whole weights of every network for a while, which each rank may use as it likes. Ranks enter together."""
+        return self.shards.gathered()
+
+    def spread(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
+        """What ``function`` makes of every part, in order, shared out among the ranks."""
+        return self.shards.spread(function, parts)
 
     @contextmanager
     def sampling(self, name: Name, *, merge: bool) -> Iterator[NetworkRole]:
         """The role that samples, its adapter folded into the weights if asked, without gradients."""
         role = {"policy": self.policy, "old": self.old, "reference": self.reference}[name]
-        with torch.no_grad():
+        with torch.no_grad(), self.shards.gathered([self.network_of(name)]):
             if not merge or self.lora is None or name == "reference":
                 yield role
                 return
@@ -190,8 +227,8 @@ class NetworkRoles:
     def blend_old(self, decay: float) -> None:
         """old = decay * old + (1 - decay) * policy."""
         with torch.no_grad():
-            old: list[Tensor] = list(self.parameters("old").values())
-            policy: list[Tensor] = list(self.parameters().values())
+            old: list[Tensor] = [held(value) for value in self.parameters("old").values()]
+            policy: list[Tensor] = [held(value) for value in self.parameters().values()]
             if decay == 0:
                 torch._foreach_copy_(old, policy)
             else:
@@ -214,9 +251,8 @@ class NetworkRoles:
         for name in names:
             target = self.parameters(name)
             assert target.keys() == state[name].keys(), "the checkpoint's identity was not checked"
-            with torch.no_grad():
-                for key, value in target.items():
-                    value.copy_(state[name][key])
+            for key, value in target.items():
+                fill(value, state[name][key])
         self.old_is_policy = state["old_is_policy"]
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from burnish.algorithms.base import Algorithm, Metrics
 from burnish.types import Given, GivenAnswers
+from burnish.workers.pieces import pieces
+from burnish.workers.ranks import ALONE, Ranks
 
 
 class Supervised:
@@ -23,13 +25,12 @@ class Supervised:
         """Args: ``draw`` gives the samples of an optimizer step; ``coef`` is the weight of their loss."""
         self.algorithm, self.draw, self.coef, self.metric = algorithm, draw, coef, metric
 
-    def backward(self, step: int, roles: Any) -> tuple[float, Metrics]:
-        """Add its gradients at optimizer step ``step``: the weighted loss, and what it reports."""
+    def backward(self, step: int, roles: Any, ranks: Ranks = ALONE) -> tuple[float, Metrics]:
+        """Add its gradients at optimizer step ``step``: this rank's share of its weighted loss and of its reports."""
         batch, _ = self.algorithm.credit(self.draw(step))
         size, total = self.algorithm.size(batch), 0.0
-        device = next(roles.model.network.parameters()).device
-        for part in self.algorithm.micro_batches(batch, roles.micro_batch_size):
-            loss = self.algorithm.loss(part.to(device), roles).total / size
+        for part, weight in pieces(self.algorithm, batch, roles.micro_batch_size, ranks):
+            loss = self.algorithm.loss(part.to(roles.device), roles).total * weight / size
             (self.coef * loss).backward()
             total += float(loss.detach())
         return self.coef * total, {self.metric: total}

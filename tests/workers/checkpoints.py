@@ -6,6 +6,7 @@ import torch
 
 from burnish.options import CheckpointOptions
 from burnish.workers.checkpoint import CheckpointStore
+from burnish.workers.ranks import ALONE, Ranks
 
 IDENTITY = {"model": "tiny", "algorithm": "diffusion_nft", "parameters": "0123abcd"}
 NEWEST = CheckpointOptions(keep_last=1, keep_best=False)
@@ -25,8 +26,8 @@ def state(update: int, variant: int = 0) -> dict:
     }
 
 
-def make(folder: Path, **options) -> CheckpointStore:
-    return CheckpointStore(folder, CheckpointOptions(**options))
+def make(folder: Path, *, ranks: Ranks = ALONE, **options) -> CheckpointStore:
+    return CheckpointStore(folder, CheckpointOptions(**options), ranks)
 
 
 def save(store: CheckpointStore, update: int, *, score: float | None = None, variant: int = 0) -> Path:

@@ -17,7 +17,7 @@ from burnish.stopwatch import Stopwatch
 from burnish.types import GivenAnswers
 from burnish.workers.groups import ParameterGroup
 from burnish.workers.language_roles import LanguageRoles
-from burnish.workers.local import LocalWorkers
+from burnish.workers.local import LocalWorkers, summary
 from tests.language.samples import folder_of, responses
 from tests.tiny_language import chat
 
@@ -48,8 +48,8 @@ class Bench:
         given = GivenAnswers(answers=answers, good=torch.ones(5, dtype=torch.bool), update=1, version=0, seed=0)
         batch, _ = self.algorithm.credit(given)
         self.workers.groups[0].zero_grad()
-        _, metrics = self.workers._backward(batch, self.algorithm.size(batch))
-        return flat(self.roles), metrics
+        share = self.workers._backward(batch, self.algorithm.size(batch))
+        return flat(self.roles), summary(share)
 
 
 def flat(roles):

@@ -12,12 +12,20 @@ from burnish.algorithms.flow_grpo import FlowGRPO
 from burnish.engines.flow import FlowEngine, Job
 from burnish.flow.windows import Window
 from burnish.models.loading import load_model
-from burnish.options import LoraOptions, ModelOptions, OptimizerOptions, RolloutOptions, TrainerOptions
+from burnish.options import (
+    LoraOptions,
+    ModelOptions,
+    OptimizerOptions,
+    RolloutOptions,
+    ShardingOptions,
+    TrainerOptions,
+)
 from burnish.stopwatch import Stopwatch
 from burnish.types import Denoising, Prompt, Scored, Scores
 from burnish.workers.ema import Ema
 from burnish.workers.groups import ParameterGroup
 from burnish.workers.local import Diverged, LocalWorkers
+from burnish.workers.ranks import ALONE
 from burnish.workers.roles import NetworkRoles
 from tests.factory import tiny_pipeline
 
@@ -46,6 +54,9 @@ class Bench:
         dtype="float32",
         load_teacher=None,
         rewards=None,
+        optimizer=None,
+        ranks=ALONE,
+        sharding=None,
         **rollout,
     ):
         options = LoraOptions(rank=4) if lora else None
@@ -58,12 +69,14 @@ class Bench:
             model, self.needs, options, guidance=guidance, rescale=False, micro_batch_size=micro,
             on_policy=mini is None and epochs == 1, seed=0, load_teacher=load_teacher, rewards=rewards,
         )  # fmt: skip
+        if ranks.size > 1:
+            self.roles.shard(ranks, sharding or ShardingOptions())
         self.engine = FlowEngine(self.roles, self.rollout, seed=0)
         self.workers = LocalWorkers(
             self.roles, algorithm,
-            [ParameterGroup("actor", self.roles.parameters(), OptimizerOptions(lr=1e-2), total_steps=10)],
+            [ParameterGroup("actor", self.roles.parameters(), optimizer or OptimizerOptions(lr=1e-2), total_steps=10)],
             trainer=TrainerOptions(mini_batch_size=mini, epochs=epochs), ema=Ema(self.roles.parameters(), 0.9),
-            seed=0, watch=Stopwatch(),
+            seed=0, watch=Stopwatch(), ranks=ranks,
         )  # fmt: skip
 
     def collect(self, update=1):

@@ -45,7 +45,7 @@ class Passes:
             metrics |= correction_metrics(learner, trace.logprob, trace.mask)
         reference = nothing
         if self.needs.reference:
-            (reference,) = in_parts(lambda part: [roles.reference(part).logprob], trace, roles.micro_batch_size)
+            (reference,) = in_parts(lambda part: [roles.reference(part).logprob], trace, roles)
         return AnnotatedTokens(
             answered=answered,
             old=learner if recompute and not self.bypass else trace.logprob,
@@ -80,28 +80,33 @@ class Passes:
             scores = roles.policy(part)
             return scores.logprob, scores.entropy
 
-        nothing, size = trace.logprob[:, :0], roles.micro_batch_size
+        nothing = trace.logprob[:, :0]
         if scored and self.needs.critic:
-            logprob, entropy, value = in_parts(both, trace, size)
+            logprob, entropy, value = in_parts(both, trace, roles)
             return logprob, entropy, value
         if scored:
-            logprob, entropy = in_parts(policy, trace, size)
+            logprob, entropy = in_parts(policy, trace, roles)
             return logprob, entropy, nothing
         if self.needs.critic:
-            (value,) = in_parts(lambda part: [roles.values(part)], trace, size)
+            (value,) = in_parts(lambda part: [roles.values(part)], trace, roles)
             return nothing, nothing, value
         return nothing, nothing, nothing
 
 
-def in_parts(function: Callable[[Completion], Sequence[Tensor]], trace: Completion, budget: int) -> list[Tensor]:
-    """Tensors [B, T] that ``function`` makes of micro-batches of ``budget`` tokens, without gradients, joined again."""
+def in_parts(
+    function: Callable[[Completion], Sequence[Tensor]], trace: Completion, roles: LanguageRoles
+) -> list[Tensor]:
+    """Tensors [B, T] that ``function`` makes of micro-batches of tokens, without gradients, joined again.
+
+    The micro-batches are shared out among the ranks, and all ranks get all of them.
+    """
     import torch
 
-    rows: list[int] = []
-    parts: list[Sequence[Tensor]] = []
+    def run(some: list[int]) -> list[Tensor]:
+        return [value.cpu() for value in function(trace.select(some))]
+
     with torch.no_grad():
-        for some in token_budget_batches(trace, budget):
-            rows += some
-            parts.append([value.cpu() for value in function(trace.select(some))])
-    place = torch.tensor(rows).argsort()
+        batches = list(token_budget_batches(trace, roles.micro_batch_size))
+        parts = roles.spread(run, batches)
+    place = torch.tensor([row for some in batches for row in some]).argsort()
     return [torch.cat(list(column))[place] for column in zip(*parts, strict=True)]

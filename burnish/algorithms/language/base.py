@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from burnish.algorithms.base import Algorithm
 from burnish.registry import options
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from burnish.completion import Completion
     from burnish.language.logprobs import TokenScores
+
+T = TypeVar("T")
+P = TypeVar("P")
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,10 @@ class LanguageRoles(Protocol):
 
     def scores_and_values(self, completion: Completion) -> tuple[TokenScores, Tensor]:
         """Both with gradients, from one forward where policy and critic share a trunk."""
+        ...
+
+    def spread(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
+        """What ``function`` makes of every part, in order, shared out among the ranks; its tensors are on the CPU."""
         ...
 
     def refresh_reference(self) -> None:

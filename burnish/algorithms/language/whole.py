@@ -54,5 +54,5 @@ class AgainstReference(WholeResponses):
 
         if not len(trace):
             return torch.zeros(0)
-        (logprob,) = in_parts(lambda part: [role(part).logprob], trace, roles.micro_batch_size)
+        (logprob,) = in_parts(lambda part: [role(part).logprob], trace, roles)
         return self.whole(logprob, trace.mask)

@@ -28,7 +28,14 @@ from burnish.engines.language import AnswerJob, LanguageEngine
 from burnish.language.sampling import Sampling
 from burnish.media import Media
 from burnish.models.language.loading import load_language_model
-from burnish.options import CriticOptions, LanguageTrainerOptions, LoraOptions, ModelOptions, OptimizerOptions
+from burnish.options import (
+    CriticOptions,
+    LanguageTrainerOptions,
+    LoraOptions,
+    ModelOptions,
+    OptimizerOptions,
+    ShardingOptions,
+)
 from burnish.prompt import Message, Part, Prompt
 from burnish.stopwatch import Stopwatch
 from burnish.types import Answered, Scores
@@ -36,6 +43,7 @@ from burnish.workers.ema import Ema
 from burnish.workers.groups import ParameterGroup
 from burnish.workers.language_roles import LanguageRoles
 from burnish.workers.local import LocalWorkers
+from burnish.workers.ranks import ALONE, Ranks
 from tests.language.samples import folder_of
 
 ALGORITHMS: dict[str, type[Any]] = {
@@ -74,20 +82,29 @@ class Bench:
         freeze: tuple[str, ...] = (),
         prompts: list[Prompt] | None = None,
         lr: float = 1e-2,
+        optimizer: OptimizerOptions | None = None,
+        family: str = "qwen2_5_vl",
+        router_aux_loss_coef: float = 0.0,
+        checkpointing: bool = False,
+        ranks: Ranks = ALONE,
     ) -> None:
         options = LoraOptions(rank=4) if lora else None
-        path = str(folder_of("qwen2_5_vl"))
+        path = str(folder_of(family))
         self.algorithm, self.needs, self.prompts = algorithm, algorithm.needs(), prompts or PROMPTS
         critic = critic or CriticOptions(optimizer=OptimizerOptions(lr=1e-2))
         self.roles = LanguageRoles(
-            load_language_model(ModelOptions(path=path, device="cpu")), self.needs, options, critic=critic,
+            load_language_model(ModelOptions(path=path, device="cpu", gradient_checkpointing=checkpointing)),
+            self.needs, options, critic=critic,
             freeze=freeze, temperature=1.0, layout=layout, micro_batch_size=budget,
             on_policy=mini is None and epochs == 1, memory=algorithm.make_memory(), seed=0,
+            router_aux_loss_coef=router_aux_loss_coef,
         )  # fmt: skip
+        if ranks.size > 1:
+            self.roles.shard(ranks, ShardingOptions())
         self.engine = LanguageEngine(self.roles, batch_size=64, seed=0)
         groups = [
             ParameterGroup(
-                "actor", self.roles.parameters(), OptimizerOptions(lr=lr), total_steps=10,
+                "actor", self.roles.parameters(), optimizer or OptimizerOptions(lr=lr), total_steps=10,
                 first_update=critic.warmup_updates + 1,
             )
         ]  # fmt: skip
@@ -95,7 +112,8 @@ class Bench:
             groups.append(ParameterGroup("critic", self.roles.parameters("critic"), critic.optimizer, total_steps=10))
         self.workers = LocalWorkers(
             self.roles, algorithm, groups, trainer=LanguageTrainerOptions(mini_batch_size=mini, epochs=epochs),
-            ema=Ema(self.roles.parameters(), 0.9), seed=0, watch=Stopwatch(),
+            ema=Ema(self.roles.parameters(), 0.9), seed=0, watch=Stopwatch(), balance=self.roles.balance,
+            ranks=ranks,
         )  # fmt: skip
 
     def collect(self, update: int = 1) -> Answered:

@@ -1,0 +1,182 @@
+"""Short trainings that one process does alone, or two together, each on both sides of the comparison alike."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from burnish.algorithms.diffusion_dpo import DiffusionDPO
+from burnish.algorithms.diffusion_nft import DiffusionNFT
+from burnish.algorithms.flow_grpo import FlowGRPO
+from burnish.algorithms.language.dpo import DPO
+from burnish.algorithms.language.grpo import GRPO
+from burnish.algorithms.language.kl import TokenKl
+from burnish.algorithms.language.kto import KTO
+from burnish.algorithms.language.ppo import PPO
+from burnish.algorithms.language.sft import SFT
+from burnish.completion import Together
+from burnish.options import CriticOptions, OptimizerOptions, ShardingOptions
+from burnish.types import GivenAnswers
+from burnish.workers.ranks import ALONE, Ranks, join_ranks
+from burnish.workers.sharding import full_weights
+from burnish.workers.supervised import Supervised
+from tests.algorithms.language.tokens import PROMPTS, asked
+from tests.algorithms.language.tokens import Bench as TokenBench
+from tests.language.samples import responses
+from tests.workers.checkpoints import IDENTITY, make
+from tests.workers.test_training import WINDOW
+from tests.workers.test_training import Bench as FlowBench
+
+UPDATES, SAVED = 5, 2
+# a bound that every gradient exceeds, and an epsilon that keeps Adam from making rounding errors of nothing to steps
+CLIPPED = OptimizerOptions(lr=3e-3, eps=1e-3, max_grad_norm=1e-2, weight_decay=0.1)
+# 12 rows in mini-batches of 5: the last one has 2, so each rank has a row and a micro-batch of its own size
+UNEVEN: dict[str, Any] = {"mini": 5, "micro": 3, "optimizer": CLIPPED}
+CRITIC = CriticOptions(optimizer=replace(CLIPPED, lr=1e-3))
+TOKENS: dict[str, Any] = {"mini": 5, "budget": 60, "optimizer": CLIPPED}
+
+Make = Callable[[Path, Ranks], Any]
+
+
+def imitating(ranks: Ranks) -> TokenBench:
+    """Responses of the user are learned beside; one of them is empty, so a rank has a pass without a token."""
+    bench = TokenBench(GRPO(), ranks=ranks, **TOKENS)
+    trace = responses(bench.roles.model, bench.engine.encode(PROMPTS).table, [0, 1, 2], [4, 2, 0])
+    given = GivenAnswers(
+        answers=Together(trace=trace, members=1), good=torch.ones(3, dtype=torch.bool), update=1, version=0, seed=0
+    )
+    bench.workers.besides = Supervised(SFT(), lambda step: given, 0.3, metric="actor/ptx_loss")
+    return bench
+
+
+RUNS: dict[str, Make] = {
+    "flow full": lambda pipeline, ranks: FlowBench(
+        pipeline, FlowGRPO(window=WINDOW, kl_coef=0.1), lora=False, guidance=2.0, ranks=ranks, **UNEVEN
+    ),
+    "flow lora": lambda pipeline, ranks: FlowBench(
+        pipeline, FlowGRPO(window=WINDOW, kl_coef=0.1, old_logprob="recompute"), ranks=ranks, **UNEVEN
+    ),
+    "nft full": lambda pipeline, ranks: FlowBench(
+        pipeline, DiffusionNFT(old_decay="ema", old_ema=0.5, train_timesteps=2), lora=False, ranks=ranks, **UNEVEN
+    ),
+    "nft lora": lambda pipeline, ranks: FlowBench(
+        pipeline, DiffusionNFT(old_decay="ema", old_ema=0.5, train_timesteps=2), ranks=ranks, **UNEVEN
+    ),
+    "dpo pairs": lambda pipeline, ranks: FlowBench(
+        pipeline, DiffusionDPO(beta=20.0), ranks=ranks, micro=2, mini=1, optimizer=CLIPPED
+    ),
+    "copies": lambda pipeline, ranks: FlowBench(
+        pipeline, FlowGRPO(window=WINDOW), lora=False, ranks=ranks, sharding=ShardingOptions(shard_size=1), **UNEVEN
+    ),
+    "ppo full": lambda pipeline, ranks: TokenBench(
+        PPO(kl=TokenKl(coef=0.1, route="reward")), critic=CRITIC, ranks=ranks, **TOKENS
+    ),
+    "ppo lora": lambda pipeline, ranks: TokenBench(
+        PPO(kl=TokenKl(coef=0.1, route="reward")), lora=True, critic=CRITIC, ranks=ranks, **TOKENS
+    ),
+    "ppo shared": lambda pipeline, ranks: TokenBench(
+        PPO(), critic=replace(CRITIC, trunk="shared", warmup_updates=1), ranks=ranks, **TOKENS
+    ),
+    "token pairs": lambda pipeline, ranks: TokenBench(DPO(), ranks=ranks, mini=2, optimizer=CLIPPED),
+    "imitation": lambda pipeline, ranks: imitating(ranks),
+    "mixture": lambda pipeline, ranks: TokenBench(
+        GRPO(),
+        family="qwen3_moe",
+        router_aux_loss_coef=0.3,
+        prompts=[asked("Hello?"), asked("And?"), asked("So?")],
+        ranks=ranks,
+        **TOKENS,
+    ),
+    "recomputed": lambda pipeline, ranks: TokenBench(GRPO(), checkpointing=True, ranks=ranks, **TOKENS),
+    "judged": lambda pipeline, ranks: TokenBench(KTO(), ranks=ranks, mini=3, budget=60, optimizer=CLIPPED),
+}
+
+
+def update(bench: Any, number: int) -> dict[str, float]:
+    """One policy update from a collected batch; what it reports."""
+    annotated = bench.workers.annotate(bench.collect(number))
+    batch, credited = bench.algorithm.credit(annotated)
+    metrics = credited | bench.workers.update(batch, number)
+    bench.workers.publish(number)
+    return metrics
+
+
+def outcome(bench: Any, metrics: list[dict[str, float]]) -> dict[str, Any]:
+    roles = [role for role in ("policy", "old", "critic") if role == "policy" or getattr(bench.needs, role, False)]
+    weights = {f"{role} {k}": v for role in roles for k, v in full_weights(bench.roles.parameters(role)).items()}
+    weights |= {f"ema {name}": value for name, value in full_weights(bench.workers.ema.average).items()}
+    return {"metrics": metrics, "weights": {name: value.clone() for name, value in weights.items()}}
+
+
+def train(name: str, pipeline: Path, ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """All updates of a run, which leaves a checkpoint behind on its way."""
+    bench, metrics = RUNS[name](pipeline, ranks), []
+    for number in range(1, UPDATES + 1):
+        metrics.append(update(bench, number))
+        if number == SAVED:
+            make(folder / name / str(ranks.size), ranks=ranks).save(
+                number, bench.workers.state_dict(), identity=IDENTITY, score=None
+            )
+    return outcome(bench, metrics)
+
+
+def resume(name: str, pipeline: Path, ranks: Ranks, folder: Path, size: int) -> dict[str, Any]:
+    """The rest of a run that another number of ranks has begun."""
+    bench = RUNS[name](pipeline, ranks)
+    checkpoint = make(folder / name / str(size), ranks=ranks).latest()
+    assert checkpoint is not None
+    bench.workers.load_state_dict(checkpoint.load(IDENTITY))
+    return outcome(bench, [update(bench, number) for number in range(SAVED + 1, UPDATES + 1)])
+
+
+def together(work: Callable[[Ranks, Path], Any], folder: Path, *, size: int = 2, deadline: float = 900) -> list[Any]:
+    """What a function returns on each of several ranks, in processes of their own that end in time."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("fork")  # what this process has imported, they have, too
+    processes = [context.Process(target=_rank, args=(work, rank, size, port, folder)) for rank in range(size)]
+    try:
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(deadline)
+            assert process.exitcode is not None, f"a rank has not ended within {deadline:g} s"
+    finally:
+        for process in processes:
+            process.kill()
+    results = [torch.load(folder / f"rank-{rank}.pt", weights_only=False) for rank in range(size)]
+    for result in results:
+        assert not isinstance(result, str), result
+    return results
+
+
+def _rank(work: Callable[[Ranks, Path], Any], rank: int, size: int, port: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    try:
+        ranks = join_ranks(rank, size, "127.0.0.1", port, "cpu", timeout=120)
+        result = work(ranks, folder)
+    except BaseException:
+        result = traceback.format_exc()
+    torch.save(result, folder / f"rank-{rank}.pt")
+
+
+def all_runs(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """What becomes of every run, and of every run that a process alone has begun."""
+    results: dict[str, Any] = {}
+    for name in RUNS:
+        results[name] = train(name, folder / "pipeline", ranks, folder)
+        results[f"{name}, resumed"] = resume(name, folder / "pipeline", ranks, folder, size=1)
+    return results
+
+
+def alone(name: str, folder: Path) -> dict[str, Any]:
+    """A run in this process."""
+    return train(name, folder / "pipeline", ALONE, folder)
