@@ -100,7 +100,7 @@ class RayOptions:
 
     @model_validator(mode="after")
     def _arguments_are_free(self) -> Self:
-        own = {"address": "ray.address", "runtime_env": "ray.runtime_env", "_node_ip_address": "a running cluster"}
+        own = {"address": "ray.address", "runtime_env": "ray.runtime_env"}
         for name in self.init:
             if name in own:
                 raise ValueError(f"init.{name} is given; use {own[name]} for that")

@@ -1,10 +1,9 @@
 """Everything beyond one process: workers as Ray actors, what they are handed, and how weights reach them."""
 
+from importlib.util import find_spec
+
 from burnish.errors import UserError
 
-try:
-    import ray as _  # the only package that may import it; with runtime=local nothing imports this one
-except ModuleNotFoundError as error:
-    if error.name != "ray":
-        raise
-    raise UserError("runtime=ray needs Ray, which is not installed: pip install 'burnish[ray]'") from None
+# the only package that imports Ray; with runtime=local nothing imports this one
+if find_spec("ray") is None:
+    raise UserError("runtime=ray needs Ray, which is not installed: pip install 'burnish[ray]'")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private import ray_constants
 
 from burnish.errors import UserError
 from burnish.options.ray import PoolsOptions, RayOptions
@@ -23,10 +25,7 @@ from burnish.runtime.room import Need, Node, lacking, needs
 log = logging.getLogger(__name__)
 
 LOCAL = "local"
-# not 127.0.0.1, which Ray replaces by an address that other machines reach
-LOOPBACK = "127.0.0.2"
 ATTEMPTS = 3  # Ray gives its own helpers 15 seconds, whatever the machine is busy with
-QUIET: dict[str, Any] = {"include_dashboard": False, "logging_level": logging.ERROR}
 LOOK = 1.0  # seconds between looks at a cluster that machines may still join
 
 
@@ -123,13 +122,20 @@ def _connect(address: str, options: RayOptions, pools: PoolsOptions) -> None:
     if address == LOCAL:
         wanted = sum(pool.size * pool.cpus for pool in pools.by_name().values())
         # processes may share the CPUs of the run's own machine: what Ray counts is no more than a number there
-        arguments = QUIET | {"num_cpus": max(os.cpu_count() or 1, int(-(-wanted // 1)))}
-        arguments["_node_ip_address"] = LOOPBACK
+        arguments["num_cpus"] = max(os.cpu_count() or 1, math.ceil(wanted))
+        arguments["include_dashboard"] = False
+        arguments["_system_config"] = {
+            # one process per CPU that waits for tasks: workers are actors, and get processes of their own
+            "prestart_worker_first_driver": False,
+            "enable_worker_prestart": False,
+            "worker_register_timeout_seconds": int(options.start_timeout),
+        }
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     arguments |= options.init
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            ray.init(address=address, runtime_env=options.runtime_env or None, **arguments)
+            with _on_loopback() if address == LOCAL else nullcontext():
+                ray.init(address=address, runtime_env=options.runtime_env or None, **arguments)
             return
         except (ConnectionError, ValueError, TypeError, RuntimeError) as error:
             given = f", ray.init={options.init}" if options.init else ""
@@ -139,6 +145,16 @@ def _connect(address: str, options: RayOptions, pools: PoolsOptions) -> None:
             if address != LOCAL or attempt == ATTEMPTS:
                 raise UserError(f"Ray did not start (ray.address={address}), {attempt} times: {error}") from error
             log.warning("Ray did not start in time and is started again: %s", error)
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Ray listens on every network, unless it believes that no other machine can join."""
+    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 @contextmanager

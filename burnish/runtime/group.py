@@ -57,6 +57,7 @@ class ActorGroup:
         self.ended: BaseException | None = None  # why nobody works any more
         self._hosts: list[Any] = [None] * pool.size
         self.pids = [0] * pool.size  # on their machines
+        self.address = ""  # of rank 0's machine
         try:
             self._start(range(pool.size))
         except BaseException:
@@ -226,6 +227,7 @@ class ActorGroup:
             self.pids[rank] = pid
         first = {ranks[0]: self._hosts[ranks[0]].meeting_point.remote()}
         address, port = self._call("meeting_point", first, seconds, option).result()
+        self.address = address if ranks[0] == 0 else self.address
         built = {}
         for rank in ranks:
             place = Place(

@@ -68,9 +68,7 @@ class Pool:
 
     def strategy(self, rank: int) -> PlacementGroupSchedulingStrategy:
         """Where a rank is to be."""
-        return PlacementGroupSchedulingStrategy(
-            self._group, placement_group_bundle_index=rank // self.need.processes
-        )
+        return PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank // self.need.processes)
 
     def close(self) -> None:
         """Give the room back; whoever still works there is ended."""

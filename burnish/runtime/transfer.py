@@ -65,9 +65,10 @@ class _Pickler(pickle.Pickler):
 
 
 def _tensor(content: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    flat = torch.empty(len(memoryview(content).cast("B")), dtype=torch.uint8)
-    flat.numpy()[:] = np.frombuffer(content, dtype=np.uint8)
-    return flat.view(dtype).reshape(shape)
+    tensor = torch.empty(shape, dtype=dtype)
+    if tensor.numel():
+        tensor.view(-1).view(torch.uint8).numpy()[:] = np.frombuffer(content, dtype=np.uint8)
+    return tensor
 
 
 @dataclass(frozen=True)
@@ -104,9 +105,7 @@ class Pointers(Batch):
     @classmethod
     def to_all(cls, stored: Stored) -> Pointers:
         """Every row of a stored batch."""
-        return cls(
-            part=torch.zeros(stored.rows, dtype=torch.long), row=torch.arange(stored.rows), stored=[stored]
-        )
+        return cls(part=torch.zeros(stored.rows, dtype=torch.long), row=torch.arange(stored.rows), stored=[stored])
 
     def select(self, index: Tensor | Sequence[int] | slice) -> Self:
         """The rows at ``index``; stored batches that none of them is in are let go."""
