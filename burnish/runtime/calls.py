@@ -128,4 +128,6 @@ def reason(error: BaseException) -> str:
     text = " ".join(str(error).split())
     for start in ("The actor is dead because ", "Worker exit detail: "):
         text = text.split(start, 1)[-1]
-    return text.split(" There are some potential root causes", 1)[0][:300]
+    for end in (" There are some potential root causes", " Some common causes include"):
+        text = text.split(end, 1)[0]
+    return text[:300]

@@ -57,7 +57,7 @@ class ActorGroup:
         self.ended: BaseException | None = None  # why nobody works any more
         self._hosts: list[Any] = [None] * pool.size
         self.pids = [0] * pool.size  # on their machines
-        self.address = ""  # of rank 0's machine
+        self.address, self._port = "", 0  # where torch.distributed meets, on rank 0's machine
         try:
             self._start(range(pool.size))
         except BaseException:
@@ -225,9 +225,9 @@ class ActorGroup:
         seconds, option = pool.options.start_timeout, "ray.start_timeout"
         for rank, pid in zip(ranks, self._call("start", starts, seconds, option).results(), strict=True):
             self.pids[rank] = pid
-        first = {ranks[0]: self._hosts[ranks[0]].meeting_point.remote()}
-        address, port = self._call("meeting_point", first, seconds, option).result()
-        self.address = address if ranks[0] == 0 else self.address
+        if len(ranks) == len(self):
+            first = {0: self._hosts[0].meeting_point.remote()}
+            self.address, self._port = self._call("meeting_point", first, seconds, option).result()
         built = {}
         for rank in ranks:
             place = Place(
@@ -237,8 +237,8 @@ class ActorGroup:
                 local_rank=rank % pool.need.processes,
                 local_size=pool.need.processes,
                 device=pool.need.device,
-                address=address,
-                port=port,
+                address=self.address,
+                port=self._port,
             )
             built[rank] = self._hosts[rank].build.remote(self.kind, place, self.arguments[rank])
         self.ended = None

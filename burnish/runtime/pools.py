@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable
 
 import ray
@@ -30,7 +31,8 @@ class Pool:
         self.need, self.options = need, options
         self._lacking = lacking
         strategy = "STRICT_SPREAD" if need.nodes > 1 else "PACK"
-        self._group = placement_group([need.bundle] * need.nodes, strategy=strategy, name=f"burnish-{need.pool}")
+        name = f"burnish-{need.pool}-{uuid.uuid4().hex[:8]}"  # shown by Ray, which wants it only once
+        self._group = placement_group([need.bundle] * need.nodes, strategy=strategy, name=name)
 
     @property
     def name(self) -> str:

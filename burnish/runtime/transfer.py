@@ -164,5 +164,6 @@ def resolved(batch: T, *, seconds: float) -> T:
     if not isinstance(batch, Batch):
         return batch
     values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}  # type: ignore[arg-type]
-    inner = {name: resolved(value, seconds=seconds) for name, value in values.items() if isinstance(value, Batch)}
-    return dataclasses.replace(batch, **inner) if inner else batch  # type: ignore[type-var]
+    inner = {name: resolved(value, seconds=seconds) for name, value in values.items()}
+    changed = {name: value for name, value in inner.items() if value is not values[name]}
+    return dataclasses.replace(batch, **changed) if changed else batch  # type: ignore[type-var]

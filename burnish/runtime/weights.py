@@ -163,8 +163,8 @@ class Reader:
 def checksum(tensor: Tensor) -> int:
     """64 bits of a tensor's bytes, the same on every device; any one byte that differs changes them.
 
-    Words are summed modulo 2^64, each times an odd number of its place: integer sums have no order, and what is
-    odd has an inverse, so that a change in one word can't vanish.
+    Words, their upper half mixed into the lower, are summed modulo 2^64, each times an odd number of its place:
+    integer sums have no order, and what is odd has an inverse, so that a change in one word can't vanish.
     """
     content = pieces(tensor.detach().contiguous())
     total = torch.zeros((), dtype=torch.int64, device=content.device)
@@ -174,7 +174,8 @@ def checksum(tensor: Tensor) -> int:
         if spare:
             part = torch.cat([part, part.new_zeros(spare)])
         words = part.clone().view(torch.int64) if part.storage_offset() % 8 else part.view(torch.int64)
-        total = total * ODD + (words * _places(words.device)[: len(words)]).sum()
+        mixed = words ^ ((words >> 32) & 0xFFFFFFFF)  # else two changes of the highest bit would cancel
+        total = total * ODD + (mixed * _places(words.device)[: len(words)]).sum()
     return int(total) & 0xFFFFFFFFFFFFFFFF
 
 

@@ -1,6 +1,7 @@
 """One Ray for all tests of a session, small and on loopback; each test has pools of its own on it."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -21,19 +22,19 @@ def connection() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def pools(connection: None) -> Iterator[Callable]:
-    """Makes pools: ``pools(train=2, rollout=1)``, with options of Ray as keywords of ``options``."""
+@pytest.fixture(scope="session")
+def pools(connection: None) -> Callable:
+    """Makes pools for a with statement: ``pools(train=2, rollout=1)``, with options of Ray as ``options``."""
     from burnish.runtime.cluster import Cluster
 
-    opened: list[Cluster] = []
-
-    def make(*, options: RayOptions = OPTIONS, **processes: int):
+    @contextmanager
+    def make(*, options: RayOptions = OPTIONS, **processes: int) -> Iterator[dict]:
         sizes = {name: PoolOptions(processes=count, cpus=0.5) for name, count in processes.items()}
-        opened.append(Cluster(options, PoolsOptions(**sizes), started=True))
-        opened[-1].open()
-        return opened[-1].pools
+        opened = Cluster(options, PoolsOptions(**sizes), started=True)
+        opened.open()
+        try:
+            yield opened.pools
+        finally:
+            opened.close()
 
-    yield make
-    for one in opened:
-        one.close()
+    return make

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -16,13 +17,13 @@ from tests.runtime.toys import Refusing, Toy
 
 pytestmark = pytest.mark.slow
 
-NOTICED = 2.0  # seconds in which a death has to show
+NOTICED = 5.0  # seconds in which a death has to show: it takes 0.1 where the machine is idle
 LONG = 600.0
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def three(pools):
-    with ActorGroup(pools(train=3)["train"], Toy, [(10,), (11,), (12,)], collective=False) as group:
+    with pools(train=3) as opened, ActorGroup(opened["train"], Toy, [(10,), (11,), (12,)], collective=False) as group:
         yield group
 
 
@@ -32,10 +33,11 @@ def test_workers_know_their_places_and_answer_in_the_order_of_ranks(three):
     assert [arguments for _, arguments in abouts] == [(10,), (11,), (12,)]
     assert len({(place.address, place.port, place.size, place.device) for place, _ in abouts}) == 1
     assert abouts[0][0].address.startswith("127.")
+    before = three.call("count")
     assert three.call("add", 5) == [5, 6, 7]
     assert three.call_each("add", [(1, 1), (2, 2), (3, 3)]) == [2, 5, 8]
     assert three.call_one(2, "add", 1) == 3
-    assert three.call("count") == [2, 2, 3]
+    assert [now - then for now, then in zip(three.call("count"), before, strict=True)] == [2, 2, 3]
 
 
 def test_workers_leave_ctrl_c_to_the_driver_and_see_its_modules_and_threads(three, monkeypatch):
@@ -56,39 +58,29 @@ def test_a_second_line_of_calls_does_not_wait_for_the_first(three):
     assert waiting.result() is True
 
 
-def test_what_is_kept_outlives_its_worker(three):
-    call = three.submit_one(1, "pair", 200_000, keep=True)
-    assert call.result() == 200_000
-    os.kill(three.pids[1], signal.SIGKILL)
-    assert three.call_one(2, "total", call.kept[1]) == sum(range(200_000))
-
-
-def test_the_first_answer_is_found_and_a_death_counts_as_one(three):
-    calls = [three.submit_one(0, "sleep", LONG), three.submit_one(1, "sleep", 0.0)]
-    assert first_done(calls) == [calls[1]]
-    os.kill(three.pids[0], signal.SIGKILL)
-    assert first_done(calls[:1]) == calls[:1]
-    with pytest.raises(WorkerDied):
-        calls[0].result()
-
-
 def test_a_worker_killed_in_mid_call_is_noticed_at_once_and_replaced(three):
-    call = three.submit_one(1, "sleep", LONG)
-    start = kill(three, 1, call)
+    kept = three.submit_one(1, "pair", 200_000, keep=True)
+    assert kept.result() == 200_000
+    calls = [three.submit_one(rank, "sleep", seconds) for rank, seconds in ((1, LONG), (2, 0.0))]
+    assert first_done(calls) == [calls[1]]  # worker 1 is busy
+    start = kill(three, 1)
     with pytest.raises(WorkerDied, match="worker 1 of pool train died") as caught:
-        call.result()
+        calls[0].result()
     assert time.monotonic() - start < NOTICED
     assert (caught.value.pool, caught.value.rank) == ("train", 1)
+    assert first_done(calls[:1]) == calls[:1]
+    assert three.call_one(2, "total", kept.kept[1]) == sum(range(200_000))  # what it left outlives it
     assert three.call_one(0, "add", 0) == 0  # the others go on
     with pytest.raises(WorkerDied):
         three.call_one(1, "count")
+    place = three.call_one(0, "about")[0]
     three.restart(1)
-    assert three.call_one(1, "about")[1] == (11,)
-    assert three.call("count") == [1, 0, 0]
+    assert three.call_one(1, "about") == (replace(place, rank=1, local_rank=1), (11,))
+    assert three.call_one(1, "count") == 0
 
 
 def test_a_late_answer_names_pool_worker_method_and_seconds(three):
-    call = three.submit_one(2, "sleep", LONG, seconds=0.5, option="some.option")
+    call = three.submit_one(2, "sleep", 3.0, seconds=0.5, option="some.option")
     with pytest.raises(Late, match=r"sleep of worker 2 of pool train longer than some\.option=0\.5 seconds"):
         call.result()
     assert three.call_one(0, "add", 0) == 0
@@ -104,46 +96,42 @@ def test_errors_of_workers_come_back_as_they_are(three):
 
 def test_a_pool_whose_workers_wait_for_each_other_is_ended_and_rebuilt_together(pools):
     options = RayOptions(address="local", start_timeout=SLOW, call_timeout=SLOW, max_restarts=2)
-    with ActorGroup(pools(options=options, train=2)["train"], Toy, collective=True) as group:
-        call = group.submit("sleep_on", 1, LONG)  # worker 0 waits for worker 1 ...
-        pids, start = list(group.pids), kill(group, 0, call)
-        with pytest.raises(WorkerDied, match="worker 0"):
+    with (
+        pools(options=options, train=2) as opened,
+        ActorGroup(opened["train"], Refusing, [(-1,), (-1,)], collective=True) as group,
+    ):
+        call = group.submit("sleep_on", 1, LONG)  # worker 0 is to wait for worker 1 ...
+        pids, start = list(group.pids), kill(group, 1)
+        with pytest.raises(WorkerDied, match="worker 1"):
             call.results()
         assert time.monotonic() - start < NOTICED
-        with pytest.raises(WorkerDied, match="the pool was ended: worker 0"):
+        with pytest.raises(WorkerDied, match="the pool was ended: worker 1"):
             group.call("count")
-        assert gone(pids[1])
+        assert gone(pids[0])
 
         group.rebuild()
         assert not set(group.pids) & set(pids)
         with pytest.raises(ConfigError, match="no luck on 1"):
             group.call("refuse_on", 1, LONG)  # ... or for one that raised
 
-        group.rebuild([("new",)] * 2)
-        assert [arguments for _, arguments in group.call("about")] == [("new",)] * 2
-        with pytest.raises(Late):
-            group.submit("sleep_on", 1, LONG, seconds=0.5).results()
-        with pytest.raises(GaveUp, match=r"ray\.max_restarts=2.*longer than"):
+        with pytest.raises(ConfigError, match="rank 1 has nothing to do"):
+            group.rebuild([(1,), (1,)])
+        with pytest.raises(GaveUp, match=r"ray\.max_restarts=2.*rank 1 has nothing to do"):
             group.rebuild()
 
 
-def test_what_goes_wrong_when_workers_are_made_is_told(pools):
-    with pytest.raises(ConfigError, match="rank 1 has nothing to do"):
-        ActorGroup(pools(train=2)["train"], Refusing, [(1,), (1,)], collective=True)
+def test_a_pool_whose_workers_wait_for_each_other_is_ended_when_one_is_late(pools):
+    with pools(train=2) as opened, ActorGroup(opened["train"], Toy, collective=True) as group:
+        with pytest.raises(Late, match="sleep_on of worker 0 of pool train"):
+            group.submit("sleep_on", 1, LONG, seconds=0.5).results()
+        assert all(map(gone, group.pids))
 
 
-def kill(group, rank, call) -> float:
-    """Kill a worker that is busy; when it was."""
-    while not call.done() and not busy(group.pids[rank]):
-        time.sleep(0.1)
-    time.sleep(0.5)
+def kill(group: ActorGroup, rank: int) -> float:
+    """Kill a worker; when it was."""
+    time.sleep(1.0)  # it has begun, most likely; what it is asked before it does ends in the same way
     os.kill(group.pids[rank], signal.SIGKILL)
     return time.monotonic()
-
-
-def busy(pid: int) -> bool:
-    with open(f"/proc/{pid}/comm") as name:
-        return "sleep" in name.read() or True
 
 
 def gone(pid: int) -> bool:

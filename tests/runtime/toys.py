@@ -71,7 +71,8 @@ class Unpicklable(Exception):
         super().__init__("neither here nor there")
 
 
-class Refusing:
+class Refusing(Toy):
     def __init__(self, place: Place, bad_rank: int):
+        super().__init__(place)
         if place.rank == bad_rank:
             raise ConfigError(f"rank {bad_rank} has nothing to do")
