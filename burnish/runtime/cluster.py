@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 
 LOCAL = "local"
 ATTEMPTS = 3  # Ray gives its own helpers 15 seconds, whatever the machine is busy with
+ANSWER = 10.0  # seconds that a machine may take to answer at all
 LOOK = 1.0  # seconds between looks at a cluster that machines may still join
 
 
@@ -107,6 +109,8 @@ def cluster(options: RayOptions, pools: PoolsOptions) -> Iterator[Cluster]:
     address = options.address or os.environ.get("RAY_ADDRESS") or LOCAL
     with ExitStack() as stack:
         stack.callback(ray.shutdown)
+        if address != LOCAL:
+            _see_that_it_answers(address)
         with _handlers_kept():
             _connect(address, options, pools)
         if options.timeline is not None:
@@ -115,6 +119,20 @@ def cluster(options: RayOptions, pools: PoolsOptions) -> Iterator[Cluster]:
         stack.callback(found.close)
         found.open()
         yield found
+
+
+def _see_that_it_answers(address: str) -> None:
+    """Ray itself takes a minute to find out that nobody is there."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():  # auto, say, which Ray looks up
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER).close()
+    except OSError as error:
+        raise UserError(
+            f"no Ray cluster answers at {address} (ray.address, or RAY_ADDRESS of the environment): {error}; start one "
+            "with `ray start --head`, or give ray.address=local for one of the run's own"
+        ) from None
 
 
 def _connect(address: str, options: RayOptions, pools: PoolsOptions) -> None:
