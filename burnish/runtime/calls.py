@@ -20,15 +20,17 @@ GONE = (RayActorError, WorkerCrashedError, NodeDiedError)
 class Asked(Protocol):
     """A group of workers as its calls see it."""
 
-    name: str
-    collective: bool
+    @property
+    def name(self) -> str:
+        """Of its pool."""
+        ...
 
     def failed(self, rank: int, error: BaseException) -> None:
         """A worker died, raised or is late: do what the others need."""
         ...
 
 
-@dataclass
+@dataclass(eq=False)
 class Call:
     """One method asked of some workers. The driver holds what they answer, so that it outlives them."""
 
@@ -39,6 +41,7 @@ class Call:
     option: str  # where they come from
     kept: dict[int, ray.ObjectRef] = field(default_factory=dict)  # by rank: second halves of answers, never fetched
     start: float = field(default_factory=time.monotonic)
+    _fine: set[ray.ObjectRef] = field(default_factory=set)  # answers that are there and are no errors
 
     @property
     def left(self) -> float:
@@ -46,9 +49,19 @@ class Call:
         return max(0.0, self.start + self.seconds - time.monotonic())
 
     def done(self) -> bool:
-        """Whether ``results`` returns, or raises, at once."""
-        pending = list(self.answers.values())
-        return not ray.wait(pending, num_returns=len(pending), timeout=0)[1]
+        """Whether ``results`` returns, or raises, at once: all have answered, or one has failed."""
+        every = list(self.answers.values())
+        ready, pending = ray.wait(every, num_returns=len(every), timeout=0)
+        return not pending or any(self._failed(reference) for reference in ready)
+
+    def _failed(self, reference: ray.ObjectRef) -> bool:
+        if reference not in self._fine:
+            try:
+                ray.get(reference, timeout=LOOK)
+            except RayError:
+                return True
+            self._fine.add(reference)
+        return False
 
     def result(self) -> Any:
         """The answer of the one worker that was asked; see ``results``."""
@@ -78,8 +91,8 @@ class Call:
                     found[rank] = ray.get(reference, timeout=max(self.left, LOOK))
                 except RayError as error:
                     errors.append((rank, self._told(rank, error)))
-                    graceful = self.group.collective and not isinstance(errors[-1][1], WorkerDied)
-                    until = min(until, time.monotonic() + (GRACE if graceful else 0.0))
+                    died = isinstance(errors[-1][1], WorkerDied)
+                    until = min(until, time.monotonic() + (0.0 if died else GRACE))
         if not errors and pending:
             errors = [(rank, self._late(sorted(pending.values()))) for rank in sorted(pending.values())]
         if errors:
@@ -121,6 +134,19 @@ def first_done(calls: Sequence[Call]) -> list[Call]:
         _, rest = ray.wait(pending, num_returns=len(pending), timeout=0)
         if rest:
             ray.wait(rest, timeout=min([LOOK, *(call.left for call in calls)]))
+
+
+def all_done(calls: Sequence[Call]) -> None:
+    """Wait for several calls at once, each of which may be stuck until another one's error is heard.
+
+    Raises:
+        Exception: see ``Call.results``; of the first call that is done with an error.
+    """
+    left = list(calls)
+    while left:
+        for call in first_done(left):
+            call.results()
+            left.remove(call)
 
 
 def reason(error: BaseException) -> str:

@@ -23,6 +23,7 @@ class Parcel:
     fingerprint: Fingerprint
     seconds: dict[str, float]  # gather, transfer, check
     buckets: list[ray.ObjectRef] = field(default_factory=list)  # uint8 arrays; none where they were broadcast
+    broken: str = ""  # why not all was broadcast
 
 
 @dataclass(frozen=True)
@@ -80,19 +81,28 @@ class Sender:
         return None if fingerprint is None else Parcel(fingerprint, watch.drain(), buckets)
 
     def broadcast(self, version: int) -> Parcel | None:
-        """Send the weights through the channel; None on other ranks than 0."""
-        watch, fingerprint = Stopwatch(), None
+        """Send the weights through the channel; None on other ranks than 0.
+
+        A receiver that dies breaks the channel. That is told in the parcel, and no error: the other ranks wait for
+        this one while they gather, and training has to survive it.
+        """
+        watch, fingerprint, broken = Stopwatch(), None, ""
         device = "cpu" if self._channel is None else self._channel.device
         for bucket in self._buckets(version, watch, device):
-            assert self._channel is not None, "no channel was joined"
-            with watch("transfer"):
-                if isinstance(bucket, Tensor):
-                    self._channel.broadcast(bucket)
-                else:
-                    self._channel.tell(bucket)
             if isinstance(bucket, Fingerprint):
                 fingerprint = bucket
-        return None if fingerprint is None else Parcel(fingerprint, watch.drain())
+            if broken:
+                continue
+            assert self._channel is not None, "no channel was joined"
+            try:
+                with watch("transfer"):
+                    if isinstance(bucket, Tensor):
+                        self._channel.broadcast(bucket)
+                    else:
+                        self._channel.tell(bucket)
+            except RuntimeError as error:  # of torch.distributed, which has none of its own for this
+                broken = str(error) or repr(error)
+        return None if fingerprint is None else Parcel(fingerprint, watch.drain(), broken=broken)
 
     def _buckets(
         self, version: int, watch: Stopwatch, device: torch.device | str

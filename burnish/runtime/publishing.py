@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ray.exceptions import GetTimeoutError, ObjectLostError
 
 from burnish.options.ray import PublicationOptions
-from burnish.runtime.calls import Call
+from burnish.runtime.calls import Call, all_done
 from burnish.runtime.faults import Late, WorkerDied
 from burnish.runtime.group import ActorGroup
 from burnish.runtime.publication import Parcel, Receipt
@@ -39,18 +39,14 @@ class Publications:
 
     def __init__(self, trainers: ActorGroup, samplers: ActorGroup, options: PublicationOptions) -> None:
         self.trainers, self.samplers, self.options = trainers, samplers, options
-        self._met = False
+        self._met: tuple[int, int] | None = None  # restarts of both sides when the channel was opened
         self._digests: dict[int, str] = {}
-
-    def forget(self) -> None:
-        """A worker was replaced: the channel is broken, and another one is opened for the next broadcast."""
-        self._met = False
 
     def begin(self, version: int) -> Flight:
         """Start to publish what the trainers hold now; they must not train before it is sent."""
         if self._carrier() == "store":
             return Flight(version, self._ask(self.trainers, "sender.to_store", version), None)
-        if not self._met:
+        if self._met != (self.trainers.restarts, self.samplers.restarts):
             self._meet()
         received = self._ask(self.samplers, "receiver.from_broadcast", version, beside=True)
         return Flight(version, self._ask(self.trainers, "sender.broadcast", version), received)
@@ -60,9 +56,18 @@ class Publications:
 
         Raises:
             Mismatch: a receiver does not hold what was sent; the message names the first tensor that differs.
-            WorkerDied, Late: a worker did not stand by.
+            WorkerDied, Late: a worker did not stand by. When a receiver died, replace it and begin again.
         """
+        if flight.received is not None:
+            try:
+                all_done([flight.received, flight.sent])
+            except BaseException:
+                self._met = None
+                raise
         parcel = self._sent(flight)
+        if parcel.broken:
+            self._met = None
+            raise RuntimeError(f"version {flight.version} of the weights was not sent: {parcel.broken}")
         if flight.received is None:
             left = flight.sent.left
             flight.received = self._ask(
@@ -118,9 +123,8 @@ class Publications:
             self.samplers.submit_each("receiver.join", rows, beside=True, seconds=seconds, option=OPTION),
             self.trainers.submit_one(0, "sender.join", size, device, seconds, seconds=seconds, option=OPTION),
         ]
-        for call in came:
-            call.results()
-        self._met = True
+        all_done(came)
+        self._met = (self.trainers.restarts, self.samplers.restarts)
 
     def _sent(self, flight: Flight) -> Parcel:
         parcel: Parcel = flight.sent.results()[0]

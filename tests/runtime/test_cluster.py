@@ -91,7 +91,7 @@ def test_room_that_others_hold_is_told_apart_from_room_that_there_is_not(connect
     first.open()
     second = Cluster(RayOptions(placement_timeout=2.0), pools, started=True)
     try:
-        with pytest.raises(NoRoom, match="pool train found no room in 2 seconds .* others use what it needs"):
+        with pytest.raises(NoRoom, match=r"pool train found no room in 2 seconds .* others use what it needs"):
             second.open()
     finally:
         second.close()

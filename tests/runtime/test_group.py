@@ -79,6 +79,13 @@ def test_a_worker_killed_in_mid_call_is_noticed_at_once_and_replaced(three):
     assert three.call_one(1, "count") == 0
 
 
+def test_an_error_of_one_worker_is_heard_while_others_work(three):
+    call = three.submit("refuse_on", 1, 3.0)
+    assert first_done([call, three.submit_one(0, "sleep", 3.0)]) == [call]
+    with pytest.raises(ConfigError, match="no luck on 1"):
+        call.results()
+
+
 def test_a_late_answer_names_pool_worker_method_and_seconds(three):
     call = three.submit_one(2, "sleep", 3.0, seconds=0.5, option="some.option")
     with pytest.raises(Late, match=r"sleep of worker 2 of pool train longer than some\.option=0\.5 seconds"):

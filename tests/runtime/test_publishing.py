@@ -82,12 +82,29 @@ def test_a_worker_that_was_replaced_gets_the_version_that_the_others_have(sides)
     with pytest.raises(WorkerDied):
         samples.call_one(0, "seen")
     samples.restart(0)
-    publishing.forget()
     publishing.send_to(0, 5)
     one, other = samples.call("seen")
     assert one == other
     trains.call("learn", 6)  # and the next broadcast reaches both
     publishing.finish(publishing.begin(6))
     publishing.switched(publishing.switch(6), 6)
+    one, other = samples.call("seen")
+    assert one == other
+
+
+def test_a_worker_that_dies_while_it_receives_is_replaced_and_training_survives(sides):
+    trains, samples = sides
+    publishing = publications(sides, "broadcast")
+    trains.call("learn", 7)
+    publishing.finish(publishing.begin(7))
+    pids = list(trains.pids)
+    samples.call_one(1, "die_in_next")
+    with pytest.raises(WorkerDied, match="worker 1 of pool rollout"):
+        publishing.finish(publishing.begin(8))
+    assert trains.call("learn", 8) == [None, None]
+    assert trains.pids == pids
+    samples.restart(1)
+    publishing.finish(publishing.begin(8))
+    publishing.switched(publishing.switch(8), 8)
     one, other = samples.call("seen")
     assert one == other
