@@ -25,6 +25,10 @@ class Asked(Protocol):
         """Of its pool."""
         ...
 
+    def watched(self) -> dict[ray.ObjectRef, int]:
+        """References that are ready when a worker is dead that others wait for, with its rank."""
+        ...
+
     def failed(self, rank: int, error: BaseException) -> None:
         """A worker died, raised or is late: do what the others need."""
         ...
@@ -52,7 +56,10 @@ class Call:
         """Whether ``results`` returns, or raises, at once: all have answered, or one has failed."""
         every = list(self.answers.values())
         ready, pending = ray.wait(every, num_returns=len(every), timeout=0)
-        return not pending or any(self._failed(reference) for reference in ready)
+        if not pending or any(self._failed(reference) for reference in ready):
+            return True
+        watched = list(self.group.watched())
+        return bool(watched and ray.wait(watched, timeout=0)[0])
 
     def _failed(self, reference: ray.ObjectRef) -> bool:
         if reference not in self._fine:
@@ -77,16 +84,17 @@ class Call:
             Exception: what a worker raised, as it is; a note says which worker.
         """
         pending = {reference: rank for rank, reference in self.answers.items()}
+        watched = self.group.watched()
         found: dict[int, Any] = {}
         errors: list[tuple[int, BaseException]] = []
         until = self.start + self.seconds
         while pending:
             left = until - time.monotonic()
-            ready, _ = ray.wait(list(pending), timeout=max(0.0, min(LOOK, left)))
+            ready, _ = ray.wait([*pending, *watched], timeout=max(0.0, min(LOOK, left)))
             if not ready and left <= 0:
                 break
             for reference in ready:
-                rank = pending.pop(reference)
+                rank = pending.pop(reference) if reference in pending else watched.pop(reference)
                 try:
                     found[rank] = ray.get(reference, timeout=max(self.left, LOOK))
                 except RayError as error:
@@ -131,6 +139,7 @@ def first_done(calls: Sequence[Call]) -> list[Call]:
         if done:
             return done
         pending = [reference for call in calls for reference in call.answers.values()]
+        pending += [life for group in {call.group for call in calls} for life in group.watched()]
         _, rest = ray.wait(pending, num_returns=len(pending), timeout=0)
         if rest:
             ray.wait(rest, timeout=min([LOOK, *(call.left for call in calls)]))

@@ -13,13 +13,13 @@ import ray
 
 from burnish.runtime.calls import LOOK, Call
 from burnish.runtime.faults import GaveUp, Late, WorkerDied
-from burnish.runtime.host import BESIDE, Host, Place, environment
+from burnish.runtime.host import BESIDE, LIFE, Host, Place, environment
 from burnish.runtime.pools import Pool
 
 log = logging.getLogger(__name__)
 
 # Ray's own restarts would run a call again on a fresh object without the state of the old one
-ACTOR = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={BESIDE: 1})(Host)
+ACTOR = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={BESIDE: 1, LIFE: 1})(Host)
 
 
 class ActorGroup:
@@ -56,6 +56,7 @@ class ActorGroup:
         self.restarts = 0
         self.ended: BaseException | None = None  # why nobody works any more
         self._hosts: list[Any] = [None] * pool.size
+        self._lives: dict[int, ray.ObjectRef] = {}  # by rank: ready when it is dead
         self.pids = [0] * pool.size  # on their machines
         self.address, self._port = "", 0  # where torch.distributed meets, on rank 0's machine
         try:
@@ -150,6 +151,10 @@ class ActorGroup:
             call.kept[rank] = kept
         return call
 
+    def watched(self) -> dict[ray.ObjectRef, int]:
+        """References that are ready when a worker is dead, by which all others would wait for ever; with its rank."""
+        return {life: rank for rank, life in self._lives.items()} if self.collective else {}
+
     def failed(self, rank: int, error: BaseException) -> None:
         """A worker died, raised or is late; the others of a collective group would wait for it."""
         if self.collective and self.ended is None:
@@ -224,7 +229,7 @@ class ActorGroup:
         self._await_room(starts)
         seconds, option = pool.options.start_timeout, "ray.start_timeout"
         for rank, pid in zip(ranks, self._call("start", starts, seconds, option).results(), strict=True):
-            self.pids[rank] = pid
+            self.pids[rank], self._lives[rank] = pid, self._hosts[rank].live.remote()
         if len(ranks) == len(self):
             first = {0: self._hosts[0].meeting_point.remote()}
             self.address, self._port = self._call("meeting_point", first, seconds, option).result()
@@ -278,6 +283,7 @@ class ActorGroup:
             with contextlib.suppress(ray.exceptions.RayError, ValueError):  # it is dead already
                 ray.kill(self._hosts[rank], no_restart=True)
             self._hosts[rank] = None
+            self._lives.pop(rank, None)
 
 
 def _stored(argument: Any, workers: int) -> Any:

@@ -17,6 +17,7 @@ from typing import Any
 import ray
 
 BESIDE = "beside"  # a second line of calls, which does not wait for the first
+LIFE = "life"  # a third one, of a single call
 PASSED = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "HF_HUB_OFFLINE", "HF_HOME", "TRANSFORMERS_OFFLINE")
 
 
@@ -45,6 +46,11 @@ class Host:
     def start(self) -> int:
         """Its process id."""
         return os.getpid()
+
+    @ray.method(concurrency_group=LIFE)
+    def live(self) -> None:
+        """Never return: the driver's reference to the answer is ready when this process is dead."""
+        threading.Event().wait()
 
     def meeting_point(self) -> tuple[str, int]:
         """Address and a free port of its machine."""
