@@ -151,6 +151,12 @@ class ActorGroup:
             call.kept[rank] = kept
         return call
 
+    def dead(self) -> list[int]:
+        """Workers whose processes are known to be gone, whether or not anything was asked of them."""
+        lives = {life: rank for rank, life in self._lives.items()}
+        gone, _ = ray.wait(list(lives), num_returns=len(lives), timeout=0) if lives else ([], [])
+        return sorted(lives[life] for life in gone)
+
     def watched(self) -> dict[ray.ObjectRef, int]:
         """References that are ready when a worker is dead, by which all others would wait for ever; with its rank."""
         return {life: rank for rank, life in self._lives.items()} if self.collective else {}

@@ -101,7 +101,7 @@ class Sender:
                     else:
                         self._channel.tell(bucket)
             except RuntimeError as error:  # of torch.distributed, which has none of its own for this
-                broken = str(error) or repr(error)
+                broken, self._channel = str(error) or repr(error), None
         return None if fingerprint is None else Parcel(fingerprint, watch.drain(), broken=broken)
 
     def _buckets(

@@ -113,6 +113,8 @@ class Publications:
 
     def _meet(self) -> None:
         """Open a channel. Its members come from all sides at once, each waiting for the others."""
+        for rank in self.samplers.dead():  # the trainer would wait for it
+            raise WorkerDied(self.samplers.name, rank, "it was gone before a channel to it could be opened")
         seconds, size = self.options.timeout, 1 + len(self.samplers)
         devices = {group.pool.need.device for group in (self.trainers, self.samplers)}
         device = "cuda" if devices == {"cuda"} else "cpu"

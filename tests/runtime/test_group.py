@@ -71,12 +71,14 @@ def test_a_worker_killed_in_mid_call_is_noticed_at_once_and_replaced(three):
     assert first_done(calls[:1]) == calls[:1]
     assert three.call_one(2, "total", kept.kept[1]) == sum(range(200_000))  # what it left outlives it
     assert three.call_one(0, "add", 0) == 0  # the others go on
+    assert three.dead() == [1]
     with pytest.raises(WorkerDied):
         three.call_one(1, "count")
     place = three.call_one(0, "about")[0]
     three.restart(1)
     assert three.call_one(1, "about") == (replace(place, rank=1, local_rank=1), (11,))
     assert three.call_one(1, "count") == 0
+    assert three.dead() == []
 
 
 def test_an_error_of_one_worker_is_heard_while_others_work(three):
