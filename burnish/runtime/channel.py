@@ -57,7 +57,9 @@ class Channel:
         store.set_timeout(limit)
         members = dist.PrefixStore("members", store)
         if self.device.type == "cuda":
-            self._group: Any = dist.ProcessGroupNCCL(members, rank, size, limit)
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = limit
+            self._group: Any = dist.ProcessGroupNCCL(members, rank, size, options)
         else:
             self._group = dist.ProcessGroupGloo(members, rank, size, limit)
 
@@ -71,7 +73,7 @@ class Channel:
 
     def tell(self, message: Any) -> None:
         """Give every receiver a small object."""
-        self._store.set(f"message {self._messages}", pickle.dumps(message))
+        self._store.set(f"message {self._messages}", pickle.dumps(message))  # type: ignore[arg-type]  # it takes bytes, too
         self._messages += 1
 
     def hear(self) -> Any:

@@ -19,7 +19,8 @@ from burnish.runtime.pools import Pool
 log = logging.getLogger(__name__)
 
 # Ray's own restarts would run a call again on a fresh object without the state of the old one
-ACTOR = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={BESIDE: 1, LIFE: 1})(Host)
+ONCE: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "concurrency_groups": {BESIDE: 1, LIFE: 1}}
+ACTOR: Any = ray.remote(**ONCE)(Host)
 
 
 class ActorGroup:

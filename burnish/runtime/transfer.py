@@ -43,7 +43,7 @@ def pack(batch: Batch) -> Packed:
     arrays: list[np.ndarray] = []
 
     def keep(buffer: pickle.PickleBuffer) -> None:
-        arrays.append(np.frombuffer(buffer, dtype=np.uint8))
+        arrays.append(np.frombuffer(buffer.raw(), dtype=np.uint8))
 
     head = io.BytesIO()
     _Pickler(head, keep).dump(batch)
@@ -60,7 +60,7 @@ class _Pickler(pickle.Pickler):
         if not isinstance(value, Tensor):
             return NotImplemented
         flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        content = flat.tobytes() if flat.nbytes < SMALL else pickle.PickleBuffer(flat)
+        content = flat.tobytes() if flat.nbytes < SMALL else pickle.PickleBuffer(flat)  # type: ignore[arg-type]
         return _tensor, (content, value.dtype, tuple(value.shape))
 
 

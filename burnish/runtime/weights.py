@@ -43,7 +43,7 @@ class Entry:
     @property
     def torch_dtype(self) -> torch.dtype:
         """Its type in torch."""
-        return getattr(torch, self.dtype)  # type: ignore[no-any-return]
+        return getattr(torch, self.dtype)
 
     def __str__(self) -> str:
         return f"{self.name} ({self.dtype} {list(self.shape)})"
