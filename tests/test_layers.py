@@ -28,6 +28,7 @@ LAYERS = [
     ["sources", "workers"],
     ["config"],
     ["folder", "session", "loop"],
+    ["runtime"],
     ["report"],
     ["closing", "hooks", "plan"],
     ["commands"],

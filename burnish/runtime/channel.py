@@ -1,0 +1,97 @@
+"""A broadcast from one process to several, beside whatever process group they train in."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+
+class Meeting:
+    """Where the members of a channel find each other: a store that its first member keeps."""
+
+    def __init__(self, address: str, seconds: float) -> None:
+        """Open it on a free port.
+
+        Args:
+            address: of this machine, which the others reach.
+            seconds: that anything may take.
+        """
+        self.store = dist.TCPStore(
+            address, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=seconds)
+        )
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self.store.port)
+
+
+class Channel:
+    """Rank 0 sends, all others receive. It is no part of torch's default group, and registers nowhere.
+
+    A member that dies breaks it; the others find out by an error or by the deadline, and open another.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, size: int, *, device: str, seconds: float) -> None:
+        """Meet; returns when all have come.
+
+        Args:
+            store: of the meeting.
+            rank: 0 for the sender.
+            size: all members.
+            device: cpu talks over gloo, cuda over NCCL.
+            seconds: that the meeting, and each message, may take.
+
+        Raises:
+            RuntimeError: not all came in time.
+        """
+        self.rank, self.size, self.device = rank, size, torch.device(device)
+        self._store = store
+        self._messages = 0
+        limit = timedelta(seconds=seconds)
+        store.set_timeout(limit)
+        members = dist.PrefixStore("members", store)
+        if self.device.type == "cuda":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = limit
+            self._group: Any = dist.ProcessGroupNCCL(members, rank, size, options)
+        else:
+            self._group = dist.ProcessGroupGloo(members, rank, size, limit)
+
+    @classmethod
+    def join(cls, address: str, port: int, rank: int, size: int, *, device: str, seconds: float) -> Channel:
+        """Meet the others where rank 0 has opened a ``Meeting``."""
+        store = dist.TCPStore(
+            address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=seconds)
+        )
+        return cls(store, rank, size, device=device, seconds=seconds)
+
+    def tell(self, message: Any) -> None:
+        """Give every receiver a small object."""
+        self._store.set(f"message {self._messages}", pickle.dumps(message))  # type: ignore[arg-type]  # it takes bytes, too
+        self._messages += 1
+
+    def hear(self) -> Any:
+        """The sender's next small object.
+
+        Raises:
+            RuntimeError: none comes in time.
+        """
+        content = self._store.get(f"message {self._messages}")
+        self._messages += 1
+        return pickle.loads(content)
+
+    def broadcast(self, bucket: Tensor) -> None:
+        """Send rank 0's bytes into everybody's ``bucket``: uint8, as long everywhere, on the channel's device."""
+        self._group.broadcast([bucket], dist.BroadcastOptions()).wait()
+        if self.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+
+    def close(self) -> None:
+        """Leave."""
+        self._group.shutdown()

@@ -1,0 +1,196 @@
+"""The Ray cluster of a run: a running one by its address, or one that is started for the run alone and stopped."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray._private import ray_constants
+
+from burnish.errors import UserError
+from burnish.options.ray import PoolsOptions, RayOptions
+from burnish.runtime.faults import NoRoom
+from burnish.runtime.pools import Pool
+from burnish.runtime.room import Need, Node, lacking, needs
+
+log = logging.getLogger(__name__)
+
+LOCAL = "local"
+ATTEMPTS = 3  # Ray gives its own helpers 15 seconds, whatever the machine is busy with
+ANSWER = 10.0  # seconds that a machine may take to answer at all
+LOOK = 1.0  # seconds between looks at a cluster that machines may still join
+
+
+class Cluster:
+    """The machines of a run and the pools on them."""
+
+    def __init__(self, options: RayOptions, pools: PoolsOptions, *, started: bool) -> None:
+        self.options, self.started = options, started
+        self._asked = pools
+        self.pools: dict[str, Pool] = {}
+
+    def nodes(self) -> list[Node]:
+        """The machines that are alive."""
+        return [
+            Node(
+                address=node["NodeManagerAddress"],
+                cpus=node["Resources"].get("CPU", 0.0),
+                gpus=node["Resources"].get("GPU", 0.0),
+            )
+            for node in ray.nodes()
+            if node["Alive"]
+        ]
+
+    @property
+    def needs(self) -> list[Need]:
+        """What every pool takes of these machines."""
+        return needs(self._asked, gpus_there=any(node.gpus for node in self.nodes()))
+
+    def lacking(self) -> str:
+        """Why the pools can't be placed, as far as that is certain; nothing otherwise."""
+        return "; ".join(lacking(self.needs, self.nodes()))
+
+    def check(self) -> None:
+        """Wait until the machines can hold the pools: more may join a running cluster.
+
+        Raises:
+            NoRoom: they can't, in time; at once on a cluster of the run's own.
+        """
+        deadline = time.monotonic() + (0 if self.started else self.options.placement_timeout)
+        said = ""
+        while why := self.lacking():
+            if time.monotonic() >= deadline:
+                waited = f" (waited {self.options.placement_timeout:g} seconds: ray.placement_timeout)"
+                raise NoRoom(why + ("" if self.started else waited))
+            if why != said:
+                log.warning("waiting at most %g seconds for machines: %s", self.options.placement_timeout, why)
+            said = why
+            time.sleep(LOOK)
+
+    def open(self) -> None:
+        """Reserve room for every pool.
+
+        Raises:
+            NoRoom: others hold it for too long.
+        """
+        self.check()
+        for need in self.needs:
+            self.pools[need.pool] = Pool(need, self.options, self.lacking)
+        for pool in self.pools.values():
+            pool.wait()
+
+    def close(self) -> None:
+        """Give the room back; whoever still works there is ended."""
+        for pool in self.pools.values():
+            pool.close()
+        self.pools.clear()
+
+
+@contextmanager
+def cluster(options: RayOptions, pools: PoolsOptions) -> Iterator[Cluster]:
+    """Connect to Ray and reserve room for the pools; at the end give everything back and stop what was started.
+
+    Raises:
+        UserError: there is no such cluster, or Ray refuses an argument.
+        NoRoom: it can't hold the pools.
+    """
+    if ray.is_initialized():
+        raise UserError("this process is connected to a Ray cluster already; call ray.shutdown() before the run")
+    address = options.address or os.environ.get("RAY_ADDRESS") or LOCAL
+    with ExitStack() as stack:
+        stack.callback(ray.shutdown)
+        if address != LOCAL:
+            _see_that_it_answers(address)
+        with _handlers_kept():
+            _connect(address, options, pools)
+        if options.timeline is not None:
+            stack.callback(_write_timeline, Path(options.timeline).expanduser())
+        found = Cluster(options, pools, started=address == LOCAL)
+        stack.callback(found.close)
+        found.open()
+        yield found
+
+
+def _see_that_it_answers(address: str) -> None:
+    """Ray itself takes a minute to find out that nobody is there."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():  # auto, say, which Ray looks up
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER).close()
+    except OSError as error:
+        raise UserError(
+            f"no Ray cluster answers at {address} (ray.address, or RAY_ADDRESS of the environment): {error}; start one "
+            "with `ray start --head`, or give ray.address=local for one of the run's own"
+        ) from None
+
+
+def _connect(address: str, options: RayOptions, pools: PoolsOptions) -> None:
+    arguments: dict[str, Any] = {"logging_level": logging.ERROR}
+    if address == LOCAL:
+        wanted = sum(pool.size * pool.cpus for pool in pools.by_name().values())
+        # processes may share the CPUs of the run's own machine: what Ray counts is no more than a number there
+        arguments["num_cpus"] = max(os.cpu_count() or 1, math.ceil(wanted))
+        arguments["include_dashboard"] = False
+        arguments["_system_config"] = {
+            # one process per CPU that waits for tasks: workers are actors, and get processes of their own
+            "prestart_worker_first_driver": False,
+            "enable_worker_prestart": False,
+            "worker_register_timeout_seconds": int(options.start_timeout),
+        }
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    arguments |= options.init
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            with _on_loopback() if address == LOCAL else nullcontext():
+                ray.init(address=address, runtime_env=options.runtime_env or None, **arguments)
+            return
+        except (ConnectionError, ValueError, TypeError, RuntimeError) as error:
+            given = f", ray.init={options.init}" if options.init else ""
+            raise UserError(f"Ray can't be reached or refuses (ray.address={address}{given}): {error}") from error
+        except Exception as error:  # Ray has no class of its own for a machine that was too slow
+            ray.shutdown()
+            if address != LOCAL or attempt == ATTEMPTS:
+                raise UserError(f"Ray did not start (ray.address={address}), {attempt} times: {error}") from error
+            log.warning("Ray did not start in time and is started again: %s", error)
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Ray listens on every network, unless it believes that no other machine can join."""
+    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Ray replaces the handler of SIGTERM, which is for a checkpoint and a clean end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _write_timeline(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        ray.timeline(str(path))
+    except Exception as error:  # the run is over, and this must not hide how it ended
+        log.warning("ray.timeline=%s could not be written: %s", path, error)

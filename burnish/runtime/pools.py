@@ -1,0 +1,77 @@
+"""A pool: room that is reserved in the cluster for processes of one kind."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+
+import ray
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from burnish.options.ray import RayOptions
+from burnish.runtime.faults import NoRoom
+from burnish.runtime.room import Need, amounts
+
+LOOK = 1.0  # seconds between looks, so that Ctrl-C is heard
+
+
+class Pool:
+    """One bundle of resources per machine; ranks fill one machine after the other."""
+
+    def __init__(self, need: Need, options: RayOptions, lacking: Callable[[], str]) -> None:
+        """Ask for room.
+
+        Args:
+            need: what the pool takes.
+            options: of the cluster.
+            lacking: says why the pools can't be placed, where that is certain.
+        """
+        self.need, self.options = need, options
+        self._lacking = lacking
+        strategy = "STRICT_SPREAD" if need.nodes > 1 else "PACK"
+        name = f"burnish-{need.pool}-{uuid.uuid4().hex[:8]}"  # shown by Ray, which wants it only once
+        self._group = placement_group([need.bundle] * need.nodes, strategy=strategy, name=name)
+
+    @property
+    def name(self) -> str:
+        """train, rollout or reward."""
+        return self.need.pool
+
+    @property
+    def size(self) -> int:
+        """Processes."""
+        return self.need.nodes * self.need.processes
+
+    def wait(self) -> None:
+        """Return when all its machines are there.
+
+        Raises:
+            NoRoom: they are not in time.
+        """
+        deadline = time.monotonic() + self.options.placement_timeout
+        while not self._group.wait(LOOK):
+            if time.monotonic() > deadline:
+                raise self.no_room()
+
+    def placed(self) -> bool:
+        """Whether all its machines are there now; one that was lost takes Ray seconds to notice."""
+        return bool(placement_group_table(self._group)["state"] == "CREATED")
+
+    def no_room(self) -> NoRoom:
+        """That it was not placed in time, and what the cluster lacks."""
+        free = {name: value for name, value in ray.available_resources().items() if name in ("CPU", "GPU")}
+        why = self._lacking() or f"others use what it needs: {amounts(free) or 'nothing'} of the whole cluster is free"
+        return NoRoom(
+            f"pool {self.name} found no room in {self.options.placement_timeout:g} seconds "
+            f"(ray.placement_timeout): it needs {self.need}; {why}"
+        )
+
+    def strategy(self, rank: int) -> PlacementGroupSchedulingStrategy:
+        """Where a rank is to be."""
+        return PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank // self.need.processes)
+
+    def close(self) -> None:
+        """Give the room back; whoever still works there is ended."""
+        remove_placement_group(self._group)

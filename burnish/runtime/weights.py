@@ -1,0 +1,230 @@
+"""Named weights as a stream of bytes in buckets, and a checksum of each that is made where it lies."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+WORDS = 1 << 20  # 64-bit words that are summed at a time
+ODD = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as int64: 2^64 divided by the golden ratio
+
+
+class Mismatch(RuntimeError):
+    """Weights are not what they should be; the message names the first tensor that differs."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str  # as torch calls it, without torch.
+
+    @classmethod
+    def of(cls, name: str, tensor: Tensor) -> Entry:
+        """What a tensor is, whatever it holds; of a sharded one, the whole."""
+        return cls(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        count = 1
+        for length in self.shape:
+            count *= length
+        return count * self.torch_dtype.itemsize
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """Its type in torch."""
+        return getattr(torch, self.dtype)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.dtype} {list(self.shape)})"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which tensors travel, in which order."""
+
+    entries: tuple[Entry, ...]
+
+    @classmethod
+    def of(cls, weights: Mapping[str, Tensor]) -> Layout:
+        """Of named weights, in their order."""
+        return cls(tuple(Entry.of(name, tensor) for name, tensor in weights.items()))
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(entry.size for entry in self.entries)
+
+    def empty(self, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Room for these weights, each on the device of its namesake."""
+        return {
+            entry.name: torch.empty(entry.shape, dtype=entry.torch_dtype, device=like[entry.name].device)
+            for entry in self.entries
+        }
+
+    def check(self, own: Layout, version: int, *, whole: bool) -> None:
+        """See that these weights fit.
+
+        Args:
+            own: the receiver's weights.
+            version: for the message.
+            whole: whether all of the receiver's weights have to come.
+
+        Raises:
+            Mismatch: a tensor is unknown, missing, or of another shape or type.
+        """
+        known = {entry.name: entry for entry in own.entries}
+        for entry in self.entries:
+            there = known.get(entry.name)
+            if there != entry:
+                what = f"has {there}" if there else "has no such tensor"
+                raise Mismatch(f"version {version} of the weights brings {entry}, and the receiver {what}")
+        missing = known.keys() - {entry.name for entry in self.entries}
+        if whole and missing:
+            first = next(entry for entry in own.entries if entry.name in missing)
+            raise Mismatch(
+                f"version {version} is the first that this receiver gets, and it lacks {first}"
+                f"{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}; the first has to bring all weights"
+            )
+
+
+def pieces(tensor: Tensor) -> Tensor:
+    """A contiguous tensor's bytes, uint8 [n], in the same memory."""
+    return tensor.detach().view(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0, dtype=torch.uint8)
+
+
+class Writer:
+    """Fills buckets with the bytes of one tensor after another."""
+
+    def __init__(self, size: int, device: torch.device | str) -> None:
+        """Start.
+
+        Args:
+            size: bytes of a bucket; the last one is shorter.
+            device: of the buckets.
+        """
+        self._size, self._device = size, device
+        self._bucket: Tensor | None = None
+        self._filled = 0
+
+    def add(self, tensor: Tensor) -> Iterator[Tensor]:
+        """The buckets that a tensor fills, uint8 [size] each."""
+        content = pieces(tensor.contiguous())
+        while len(content):
+            if self._bucket is None:
+                self._bucket = torch.empty(self._size, dtype=torch.uint8, device=self._device)
+            count = min(len(content), self._size - self._filled)
+            self._bucket[self._filled : self._filled + count].copy_(content[:count])
+            self._filled += count
+            content = content[count:]
+            if self._filled == self._size:
+                yield from self.rest()
+
+    def rest(self) -> Iterator[Tensor]:
+        """The bucket that is not full yet, if there is one."""
+        if self._bucket is not None:
+            bucket, filled = self._bucket, self._filled
+            self._bucket, self._filled = None, 0
+            yield bucket[:filled]
+
+
+class Reader:
+    """Puts the bytes of buckets back into tensors."""
+
+    def __init__(self, room: Mapping[str, Tensor]) -> None:
+        self._left = [content for tensor in room.values() if len(content := pieces(tensor))][::-1]
+
+    def take(self, bucket: Tensor) -> None:
+        """The next bucket, uint8 [n]."""
+        while len(bucket):
+            content = self._left.pop()
+            count = min(len(content), len(bucket))
+            content[:count].copy_(bucket[:count])
+            bucket = bucket[count:]
+            if count < len(content):
+                self._left.append(content[count:])
+
+    @property
+    def left(self) -> int:
+        """Bytes that are still to come."""
+        return sum(map(len, self._left))
+
+
+def checksum(tensor: Tensor) -> int:
+    """64 bits of a tensor's bytes, the same on every device; any one byte that differs changes them.
+
+    Words, their upper half mixed into the lower, are summed modulo 2^64, each times an odd number of its place:
+    integer sums have no order, and what is odd has an inverse, so that a change in one word can't vanish.
+    """
+    content = pieces(tensor.detach().contiguous())
+    total = torch.zeros((), dtype=torch.int64, device=content.device)
+    for start in range(0, len(content), WORDS * 8):
+        part = content[start : start + WORDS * 8]
+        spare = -len(part) % 8
+        if spare:
+            part = torch.cat([part, part.new_zeros(spare)])
+        words = part.clone().view(torch.int64) if part.storage_offset() % 8 else part.view(torch.int64)
+        mixed = words ^ ((words >> 32) & 0xFFFFFFFF)  # else two changes of the highest bit would cancel
+        total = total * ODD + (mixed * _places(words.device)[: len(words)]).sum()
+    return int(total) & 0xFFFFFFFFFFFFFFFF
+
+
+@cache
+def _places(device: torch.device) -> Tensor:
+    """An odd number for each place: [WORDS] int64, splitmix64 of the place."""
+    z = torch.arange(1, WORDS + 1, dtype=torch.int64, device=device) * ODD
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+        z = (z ^ ((z >> shift) & ((1 << (64 - shift)) - 1))) * factor
+    return (z ^ ((z >> 31) & ((1 << 33) - 1))) | 1
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What weights of a version are: every tensor's name, shape, type and checksum."""
+
+    version: int
+    entries: tuple[Entry, ...]
+    checksums: tuple[int, ...]
+
+    @classmethod
+    def of(cls, weights: Mapping[str, Tensor], version: int) -> Fingerprint:
+        """Of named weights."""
+        return cls(version, Layout.of(weights).entries, tuple(map(checksum, weights.values())))
+
+    @property
+    def digest(self) -> str:
+        """All of it in 16 letters."""
+        content = [self.version, [[e.name, list(e.shape), e.dtype] for e in self.entries], list(self.checksums)]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+    def check(self, found: Fingerprint, where: str) -> None:
+        """See that what was found is this.
+
+        Raises:
+            Mismatch: it is not; the message names the first tensor that differs.
+        """
+        if found == self:
+            return
+        if found.version != self.version:
+            raise Mismatch(f"{where} holds version {found.version} of the weights, and the trainer {self.version}")
+        for own, other, one, two in zip(self.entries, found.entries, self.checksums, found.checksums, strict=False):
+            if own != other:
+                raise Mismatch(f"version {self.version} of the weights has {own}, and {where} has {other} there")
+            if one != two:
+                raise Mismatch(
+                    f"tensor {own} of version {self.version} differs between the trainer and {where}: "
+                    f"checksums {one:016x} and {two:016x}"
+                )
+        raise Mismatch(
+            f"version {self.version} has {len(self.entries)} tensors, and {where} has {len(found.entries)} of them"
+        )

@@ -1,0 +1,104 @@
+"""Connecting, starting and stopping Ray, and saying what a cluster lacks."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from burnish.errors import UserError
+from burnish.options.ray import PoolOptions, PoolsOptions, RayOptions
+from burnish.runtime.cluster import Cluster, cluster
+from burnish.runtime.faults import NoRoom
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 900.0  # seconds
+
+
+def run(module: str, *arguments: str) -> dict:
+    """What a script of this folder prints last."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.runtime.{module}", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_a_cluster_of_the_run_s_own_is_this_machine_s_alone_and_goes_with_the_run(tmp_path):
+    found = run("own_cluster", str(tmp_path / "new" / "timeline.json"))
+    assert found["handler kept"]
+    assert found["listening"]
+    assert all(address.startswith("127.") for address in found["listening"])
+    assert found["alive"] == []
+    assert any("sleep" in str(event) for event in json.loads((tmp_path / "new" / "timeline.json").read_text()))
+
+
+@pytest.mark.slow
+def test_two_machines_of_which_one_is_lost():
+    found = run("two_nodes")
+    assert found["machines"] == 2
+    assert found["died"].startswith("worker 1 of pool rollout died")
+    assert found["others"] == 0
+    assert found["again"] == [0, 1]
+    assert found["machines again"] == 2
+    assert "pool rollout found no room in 5 seconds (ray.placement_timeout)" in found["lacking"]
+    assert "needs 2 machines, each with 1 CPU, and 1 of" in found["lacking"]
+
+
+def test_nobody_answers_at_a_wrong_address():
+    start = time.monotonic()
+    with pytest.raises(UserError, match=r"no Ray cluster answers at 127\.0\.0\.1:1 "):
+        with cluster(RayOptions(address="127.0.0.1:1"), PoolsOptions()):
+            pass
+    assert time.monotonic() - start < 30
+
+
+@pytest.mark.slow
+def test_a_second_connection_is_refused(connection):
+    with pytest.raises(UserError, match="connected to a Ray cluster already"):
+        with cluster(RayOptions(), PoolsOptions()):
+            pass
+
+
+@pytest.mark.slow
+def test_pools_that_can_never_be_placed_are_refused_before_anything_is_asked_for(connection):
+    pools = PoolsOptions(rollout=PoolOptions(nodes=2))
+    with pytest.raises(NoRoom, match="pool rollout needs 2 machines, each with 1 CPU, and 1 of 1 machines is so"):
+        Cluster(RayOptions(), pools, started=True).open()
+    with pytest.raises(NoRoom, match="pool train needs a machine with 1 CPU and 1 GPU"):
+        Cluster(RayOptions(), PoolsOptions(train=PoolOptions(device="cuda")), started=True).open()
+
+
+@pytest.mark.slow
+def test_a_running_cluster_gets_time_for_machines_to_join(connection, caplog):
+    options = RayOptions(placement_timeout=0.5)
+    with pytest.raises(NoRoom, match=r"pool train needs .* \(waited 0\.5 seconds: ray\.placement_timeout\)"):
+        Cluster(options, PoolsOptions(train=PoolOptions(processes=99)), started=False).open()
+    assert "waiting at most 0.5 seconds for machines: pool train needs" in caplog.text
+
+
+@pytest.mark.slow
+def test_room_that_others_hold_is_told_apart_from_room_that_there_is_not(connection):
+    pools = PoolsOptions(train=PoolOptions(processes=5))
+    first = Cluster(RayOptions(), pools, started=True)
+    first.open()
+    second = Cluster(RayOptions(placement_timeout=2.0), pools, started=True)
+    try:
+        with pytest.raises(NoRoom, match=r"pool train found no room in 2 seconds .* others use what it needs"):
+            second.open()
+    finally:
+        second.close()
+        first.close()
+
+
+def test_ray_is_asked_for_when_it_is_missing():
+    code = "import importlib.util as u; u.find_spec = lambda name: None\nimport burnish.runtime"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert "pip install 'burnish[ray]'" in done.stderr

@@ -1,0 +1,65 @@
+"""A cluster of a head and two machines, simulated on this one; machines go and come. Prints what was seen, as JSON."""
+
+import json
+import os
+import threading
+
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # Ray takes that to mean: no other machine, all on loopback
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
+from ray.cluster_utils import Cluster
+
+from burnish.options.ray import PoolOptions, PoolsOptions, RayOptions
+from burnish.runtime.cluster import cluster
+from burnish.runtime.faults import NoRoom, WorkerDied
+from burnish.runtime.group import ActorGroup
+from tests.runtime.toys import Toy
+
+SLOW = 300.0
+
+
+def main() -> None:
+    nodes = Cluster(shutdown_at_exit=True)
+    nodes.add_node(num_cpus=0, include_dashboard=False, object_store_memory=100_000_000)
+    others = [nodes.add_node(num_cpus=2, object_store_memory=100_000_000) for _ in range(2)]
+    options = RayOptions(
+        address=nodes.address, init={"log_to_driver": False}, placement_timeout=SLOW, call_timeout=SLOW
+    )
+    pools = PoolsOptions(train=PoolOptions(cpus=0.1), rollout=PoolOptions(nodes=2))
+    try:
+        with cluster(options, pools) as found:
+            with ActorGroup(found.pools["rollout"], Toy, collective=False) as group:
+                print(json.dumps(story(nodes, others, group)))
+    finally:
+        nodes.shutdown()
+
+
+def story(nodes: Cluster, others: list, group: ActorGroup) -> dict:
+    machines = group.call("machine")
+    lost = next(node for node in others if node.node_id == machines[1])
+    call = group.submit_one(1, "sleep", 600.0)
+    nodes.remove_node(lost, allow_graceful=False)
+    try:
+        call.result()
+        died = "nobody"
+    except WorkerDied as error:
+        died = str(error)
+    found = {"machines": len(set(machines)), "died": died, "others": group.call_one(0, "add", 0)}
+    fresh: list = []
+    join = threading.Thread(target=lambda: fresh.append(nodes.add_node(num_cpus=2, object_store_memory=100_000_000)))
+    join.start()
+    group.restart(1)
+    join.join()
+    found |= {"again": group.call("add", 0), "machines again": len(set(group.call("machine")))}
+    group.pool.options.placement_timeout = 5.0
+    nodes.remove_node(fresh[0], allow_graceful=False)
+    try:
+        group.restart(1)
+        found["lacking"] = "nothing"
+    except NoRoom as error:
+        found["lacking"] = str(error)
+    return found
+
+
+if __name__ == "__main__":
+    main()
