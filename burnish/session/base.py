@@ -15,7 +15,9 @@ import torch
 
 from burnish.config import RunConfig
 from burnish.rewards.scoring import Scorer
+from burnish.sources.asked import Maker
 from burnish.sources.base import Source
+from burnish.sources.questions import Questions
 from burnish.stopwatch import Stopwatch
 from burnish.types import Prompt
 from burnish.workers.ema import Ema
@@ -29,6 +31,8 @@ class Session:
     config: Any  # the task's own class of configuration
     roles: Any  # the networks
     engine: Any  # who samples
+    questions: Questions  # which samples are asked for; only where any are
+    maker: Maker  # who makes and judges them, in this process
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
