@@ -18,10 +18,6 @@ class Handle(Protocol):
     def seconds(self) -> float:
         """How long they were worked on; known when they are finished."""
 
-    def done(self) -> bool:
-        """Whether there is nothing to wait for any more."""
-        ...
-
     def result(self, timeout: float) -> Any:
         """The finished rollouts, or the error that came in between; the same at every call.
 
@@ -64,11 +60,11 @@ class Filling:
         self.after: dict[str, Any] = {}  # where the stream stands behind it
         assert questions.filtering is not None, "one round makes a batch full"
         self._round, self._rounds = timeout, questions.filtering.max_num_gen_batches
+        self._patience = timeout * self._rounds  # until it is full
+        if before is not None and not before._future.done():
+            self._patience += before._patience
         self._future: Future[Any] = Future()
         threading.Thread(target=self._run, args=(before,), name=f"batch-{update}", daemon=True).start()
-
-    def done(self) -> bool:
-        return self._future.done()
 
     def result(self, timeout: float) -> Any:
         """Its rollouts; ``timeout`` seconds may go by for each round that it can take."""
@@ -77,7 +73,7 @@ class Filling:
     def _run(self, before: Filling | None) -> None:
         try:
             if before is not None:
-                before.result(self._round)
+                before._future.result(before._patience)
             rollouts = self.questions.batch(self._make, self.update, self.version)
             self.after = self.questions.state_dict()
         except BaseException as error:

@@ -59,9 +59,6 @@ class _Finished:
     rollouts: Any
     seconds: float = 0.0
 
-    def done(self) -> bool:
-        return True
-
     def result(self, timeout: float) -> Any:
         return self.rollouts
 

@@ -73,9 +73,6 @@ class Promise:
     def __init__(self, lost):
         self.future, self.seconds, self.lost = Future(), 0.0, lost
 
-    def done(self):
-        return self.future.done()
-
     def result(self, timeout):
         try:
             return self.future.result(timeout)
