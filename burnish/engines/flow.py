@@ -24,6 +24,7 @@ from burnish.options import RolloutOptions
 from burnish.types import Conditioning, Denoising, Prompt
 
 REMEMBERED = 4096  # prompts whose embeddings are kept
+LEAST = 4  # rows of a forward for a tree: kernels for fewer round otherwise, and no sample may depend on other trees
 
 
 class SamplingRoles(Protocol):
@@ -154,7 +155,12 @@ class FlowEngine:
         ]
 
         def velocity(x: Tensor, time: Tensor, index: Tensor) -> Tensor:
-            return role(x, time, conditioning.select(index), unconditional.select(index), guidance=job.guidance)
+            count = len(index)
+            if plan.node is not None and count < LEAST:
+                padded = torch.arange(LEAST).clamp(max=count - 1)
+                x, time, index = x[padded], time[padded], index[padded]
+            found = role(x, time, conditioning.select(index), unconditional.select(index), guidance=job.guidance)
+            return found[:count]
 
         def noise_at(step: int) -> Tensor:
             leads = lineage.lead[:, step + 1].tolist()

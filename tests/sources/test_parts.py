@@ -9,6 +9,7 @@ import torch
 from burnish.algorithms.branch_grpo import BranchGRPO
 from burnish.algorithms.flow_grpo import FlowGRPO
 from burnish.batch import Gathered
+from burnish.completion import Completion
 from burnish.data.stream import PromptStream
 from burnish.flow.windows import Window
 from burnish.options import RolloutOptions, ScoringOptions
@@ -33,16 +34,21 @@ def pipeline(tmp_path_factory):
     return tiny_pipeline(tmp_path_factory.mktemp("sd3"), vae=False)
 
 
+ROUNDED = ("logprob",)  # of responses: kernels for few rows round otherwise, and tokens are what is sampled
+
+
 def same(whole, parted) -> None:
     """Equal rows, whatever tables they refer to, and equal metrics up to rounding."""
-    for batch in (whole, parted):
-        assert type(batch) is type(whole)
+    assert type(parted) is type(whole)
     for name, value in whole._rows():
         other = getattr(parted, name)
         if isinstance(value, Gathered):
             same(value.rows(), other.rows())
         elif isinstance(value, torch.Tensor):
             assert value.shape == other.shape, name
+            if isinstance(whole, Completion) and name in ROUNDED:
+                torch.testing.assert_close(other, value, rtol=0, atol=1e-5)
+                continue
             assert torch.equal(value.nan_to_num(7), other.nan_to_num(7)), name
         elif hasattr(value, "_rows"):
             same(value, other)
@@ -92,7 +98,7 @@ def test_pictures_made_in_parts_are_those_of_the_whole(pipeline, case):
 
 
 LANGUAGE = {
-    "greedy": [*SMALL, "algorithm=remax", "trainer.rollouts_per_update=1"],
+    "greedy": [*SMALL, "algorithm=remax", "trainer.mini_batch_size=null"],
     "dialogues": [*game(), "algorithm=grpo"],
 }
 
