@@ -31,14 +31,14 @@ def aged(pipeline, algorithm):
 
 
 def test_log_probs_of_older_weights_are_not_taken_for_the_policys_own(pipeline):
-    bench, stale, fresh = aged(pipeline, FlowGRPO(window=WINDOW, clip=0.5))
+    bench, stale, fresh = aged(pipeline, FlowGRPO(window=WINDOW, clip=1e-3))
     assert bench.roles.on_policy
     annotated = bench.workers.annotate(fresh)
     assert annotated.metrics["old_policy/recomputed"] == 0
     assert torch.equal(annotated.old, fresh.trace.logprob)
     annotated = bench.workers.annotate(stale)
     assert annotated.metrics["old_policy/recomputed"] == 1
-    assert (annotated.old - stale.trace.logprob).abs().max() > 1e-3
+    assert (annotated.old - stale.trace.logprob).abs().max() > 1e-4
     metrics = bench.workers.update(bench.algorithm.credit(annotated)[0], 2)
     assert metrics["actor/ratio_mean"] == pytest.approx(1.0, abs=1e-6)
 
@@ -57,7 +57,7 @@ def test_the_correction_weighs_what_older_weights_sampled(pipeline, mode):
         assert "rollout_corr/rollout_is_mean" in metrics
         weights[name] = float((ratio - 1).abs().max())
     assert weights["fresh"] < 1e-5
-    assert weights["stale"] > 1e-3
+    assert weights["stale"] > 1e-4
 
 
 def test_means_of_older_weights_are_computed_anew(pipeline):
