@@ -31,8 +31,6 @@ class Session:
     config: Any  # the task's own class of configuration
     roles: Any  # the networks
     engine: Any  # who samples
-    questions: Questions  # which samples are asked for; only where any are
-    maker: Maker  # who makes and judges them, in this process
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -104,6 +102,16 @@ class Session:
     @cached_property
     def source(self) -> Source:
         """Where batches come from."""
+        raise NotImplementedError
+
+    @cached_property
+    def questions(self) -> Questions:
+        """Which samples are asked for, where samples are learned from."""
+        raise NotImplementedError
+
+    @cached_property
+    def maker(self) -> Maker:
+        """Who makes and judges them, in this process."""
         raise NotImplementedError
 
     def read(self, files: Any) -> list[Prompt]:

@@ -197,7 +197,7 @@ class PipelinedSource:
 
     def _await_start(self, update: int) -> None:
         """Wait until the weights of the next batch are published."""
-        if self._ahead or self._changed.wait_for(lambda: len(self._ahead) > 0, self.options.timeout):
+        if self._changed.wait_for(lambda: len(self._ahead) > 0, self.options.timeout):
             return
         assert self._floor is not None, "the loop has not begun"
         version = max(self._floor, update - 1 - self.options.lag)
