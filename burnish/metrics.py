@@ -15,7 +15,7 @@ from burnish.credit import group_statistics
 from burnish.prompt import Prompt
 from burnish.types import Answered, Collected, GivenAnswers, Rollouts, Scores
 
-TIME_COLUMNS = ("timing_s/", "timing_per_image_ms/", "timing_per_token_ms/", "perf/")
+TIME_COLUMNS = ("timing_s/", "timing_per_image_ms/", "timing_per_token_ms/", "perf/", "pipeline/idle_share/")
 PER_IMAGE = ("gen", "ref", "old_log_prob", "adv", "update_actor")  # verl's: what handles every picture
 PER_TOKEN = ("gen", "ref", "old_log_prob", "values", "adv", "update_actor")
 DRAWS = 1000  # of the bootstrap

@@ -104,6 +104,7 @@ class Rollouts(Batch):
     version: int = shared()  # policy updates behind the weights that sampled
     seed: int = shared()  # of the run: with update, prompt and sample it names every further draw
     metrics: dict[str, float] = shared(default_factory=dict)  # of its collection
+    counts: dict[str, float] = shared(default_factory=dict)  # what those that are means were taken over
 
 
 @dataclass(kw_only=True)

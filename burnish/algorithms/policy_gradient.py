@@ -55,7 +55,8 @@ class PolicyGradient(GroupRelative):
     """Log-probs that ratios refer to: the sampler's, recomputed, or auto: the policy's own until it is stepped, then
     the sampler's if a check shows that they are the trainer's, else recomputed."""
     rollout_correction: RolloutCorrection | None = None
-    """Correct what sampler and trainer disagree about, by importance weights and rejection; null trusts the sampler."""
+    """Correct what sampler and trainer disagree about, by importance weights and rejection; null trusts the sampler.
+    Where pipeline.depth is above 0 it is on unless it is set to null."""
     fold_timesteps: bool = True
     """Put several denoising steps into one forward; false trains one step at a time. Changes only speed."""
 
@@ -123,7 +124,8 @@ class PolicyGradient(GroupRelative):
 
         correction = self.rollout_correction
         recompute = self.old_logprob == "recompute" or correction is not None
-        if self.old_logprob == "auto" and not recompute and not roles.on_policy and len(steps):
+        same = roles.on_policy and not roles.moved
+        if self.old_logprob == "auto" and not recompute and not same and len(steps):
             probe = steps.select(slice(0, size))
             difference = float((in_parts(logprob, probe, roles) - probe.logprob).abs().max())
             recompute = difference > self._tolerance

@@ -1,7 +1,7 @@
 """From a recipe and the command line to a checked configuration.
 
 Defaults, then what the recipe ``extends``, then the recipe, each with its ``variants`` for the chosen algorithm, then
-the command line.
+the command line; last, defaults that depend on what these say.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 import pydantic
 
 from burnish.config.complaints import Context, complain, unknown, wrong_choice
+from burnish.config.derived import with_derived
 from burnish.config.overrides import merge, nest, read_overrides
 from burnish.config.run import RunConfig
 from burnish.config.tasks import config_class
@@ -50,7 +51,7 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     for _, layer in reversed(layers):
         below = merge(below, layer)
     _removals(given, below)
-    tree = merge(below, tree)
+    tree = with_derived(merge(below, tree), task)
     sections, complaints = _sections(tree, Context(layers, given, tree, task))
     if complaints:
         raise ConfigError(complaints)

@@ -15,6 +15,7 @@ from burnish.options import (
     Count,
     EmaOptions,
     OptimizerOptions,
+    PipelineOptions,
     ScoringOptions,
     ShardingOptions,
     Whole,
@@ -56,6 +57,8 @@ class RunConfig:
     """How the networks lie on the ranks of a trainer of several processes."""
     scoring: ScoringOptions = Field(default_factory=ScoringOptions)
     """Where rewards are computed."""
+    pipeline: PipelineOptions = Field(default_factory=PipelineOptions)
+    """How far sampling runs ahead of learning."""
     steps: Count = 100
     """Policy updates."""
     seed: Whole = 0
@@ -111,7 +114,9 @@ class RunConfig:
         Raises:
             ConfigError: with every complaint.
         """
-        complaints = [*self.sampling_complaints(), *self._steps(), *self._choices(), *self.unread(given)]
+        complaints = [
+            *self.sampling_complaints(), *self._steps(), *self._choices(), *self._pipelined(), *self.unread(given),
+        ]  # fmt: skip
         if complaints:
             raise ConfigError(complaints)
 
@@ -130,6 +135,26 @@ class RunConfig:
             yield (
                 "scoring.timeout is given, but scoring.processes is 0: scoring in the run's own process "
                 "can't be stopped; leave it out, or set scoring.processes to 1 or more"
+            )
+        if self.pipeline.depth == 0:
+            for option in ("max_staleness", "drop", "timeout"):
+                if f"pipeline.{option}" in given:
+                    yield (
+                        f"pipeline.{option} is given, but pipeline.depth is 0, so that nothing is sampled ahead; leave "
+                        "it out, or set pipeline.depth to 1 or more"
+                    )
+
+    def _pipelined(self) -> Iterator[str]:
+        depth = self.pipeline.depth
+        if depth and self.runtime == "local":
+            yield (
+                f"pipeline.depth is {depth}, but runtime is local, and one process samples and learns in turn; set "
+                "runtime=ray, or pipeline.depth=0"
+            )
+        if depth and not self.online:
+            yield (
+                f"pipeline.depth is {depth}, but {self.algorithm.name} learns from data here, and nothing is sampled; "
+                "leave it out"
             )
 
     def _steps(self) -> Iterator[str]:

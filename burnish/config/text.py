@@ -21,7 +21,7 @@ COLUMN = 34  # where explanations begin; behind a longer option they follow it
 _SILENT = re.compile(
     r"(output_dir|resume|runtime|checkpoint\..*|scoring\..*|validation\..*|data\.val_files|rollout\.batch_size"
     r"|rollout\.merge_lora|trainer\.micro_batch_(size|tokens)|trainer\.max_skipped_updates|model\.gradient_checkpointing"
-    r"|algorithm\.fold_timesteps)$"
+    r"|algorithm\.fold_timesteps|pipeline\.timeout)$"
 )
 
 

@@ -129,7 +129,7 @@ def depthwise_advantages(reward: Tensor, node: Tensor, group: Tensor, missing: T
 
     Args:
         reward: [B] of the leaves.
-        node: [B, D] ids: rows with equal numbers at a depth are one node there.
+        node: [B, D] ids: rows of a tree with equal numbers at a depth are one node there.
         group: [B] ids of the trees.
         missing: [B] bool; left out of every mean.
         eps: added to the std, which divides by n - 1.
@@ -139,7 +139,7 @@ def depthwise_advantages(reward: Tensor, node: Tensor, group: Tensor, missing: T
     """
     columns = []
     for ids in node.unbind(1):
-        _, label = torch.unique(ids, return_inverse=True)
+        _, label = torch.unique(torch.stack([group, ids]), dim=1, return_inverse=True)
         nodes = group_statistics(reward, label, missing)
         tree = torch.zeros_like(nodes.count, dtype=group.dtype).scatter(0, label, group)
         advantage = group_advantages(nodes.mean, tree, nodes.count == 0, unbiased=True, eps=eps)

@@ -24,6 +24,7 @@ from burnish.options import RolloutOptions
 from burnish.types import Conditioning, Denoising, Prompt
 
 REMEMBERED = 4096  # prompts whose embeddings are kept
+LEAST = 4  # rows of a forward for a tree: kernels for fewer round otherwise, and no sample may depend on other trees
 
 
 class SamplingRoles(Protocol):
@@ -67,6 +68,7 @@ class Lineage:
 
     node: Tensor  # [B, N + 1] long: equal in rows that are one state
     lead: Tensor  # [B, N + 1] long: the sample whose seeds brought the row there
+    first: Tensor  # [B] long: row of the job at which the row's group begins
 
     @classmethod
     def of(cls, job: Job, recorded: Tensor) -> Lineage:
@@ -78,9 +80,9 @@ class Lineage:
         rows, how = torch.arange(len(recorded)), job.recording
         own = rows[:, None].expand(-1, recorded.shape[1] + 1)
         lead = job.sample[:, None].expand_as(own)
-        if how is None or not how.shared_noise:
-            return cls(own.contiguous(), lead.contiguous())
         first = torch.full((int(job.group.max()) + 1,), len(rows)).scatter_reduce(0, job.group, rows, "amin")[job.group]
+        if how is None or not how.shared_noise:
+            return cls(own.contiguous(), lead.contiguous(), first)
         parted = torch.cat([recorded.new_zeros(len(rows), 1), recorded.cumsum(1) > 0], 1)
         node = torch.where(parted, own, first[:, None])
         if how.splits:
@@ -88,11 +90,16 @@ class Lineage:
             for i in range(recorded.shape[1] + 1):
                 together = size // how.branching ** sum(step < i for step in how.splits)
                 node[:, i] = first + place // together * together
-        return cls(node, job.sample[node])
+        return cls(node, job.sample[node], first)
 
     def select(self, rows: slice) -> Lineage:
         """That of some rows; the nodes keep their numbers."""
-        return Lineage(self.node[rows], self.lead[rows])
+        return Lineage(self.node[rows], self.lead[rows], self.first[rows])
+
+    @property
+    def within(self) -> Tensor:
+        """[B, N + 1] long: the nodes, counted from the first row of the group, whatever else is in the job."""
+        return self.node - self.first[:, None]
 
 
 class FlowEngine:
@@ -148,7 +155,12 @@ class FlowEngine:
         ]
 
         def velocity(x: Tensor, time: Tensor, index: Tensor) -> Tensor:
-            return role(x, time, conditioning.select(index), unconditional.select(index), guidance=job.guidance)
+            count = len(index)
+            if plan.node is not None and count < LEAST:
+                padded = torch.arange(LEAST).clamp(max=count - 1)
+                x, time, index = x[padded], time[padded], index[padded]
+            found = role(x, time, conditioning.select(index), unconditional.select(index), guidance=job.guidance)
+            return found[:count]
 
         def noise_at(step: int) -> Tensor:
             leads = lineage.lead[:, step + 1].tolist()
@@ -169,7 +181,7 @@ class FlowEngine:
             time=path.time,
             time_next=path.time_next,
             logprob=path.logprob,
-            node=lineage.node[:, 1:][plan.recorded].view_as(path.time),
+            node=lineage.within[:, 1:][plan.recorded].view_as(path.time),
             schedule=self.times if job.steps is None else plan.times,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-import torch
+from torch import Tensor
 
 from burnish import random
 from burnish.algorithms.base import Metrics, Name, Role
@@ -26,14 +26,19 @@ class ComparedRoles(Protocol):
         """A role, for a while and without gradients."""
 
 
-def velocity_growth(roles: ComparedRoles, scored: Scored) -> Metrics:
+def watched(places: Tensor, total: int) -> Tensor:
+    """Which of some samples are looked at: rows [M], by their places [B] long among all ``total`` of the batch."""
+    stride = max(total // ROWS, 1)
+    return ((places % stride == 0) & (places < stride * ROWS)).nonzero().flatten()
+
+
+def velocity_growth(roles: ComparedRoles, some: Scored) -> Metrics:
     """Norm of the policy's velocity over the reference's, and the norm of their difference over the reference's.
 
-    Both are means over some samples, noised again halfway; nothing where there is no reference.
+    Both are means over the samples, noised again halfway; nothing where there is no reference.
     """
-    if not roles.has_reference or not len(scored):
+    if not roles.has_reference or not len(some):
         return {}
-    some = scored.select(torch.arange(len(scored))[:: max(len(scored) // ROWS, 1)][:ROWS])
     clean = some.trace.latents
     keys: list[tuple[random.Part, ...]] = [
         (some.seed, "growth", some.update, prompt.uid, sample)

@@ -19,6 +19,7 @@ from burnish.options.language import (
     PtxOptions,
     SamplingOptions,
 )
+from burnish.options.pipeline import PipelineOptions
 from burnish.options.sharding import ShardingOptions
 from burnish.options.shared import (
     BelowOne,
@@ -51,6 +52,7 @@ __all__ = [
     "ModelOptions",
     "NonNegative",
     "OptimizerOptions",
+    "PipelineOptions",
     "Positive",
     "PtxOptions",
     "RolloutOptions",

@@ -15,7 +15,9 @@ import torch
 
 from burnish.config import RunConfig
 from burnish.rewards.scoring import Scorer
+from burnish.sources.asked import Maker
 from burnish.sources.base import Source
+from burnish.sources.questions import Questions
 from burnish.stopwatch import Stopwatch
 from burnish.types import Prompt
 from burnish.workers.ema import Ema
@@ -103,6 +105,16 @@ class Session:
     @cached_property
     def source(self) -> Source:
         """Where batches come from."""
+        raise NotImplementedError
+
+    @cached_property
+    def questions(self) -> Questions:
+        """Which samples are asked for, where samples are learned from."""
+        raise NotImplementedError
+
+    @cached_property
+    def maker(self) -> Maker:
+        """Who makes and judges them, in this process."""
         raise NotImplementedError
 
     def read(self, files: Any) -> list[Prompt]:

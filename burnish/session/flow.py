@@ -17,8 +17,10 @@ from burnish.paths import resolve
 from burnish.session.base import Session
 from burnish.session.pictures import PictureFiles
 from burnish.sources.base import Source
+from burnish.sources.flow_rollouts import FlowRollouts
 from burnish.sources.given import GivenSource
 from burnish.sources.online import OnlineSource
+from burnish.sources.questions import Questions
 from burnish.types import Given, Prompt
 from burnish.workers.roles import NetworkRoles
 from burnish.workers.supervised import Supervised
@@ -64,8 +66,20 @@ class FlowSession(Session):
         if self.pictures is not None:
             given = Stream(self.pictures.records, data.train_batch_size, seed=config.seed, shuffle=data.shuffle)
             return GivenSource(given, self.finished[0], schedule=self.engine.times, seed=config.seed, watch=self.watch)
-        stream = PromptStream(self.train_prompts, data.train_batch_size, seed=config.seed, shuffle=data.shuffle)
-        return OnlineSource(stream, self.engine, self.scorer, self.needs, rollout=config.rollout, watch=self.watch)
+        return OnlineSource(self.questions, self.maker)
+
+    @cached_property
+    def questions(self) -> Questions:
+        data, rollout = self.config.data, self.config.rollout
+        return Questions(
+            stream=PromptStream(self.train_prompts, data.train_batch_size, seed=self.config.seed, shuffle=data.shuffle),
+            n=rollout.candidates.n if rollout.candidates else rollout.n,
+            filtering=rollout.filter_groups,
+        )
+
+    @cached_property
+    def maker(self) -> FlowRollouts:
+        return FlowRollouts(self.engine, self.scorer, self.needs, rollout=self.config.rollout, watch=self.watch)
 
     @cached_property
     def pictures(self) -> PictureFiles | None:

@@ -19,8 +19,10 @@ from burnish.language.sampling import Sampling
 from burnish.models.language.loading import check_experts, load_language_model, read_config
 from burnish.rewards.language.base import check_labels
 from burnish.session.base import Session
-from burnish.sources.answers import AnswerSource
+from burnish.sources.answer_rollouts import AnswerRollouts
 from burnish.sources.base import Source
+from burnish.sources.online import OnlineSource
+from burnish.sources.questions import Questions
 from burnish.sources.written import WrittenSource
 from burnish.types import GivenAnswers, Prompt
 from burnish.workers.balance import Balance
@@ -143,13 +145,25 @@ class LanguageSession(Session):
             return WrittenSource(
                 records, data, batches=config.trainer.rollouts_per_update, seed=config.seed, watch=self.watch
             )
-        stream = PromptStream(
-            self.learnable_prompts, config.data.train_batch_size, seed=config.seed, shuffle=config.data.shuffle
-        )
-        return AnswerSource(
-            stream, self.engine, self.scorer, self.needs,
-            n=config.rollout.n, sampling=self.sampling, rollouts=config.trainer.rollouts_per_update,
-            filtering=config.rollout.filter_groups, environment=config.environment, watch=self.watch,
+        return OnlineSource(self.questions, self.maker)
+
+    @cached_property
+    def questions(self) -> Questions:
+        config, data = self.config, self.config.data
+        return Questions(
+            stream=PromptStream(
+                self.learnable_prompts, data.train_batch_size, seed=config.seed, shuffle=data.shuffle
+            ),
+            n=config.rollout.n,
+            rollouts=config.trainer.rollouts_per_update,
+            filtering=config.rollout.filter_groups,
+        )  # fmt: skip
+
+    @cached_property
+    def maker(self) -> AnswerRollouts:
+        return AnswerRollouts(
+            self.engine, self.scorer, self.needs,
+            sampling=self.sampling, environment=self.config.environment, watch=self.watch,
         )  # fmt: skip
 
     @cached_property

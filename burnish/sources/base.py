@@ -11,7 +11,9 @@ from burnish.types import Collected
 class Source(Protocol):
     """Online sampling, a data set of finished pictures, or sampling that runs ahead of the loop."""
 
-    stream: Stream[Any]  # where its prompts or records come from
+    @property
+    def stream(self) -> Stream[Any]:
+        """Where its prompts or records come from."""
 
     def collect(self, update: int) -> Collected:
         """The batch of policy update ``update``, counted from 1."""

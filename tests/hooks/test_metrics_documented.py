@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 NAME = re.compile(
-    r'"((?:actor|critic|old_policy|train|perf|timing_s|training|variance_proxy|val-aux|response_length)'
+    r'"((?:actor|critic|old_policy|train|perf|timing_s|training|variance_proxy|val-aux|response_length|pipeline)'
     r'/[a-z0-9_]+(?:/[a-z0-9_]+)*)"'
 )
 INNER = {"actor/skipped", "actor/ratio_square"}  # turned into others before they are written
@@ -21,7 +21,7 @@ def explained() -> set[str]:
         for name in re.findall(r"`([^`]+)`", line.split("|")[1]):
             prefix = name.split("/")[0]
             if prefix in {"actor", "critic", "old_policy", "train", "perf", "timing_s", "training", "variance_proxy",
-                          "val-aux", "val-core", "response_length", "rollout_corr"}:  # fmt: skip
+                          "val-aux", "val-core", "response_length", "rollout_corr", "pipeline"}:  # fmt: skip
                 section = name.rpartition("/")[0] if prefix != "train" else "train"
                 found.add(name)
             else:

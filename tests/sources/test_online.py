@@ -15,7 +15,9 @@ from burnish.options.flow import CandidateOptions, FilterOptions
 from burnish.registry import options
 from burnish.rewards.base import Reward, Verdict
 from burnish.rewards.scoring import Scorer
+from burnish.sources.flow_rollouts import FlowRollouts
 from burnish.sources.online import OnlineSource
+from burnish.sources.questions import Questions
 from burnish.stopwatch import Stopwatch
 from burnish.types import Denoising, Prompt
 from tests.factory import tiny_pipeline
@@ -50,8 +52,13 @@ def made(pipeline, algorithm=None, *, reward=None, n=4, **chosen):
     bench = Bench(pipeline, algorithm or FlowGRPO(window=WINDOW))
     rollout = RolloutOptions(n=n, num_inference_steps=5, max_sequence_length=4, **chosen)
     scorer = Scorer({"bright": reward or Brightness()}, ScoringOptions(processes=0))
-    stream = PromptStream(PROMPTS, 2, seed=0, shuffle=False)
-    return bench, OnlineSource(stream, bench.engine, scorer, bench.needs, rollout=rollout, watch=Stopwatch())
+    questions = Questions(
+        stream=PromptStream(PROMPTS, 2, seed=0, shuffle=False),
+        n=rollout.candidates.n if rollout.candidates else n,
+        filtering=rollout.filter_groups,
+    )
+    maker = FlowRollouts(bench.engine, scorer, bench.needs, rollout=rollout, watch=Stopwatch())
+    return bench, OnlineSource(questions, maker)
 
 
 def test_without_choice_every_sample_is_there(pipeline):

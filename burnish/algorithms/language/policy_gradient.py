@@ -47,7 +47,7 @@ class TokenPolicyGradient(RewardShaping):
     """What seq-mean-token-sum-norm divides by; null takes rollout.max_new_tokens."""
     rollout_correction: RolloutCorrection | None = None
     """Correct what sampler and trainer disagree about, by importance weights and rejection; null trusts the sampler.
-    Its steps are tokens here."""
+    Its steps are tokens here. Where pipeline.depth is above 0 it is on unless it is set to null."""
 
     @model_validator(mode="after")
     def _length_is_read(self) -> Self:

@@ -51,7 +51,7 @@ class WithRatio(TokenPolicyGradient):
         return Passes(
             self.needs(),
             recompute=self.old_logprob == "recompute" or self.rollout_correction is not None,
-            check=self._tolerance if self.old_logprob == "auto" and not roles.on_policy else None,
+            check=self._tolerance if self.old_logprob == "auto" and (roles.moved or not roles.on_policy) else None,
             entropy=self.high_entropy_fraction < 1,
             bypass=self._bypasses,
         )
