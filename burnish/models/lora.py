@@ -78,6 +78,15 @@ def use_adapter(carriers: Sequence[LoraLayer], name: str | None) -> None:
             layer.set_adapter(name)
 
 
+def switch_adapter(carriers: Sequence[LoraLayer], name: str | None) -> None:
+    """Run with another adapter, or with none; what can be trained stays as it is."""
+    modules: Sequence[Any] = carriers
+    trained = {parameter: parameter.requires_grad for layer in modules for parameter in layer.parameters()}
+    use_adapter(carriers, name)
+    for parameter, wanted in trained.items():
+        parameter.requires_grad_(wanted)
+
+
 @contextmanager
 def folded(network: nn.Module, name: str) -> Iterator[None]:
     """Fold an adapter into the weights for a while.

@@ -72,7 +72,7 @@ class Balance:
         self._tokens = sum(tokens for _, tokens in counted)
 
     @contextmanager
-    def _doing(self, what: Literal["count", "learn"]) -> Iterator[None]:
+    def _doing(self, what: Literal["count", "learn", "nothing"]) -> Iterator[None]:
         before, self._does = self._does, what
         try:
             yield

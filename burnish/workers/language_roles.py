@@ -17,7 +17,7 @@ from burnish.completion import Completion
 from burnish.errors import UserError
 from burnish.language.logprobs import ResponseStates, TokenScores, response_states, score
 from burnish.language.model import LanguageModel
-from burnish.models.lora import add_adapters, folded, layers, use_adapter
+from burnish.models.lora import add_adapters, folded, layers, switch_adapter
 from burnish.options import CriticOptions, LoraOptions, ShardingOptions
 from burnish.workers.balance import Balance
 from burnish.workers.ranks import Ranks
@@ -138,10 +138,7 @@ class LanguageRoles:
 
     def _switch(self, adapter: str | None) -> None:
         if adapter != self._active:
-            trained = {p: p.requires_grad for layer in self._carriers for p in layer.parameters()}
-            use_adapter(self._carriers, adapter)
-            for parameter, wanted in trained.items():
-                parameter.requires_grad_(wanted)  # switching must not decide what is trained
+            switch_adapter(self._carriers, adapter)
             self._active = adapter or ""
 
     def states(self, network: nn.Module, completion: Completion) -> ResponseStates:

@@ -17,7 +17,7 @@ from burnish.algorithms.teaching import Teacher
 from burnish.batch import Gathered
 from burnish.flow.guidance import guide
 from burnish.models.base import FlowModel
-from burnish.models.lora import add_adapters, folded, layers, use_adapter
+from burnish.models.lora import add_adapters, folded, layers, switch_adapter
 from burnish.options import LoraOptions, ShardingOptions
 from burnish.rewards.base import Reward
 from burnish.types import Conditioning, Prompt
@@ -171,10 +171,7 @@ class NetworkRoles:
         if self.lora is None:
             return self._networks[name]
         if not self._merged and name != self._active:
-            trained = {p: p.requires_grad for layer in self._carriers for p in layer.parameters()}
-            use_adapter(self._carriers, None if name == "reference" else name)
-            for parameter, wanted in trained.items():
-                parameter.requires_grad_(wanted)  # switching must not decide what is trained
+            switch_adapter(self._carriers, None if name == "reference" else name)
             self._active = name
         return self._networks["policy"]
 
