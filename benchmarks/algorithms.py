@@ -191,7 +191,8 @@ def write_docs(lines: Sequence[Line], recipe: str, seeds: Sequence[int], docs: P
     spread = " ± standard deviation over seeds" if len(seeds) > 1 else ""
     say = (
         f"`burnish train {recipe} algorithm=NAME`, {over}: mean before → after training{spread}. Seconds are those of\n"
-        "the fastest run, without validation, beside another run on the second core. Whether the reward rose is a one-sided paired t-test over seeds."
+        "the fastest run, without validation, beside another run on the second core. Whether the reward rose is a\n"
+        "one-sided paired t-test over seeds."
     ) + (f"\nA line without ± is of seed {seeds[0]} alone." if fewer else "")
     between(docs / "README.md", f"table {recipe}", f"{say}\n\n{table(lines, links=True)}")
     for line in lines:

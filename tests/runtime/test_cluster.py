@@ -30,7 +30,7 @@ def run(module: str, *arguments: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_cluster_of_the_run_s_own_is_this_machine_s_alone_and_goes_with_the_run(tmp_path):
     found = run("own_cluster", str(tmp_path / "new" / "timeline.json"))
     assert found["handler kept"]
@@ -40,7 +40,7 @@ def test_a_cluster_of_the_run_s_own_is_this_machine_s_alone_and_goes_with_the_ru
     assert any("sleep" in str(event) for event in json.loads((tmp_path / "new" / "timeline.json").read_text()))
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_two_machines_of_which_one_is_lost():
     found = run("two_nodes")
     assert found["machines"] == 2
@@ -60,14 +60,14 @@ def test_nobody_answers_at_a_wrong_address():
     assert time.monotonic() - start < 30
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_second_connection_is_refused(connection):
     with pytest.raises(UserError, match="connected to a Ray cluster already"):
         with cluster(RayOptions(), PoolsOptions()):
             pass
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_pools_that_can_never_be_placed_are_refused_before_anything_is_asked_for(connection):
     pools = PoolsOptions(rollout=PoolOptions(nodes=2))
     with pytest.raises(NoRoom, match="pool rollout needs 2 machines, each with 1 CPU, and 1 of 1 machines is so"):
@@ -76,7 +76,7 @@ def test_pools_that_can_never_be_placed_are_refused_before_anything_is_asked_for
         Cluster(RayOptions(), PoolsOptions(train=PoolOptions(device="cuda")), started=True).open()
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_running_cluster_gets_time_for_machines_to_join(connection, caplog):
     options = RayOptions(placement_timeout=0.5)
     with pytest.raises(NoRoom, match=r"pool train needs .* \(waited 0\.5 seconds: ray\.placement_timeout\)"):
@@ -84,7 +84,7 @@ def test_a_running_cluster_gets_time_for_machines_to_join(connection, caplog):
     assert "waiting at most 0.5 seconds for machines: pool train needs" in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_room_that_others_hold_is_told_apart_from_room_that_there_is_not(connection):
     pools = PoolsOptions(train=PoolOptions(processes=5))
     first = Cluster(RayOptions(), pools, started=True)

@@ -15,7 +15,7 @@ from burnish.runtime.group import ActorGroup
 from tests.runtime.conftest import SLOW
 from tests.runtime.toys import Refusing, Toy
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 NOTICED = 5.0  # seconds in which a death has to show: it takes 0.1 where the machine is idle
 LONG = 600.0

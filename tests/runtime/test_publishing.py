@@ -14,7 +14,7 @@ from burnish.runtime.weights import Mismatch
 from tests.runtime.conftest import SLOW
 from tests.runtime.sides import Samples, Trains, weights
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 BUCKET = 100 / 2**20  # MiB
 

@@ -206,7 +206,7 @@ def test_a_packed_batch_survives_pickling():
     same(everything(), pickle.loads(pickle.dumps(packed)).unpack())
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_the_object_store_keeps_a_batch(connection):
     batch = everything()
     stored = Stored.put(batch)

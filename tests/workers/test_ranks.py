@@ -126,7 +126,7 @@ def run_out_of_room(ranks, folder):
     }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_disk_that_is_full_for_one_rank_fails_the_save_of_all(tmp_path):
     for found in rank_runs.together(run_out_of_room, tmp_path, deadline=120):
         assert "no space is left" in found["said"]
@@ -137,7 +137,7 @@ def test_a_disk_that_is_full_for_one_rank_fails_the_save_of_all(tmp_path):
         assert loaded["trainer"] == {"version": 1, "pair": (1, 2.0)}
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_ranks_agree(tmp_path):
     for found in rank_runs.together(agree, tmp_path, deadline=120):
         first, second, third = found["sums"]
@@ -149,7 +149,7 @@ def test_ranks_agree(tmp_path):
         assert [int(value) for value in found["gather"]] == [0, 1]
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_rank_that_is_gone_is_not_waited_for_without_end(tmp_path):
     with pytest.raises(AssertionError, match="left"):  # what the second one returned
         rank_runs.together(lose, tmp_path, deadline=200)
@@ -181,7 +181,7 @@ def compare(found: dict[str, Any], expected: dict[str, Any]) -> None:
             assert one[name] == pytest.approx(value, rel=1e-3, abs=near, nan_ok=True), name
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("name", rank_runs.RUNS)
 def test_two_ranks_train_as_one(both, name):
     _, alone, (first, second) = both
@@ -196,7 +196,7 @@ def test_two_ranks_train_as_one(both, name):
         assert torch.equal(second[name]["weights"][key], value), key
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("name", rank_runs.RUNS)
 def test_two_ranks_go_on_from_the_checkpoint_of_one(both, name):
     _, alone, (first, _) = both
@@ -204,7 +204,7 @@ def test_two_ranks_go_on_from_the_checkpoint_of_one(both, name):
     compare(first[f"{name}, resumed"], expected)
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("name", ["flow full", "nft lora", "ppo full", "copies"])
 def test_one_goes_on_from_the_checkpoint_of_two_ranks(both, name):
     folder, alone, _ = both
@@ -212,7 +212,7 @@ def test_one_goes_on_from_the_checkpoint_of_two_ranks(both, name):
     compare(rank_runs.resume(name, folder / "pipeline", ALONE, folder, size=2), expected)
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_checkpoint_of_two_ranks_is_whole_or_refused(both):
     folder, _, _ = both
     store = make(folder / "flow full" / "2")
