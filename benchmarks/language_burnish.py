@@ -23,6 +23,7 @@ algorithm: {{name: grpo}}
 rewards:
   letters: {{name: function, path: "benchmarks.language_burnish:letters"}}
 scoring: {{processes: 0}}
+trainer: {{micro_batch_tokens: 2048}}
 rollout: {{n: {n}, max_new_tokens: {tokens}, min_new_tokens: {tokens}}}
 optimizer: {{lr: {lr}}}
 steps: 1000000
