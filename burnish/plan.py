@@ -6,8 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from burnish.config import RunConfig
-
-SAMPLES = {"text-to-image": "pictures", "image-text-to-text": "responses"}
+from burnish.report.words import words_of
 
 
 def plan(config: RunConfig, items: int, *, done: int = 0) -> list[str]:
@@ -19,7 +18,7 @@ def plan(config: RunConfig, items: int, *, done: int = 0) -> list[str]:
         done: updates that an earlier attempt has made.
     """
     holds = config.algorithm.needs().data
-    learned = SAMPLES[config.task] if config.online else holds
+    learned = words_of(config.task).samples if config.online else holds
     first = f"{config.steps:,} updates of {config.samples:,} {learned} ({config.samples_from})"
     if done:
         first += f"; {done:,} of them are done"
@@ -39,7 +38,7 @@ def plan(config: RunConfig, items: int, *, done: int = 0) -> list[str]:
 
 def _steps(config: RunConfig) -> str:
     """How an update becomes optimizer steps."""
-    trainer, each = config.trainer, config.optimizer_steps // config.steps
+    trainer, each = config.trainer, config.steps_per_update
     if each == 1:
         return "All samples of an update make one optimizer step"
     size = trainer.mini_batch_size or config.samples

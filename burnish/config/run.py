@@ -101,8 +101,13 @@ class RunConfig:
     @property
     def optimizer_steps(self) -> int:
         """Optimizer steps of the whole run, if no update is skipped."""
+        return self.steps * self.steps_per_update
+
+    @property
+    def steps_per_update(self) -> int:
+        """Optimizer steps of a policy update."""
         per_epoch = math.ceil(self.samples / (self.trainer.mini_batch_size or self.samples))
-        return self.steps * self.trainer.epochs * per_epoch
+        return int(self.trainer.epochs * per_epoch)
 
     def check(self, given: Collection[str] = ()) -> None:
         """Refuse sections that contradict each other.

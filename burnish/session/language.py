@@ -97,10 +97,9 @@ class LanguageSession(Session):
     @cached_property
     def groups(self) -> list[ParameterGroup]:
         config, frozen = self.config, self.config.critic.warmup_updates if self.needs.critic else 0
-        per_update = config.optimizer_steps // config.steps
         actor = ParameterGroup(
             "actor", self.roles.parameters(), config.optimizer,
-            total_steps=max(config.optimizer_steps - frozen * per_update, 1), first_update=frozen + 1,
+            total_steps=max(config.optimizer_steps - frozen * config.steps_per_update, 1), first_update=frozen + 1,
         )  # fmt: skip
         if not self.needs.critic:
             return [actor]

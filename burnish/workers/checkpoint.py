@@ -286,9 +286,7 @@ def _read(path: Path) -> Checkpoint:
         size = file.stat().st_size
         if size != about["size"]:
             raise UserError(f"{file} has {size} bytes of {about['size']}")
-        with file.open("rb") as opened:
-            digest = hashlib.file_digest(opened, "sha256").hexdigest()
-        if digest != about["sha256"]:
+        if _sha256(file) != about["sha256"]:
             raise UserError(f"{file} is damaged: its sha256 is not the one in {MANIFEST}")
     return Checkpoint(
         path=path,
@@ -297,6 +295,11 @@ def _read(path: Path) -> Checkpoint:
         score=content["score"],
         files=content["files"],
     )
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _best(found: list[Checkpoint]) -> Checkpoint | None:
@@ -315,9 +318,7 @@ def _write(folder: Path, parts: dict[str, Any], *, update: int, identity: dict[s
         files[f"{name}.pt"] = {"size": sink.size, "sha256": sink.hash.hexdigest()}
     shards = folder / shard_files.FOLDER
     for path in shard_files.files(shards) if shards.exists() else ():
-        with path.open("rb") as written:
-            digest = hashlib.file_digest(written, "sha256").hexdigest()
-        files[f"{shards.name}/{path.name}"] = {"size": path.stat().st_size, "sha256": digest}
+        files[f"{shards.name}/{path.name}"] = {"size": path.stat().st_size, "sha256": _sha256(path)}
     content = {
         "format": FORMAT,
         "update": update,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -117,7 +117,7 @@ class Shards:
             yield
             return
         first, *others = self.networks if names is None else names
-        with self.networks[first].gathered(), self.gathered(others) if others else _nothing():
+        with self.networks[first].gathered(), self.gathered(others) if others else nullcontext():
             yield
 
     def spread(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
@@ -139,11 +139,6 @@ class Shards:
             for name, weight in sharded.parameters.items():
                 if f"{network} {name}" not in learned:
                     weight.grad = None
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
 
 
 def shard(
