@@ -62,7 +62,7 @@ def train(setting: dict[str, Any]) -> None:
     session.source.collect = collected
     with session.scorer:
         run(
-            asked(), session.source, workers, config.algorithm, [lambda *_: meter.done(tokens.pop())],
+            asked(), session.source, workers, [lambda *_: meter.done(tokens.pop())],
             watch=session.watch, stop=lambda: False,
         )  # fmt: skip
 

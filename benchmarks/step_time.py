@@ -80,7 +80,7 @@ def measure(recipe: str, updates: int, overrides: list[str]) -> list[dict]:
 
         try:
             with session.scorer:
-                run(range(1, updates + 2), session.source, session.workers, config.algorithm, [note],
+                run(range(1, updates + 2), session.source, session.workers, [note],
                     watch=session.watch, stop=lambda: False)  # fmt: skip
         finally:
             torch.Tensor.backward = backward

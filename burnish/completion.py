@@ -86,6 +86,15 @@ def follow(encoded: Encoded, response: Tensor, turn: Encoded) -> Encoded:
 
 
 @dataclass(kw_only=True)
+class Lengths(Batch):
+    """How long prompts and responses are, in tokens: what is told of responses where they are not at hand."""
+
+    prompt: Tensor  # [B] long
+    response: Tensor  # [B] long
+    finished: Tensor  # [B] bool: the response ended by itself
+
+
+@dataclass(kw_only=True)
 class Completion(Batch):
     """Responses, token for token as they were sampled.
 
@@ -107,6 +116,12 @@ class Completion(Batch):
         """Join batches along the sample axis; shorter ones are padded."""
         longest = max(part.ids.shape[1] for part in parts)
         return super().cat([part.padded(longest) for part in parts])
+
+    @property
+    def lengths(self) -> Lengths:
+        """What they are told by where they are not at hand."""
+        prompt = torch.tensor(self.prompts.table.lengths, dtype=torch.long)[self.prompts.index]
+        return Lengths(prompt=prompt, response=self.length, finished=self.finished)
 
     def padded(self, width: int) -> Self:
         """The same responses in [B, width] tensors; what is cut off must be padding."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from burnish.algorithms.base import Algorithm, Metrics
+from burnish.algorithms.base import Metrics
 from burnish.metrics import collected_metrics, collected_timing
 from burnish.sources.base import Source
 from burnish.stopwatch import Stopwatch
@@ -16,6 +16,7 @@ class Workers(Protocol):
     """Who holds the networks: this process, or a group of ranks."""
 
     def annotate(self, scored: Collected) -> Any: ...
+    def credit(self, annotated: Any) -> tuple[Any, Metrics]: ...
     def update(self, batch: Any, update: int) -> Metrics: ...
     def publish(self, version: int) -> None: ...
 
@@ -27,7 +28,6 @@ def run(
     updates: Iterable[int],
     source: Source,
     workers: Workers,
-    algorithm: Algorithm,
     hooks: Sequence[Hook],
     *,
     watch: Stopwatch,
@@ -37,7 +37,7 @@ def run(
     for update in updates:
         with watch("step"):
             scored = source.collect(update)
-            learned = _learn(scored, workers, algorithm, update, watch)
+            learned = _learn(scored, workers, update)
             with watch("publish"):
                 workers.publish(update)
         metrics = collected_metrics(scored) | learned
@@ -48,11 +48,9 @@ def run(
             return
 
 
-def _learn(scored: Collected, workers: Workers, algorithm: Algorithm, update: int, watch: Stopwatch) -> Metrics:
+def _learn(scored: Collected, workers: Workers, update: int) -> Metrics:
     """Credit and update. Where nothing was collected, the update is skipped and counted."""
     if not len(scored):
         return {"actor/skipped_updates": 1.0}
-    annotated = workers.annotate(scored)
-    with watch("adv"):
-        batch, credited = algorithm.credit(annotated)
+    batch, credited = workers.credit(workers.annotate(scored))
     return credited | workers.update(batch, update)

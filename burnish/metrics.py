@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from burnish.completion import Completion
+from burnish.completion import Lengths
 from burnish.credit import group_statistics
 from burnish.prompt import Prompt
-from burnish.types import Answered, Collected, GivenAnswers, Rollouts, Scores
+from burnish.types import Collected, Rollouts, Scores
 
 TIME_COLUMNS = ("timing_s/", "timing_per_image_ms/", "timing_per_token_ms/", "perf/", "pipeline/idle_share/")
 PER_IMAGE = ("gen", "ref", "old_log_prob", "adv", "update_actor")  # verl's: what handles every picture
@@ -30,11 +30,9 @@ def is_time_column(name: str) -> bool:
 
 def collected_metrics(collected: Collected) -> dict[str, float]:
     """What a batch from a source tells before anything is learned from it; what is given has no rewards."""
-    if isinstance(collected, GivenAnswers):
-        return length_metrics(collected.answers.trace)
+    lengths = length_metrics(collected.lengths) if collected.lengths is not None else {}
     if not isinstance(collected, Rollouts):
-        return {}
-    lengths = length_metrics(collected.trace) if isinstance(collected, Answered) else {}
+        return lengths
     return reward_metrics(collected.scores, collected.group) | lengths | collected.metrics
 
 
@@ -90,14 +88,12 @@ def hacking_metrics(scores: Scores, group: Tensor) -> dict[str, float]:
     return metrics
 
 
-def length_metrics(completion: Completion) -> dict[str, float]:
+def length_metrics(lengths: Lengths) -> dict[str, float]:
     """How long responses are, in tokens, and how many were cut at the limit; how long their prompts are."""
-    if not len(completion):
+    if not len(lengths):
         return {}
-    length = completion.length.double()
-    prompts = torch.tensor(completion.prompts.table.lengths, dtype=torch.float64)[completion.prompts.index]
-    found = {"response_length/clip_ratio": float((~completion.finished).double().mean())}
-    for name, values in (("response_length", length), ("prompt_length", prompts)):
+    found = {"response_length/clip_ratio": float((~lengths.finished).double().mean())}
+    for name, values in (("response_length", lengths.response.double()), ("prompt_length", lengths.prompt.double())):
         found |= {
             f"{name}/mean": float(values.mean()),
             f"{name}/max": float(values.max()),
@@ -220,12 +216,11 @@ def _coarse(picture: np.ndarray) -> np.ndarray:
 
 def collected_timing(seconds: dict[str, float], collected: Collected) -> dict[str, float]:
     """Times of a step, in the unit of what it handled: pictures, or tokens."""
-    if isinstance(collected, Answered | GivenAnswers):
-        trace = collected.trace if isinstance(collected, Answered) else collected.answers.trace
-        prompts = torch.tensor(trace.prompts.table.lengths)[trace.prompts.index]
-        written = int(trace.length.sum())
-        tokens = written + int(prompts.sum())
-        return token_timing_metrics(seconds, responses=len(trace), written=written, tokens=tokens)
+    lengths = collected.lengths
+    if lengths is not None:
+        written = int(lengths.response.sum())
+        tokens = written + int(lengths.prompt.sum())
+        return token_timing_metrics(seconds, responses=len(lengths), written=written, tokens=tokens)
     return timing_metrics(seconds, len(collected))
 
 

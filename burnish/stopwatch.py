@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -21,6 +21,11 @@ class Stopwatch:
             yield
         finally:
             self._seconds[name] += time.perf_counter() - start
+
+    def add(self, seconds: Mapping[str, float]) -> None:
+        """Add what somebody else has measured."""
+        for name, value in seconds.items():
+            self._seconds[name] += value
 
     def drain(self) -> dict[str, float]:
         """What was measured since the last call."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from burnish.batch import Batch, Gathered, shared
-from burnish.completion import Completion, Together
+from burnish.completion import Completion, Lengths, Together
 from burnish.prompt import Prompt
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Collected",
     "Conditioning",
     "Denoising",
+    "Elsewhere",
     "Given",
     "GivenAnswers",
     "Loss",
@@ -106,6 +107,11 @@ class Rollouts(Batch):
     metrics: dict[str, float] = shared(default_factory=dict)  # of its collection
     counts: dict[str, float] = shared(default_factory=dict)  # what those that are means were taken over
 
+    @property
+    def lengths(self) -> Lengths | None:
+        """In tokens, where samples have some."""
+        return None
+
 
 @dataclass(kw_only=True)
 class Scored(Rollouts):
@@ -123,6 +129,10 @@ class Answered(Rollouts):
     turn_rewards: Tensor  # [B, S] what the environment gave for single turns, as part of the reward; 0 for nothing
     limit: int = shared()  # tokens that a response could have at most
 
+    @property
+    def lengths(self) -> Lengths:
+        return self.trace.lengths
+
 
 @dataclass(kw_only=True)
 class Given(Batch):
@@ -137,6 +147,11 @@ class Given(Batch):
     version: int = shared()
     seed: int = shared()
 
+    @property
+    def lengths(self) -> None:
+        """Pictures have none in tokens."""
+        return None
+
 
 @dataclass(kw_only=True)
 class GivenAnswers(Batch):
@@ -148,8 +163,25 @@ class GivenAnswers(Batch):
     version: int = shared()
     seed: int = shared()
 
+    @property
+    def lengths(self) -> Lengths:
+        """In tokens, of every response."""
+        return self.answers.trace.lengths
 
-Collected = Rollouts | Given | GivenAnswers  # what a source may give for an update
+
+@dataclass(frozen=True, kw_only=True)
+class Elsewhere:
+    """A batch that those who learn from it hold themselves: whoever leads them knows its size."""
+
+    rows: int
+    lengths: Lengths | None  # of every response, in tokens, where there are responses
+    version: int
+
+    def __len__(self) -> int:
+        return self.rows
+
+
+Collected = Rollouts | Given | GivenAnswers | Elsewhere  # what a source may give for an update
 
 
 @dataclass

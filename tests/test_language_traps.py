@@ -17,7 +17,7 @@ from burnish.algorithms.language.grpo import GRPO
 from burnish.algorithms.language.kl import TokenKl
 from burnish.algorithms.language.ppo import PPO
 from burnish.config import load
-from burnish.hooks.validation import judge
+from burnish.judging import judge
 from burnish.losses.tokens import masked
 from burnish.session import open_session
 from burnish.workers.local import Diverged

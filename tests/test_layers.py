@@ -28,6 +28,8 @@ LAYERS = [
     ["sources", "workers"],
     ["config"],
     ["folder", "session", "loop"],
+    ["judging"],
+    ["crew"],
     ["runtime"],
     ["report"],
     ["closing", "hooks", "plan"],

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from burnish.commands.opening import open_run
-from burnish.hooks.validation import judge
+from burnish.judging import judge
 
 
 def evaluate(source: str, overrides: Sequence[str], *, output: str | None) -> int:

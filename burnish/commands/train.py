@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from contextlib import closing
+from importlib.util import find_spec
 
+from burnish.algorithms.base import Metrics
 from burnish.closing import closing_message
 from burnish.config import RunConfig
+from burnish.crew import Crew, LocalCrew
 from burnish.errors import UserError
 from burnish.folder import RunFolder
 from burnish.hooks.base import Hook
@@ -18,7 +20,6 @@ from burnish.hooks.validation import Validation
 from burnish.loop import run
 from burnish.plan import opening_message
 from burnish.report import write_report
-from burnish.session import open_session
 from burnish.workers.checkpoint import Checkpoint, CheckpointStore
 
 log = logging.getLogger(__name__)
@@ -33,43 +34,78 @@ def train(config: RunConfig) -> int:
     folder = RunFolder(config.output_dir)
     store = CheckpointStore(folder.checkpoints, config.checkpoint)
     checkpoint = _starting_point(config, folder, store)
-    session = open_session(config)
-    session.check_data()
-    with closing(session), session.scorer, StopRequest() as stop:
-        session.check()
-        done = 0
-        if checkpoint is not None:
-            session.load_state_dict(checkpoint.load(session.identity))
-            done = checkpoint.update
-        try:
-            folder.begin(config, resumed_at=done if checkpoint else None)
-        except OSError as error:
-            raise UserError(f"output_dir is {config.output_dir}, which can't be written: {error.strerror}") from None
-
-        def stopping() -> bool:
-            return stop.requested is not None
-
-        hooks: list[Hook] = [
-            Validation(session, folder),
-            MetricsLog(folder, resumed_at=done if checkpoint else None),
-            Checkpoints(session, store, stop=stopping),
-            Progress(config, done=done),
-        ]
-        opening_message(config, len(session.source.stream.items), done=done)
-        for hook in hooks:
-            hook.start(done)
-        if done == 0:
-            untrained: dict[str, float] = {}
-            for hook in hooks:
-                hook(0, untrained)
-        run(range(done + 1, config.steps + 1), session.source, session.workers, config.algorithm, hooks,
-            watch=session.watch, stop=stopping)  # fmt: skip
-        for hook in hooks:
-            hook.finish()
-        finished = session.workers.version >= config.steps
+    crew = open_crew(config, store)
+    crew.check_data()
+    with crew, StopRequest() as stop:
+        crew.check()
+        while True:
+            try:
+                finished = _train(config, folder, crew, checkpoint, stop)
+                break
+            except Exception as error:
+                crew.recover(error)
+                checkpoint = store.latest()
     write_report(folder)
     closing_message(folder, config, "finished" if finished else f"stopped by {stop.requested}")
     return 0 if finished else EXIT_STOPPED
+
+
+def open_crew(config: RunConfig, store: CheckpointStore) -> Crew:
+    """Those who do the work, as the option ``runtime`` says.
+
+    Raises:
+        UserError: they need something that is not installed.
+    """
+    if config.runtime == "local":
+        return LocalCrew(config, store)
+    if find_spec("ray") is None:
+        raise UserError(
+            "runtime is ray, and Ray is not installed; pip install 'burnish[ray]', or leave runtime=ray out"
+        )
+    from burnish.runtime.crew import RayCrew
+
+    return RayCrew(config, store)
+
+
+def _train(config: RunConfig, folder: RunFolder, crew: Crew, checkpoint: Checkpoint | None, stop: StopRequest) -> bool:
+    """Go on from a checkpoint, or begin: whether all updates are done at the end."""
+    crew.resume(checkpoint)
+    done = checkpoint.update if checkpoint is not None else 0
+    resumed_at = done if checkpoint is not None else None
+    try:
+        folder.begin(config, resumed_at=resumed_at)
+    except OSError as error:
+        raise UserError(f"output_dir is {config.output_dir}, which can't be written: {error.strerror}") from None
+
+    def stopping() -> bool:
+        return stop.requested is not None
+
+    hooks: list[Hook] = [
+        Validation(config, folder, crew.judge),
+        MetricsLog(folder, resumed_at=resumed_at),
+        Checkpoints(config, crew.save, stop=stopping),
+        Progress(config, done=done),
+    ]
+    opening_message(config, crew.items, done=done)
+    reached = done
+
+    def note(update: int, metrics: Metrics) -> None:
+        nonlocal reached
+        reached = update
+
+    for hook in hooks:
+        hook.start(done)
+    try:
+        if done == 0:
+            untrained: Metrics = {}
+            for hook in hooks:
+                hook(0, untrained)
+        run(range(done + 1, config.steps + 1), crew.source, crew.workers, [*hooks, note],
+            watch=crew.watch, stop=stopping)  # fmt: skip
+    finally:
+        for hook in hooks:
+            hook.finish()
+    return reached >= config.steps
 
 
 def _starting_point(config: RunConfig, folder: RunFolder, store: CheckpointStore) -> Checkpoint | None:

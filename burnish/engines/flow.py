@@ -61,6 +61,10 @@ class Job:
         rows, group, sample = numbered(prompts, n)
         return cls(rows, group, sample, **kwargs)  # type: ignore[arg-type]
 
+    def select(self, rows: slice) -> Job:
+        """Some of its rows."""
+        return replace(self, prompts=self.prompts[rows], group=self.group[rows], sample=self.sample[rows])
+
 
 @dataclass(frozen=True)
 class Lineage:

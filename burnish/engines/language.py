@@ -53,6 +53,10 @@ class AnswerJob:
         rows, group, sample = numbered(prompts, n)
         return cls(rows, group, sample, purpose, update, sampling)
 
+    def select(self, rows: slice) -> AnswerJob:
+        """Some of its rows."""
+        return replace(self, prompts=self.prompts[rows], group=self.group[rows], sample=self.sample[rows])
+
     def greedy(self) -> AnswerJob:
         """The likeliest response to each of the prompts, once."""
         first = [row for row, g in enumerate(self.group.tolist()) if row == 0 or g != int(self.group[row - 1])]

@@ -5,25 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from burnish.algorithms.base import Metrics
+from burnish.config import RunConfig
 from burnish.hooks.base import Hook
-from burnish.session import Session
-from burnish.workers.checkpoint import CheckpointStore
+
+Save = Callable[[int, float | None], object]  # by policy updates, and by the validation reward if they were judged
 
 
 class Checkpoints(Hook):
     """Every so many updates, at the end, and when the run is asked to stop."""
 
-    def __init__(self, session: Session, store: CheckpointStore, *, stop: Callable[[], bool]) -> None:
-        self.session, self.store, self.stop = session, store, stop
-        self.every, self.last = session.config.checkpoint.every, session.config.steps
+    def __init__(self, config: RunConfig, save: Save, *, stop: Callable[[], bool]) -> None:
+        self.save, self.stop = save, stop
+        self.every, self.last = config.checkpoint.every, config.steps
 
     def __call__(self, update: int, metrics: Metrics) -> None:
         if update == 0:  # nothing is trained yet: a run that is killed here begins again
             return
         if update % self.every == 0 or update == self.last or self.stop():
-            self.store.save(
-                update, self.session.state_dict(), identity=self.session.identity, score=validation_reward(metrics)
-            )
+            self.save(update, validation_reward(metrics))
 
 
 def validation_reward(metrics: Metrics) -> float | None:

@@ -9,11 +9,11 @@ import numpy as np
 import ray
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from burnish.runtime.channel import Channel, Meeting
 from burnish.runtime.weights import Fingerprint, Layout, Mismatch, Reader, Writer, checksum
 from burnish.stopwatch import Stopwatch
+from burnish.workers.sharding import Kept, whole_weight
 
 
 @dataclass(frozen=True)
@@ -38,23 +38,28 @@ class Receipt:
 class Sender:
     """One of the ranks that train. All of them gather what is sharded; rank 0 sends."""
 
-    def __init__(self, weights: Callable[[], Mapping[str, Tensor]], *, rank: int, bucket_mb: float) -> None:
+    def __init__(
+        self, weights: Callable[[bool], Mapping[str, Tensor]], *, rank: int, bucket_mb: float, versions: int = 1
+    ) -> None:
         """Take over the weights.
 
         Args:
-            weights: gives what is to be sent now, by names that receivers know, in the same order on every rank.
-                Sharded tensors are gathered one after another, by all ranks.
+            weights: gives what is to be sent now, by names that receivers know, in the same order on every rank; all
+                of it if asked, else what training has changed. Sharded tensors are gathered one after another, by all
+                ranks.
             rank: of this process among those that train.
             bucket_mb: MiB that travel at a time.
+            versions: newest versions that can be sent again, to replace a receiver that is not at the newest one.
         """
-        self._weights, self._rank = weights, rank
+        self._weights, self._rank, self._versions = weights, rank, versions
+        self._kept: dict[int, dict[str, Kept]] = {}
         self._bucket = max(8, int(bucket_mb * 2**20))
         self._meeting: Meeting | None = None
         self._channel: Channel | None = None
 
-    def size(self) -> int:
+    def size(self, whole: bool) -> int:
         """Bytes of the weights."""
-        return Layout.of(self._weights()).size
+        return Layout.of(self._weights(whole)).size
 
     def meet(self, address: str, seconds: float) -> int:
         """Open a meeting for a new channel at this machine's address: its port."""
@@ -68,11 +73,11 @@ class Sender:
             self._channel.close()
         self._channel = Channel(self._meeting.store, 0, size, device=device, seconds=seconds)
 
-    def to_store(self, version: int) -> Parcel | None:
+    def to_store(self, version: int, whole: bool) -> Parcel | None:
         """Put the weights into the object store; None on other ranks than 0."""
         watch, buckets = Stopwatch(), []
         fingerprint = None
-        for bucket in self._buckets(version, watch, "cpu"):
+        for bucket in self._buckets(version, whole, watch, "cpu"):
             if isinstance(bucket, Fingerprint):
                 fingerprint = bucket
             elif isinstance(bucket, Tensor):
@@ -80,7 +85,7 @@ class Sender:
                     buckets.append(ray.put(bucket.numpy()))
         return None if fingerprint is None else Parcel(fingerprint, watch.drain(), buckets)
 
-    def broadcast(self, version: int) -> Parcel | None:
+    def broadcast(self, version: int, whole: bool) -> Parcel | None:
         """Send the weights through the channel; None on other ranks than 0.
 
         A receiver that dies breaks the channel. That is told in the parcel, and no error: the other ranks wait for
@@ -88,7 +93,7 @@ class Sender:
         """
         watch, fingerprint, broken = Stopwatch(), None, ""
         device = "cpu" if self._channel is None else self._channel.device
-        for bucket in self._buckets(version, watch, device):
+        for bucket in self._buckets(version, whole, watch, device):
             if isinstance(bucket, Fingerprint):
                 fingerprint = bucket
             if broken:
@@ -105,10 +110,10 @@ class Sender:
         return None if fingerprint is None else Parcel(fingerprint, watch.drain(), broken=broken)
 
     def _buckets(
-        self, version: int, watch: Stopwatch, device: torch.device | str
+        self, version: int, whole: bool, watch: Stopwatch, device: torch.device | str
     ) -> Iterator[Layout | Tensor | Fingerprint]:
         """On rank 0 the layout, the buckets in order, and at last the fingerprint; nothing on others."""
-        weights = self._weights()
+        weights = self._of(version, whole)
         layout = Layout.of(weights)
         if self._rank == 0:
             yield layout
@@ -116,14 +121,26 @@ class Sender:
         checksums = []
         for value in weights.values():
             with watch("gather"):
-                whole = value.full_tensor() if isinstance(value, DTensor) else value
+                tensor = whole_weight(value.detach())
             if self._rank == 0:
                 with watch("check"):
-                    checksums.append(checksum(whole))
-                yield from writer.add(whole.detach())
+                    checksums.append(checksum(tensor))
+                yield from writer.add(tensor)
         if self._rank == 0:
             yield from writer.rest()
             yield Fingerprint(version, layout.entries, tuple(checksums))
+
+    def _of(self, version: int, whole: bool) -> Mapping[str, Tensor]:
+        """The weights of a version: the present ones if it is new, else as they were when it was."""
+        present = self._weights(whole)
+        if self._versions == 1:
+            return present
+        if version not in self._kept:
+            assert not self._kept or version > max(self._kept), f"version {version} is sent no more"
+            self._kept[version] = {name: Kept(value) for name, value in self._weights(False).items()}
+            for old in sorted(self._kept)[: -self._versions]:
+                del self._kept[old]
+        return dict(present) | {name: kept.restored() for name, kept in self._kept[version].items()}
 
 
 class Receiver:

@@ -42,14 +42,19 @@ class Publications:
         self._met: tuple[int, int] | None = None  # restarts of both sides when the channel was opened
         self._digests: dict[int, str] = {}
 
-    def begin(self, version: int) -> Flight:
-        """Start to publish what the trainers hold now; they must not train before it is sent."""
-        if self._carrier() == "store":
-            return Flight(version, self._ask(self.trainers, "sender.to_store", version), None)
+    def begin(self, version: int, *, whole: bool) -> Flight:
+        """Start to publish what the trainers hold now; they must not train before it is sent.
+
+        Args:
+            version: of it.
+            whole: send what is never trained, too: a fresh receiver needs all.
+        """
+        if self._carrier(whole) == "store":
+            return Flight(version, self._ask(self.trainers, "sender.to_store", version, whole), None)
         if self._met != (self.trainers.restarts, self.samplers.restarts):
             self._meet()
         received = self._ask(self.samplers, "receiver.from_broadcast", version, beside=True)
-        return Flight(version, self._ask(self.trainers, "sender.broadcast", version), received)
+        return Flight(version, self._ask(self.trainers, "sender.broadcast", version, whole), received)
 
     def finish(self, flight: Flight) -> dict[str, float]:
         """Wait until every receiver holds the version: seconds of gather, transfer, load and check.
@@ -76,12 +81,12 @@ class Publications:
         receipts: list[Receipt] = self._results(flight.received)
         for rank, receipt in enumerate(receipts):
             self._compare(rank, flight.version, receipt.version, parcel.fingerprint.digest, receipt.digest)
-        self._digests = {flight.version: parcel.fingerprint.digest}
+        self._digests[flight.version] = parcel.fingerprint.digest
         return combined(parcel, receipts)
 
     def send_to(self, rank: int, version: int) -> None:
-        """Give a fresh receiver the version that the trainers hold, through the object store, and switch it."""
-        parcel = self._sent(Flight(version, self._ask(self.trainers, "sender.to_store", version), None))
+        """Give one receiver all weights of a version that the trainers know, by the object store, and switch it."""
+        parcel = self._sent(Flight(version, self._ask(self.trainers, "sender.to_store", version, True), None))
         seconds = self.options.timeout
         self.samplers.submit_one(
             rank, "receiver.from_store", parcel, seconds, beside=True, seconds=seconds, option=OPTION
@@ -89,26 +94,23 @@ class Publications:
         found = self.samplers.submit_one(rank, "receiver.switch", version, seconds=seconds, option=OPTION).result()
         self._compare(rank, version, version, parcel.fingerprint.digest, found)
 
-    def switch(self, version: int) -> Call:
-        """Make all receivers sample with a version that they hold, each after what it is doing.
-
-        The answers of the call are digests; ``switched`` compares them.
-        """
-        return self._ask(self.samplers, "receiver.switch", version, seconds=self.samplers.pool.options.call_timeout)
+    def switch(self, rank: int, version: int) -> Call:
+        """Make a receiver sample with a version that it holds, after what it is doing; see ``switched``."""
+        return self.samplers.submit_one(rank, "receiver.switch", version)
 
     def switched(self, call: Call, version: int) -> None:
         """Wait for a switch.
 
         Raises:
-            Mismatch: a receiver holds something else.
+            Mismatch: the receiver holds something else.
         """
-        for rank, found in enumerate(call.results()):
-            self._compare(rank, version, version, self._digests[version], found)
+        (rank,) = call.answers
+        self._compare(rank, version, version, self._digests[version], call.result())
 
-    def _carrier(self) -> str:
+    def _carrier(self, whole: bool) -> str:
         if self.options.carrier != "auto":
             return self.options.carrier
-        size = self._ask(self.trainers, "sender.size").results()[0]
+        size = self._ask(self.trainers, "sender.size", whole).results()[0]
         return "store" if size <= STORED * self.options.bucket_mb * 2**20 else "broadcast"
 
     def _meet(self) -> None:

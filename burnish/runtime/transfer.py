@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from burnish.batch import Batch, shared
+from burnish.completion import Lengths
 
 SMALL = 4096  # bytes; shorter tensors travel inside the head
 
@@ -114,6 +115,8 @@ class Pointers(Batch):
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:
         """Rows of all parts, in order. A batch that several of them point into stays one."""
+        if len(parts) == 1:
+            return parts[0]
         places: dict[Any, int] = {}
         stored: list[Stored] = []
         numbers = []
@@ -124,7 +127,7 @@ class Pointers(Batch):
                     stored.append(one)
             here = torch.tensor([places[one.reference] for one in pointers.stored], dtype=torch.long)
             numbers.append(here[pointers.part])
-        return cls(part=torch.cat(numbers), row=torch.cat([pointers.row for pointers in parts]), stored=stored)
+        return dataclasses.replace(super().cat(parts), part=torch.cat(numbers), stored=stored)
 
     def resolve(self, *, seconds: float) -> Any:
         """What the rows hold, as one batch in their order.
@@ -155,6 +158,13 @@ class Pointers(Batch):
         number = torch.zeros(len(self.stored), dtype=torch.long)
         number[used] = torch.arange(len(used))
         return dataclasses.replace(self, part=number[self.part], stored=[self.stored[old] for old in used])
+
+
+@dataclass(kw_only=True)
+class PointersToAnswers(Pointers):
+    """Rows of stored responses, and how long they are."""
+
+    lengths: Lengths
 
 
 def resolved(batch: T, *, seconds: float) -> T:

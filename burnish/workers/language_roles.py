@@ -234,6 +234,20 @@ class LanguageRoles:
         own = self._networks["policy"].named_parameters()
         return {key.replace(mark, ".weight"): value for key, value in own if key.endswith(mark)} | found
 
+    def sampler_weights(self, *, whole: bool) -> dict[str, Tensor]:
+        """What samples elsewhere is made of: the trained weights of the policy; ``whole`` adds what is never trained."""
+        found: dict[str, Tensor] = {f"policy {key}": value for key, value in self.parameters("policy").items()}
+        if not whole:
+            return found
+        adapters = (".policy.weight", ".critic.weight", ".reference.weight") if self.lora is not None else ()
+        every = self._networks["policy"].named_parameters()
+        rest = (
+            {f"base {key}": value for key, value in every if not key.endswith(adapters)}
+            if adapters
+            else {f"base {key}": value for key, value in every if f"policy {key}" not in found}
+        )
+        return found | rest
+
     def refresh_reference(self) -> None:
         """reference = policy."""
         with torch.no_grad():

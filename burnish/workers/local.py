@@ -125,6 +125,11 @@ class LocalWorkers:
         with self.watch("old_log_prob"):
             return self.algorithm.annotate(scored, self.roles)
 
+    def credit(self, annotated: Any) -> tuple[Any, Metrics]:
+        """Rewards to training signal: the whole batch, on every rank alike."""
+        with self.watch("adv"):
+            return self.algorithm.credit(annotated)
+
     def update(self, batch: Batch, update: int) -> Metrics:
         """Mini-batches, micro-batches and optimizer steps of one policy update."""
         metrics: defaultdict[str, list[float]] = defaultdict(list)

@@ -221,6 +221,18 @@ class NetworkRoles:
         found = dict(self._networks["policy"].named_parameters())
         return {key.replace(mark, ".weight"): value for key, value in found.items() if key.endswith(mark)}
 
+    def sampler_weights(self, *, whole: bool) -> dict[str, Tensor]:
+        """What samples elsewhere is made of: the trained weights of the policy, and of the old one where that samples.
+
+        ``whole`` adds what is never trained.
+        """
+        names: list[Literal["policy", "old"]] = ["policy", "old"] if self.needs.sampler == "old" else ["policy"]
+        found: dict[str, Tensor] = {f"{n} {key}": value for n in names for key, value in self.parameters(n).items()}
+        if not whole or self.lora is None:
+            return found
+        every = self._networks["policy"].named_parameters()
+        return found | {f"base {key}": v for key, v in every if not key.endswith((".policy.weight", ".old.weight"))}
+
     def blend_old(self, decay: float) -> None:
         """old = decay * old + (1 - decay) * policy."""
         with torch.no_grad():

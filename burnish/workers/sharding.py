@@ -241,7 +241,34 @@ def fill(target: Tensor, whole: Tensor) -> None:
         held(target).copy_(held(sharded_like(whole, target)))
 
 
+class Kept:
+    """What this rank holds of a tensor, remembered in the memory of the CPU while the tensor itself moves on."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._example = tensor
+        self._held = held(tensor.detach()).to("cpu", copy=True)
+
+    def restored(self) -> Tensor:
+        """The tensor as it was, lying on the ranks as before."""
+        if not is_sharded(self._example):
+            return self._held
+        from torch.distributed.tensor import DTensor
+
+        there: Any = self._example
+        restored: Tensor = DTensor.from_local(
+            self._held.to(there.to_local().device), there.device_mesh, there.placements, run_check=False,
+            shape=there.shape, stride=there.stride(),
+        )  # fmt: skip
+        return restored
+
+
 def full_weights(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Whole weights, without gradients: all ranks ask for them together, and all of them get them."""
-    found: dict[str, Any] = {name: value.detach() for name, value in parameters.items()}
-    return {name: value.full_tensor() if is_sharded(value) else value for name, value in found.items()}
+    return {name: whole_weight(value.detach()) for name, value in parameters.items()}
+
+
+def whole_weight(tensor: Tensor) -> Tensor:
+    """All of a tensor that may lie on several ranks, which ask for it together."""
+    there: Any = tensor
+    whole: Tensor = there.full_tensor() if is_sharded(tensor) else tensor
+    return whole

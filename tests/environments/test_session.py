@@ -9,7 +9,7 @@ from burnish.algorithms.language.ppo import PPO
 from burnish.config import load
 from burnish.credit_tokens import turn_numbers
 from burnish.errors import ConfigError
-from burnish.hooks.validation import judge
+from burnish.judging import judge
 from burnish.language.logprobs import response_logprobs
 from tests.session.test_answers import SMALL, saved, session_of, trained, weights
 

@@ -35,7 +35,7 @@ def session_of(*overrides):
 
 def trained(session, first: int, last: int) -> list[dict]:
     rows: list[dict] = []
-    run(range(first, last + 1), session.source, session.workers, session.config.algorithm,
+    run(range(first, last + 1), session.source, session.workers,
         [lambda update, metrics: rows.append(dict(metrics))], watch=session.watch, stop=lambda: False)  # fmt: skip
     return rows
 

@@ -140,7 +140,7 @@ def test_an_update_for_which_nothing_is_left_is_skipped_and_counted(pipeline):
     bench, source = made(pipeline, reward=reward, filter_groups=FilterOptions())
     before, seen = bench.weights(), []
     run(
-        [1, 2], source, bench.workers, bench.algorithm, [lambda update, metrics: seen.append(metrics)],
+        [1, 2], source, bench.workers, [lambda update, metrics: seen.append(metrics)],
         watch=Stopwatch(), stop=lambda: False,
     )  # fmt: skip
     assert torch.equal(bench.weights(), before)
@@ -153,7 +153,7 @@ def test_what_is_collected_is_among_the_metrics(pipeline):
     bench, source = made(pipeline, candidates=CandidateOptions(n=6))
     seen = []
     run(
-        [1], source, bench.workers, bench.algorithm, [lambda update, metrics: seen.append(metrics)],
+        [1], source, bench.workers, [lambda update, metrics: seen.append(metrics)],
         watch=Stopwatch(), stop=lambda: False,
     )  # fmt: skip
     assert {"critic/diversity", "train/candidates/reward/mean", "critic/rewards/mean"} <= seen[0].keys()

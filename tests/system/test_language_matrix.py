@@ -105,7 +105,7 @@ def test_one_update(algorithm, family, folder):
     values = {name: value.detach().clone() for name, value in critic.items()}
     told: dict[str, float] = {}
     run(
-        [1], session.source, session.workers, session.config.algorithm, [lambda _, metrics: told.update(metrics)],
+        [1], session.source, session.workers, [lambda _, metrics: told.update(metrics)],
         watch=session.watch, stop=lambda: False,
     )  # fmt: skip
     assert told["actor/skipped_updates"] == 0

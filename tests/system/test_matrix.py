@@ -118,7 +118,7 @@ def test_a_cell_runs_or_is_refused(algorithm, kind, family, folder):
     before = {name: value.detach().clone() for name, value in session.roles.parameters().items()}
     told = {}
     run(
-        [1], session.source, session.workers, session.config.algorithm, [lambda _, metrics: told.update(metrics)],
+        [1], session.source, session.workers, [lambda _, metrics: told.update(metrics)],
         watch=session.watch, stop=lambda: False,
     )  # fmt: skip
     assert told["actor/skipped_updates"] == 0

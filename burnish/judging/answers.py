@@ -10,9 +10,10 @@ import numpy as np
 from PIL import Image
 
 from burnish.algorithms.base import Metrics
-from burnish.completion import Completion
+from burnish.completion import Lengths
 from burnish.engines.dialogues import dialogue_metrics
 from burnish.engines.language import AnswerJob
+from burnish.judging.shares import share
 from burnish.metrics import given_metrics, length_metrics, validation_metrics
 from burnish.prompt import Prompt
 from burnish.rewards.language.base import Response
@@ -26,21 +27,31 @@ FRAMES = 4  # of a video that are kept
 def judge(session: LanguageSession, target: Path | None, *, n: int) -> Metrics:
     """Answer held-out questions, score, and keep the first ones in ``target``, if any."""
     job = AnswerJob.groups(session.val_prompts, n, purpose="validation", update=0, sampling=session.judged_sampling)
-    completion, responses = session.engine.sample(job)
-    scores = session.scorer.score(responses, job.prompts)
+    shares = [one for one in session.ranks.gather(_judged(session, share(session.ranks, job))) if one is not None]
+    responses = [response for some, _, _ in shares for response in some]
+    lengths = Lengths.cat([some for _, some, _ in shares])
+    scores = Scores.cat([some for _, _, some in shares])
     if target is not None:
-        _keep(target, job, completion, responses, scores, n)
+        _keep(target, job, lengths, responses, scores, n)
     return (
         validation_metrics(scores, job.prompts)
         | given_metrics(scores, job.prompts, "format")
-        | {f"val-aux/{name}": value for name, value in length_metrics(completion).items()}
+        | {f"val-aux/{name}": value for name, value in length_metrics(lengths).items()}
         | {f"val-aux/{name}": value for name, value in dialogue_metrics(responses).items()}
         | {"val-aux/missing": float(scores.missing.float().mean())}
     )
 
 
+def _judged(session: LanguageSession, job: AnswerJob) -> tuple[list[Response], Lengths, Scores] | None:
+    """Responses with their lengths and scores; None for no prompts."""
+    if not job.prompts:
+        return None
+    completion, responses = session.engine.sample(job)
+    return responses, completion.lengths, session.scorer.score(responses, job.prompts)
+
+
 def _keep(
-    target: Path, job: AnswerJob, completion: Completion, responses: Sequence[Response], scores: Scores, n: int
+    target: Path, job: AnswerJob, lengths: Lengths, responses: Sequence[Response], scores: Scores, n: int
 ) -> None:
     folder = target / "pictures"
     folder.mkdir(parents=True, exist_ok=True)
@@ -58,7 +69,7 @@ def _keep(
                     "sample": i % n,
                     "response": responses[i].whole,
                     "finished": responses[i].finished,
-                    "tokens": int(completion.length[i]),
+                    "tokens": int(lengths.response[i]),
                     "images": _pictures(folder, prompt, responses[i], group) if i % n == 0 else _names(folder, group),
                     "reward": None if missing else float(scores.reward[i]),
                     "components": {name: None if value != value else value for name, value in values},

@@ -10,6 +10,7 @@ from PIL import Image
 
 from burnish.algorithms.base import Metrics
 from burnish.engines.flow import Job
+from burnish.judging.shares import share
 from burnish.metrics import group_diversity, validation_metrics
 from burnish.pictures import grid
 from burnish.session import FlowSession
@@ -20,20 +21,26 @@ SHOWN = 16  # prompts whose pictures are kept
 
 def judge(session: FlowSession, target: Path | None, *, n: int, guidance: float | None = None) -> Metrics:
     """Sample held-out prompts, score them, and keep pictures and verdicts of the first ones in ``target``, if any."""
-    prompts = session.val_prompts
-    job = Job.groups(prompts, n, purpose="validation", update=0, guidance=guidance)
-    pictures: list[np.ndarray] = []
-    pending = []
-    for rows, _, some in session.engine.sample(job):
-        pictures += some
-        pending.append(session.scorer.submit(some, job.prompts[rows]))
-    scores = Scores.cat([part.result() for part in pending])
+    job = Job.groups(session.val_prompts, n, purpose="validation", update=0, guidance=guidance)
+    shares = session.ranks.gather(_judged(session, share(session.ranks, job)))
+    pictures = [picture for some, _ in shares for picture in some]
+    scores = Scores.cat([score for _, some in shares for score in some])
     if target is not None:
         _keep(target, job, pictures, scores, n)
     return validation_metrics(scores, job.prompts) | {
         "val-aux/variety": group_diversity(pictures, job.group),
         "val-aux/missing": float(scores.missing.float().mean()),
     }
+
+
+def _judged(session: FlowSession, job: Job) -> tuple[list[np.ndarray], list[Scores]]:
+    """Pictures and their scores, in batches; scored while the next ones are sampled."""
+    pictures: list[np.ndarray] = []
+    pending = []
+    for rows, _, some in session.engine.sample(job) if job.prompts else ():
+        pictures += some
+        pending.append(session.scorer.submit(some, job.prompts[rows]))
+    return pictures, [part.result() for part in pending]
 
 
 def _keep(target: Path, job: Job, pictures: list[np.ndarray], scores: Scores, n: int) -> None:

@@ -1,0 +1,119 @@
+"""Who does the work of a run: one process, or the workers of a cluster behind the same words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from burnish.algorithms.base import Metrics
+from burnish.config import RunConfig
+from burnish.judging import judge
+from burnish.loop import Workers
+from burnish.session import open_session
+from burnish.sources.base import Source
+from burnish.stopwatch import Stopwatch
+from burnish.workers.checkpoint import Checkpoint, CheckpointStore
+from burnish.workers.ranks import ALONE, Ranks
+
+
+class Crew(Protocol):
+    """What a command that trains asks for. It is entered once; what runs beside this process ends with it."""
+
+    watch: Stopwatch
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    @property
+    def source(self) -> Source:
+        """Where batches come from."""
+
+    @property
+    def workers(self) -> Workers:
+        """Who learns from them."""
+
+    @property
+    def items(self) -> int:
+        """Prompts or records that are learned on."""
+
+    def check_data(self) -> None:
+        """Find errors in data, before any weights are loaded and before anything is started."""
+        ...
+
+    def check(self) -> None:
+        """Find what only the loaded model can tell, before a run has left anything behind."""
+        ...
+
+    def resume(self, checkpoint: Checkpoint | None) -> None:
+        """Go on from a checkpoint, or begin; whoever samples has the weights after this."""
+        ...
+
+    def judge(self, target: Path | None, guidance: float | None) -> Metrics:
+        """Judge the weights that are exported; see ``burnish.judging``."""
+        ...
+
+    def save(self, update: int, score: float | None) -> Any:
+        """Write a checkpoint of everything after so many policy updates."""
+        ...
+
+    def recover(self, error: Exception) -> None:
+        """Be ready for ``resume`` again after an error.
+
+        Raises:
+            Exception: the same, where that is not possible.
+        """
+        ...
+
+
+class LocalCrew:
+    """This process; or one of several ranks, which call everything together."""
+
+    def __init__(self, config: RunConfig, store: CheckpointStore, ranks: Ranks = ALONE) -> None:
+        self.session, self.store = open_session(config, ranks), store
+        self.watch = self.session.watch
+
+    def __enter__(self) -> Self:
+        self.session.scorer.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.session.scorer.close()
+        self.session.close()
+
+    @property
+    def source(self) -> Source:
+        return self.session.source
+
+    @property
+    def workers(self) -> Workers:
+        return self.session.workers
+
+    @property
+    def items(self) -> int:
+        return len(self.source.stream.items)
+
+    def check_data(self) -> None:
+        self.session.check_data()
+
+    def check(self) -> None:
+        self.session.check()
+
+    def resume(self, checkpoint: Checkpoint | None) -> None:
+        if checkpoint is not None:
+            self.session.load_state_dict(checkpoint.load(self.session.identity))
+
+    def judge(self, target: Path | None, guidance: float | None) -> Metrics:
+        session = self.session
+        with session.trained_weights(), session.roles.shards.gathered(["policy"]):
+            return judge(session, target, n=session.config.validation.n, guidance=guidance)
+
+    def save(self, update: int, score: float | None) -> Path:
+        return self.store.save(update, self.session.state_dict(), identity=self.session.identity, score=score)
+
+    def recover(self, error: Exception) -> None:
+        raise error

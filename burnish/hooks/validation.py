@@ -1,0 +1,40 @@
+"""Judges the policy on held-out prompts in the course of a run."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from burnish.algorithms.base import Metrics
+from burnish.config import RunConfig
+from burnish.config.flow import FlowConfig
+from burnish.folder import RunFolder
+from burnish.hooks.base import Hook
+
+Judge = Callable[[Path, float | None], Metrics]  # by a folder for samples, and by guidance, None for the run's
+
+
+class Validation(Hook):
+    """Before training, every so many updates, and after the last one."""
+
+    def __init__(self, config: RunConfig, folder: RunFolder, judge: Judge) -> None:
+        self.config, self.folder, self.judge = config, folder, judge
+
+    def start(self, done: int) -> None:
+        """Before the first update the policy is the untrained model: guide it, for a line to compare with."""
+        if done or not isinstance(self.config, FlowConfig):
+            return
+        scale = self.config.validation.reference_guidance
+        if scale is not None:
+            metrics = self.judge(self.folder.reference, scale)
+            text = json.dumps({"guidance_scale": scale} | metrics, indent=1)
+            (self.folder.reference / "metrics.json").write_text(text)
+
+    def __call__(self, update: int, metrics: dict[str, float]) -> None:
+        every = self.config.validation.every
+        if update in (0, self.config.steps) or (every and update % every == 0):
+            start = time.perf_counter()
+            metrics |= self.judge(self.folder.validation(update), None)
+            metrics["timing_s/testing"] = time.perf_counter() - start
