@@ -95,7 +95,7 @@ class LocalCrew:
 
     @property
     def items(self) -> int:
-        return len(self.source.stream.items)
+        return len(self.session.source.stream.items)
 
     def check_data(self) -> None:
         self.session.check_data()

@@ -24,7 +24,7 @@ def evaluate(source: str, overrides: Sequence[str], *, output: str | None) -> in
     """
     session, update = open_run(source, overrides)
     target = Path(output) if output else None
-    with closing(session), session.scorer, session.trained_weights():
+    with closing(session), closing(session.scorer), session.trained_weights():
         metrics = judge(session, target, n=session.config.validation.n)
     table = Table("metric", "value", title=f"{source} after {update} policy updates")
     table.columns[1].justify = "right"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from importlib.util import find_spec
 
 from burnish.algorithms.base import Metrics
 from burnish.closing import closing_message
@@ -58,10 +57,6 @@ def open_crew(config: RunConfig, store: CheckpointStore) -> Crew:
     """
     if config.runtime == "local":
         return LocalCrew(config, store)
-    if find_spec("ray") is None:
-        raise UserError(
-            "runtime is ray, and Ray is not installed; pip install 'burnish[ray]', or leave runtime=ray out"
-        )
     from burnish.runtime.crew import RayCrew
 
     return RayCrew(config, store)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from burnish.algorithms.base import Algorithm
+from burnish.config.placement import placement_complaints
 from burnish.errors import ConfigError
 from burnish.options import (
     CheckpointOptions,
@@ -16,6 +17,8 @@ from burnish.options import (
     EmaOptions,
     OptimizerOptions,
     PipelineOptions,
+    PoolsOptions,
+    RayOptions,
     ScoringOptions,
     ShardingOptions,
     Whole,
@@ -70,8 +73,12 @@ class RunConfig:
     refuses a folder that has a run in it; a path goes on from that checkpoint."""
     threads: Count = 1
     """CPU threads of the trainer; part of what makes two runs equal bit by bit."""
-    runtime: Literal["local"] = "local"
-    """Where the run's workers live: local is this process."""
+    runtime: Literal["local", "ray"] = "local"
+    """Where the run's workers live: local is this process; ray is processes of a Ray cluster, as pools says."""
+    pools: PoolsOptions = Field(default_factory=PoolsOptions)
+    """Who works where, with runtime=ray."""
+    ray: RayOptions = Field(default_factory=RayOptions)
+    """The Ray cluster that is worked on, with runtime=ray."""
 
     @property
     def records(self) -> int:
@@ -120,7 +127,8 @@ class RunConfig:
             ConfigError: with every complaint.
         """
         complaints = [
-            *self.sampling_complaints(), *self._steps(), *self._choices(), *self._pipelined(), *self.unread(given),
+            *self.sampling_complaints(), *self._steps(), *self._choices(), *placement_complaints(self, given),
+            *self.unread(given),
         ]  # fmt: skip
         if complaints:
             raise ConfigError(complaints)
@@ -131,35 +139,10 @@ class RunConfig:
 
     def unread(self, given: Collection[str]) -> Iterator[str]:
         """Options of the command line that this run never reads."""
-        sharding = [option for option in given if option.split(".")[0] == "sharding"]
-        if sharding and self.runtime == "local":
-            yield (
-                f"{sharding[0]} is given, but runtime is local: a single process holds the networks whole; leave it out"
-            )
         if "scoring.timeout" in given and self.scoring.processes == 0:
             yield (
                 "scoring.timeout is given, but scoring.processes is 0: scoring in the run's own process "
                 "can't be stopped; leave it out, or set scoring.processes to 1 or more"
-            )
-        if self.pipeline.depth == 0:
-            for option in ("max_staleness", "drop", "timeout"):
-                if f"pipeline.{option}" in given:
-                    yield (
-                        f"pipeline.{option} is given, but pipeline.depth is 0, so that nothing is sampled ahead; leave "
-                        "it out, or set pipeline.depth to 1 or more"
-                    )
-
-    def _pipelined(self) -> Iterator[str]:
-        depth = self.pipeline.depth
-        if depth and self.runtime == "local":
-            yield (
-                f"pipeline.depth is {depth}, but runtime is local, and one process samples and learns in turn; set "
-                "runtime=ray, or pipeline.depth=0"
-            )
-        if depth and not self.online:
-            yield (
-                f"pipeline.depth is {depth}, but {self.algorithm.name} learns from data here, and nothing is sampled; "
-                "leave it out"
             )
 
     def _steps(self) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
 
 from burnish import random
@@ -45,7 +46,7 @@ class Stream(Generic[T]):
         return [self._at(i) for i in range(number * self.batch_size, (number + 1) * self.batch_size)]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"position": self.position, "data": self._fingerprint()}
+        return {"position": self.position, "data": self._fingerprint}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a stream over the same items stopped.
@@ -53,7 +54,7 @@ class Stream(Generic[T]):
         Raises:
             UserError: these are other items, or another order of them.
         """
-        if state["data"] != self._fingerprint():
+        if state["data"] != self._fingerprint:
             raise UserError(
                 "data.train_files, data.shuffle or seed differ from those of the checkpoint, so its position "
                 "in the data means nothing here; give the same, or start anew in another output_dir"
@@ -68,6 +69,7 @@ class Stream(Generic[T]):
             self._epoch, self._order = epoch, random.permutation(len(self.items), self.seed, self.name, epoch)
         return self.items[self._order[index]]
 
+    @cached_property
     def _fingerprint(self) -> str:
         content = "".join(item.uid for item in self.items) + f"{self.shuffle}{self.seed}"
         return hashlib.sha256(content.encode()).hexdigest()[:16]

@@ -20,6 +20,7 @@ from burnish.options.language import (
     SamplingOptions,
 )
 from burnish.options.pipeline import PipelineOptions
+from burnish.options.ray import PoolsOptions, RayOptions
 from burnish.options.sharding import ShardingOptions
 from burnish.options.shared import (
     BelowOne,
@@ -53,8 +54,10 @@ __all__ = [
     "NonNegative",
     "OptimizerOptions",
     "PipelineOptions",
+    "PoolsOptions",
     "Positive",
     "PtxOptions",
+    "RayOptions",
     "RolloutOptions",
     "SamplingOptions",
     "ScoringOptions",

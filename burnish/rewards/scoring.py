@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from burnish.errors import UserError
 from burnish.options import ScoringOptions
@@ -24,6 +24,36 @@ if TYPE_CHECKING:
     from burnish.types import Scores
 
 log = logging.getLogger(__name__)
+
+
+class Judged(Protocol):
+    """Samples that somebody judges."""
+
+    def result(self) -> Scores:
+        """The verdicts, when they are there."""
+        ...
+
+
+class AnyScorer(Protocol):
+    """Who judges samples: processes of this one, or workers elsewhere."""
+
+    rewards: dict[str, AnyReward]
+
+    def start(self) -> None:
+        """Be ready, or begin to get ready."""
+        ...
+
+    def submit(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> Judged:
+        """Start judging samples: pictures, uint8 [H, W, 3] each, or responses."""
+        ...
+
+    def score(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> Scores:
+        """Judge samples and wait for the result."""
+        ...
+
+    def close(self) -> None:
+        """End what was started."""
+        ...
 
 
 @dataclass

@@ -13,7 +13,7 @@ import ray
 
 from burnish.runtime.calls import LOOK, Call
 from burnish.runtime.faults import GaveUp, Late, WorkerDied
-from burnish.runtime.host import BESIDE, LIFE, Host, Place, environment
+from burnish.runtime.host import BESIDE, LIFE, Host, Place, directory, environment
 from burnish.runtime.pools import Pool
 
 log = logging.getLogger(__name__)
@@ -251,6 +251,7 @@ class ActorGroup:
                 device=pool.need.device,
                 address=self.address,
                 port=self._port,
+                directory=directory(pool.options.runtime_env),
             )
             built[rank] = self._hosts[rank].build.remote(self.kind, place, self.arguments[rank])
         self.ended = None

@@ -33,6 +33,7 @@ class Place:
     device: str  # cpu or cuda: the GPUs that it sees are its own
     address: str  # of rank 0's machine, where torch.distributed meets
     port: int  # free on it when the workers were started
+    directory: str = ""  # where the driver works; workers do so too where it exists
 
 
 class Host:
@@ -61,6 +62,7 @@ class Host:
 
     def build(self, kind: Callable[..., Any], place: Place, arguments: Sequence[Any]) -> None:
         """Make the object that answers calls."""
+        enter(place.directory)
         if place.address.startswith("127."):  # by default gloo and NCCL talk through what other machines reach
             loopback = "lo0" if sys.platform == "darwin" else "lo"
             for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -75,6 +77,17 @@ class Host:
     def call_beside(self, method: str, *arguments: Any) -> Any:
         """The same, while another call goes on."""
         return self.call(method, *arguments)
+
+
+def enter(where: str) -> None:
+    """Work in the driver's directory where this machine has it, so that relative paths mean the same."""
+    if where and os.path.isdir(where):
+        os.chdir(where)
+
+
+def directory(given: Mapping[str, Any]) -> str:
+    """Where workers are to work; nothing where the user's runtime environment says it."""
+    return "" if "working_dir" in given else os.getcwd()
 
 
 def environment(cpus: float, given: Mapping[str, Any]) -> dict[str, str]:

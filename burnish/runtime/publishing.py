@@ -18,6 +18,7 @@ from burnish.runtime.weights import Mismatch
 log = logging.getLogger(__name__)
 
 OPTION = "ray.publication.timeout"
+REMEMBERED = 1000  # versions whose hashes are known
 STORED = 2  # buckets that the object store takes without being asked
 
 
@@ -82,6 +83,7 @@ class Publications:
         for rank, receipt in enumerate(receipts):
             self._compare(rank, flight.version, receipt.version, parcel.fingerprint.digest, receipt.digest)
         self._digests[flight.version] = parcel.fingerprint.digest
+        self._digests.pop(flight.version - REMEMBERED, None)
         return combined(parcel, receipts)
 
     def send_to(self, rank: int, version: int) -> None:

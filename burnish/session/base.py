@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from burnish.config import RunConfig
-from burnish.rewards.scoring import Scorer
+from burnish.rewards.scoring import AnyScorer, Scorer
 from burnish.sources.asked import Maker
-from burnish.sources.base import Source
+from burnish.sources.base import StreamSource
 from burnish.sources.questions import Questions
 from burnish.stopwatch import Stopwatch
 from burnish.types import Prompt
@@ -53,7 +53,7 @@ class Session:
         return prompts[: self.config.validation.max_prompts]
 
     @cached_property
-    def scorer(self) -> Scorer:
+    def scorer(self) -> AnyScorer:
         """Who judges."""
         return Scorer(self.config.rewards, self.config.scoring)
 
@@ -103,7 +103,7 @@ class Session:
         return None
 
     @cached_property
-    def source(self) -> Source:
+    def source(self) -> StreamSource:
         """Where batches come from."""
         raise NotImplementedError
 

@@ -16,7 +16,7 @@ from burnish.models.teachers import check_teacher, load_teacher
 from burnish.paths import resolve
 from burnish.session.base import Session
 from burnish.session.pictures import PictureFiles
-from burnish.sources.base import Source
+from burnish.sources.base import StreamSource
 from burnish.sources.flow_rollouts import FlowRollouts
 from burnish.sources.given import GivenSource
 from burnish.sources.online import OnlineSource
@@ -61,7 +61,7 @@ class FlowSession(Session):
         return FlowEngine(self.roles, self.config.rollout, seed=self.config.seed)
 
     @cached_property
-    def source(self) -> Source:
+    def source(self) -> StreamSource:
         config, data = self.config, self.config.data
         if self.pictures is not None:
             given = Stream(self.pictures.records, data.train_batch_size, seed=config.seed, shuffle=data.shuffle)

@@ -20,7 +20,7 @@ from burnish.models.language.loading import check_experts, load_language_model, 
 from burnish.rewards.language.base import check_labels
 from burnish.session.base import Session
 from burnish.sources.answer_rollouts import AnswerRollouts
-from burnish.sources.base import Source
+from burnish.sources.base import StreamSource
 from burnish.sources.online import OnlineSource
 from burnish.sources.questions import Questions
 from burnish.sources.written import WrittenSource
@@ -136,7 +136,7 @@ class LanguageSession(Session):
         )
 
     @cached_property
-    def source(self) -> Source:
+    def source(self) -> StreamSource:
         config = self.config
         if self.answers is not None:
             data = self._learnable(self.answers)

@@ -10,7 +10,7 @@ from burnish.engines.language import AnswerEngine, AnswerJob
 from burnish.environments.base import Environment
 from burnish.language.sampling import Sampling
 from burnish.rewards.language.environment import turn_rewards
-from burnish.rewards.scoring import Scorer
+from burnish.rewards.scoring import AnyScorer
 from burnish.sources.asked import Asked
 from burnish.stopwatch import Stopwatch
 from burnish.types import Answered
@@ -22,7 +22,7 @@ class AnswerRollouts:
     def __init__(
         self,
         engine: AnswerEngine,
-        scorer: Scorer,
+        scorer: AnyScorer,
         needs: LanguageNeeds,
         *,
         sampling: Sampling,

@@ -11,10 +11,6 @@ from burnish.types import Collected
 class Source(Protocol):
     """Online sampling, a data set of finished pictures, or sampling that runs ahead of the loop."""
 
-    @property
-    def stream(self) -> Stream[Any]:
-        """Where its prompts or records come from."""
-
     def collect(self, update: int) -> Collected:
         """The batch of policy update ``update``, counted from 1."""
         ...
@@ -24,3 +20,11 @@ class Source(Protocol):
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class StreamSource(Source, Protocol):
+    """One that takes what it gives from a stream in this process."""
+
+    @property
+    def stream(self) -> Stream[Any]:
+        """Where its prompts or records come from."""

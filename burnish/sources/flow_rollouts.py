@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +14,7 @@ from burnish.engines.flow import FlowEngine, Job
 from burnish.engines.growth import velocity_growth, watched
 from burnish.metrics import group_diversity
 from burnish.options import RolloutOptions
-from burnish.rewards.scoring import Scorer
+from burnish.rewards.scoring import AnyScorer, Judged
 from burnish.sources.asked import Asked
 from burnish.stopwatch import Stopwatch
 from burnish.types import Denoising, Scored, Scores
@@ -25,7 +24,7 @@ class FlowRollouts:
     """Samples and scores; chooses among the samples of a prompt if asked."""
 
     def __init__(
-        self, engine: FlowEngine, scorer: Scorer, needs: Needs, *, rollout: RolloutOptions, watch: Stopwatch
+        self, engine: FlowEngine, scorer: AnyScorer, needs: Needs, *, rollout: RolloutOptions, watch: Stopwatch
     ) -> None:
         self.engine, self.scorer, self.needs, self.rollout, self.watch = engine, scorer, needs, rollout, watch
 
@@ -67,7 +66,7 @@ class FlowRollouts:
     def _sample(self, job: Job, version: int) -> tuple[Scored, list[np.ndarray]]:
         traces: list[Denoising] = []
         pictures: list[np.ndarray] = []
-        pending: list[Future[Scores]] = []
+        pending: list[Judged] = []
         with self.watch("gen"):
             for rows, trace, some in self.engine.sample(job):
                 traces.append(trace)

@@ -15,6 +15,7 @@ class OnlineSource:
 
     def __init__(self, questions: Questions, maker: Maker) -> None:
         self.questions, self.maker = questions, maker
+        self._after = questions.state_dict()  # where the stream stands behind the last batch that was handed out
 
     @property
     def stream(self) -> PromptStream:
@@ -23,11 +24,14 @@ class OnlineSource:
 
     def collect(self, update: int) -> Rollouts:
         collected: Rollouts = self.questions.batch(self.maker.make, update, version=update - 1)
+        self._after = self.questions.state_dict()
         return collected
 
     def state_dict(self) -> dict[str, Any]:
-        return self.questions.state_dict()
+        """Where the stream goes on; prompts of a batch that was begun and not finished come again."""
+        return self._after
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         refuse_ahead(state)
         self.questions.load_state_dict(state)
+        self._after = self.questions.state_dict()

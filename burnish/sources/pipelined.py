@@ -6,6 +6,7 @@ sample is older than the bound: what would become too old is not started before 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -22,6 +23,8 @@ from burnish.sources.asynchronous import AsyncMaker, Filling, Handle
 from burnish.sources.plain import from_plain, to_plain
 from burnish.sources.questions import Questions
 from burnish.types import Rollouts
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -144,10 +147,28 @@ class PipelinedSource:
         Those in the making are waited for. Batches by the newest weights are left out: a resumed run publishes these
         weights again and samples the very same.
         """
+        kept = self._not_again()
+        return self._state(kept, [batch.result(self.options.timeout) for batch in kept])
+
+    def finished_state(self) -> dict[str, Any]:
+        """The same without what is not finished: where nobody samples any more, a resumed run does so anew."""
+        kept, rollouts = self._not_again(), []
+        for batch in kept:
+            try:
+                rollouts.append(batch.handle.result(0.0))
+            except Exception as error:
+                log.warning("the samples for update %d are not saved, as they are not there: %s", batch.update, error)
+                break
+        return self._state(kept[: len(rollouts)], rollouts)
+
+    def _not_again(self) -> list[_Batch]:
+        """Batches ahead whose weights a resumed run does not have."""
         with self._changed:
             newest = self._collected  # as many updates are behind the weights that are saved with this
-            kept = [batch for batch in self._ahead if newest is None or batch.version < newest]
-        ahead = [to_plain(self.maker.fetch(batch.result(self.options.timeout))) for batch in kept]
+            return [batch for batch in self._ahead if newest is None or batch.version < newest]
+
+    def _state(self, kept: list[_Batch], rollouts: list[Any]) -> dict[str, Any]:
+        ahead = [to_plain(self.maker.fetch(one)) for one in rollouts]
         state = kept[-1].after() if kept else self._after
         return state | {"ahead": ahead} if ahead else state
 

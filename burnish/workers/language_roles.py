@@ -235,7 +235,7 @@ class LanguageRoles:
         return {key.replace(mark, ".weight"): value for key, value in own if key.endswith(mark)} | found
 
     def sampler_weights(self, *, whole: bool) -> dict[str, Tensor]:
-        """What samples elsewhere is made of: the trained weights of the policy; ``whole`` adds what is never trained."""
+        """What samples elsewhere is made of: the policy's trained weights; ``whole`` adds what is never trained."""
         found: dict[str, Tensor] = {f"policy {key}": value for key, value in self.parameters("policy").items()}
         if not whole:
             return found

@@ -36,7 +36,7 @@ class Trainer:
 
     def __init__(self) -> None:
         self.now = weights(1)
-        self.sender = Sender(lambda: self.now, rank=0, bucket_mb=BUCKET)
+        self.sender = Sender(lambda whole: self.now, rank=0, bucket_mb=BUCKET)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def joined():
 
         def publish(version: int):
             received = [pool.submit(receiver.from_broadcast, version) for receiver in receivers]
-            sent = pool.submit(trainer.sender.broadcast, version)
+            sent = pool.submit(trainer.sender.broadcast, version, True)
             return sent.result(LIMIT), [one.result(LIMIT) for one in received]
 
         yield trainer, receivers, publish
@@ -106,7 +106,7 @@ def test_a_channel_leaves_the_default_group_alone(joined):
 
 def test_the_store_brings_the_same(store):
     trainer, receiver = Trainer(), Receiver(weights(0), bucket_mb=BUCKET)
-    parcel = trainer.sender.to_store(7)
+    parcel = trainer.sender.to_store(7, True)
     assert len(parcel.buckets) == len(store) == -(-(20 * 7 * 4 + 9 * 2 + 3 * 5 * 4) // 100)
     receipt = receiver.from_store(parcel, LIMIT)
     assert (receipt.version, receipt.digest) == (7, parcel.fingerprint.digest)
@@ -117,7 +117,7 @@ def test_the_store_brings_the_same(store):
 
 def test_a_byte_that_differs_is_found_and_its_tensor_named(store):
     trainer, receiver = Trainer(), Receiver(weights(0), bucket_mb=BUCKET)
-    parcel = trainer.sender.to_store(1)
+    parcel = trainer.sender.to_store(1, True)
     store[parcel.buckets[5]][70] ^= 1  # byte 570: behind the 560 of base.weight
     with pytest.raises(Mismatch, match=r"tensor base\.bias \(bfloat16 \[9\]\) of version 1 differs"):
         receiver.from_store(parcel, LIMIT)
@@ -127,7 +127,7 @@ def test_a_byte_that_differs_is_found_and_its_tensor_named(store):
 
 
 def test_a_bucket_that_is_missing_is_found(store):
-    parcel = Trainer().sender.to_store(1)
+    parcel = Trainer().sender.to_store(1, True)
     parcel.buckets.pop()
     with pytest.raises(Mismatch, match="ends 38 bytes too early"):
         Receiver(weights(0), bucket_mb=BUCKET).from_store(parcel, LIMIT)
@@ -140,14 +140,14 @@ def test_a_network_that_did_not_take_the_weights_over_is_found(store):
 
     own = weights(0) | {"lora.a": weights(0)["lora.a"].as_subclass(Deaf)}
     trainer, receiver = Trainer(), Receiver(own, bucket_mb=BUCKET)
-    receiver.from_store(trainer.sender.to_store(1), LIMIT)
+    receiver.from_store(trainer.sender.to_store(1, True), LIMIT)
     with pytest.raises(Mismatch, match=r"tensor lora\.a .* the network that samples"):
         receiver.switch(1)
 
 
 def test_only_the_version_that_is_held_can_be_switched_to_and_only_once(store):
     trainer, receiver = Trainer(), Receiver(weights(0), bucket_mb=BUCKET)
-    receiver.from_store(trainer.sender.to_store(1), LIMIT)
+    receiver.from_store(trainer.sender.to_store(1, True), LIMIT)
     with pytest.raises(Mismatch, match="version 2 of the weights was asked for, and the second buffer holds version 1"):
         receiver.switch(2)
     receiver.switch(1)
@@ -159,13 +159,13 @@ def test_the_first_publication_has_to_bring_everything(store):
     trainer, receiver = Trainer(), Receiver(weights(0), bucket_mb=BUCKET)
     trainer.now = adapter(2)
     with pytest.raises(Mismatch, match=r"the first that this receiver gets, and it lacks base\.weight"):
-        receiver.from_store(trainer.sender.to_store(1), LIMIT)
+        receiver.from_store(trainer.sender.to_store(1, True), LIMIT)
 
 
 def test_other_ranks_than_the_first_send_nothing(store):
-    sender = Sender(lambda: weights(1), rank=1, bucket_mb=BUCKET)
-    assert sender.to_store(1) is None
-    assert sender.broadcast(1) is None
+    sender = Sender(lambda whole: weights(1), rank=1, bucket_mb=BUCKET)
+    assert sender.to_store(1, True) is None
+    assert sender.broadcast(1, True) is None
     assert not store
 
 

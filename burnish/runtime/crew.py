@@ -1,0 +1,159 @@
+"""The workers of a cluster behind the words of a crew: who is started, who does what, and what is done after a loss."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from burnish.algorithms.base import Metrics
+from burnish.config import RunConfig
+from burnish.config.language import LanguageConfig
+from burnish.runtime.cluster import cluster
+from burnish.runtime.faults import GaveUp, Late, NoRoom, WorkerDied
+from burnish.runtime.group import ActorGroup
+from burnish.runtime.publishing import Publications
+from burnish.runtime.ranks import RankMaker, RankSource, RankWorkers
+from burnish.runtime.sampler import Sampler
+from burnish.runtime.samplers import Samplers
+from burnish.runtime.scoring import RewardPool
+from burnish.runtime.trainer import TrainerRank
+from burnish.runtime.weights import Mismatch
+from burnish.session import LanguageSession, open_session
+from burnish.sources.base import Source
+from burnish.sources.online import OnlineSource
+from burnish.sources.pipelined import PipelinedSource
+from burnish.workers.checkpoint import Checkpoint, CheckpointStore
+from burnish.workers.ranks import RanksLost
+
+log = logging.getLogger(__name__)
+
+
+class RayCrew:
+    """The driver of a run: it leads the workers, and holds prompts and plans, but no networks and no samples."""
+
+    def __init__(self, config: RunConfig, store: CheckpointStore) -> None:
+        self.config, self.store = config, store
+        self.session = open_session(config)  # for its data; its networks are never asked for
+        self.watch = self.session.watch
+        self.items = 0
+        self.source: Source
+        self.trainers: ActorGroup
+        self.samplers: Samplers | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def check_data(self) -> None:
+        self.session.check_data()
+
+    def check(self) -> None:
+        """Start everybody, and let them load what they need."""
+        config, enter = self.config, self._stack.enter_context
+        pools = enter(cluster(config.ray, config.pools)).pools
+        judges = enter(RewardPool(pools["reward"], config)).judges if "reward" in pools else []
+        versions = config.pipeline.lag + 1
+        self.trainers = enter(
+            ActorGroup(
+                pools["train"], TrainerRank, [(self._trained, judges, versions)] * pools["train"].size, collective=True
+            )
+        )
+        self.workers = RankWorkers(self.trainers, self.watch, self._published)
+        checked = self.trainers.submit("check", seconds=config.ray.start_timeout, option="ray.start_timeout")
+        workers = None
+        if "rollout" in pools:
+            size = pools["rollout"].size
+            workers = enter(ActorGroup(pools["rollout"], Sampler, [(config, judges)] * size, collective=False))
+        self.items = checked.results()[0]
+        if workers is not None:
+            self.samplers = Samplers(
+                workers,
+                Publications(self.trainers, workers, config.ray.publication),
+                config.ray,
+                needed=lambda version: version + 1 + config.pipeline.lag <= config.steps,
+                phases=self.watch.add,
+            )
+        self.source = self._make_source()
+        self._first = self.source.state_dict()
+
+    @property
+    def _trained(self) -> RunConfig:
+        """What the ranks are told: where others sample, they judge with their own weights."""
+        config = self.config
+        if config.pools.rollout is None or not isinstance(config, LanguageConfig):
+            return config
+        return replace(config, rollout=replace(config.rollout, vllm=None))
+
+    def _make_source(self) -> Source:
+        config, session = self.config, self.session
+        if not config.online:
+            return RankSource(self.trainers)
+        if isinstance(session, LanguageSession) and config.data.max_prompt_length is not None:
+            # only a processor can tell how long prompts are, and here is none
+            places = self.trainers.call_one(0, "learnable")
+            session.learnable_prompts = [session.train_prompts[place] for place in places]
+        if self.samplers is None:
+            return OnlineSource(session.questions, RankMaker(self.trainers, self.watch))
+        if config.pipeline.depth == 0:
+            return OnlineSource(session.questions, self.samplers)
+        return PipelinedSource(session.questions, self.samplers, config.pipeline, steps=config.steps)
+
+    def resume(self, checkpoint: Checkpoint | None) -> None:
+        version = 0
+        if checkpoint is not None:
+            self.trainers.call("resume", checkpoint)
+            version = checkpoint.update
+        if self.config.online:
+            self.source.load_state_dict(self._first if checkpoint is None else checkpoint.part("source"))
+        self.workers.publish(version)
+
+    def judge(self, target: Path | None, guidance: float | None) -> Metrics:
+        found: Metrics = self.trainers.call("judge", target, guidance)[0]
+        return dict(found)
+
+    def save(self, update: int, score: float | None) -> Path:
+        return self._save(update, score, self.source.state_dict())
+
+    def recover(self, error: Exception) -> None:
+        """Start the trainer again after a loss of its ranks; before any other end, save what was learned."""
+        lost = isinstance(error, RanksLost) or (isinstance(error, WorkerDied) and error.pool == self.trainers.name)
+        if lost:
+            log.warning("%s; the trainer is started again, from the last checkpoint", error)
+            self.trainers.rebuild()
+            self.trainers.submit("check", seconds=self.config.ray.start_timeout, option="ray.start_timeout").results()
+            if self.samplers is not None:
+                self.samplers.reset()
+            return
+        if isinstance(error, NoRoom | GaveUp | Late | Mismatch) and self.trainers.ended is None:
+            self._rescue()
+        raise error
+
+    def _rescue(self) -> None:
+        """Save what was learned, where nobody can sample any more."""
+        version = self.workers.version
+        newest = self.store.latest()
+        if version == 0 or (newest is not None and newest.update >= version):
+            return
+        state = self.source.finished_state() if isinstance(self.source, PipelinedSource) else self.source.state_dict()
+        path = self._save(version, None, state)
+        log.warning("the run can't go on; what it has learned is saved in %s", path)
+
+    def _save(self, update: int, score: float | None, source: dict[str, Any]) -> Path:
+        path: Path = self.trainers.call("save", update, score, source if self.config.online else None)[0]
+        return path
+
+    def _published(self, version: int) -> None:
+        if self.samplers is not None:
+            seconds = self.samplers.publish(version)
+            self.watch.add({f"publish/{phase}": value for phase, value in seconds.items()})
+        if isinstance(self.source, PipelinedSource):
+            self.source.published(version)

@@ -1,0 +1,61 @@
+"""Rollouts on their way from who makes them to who learns: the traces stay where they are, the rest travels."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+
+from burnish.completion import Lengths
+from burnish.runtime.transfer import Packed, Pointers, PointersToAnswers, Stored, pack, resolved
+from burnish.session import Session
+from burnish.sources.asked import Asked
+from burnish.types import Rollouts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """What the driver gets to see of rollouts that a worker has made."""
+
+    rollouts: Any  # without their traces
+    lengths: Lengths | None
+    seconds: float  # that it took
+    phases: dict[str, float]  # seconds by name
+
+    def with_trace(self, reference: ray.ObjectRef) -> Rollouts:
+        """The rollouts, with pointers to a ``Packed`` in the object store as their traces."""
+        return _pointing(self.rollouts, Stored(reference, len(self.rollouts)), self.lengths)
+
+
+def make(session: Session, asked: Asked) -> tuple[Made, Packed]:
+    """Sample and score in this process; the second half is for the object store."""
+    start = time.perf_counter()
+    rollouts = session.maker.make(asked)
+    packed = pack(rollouts.trace)
+    made = Made(
+        rollouts=replace(rollouts, trace=None),
+        lengths=rollouts.lengths,
+        seconds=time.perf_counter() - start,
+        phases=session.watch.drain(),
+    )
+    return made, packed
+
+
+def fetched(rollouts: Rollouts, seconds: float) -> Rollouts:
+    """The same rollouts with their traces in this process."""
+    return resolved(rollouts, seconds=seconds)
+
+
+def placed(rollouts: Any) -> Rollouts:
+    """The opposite of ``fetched``."""
+    return _pointing(rollouts, Stored.put(rollouts.trace), rollouts.lengths)
+
+
+def _pointing(rollouts: Any, stored: Stored, lengths: Lengths | None) -> Rollouts:
+    pointers = Pointers.to_all(stored)
+    if lengths is not None:
+        pointers = PointersToAnswers(part=pointers.part, row=pointers.row, stored=pointers.stored, lengths=lengths)
+    found: Rollouts = replace(rollouts, trace=pointers)
+    return found

@@ -1,0 +1,46 @@
+"""A rollout worker: it samples with the weights of a version and has the samples scored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from burnish.config import RunConfig
+from burnish.runtime.host import Place
+from burnish.runtime.made import Made, make
+from burnish.runtime.publication import Receiver
+from burnish.runtime.scoring import PooledScorer
+from burnish.runtime.transfer import Packed
+from burnish.session import open_session
+from burnish.sources.asked import Asked
+
+
+class Sampler:
+    """What a driver asks of a rollout worker. It has a copy of the networks, whole, and learns nothing."""
+
+    def __init__(self, place: Place, config: RunConfig, judges: Sequence[Any]) -> None:
+        """Load the networks.
+
+        Args:
+            place: among the rollout workers.
+            config: of the run.
+            judges: the reward pool's workers; without any, samples are scored here.
+        """
+        self.session = session = open_session(config)
+        if judges:
+            session.scorer = PooledScorer(config.rewards, judges, first=place.rank, seconds=config.ray.call_timeout)
+        session.scorer.start()
+        _ = session.engine
+        weights = session.roles.sampler_weights(whole=True)
+        self.receiver = Receiver(weights, bucket_mb=config.ray.publication.bucket_mb)
+        self._published: int | None = None  # what an engine of its own samples with
+
+    def make(self, asked: Asked) -> tuple[Made, Packed]:
+        """Sample and score; the second half is for the object store."""
+        version = self.receiver.version
+        assert version == asked.version, f"weights of version {asked.version} are to sample, and {version} is here"
+        if version != self._published:
+            if self.session.publisher is not None:
+                self.session.publisher(version)
+            self._published = version
+        return make(self.session, asked)

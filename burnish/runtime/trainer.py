@@ -1,0 +1,115 @@
+"""A rank of the trainer in a process of its own: it learns together with the other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from burnish.algorithms.base import Metrics
+from burnish.config import RunConfig
+from burnish.crew import LocalCrew
+from burnish.folder import RunFolder
+from burnish.runtime.host import Place
+from burnish.runtime.made import Made, make
+from burnish.runtime.publication import Sender
+from burnish.runtime.scoring import PooledScorer
+from burnish.runtime.transfer import Packed, resolved
+from burnish.sources.asked import Asked
+from burnish.types import Collected, Elsewhere
+from burnish.workers.checkpoint import Checkpoint, CheckpointStore
+from burnish.workers.ranks import join_ranks
+
+
+class TrainerRank:
+    """What a driver asks of a rank. All ranks are asked alike, and all answer the same unless said otherwise."""
+
+    def __init__(self, place: Place, config: RunConfig, judges: Sequence[Any], versions: int) -> None:
+        """Meet the other ranks; no network is loaded yet.
+
+        Args:
+            place: among the ranks.
+            config: of the run.
+            judges: the reward pool's workers; without any, this rank scores what it samples itself.
+            versions: newest published versions of the weights that may be asked for again.
+        """
+        self.config, self.versions, self.seconds = config, versions, config.ray.call_timeout
+        self.ranks = join_ranks(place.rank, place.size, place.address, place.port, place.device, self.seconds)
+        store = CheckpointStore(RunFolder(config.output_dir).checkpoints, config.checkpoint, self.ranks)
+        self.crew = LocalCrew(config, store, self.ranks)
+        self.session = self.crew.session
+        if judges:
+            self.session.scorer = PooledScorer(config.rewards, judges, first=place.rank, seconds=self.seconds)
+        self._batch: Any = None  # of the update that is under way, in the stage that it has reached
+
+    def check(self) -> int:
+        """Load everything and find what only the loaded model can tell: prompts or records that are learned on."""
+        self.session.check_data()
+        self.crew.check()
+        roles = self.session.roles
+        self.sender = Sender(
+            lambda whole: roles.sampler_weights(whole=whole),
+            rank=self.ranks.rank,
+            bucket_mb=self.config.ray.publication.bucket_mb,
+            versions=self.versions,
+        )
+        return self.crew.items
+
+    def learnable(self) -> list[int]:
+        """Which of the prompts are learned on, by their places among all."""
+        places = {id(prompt): place for place, prompt in enumerate(self.session.train_prompts)}
+        return [places[id(prompt)] for prompt in self.session.questions.stream.items]
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint; where samples are asked for, only the driver knows which come next."""
+        state = checkpoint.load(self.session.identity)
+        source = state.pop("source")
+        self.session.workers.load_state_dict(state)
+        if not self.config.online:
+            self.session.source.load_state_dict(source)
+
+    def make(self, asked: Asked | None) -> tuple[Made | None, Packed | None]:
+        """Sample and score this rank's own part, if there is one, with gathered weights. Answers differ by rank."""
+        with self.session.roles.shards.gathered(list({"policy", self.session.needs.sampler})):
+            return make(self.session, asked) if asked is not None else (None, None)
+
+    def collect(self, update: int) -> Elsewhere:
+        """Read the batch of an update from data, and hold it."""
+        given: Any = self.session.source.collect(update)
+        self._batch = given
+        return Elsewhere(rows=len(given), lengths=given.lengths, version=given.version)
+
+    def annotate(self, scored: Collected | None) -> None:
+        """Add what needs a forward pass, to a batch or to what ``collect`` holds."""
+        batch = self._batch if scored is None else resolved(scored, seconds=self.seconds)
+        self._batch = self.session.workers.annotate(batch)
+
+    def credit(self) -> Metrics:
+        """Make training signal of it."""
+        self._batch, metrics = self.session.workers.credit(self._batch)
+        return metrics
+
+    def update(self, update: int) -> tuple[Metrics, dict[str, float]]:
+        """Learn from it: metrics, and seconds by phase since the last update."""
+        batch, self._batch = self._batch, None
+        metrics = self.session.workers.update(batch, update)
+        return metrics, self.session.watch.drain()
+
+    def publish(self, version: int) -> None:
+        """The weights are those of a version from now on."""
+        self.session.workers.publish(version)
+
+    def judge(self, target: Path | None, guidance: float | None) -> Metrics:
+        """Judge the weights that are exported; the first rank keeps samples."""
+        with torch.no_grad():
+            metrics = self.crew.judge(target, guidance)
+        self.session.watch.drain()
+        return metrics
+
+    def save(self, update: int, score: float | None, source: dict[str, Any] | None) -> Path:
+        """Write a checkpoint, with the driver's source in the place of this rank's own if there is one."""
+        state = self.session.workers.state_dict()
+        state["source"] = self.session.source.state_dict() if source is None else source
+        return self.crew.store.save(update, state, identity=self.session.identity, score=score)
