@@ -106,14 +106,15 @@ class Asked:
             scores: Scores = ray.get(self.reference, timeout=self.seconds)
         except GetTimeoutError:
             raise Late(
-                f"waited for a worker of pool reward to judge samples longer than ray.call_timeout={self.seconds:g} seconds"
+                "waited for a worker of pool reward to judge samples longer than "
+                f"ray.call_timeout={self.seconds:g} seconds"
             ) from None
         except RayTaskError as error:
-            raise error.cause if isinstance(error.cause, Exception) else error
+            raise (error.cause if isinstance(error.cause, Exception) else error) from None
         except RayActorError as error:
             raise UserError(
-                f"a worker of pool reward died more often than ray.max_restarts allows ({error}); look for the cause in "
-                "Ray's logs, and start the same command again to resume"
+                f"a worker of pool reward died more often than ray.max_restarts allows ({error}); look for the cause "
+                "in Ray's logs, and start the same command again to resume"
             ) from error
         return scores
 
