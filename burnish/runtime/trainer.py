@@ -72,7 +72,7 @@ class TrainerRank:
 
     def make(self, asked: Asked | None) -> tuple[Made | None, Packed | None]:
         """Sample and score this rank's own part, if there is one, with gathered weights. Answers differ by rank."""
-        with self.session.roles.shards.gathered(list({"policy", self.session.needs.sampler})):
+        with self.session.roles.gathered():  # of every network, for metrics compare some of them
             return make(self.session, asked) if asked is not None else (None, None)
 
     def collect(self, update: int) -> Elsewhere:
