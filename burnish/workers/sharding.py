@@ -187,7 +187,34 @@ def shard(
             module.set_force_sum_reduction_for_comms(True)
     # a rank whose rows have no pictures, or no token to learn, still takes part in the sum of every gradient
     unit.set_reduce_scatter_unused_params(True)
+    _in_one_order(unit, blocks)
     return Sharded(unit, options)
+
+
+def _in_one_order(unit: Any, blocks: Sequence[Any]) -> None:
+    """Have a backward pass gather and sum in the same order on every rank, whatever its rows are.
+
+    Left to itself, FSDP gathers ahead what came before in the forward passes that this rank has run; and it sums the
+    gradients of a block when they leave it by an input, or at the end of the pass if no input needs one. Both may
+    differ: a rank may have sampled more than another, and weights outside of blocks may be in what its blocks are
+    given, as those of a vision tower are where a row has a picture. Ranks that do not agree wait for ever.
+    """
+    for module, ahead in zip([*blocks, unit], [unit, *blocks], strict=True):
+        module.set_modules_to_backward_prefetch([ahead])
+    inside = {weight for block in blocks for weight in block.parameters()}
+    if any(weight.requires_grad for weight in unit.parameters() if weight not in inside):
+        for block in blocks:
+            block.register_forward_pre_hook(_let_a_gradient_leave, prepend=True, with_kwargs=True)
+
+
+def _let_a_gradient_leave(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An input of a block that needs a gradient, where none does."""
+    given = [*args, *kwargs.values()]
+    tensors = [place for place, value in enumerate(given) if isinstance(value, Tensor) and value.is_floating_point()]
+    if not torch.is_grad_enabled() or any(given[place].requires_grad for place in tensors):
+        return None
+    given[tensors[0]] = given[tensors[0]].detach().requires_grad_()
+    return tuple(given[: len(args)]), dict(zip(kwargs, given[len(args) :], strict=True))
 
 
 def mesh_of(ranks: Ranks, shard_size: int | None, device: str) -> DeviceMesh:

@@ -14,6 +14,7 @@ import torch
 
 from burnish.algorithms.diffusion_dpo import DiffusionDPO
 from burnish.algorithms.diffusion_nft import DiffusionNFT
+from burnish.algorithms.draft import Draft
 from burnish.algorithms.flow_grpo import FlowGRPO
 from burnish.algorithms.language.dpo import DPO
 from burnish.algorithms.language.grpo import GRPO
@@ -29,12 +30,13 @@ from burnish.workers.sharding import full_weights
 from burnish.workers.supervised import Supervised
 from tests.algorithms.language.tokens import PROMPTS, asked
 from tests.algorithms.language.tokens import Bench as TokenBench
+from tests.algorithms.test_draft import Red
 from tests.language.samples import responses
 from tests.workers.checkpoints import IDENTITY, make
 from tests.workers.test_training import WINDOW
 from tests.workers.test_training import Bench as FlowBench
 
-UPDATES, SAVED = 5, 2
+UPDATES, SAVED = 2, 1  # of three or more optimizer steps each
 # a bound that every gradient exceeds, and an epsilon that keeps Adam from making rounding errors of nothing to steps
 CLIPPED = OptimizerOptions(lr=3e-3, eps=1e-3, max_grad_norm=1e-2, weight_decay=0.1)
 # 12 rows in mini-batches of 5: the last one has 2, so each rank has a row and a micro-batch of its own size
@@ -47,7 +49,7 @@ Make = Callable[[Path, Ranks], Any]
 
 def imitating(ranks: Ranks) -> TokenBench:
     """Responses of the user are learned beside; one of them is empty, so a rank has a pass without a token."""
-    bench = TokenBench(GRPO(), ranks=ranks, **TOKENS)
+    bench = TokenBench(GRPO(), lora=True, ranks=ranks, **TOKENS)
     trace = responses(bench.roles.model, bench.engine.encode(PROMPTS).table, [0, 1, 2], [4, 2, 0])
     given = GivenAnswers(
         answers=Together(trace=trace, members=1), good=torch.ones(3, dtype=torch.bool), update=1, version=0, seed=0
@@ -72,8 +74,8 @@ RUNS: dict[str, Make] = {
     "dpo pairs": lambda pipeline, ranks: FlowBench(
         pipeline, DiffusionDPO(beta=20.0), ranks=ranks, micro=2, mini=1, optimizer=CLIPPED
     ),
-    "copies": lambda pipeline, ranks: FlowBench(
-        pipeline, FlowGRPO(window=WINDOW), lora=False, ranks=ranks, sharding=ShardingOptions(shard_size=1), **UNEVEN
+    "uphill": lambda pipeline, ranks: FlowBench(
+        pipeline, Draft(last_steps=2, recompute=True, kl_coef=0.1), rewards={"red": Red()}, ranks=ranks, **UNEVEN
     ),
     "ppo full": lambda pipeline, ranks: TokenBench(
         PPO(kl=TokenKl(coef=0.1, route="reward")), critic=CRITIC, ranks=ranks, **TOKENS
@@ -84,7 +86,7 @@ RUNS: dict[str, Make] = {
     "ppo shared": lambda pipeline, ranks: TokenBench(
         PPO(), critic=replace(CRITIC, trunk="shared", warmup_updates=1), ranks=ranks, **TOKENS
     ),
-    "token pairs": lambda pipeline, ranks: TokenBench(DPO(), ranks=ranks, mini=2, optimizer=CLIPPED),
+    "token pairs": lambda pipeline, ranks: TokenBench(DPO(), ranks=ranks, mini=1, optimizer=CLIPPED),
     "imitation": lambda pipeline, ranks: imitating(ranks),
     "mixture": lambda pipeline, ranks: TokenBench(
         GRPO(),
@@ -97,6 +99,19 @@ RUNS: dict[str, Make] = {
     "recomputed": lambda pipeline, ranks: TokenBench(GRPO(), checkpointing=True, ranks=ranks, **TOKENS),
     "judged": lambda pipeline, ranks: TokenBench(KTO(), ranks=ranks, mini=3, budget=60, optimizer=CLIPPED),
 }
+# a copy of the weights on each two ranks of four, which share the two rows of the last mini-batch
+ON_FOUR: dict[str, Make] = {
+    "copies": lambda pipeline, ranks: FlowBench(
+        pipeline, FlowGRPO(window=WINDOW, kl_coef=0.1), lora=False, ranks=ranks,
+        sharding=ShardingOptions(shard_size=2), **UNEVEN,
+    ),
+}  # fmt: skip
+RESUMED = ("flow full", "nft lora", "ppo full", "ppo lora")  # all kinds of what a checkpoint has of a rank
+
+
+def bench_of(name: str, pipeline: Path, ranks: Ranks) -> Any:
+    """What a run trains, as it is at the start."""
+    return (RUNS | ON_FOUR)[name](pipeline, ranks)
 
 
 def update(bench: Any, number: int) -> dict[str, float]:
@@ -117,7 +132,7 @@ def outcome(bench: Any, metrics: list[dict[str, float]]) -> dict[str, Any]:
 
 def train(name: str, pipeline: Path, ranks: Ranks, folder: Path) -> dict[str, Any]:
     """All updates of a run, which leaves a checkpoint behind on its way."""
-    bench, metrics = RUNS[name](pipeline, ranks), []
+    bench, metrics = bench_of(name, pipeline, ranks), []
     for number in range(1, UPDATES + 1):
         metrics.append(update(bench, number))
         if number == SAVED:
@@ -129,7 +144,7 @@ def train(name: str, pipeline: Path, ranks: Ranks, folder: Path) -> dict[str, An
 
 def resume(name: str, pipeline: Path, ranks: Ranks, folder: Path, size: int) -> dict[str, Any]:
     """The rest of a run that another number of ranks has begun."""
-    bench = RUNS[name](pipeline, ranks)
+    bench = bench_of(name, pipeline, ranks)
     checkpoint = make(folder / name / str(size), ranks=ranks).latest()
     assert checkpoint is not None
     bench.workers.load_state_dict(checkpoint.load(IDENTITY))
@@ -173,8 +188,14 @@ def all_runs(ranks: Ranks, folder: Path) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for name in RUNS:
         results[name] = train(name, folder / "pipeline", ranks, folder)
+    for name in RESUMED:
         results[f"{name}, resumed"] = resume(name, folder / "pipeline", ranks, folder, size=1)
     return results
+
+
+def runs_on_four(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """What becomes of every run that is for four."""
+    return {name: train(name, folder / "pipeline", ranks, folder) for name in ON_FOUR}
 
 
 def alone(name: str, folder: Path) -> dict[str, Any]:

@@ -16,9 +16,10 @@ import pytest
 import torch
 
 from burnish.errors import UserError
+from burnish.options import ShardingOptions
 from burnish.workers.checkpoint import MANIFEST
 from burnish.workers.ranks import ALONE, RanksLost, join_ranks, own_rows, spread
-from burnish.workers.sharding import full_weights, mesh_of
+from burnish.workers.sharding import full_weights, mesh_of, shard
 from tests.factory import tiny_pipeline
 from tests.workers import rank_runs
 from tests.workers.checkpoints import IDENTITY, make
@@ -90,6 +91,61 @@ def agree(ranks, folder):
         "sums": sums, "max": ranks.max(3 + ranks.rank), "gather": ranks.gather(torch.full((1,), ranks.rank)),
         "first": ranks.first(lambda: ranks.rank), "said": said,
     }  # fmt: skip
+
+
+class Towered(torch.nn.Module):
+    """Layers behind a tower that some inputs pass and others don't, as pictures and words do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tower = torch.nn.Linear(4, 4)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
+        for number, weight in enumerate(self.parameters()):
+            weight.data = torch.linspace(-1, 1, weight.numel()).sin().view(weight.shape) / (1 + number)
+
+    def forward(self, x: torch.Tensor, *, picture: bool) -> torch.Tensor:
+        x = self.tower(x) if picture else x
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x
+
+    def loss(self, rank: int) -> torch.Tensor:
+        """The second of two ranks has no pictures; each calls the network twice before its backward pass."""
+        x = torch.linspace(0, 1 + rank, 8).view(2, 4)
+        return self(x, picture=not rank).sum() + self(x + 1, picture=not rank).square().sum()
+
+
+def learn_without_pictures(ranks, folder):
+    """Gradients of several passes; before them one rank has sampled more than the other."""
+    network = Towered()
+    sharded = shard(
+        [network], network.layers, mesh_of(ranks, None, "cpu"), ShardingOptions(), compute=torch.float32,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    for _ in range(2):
+        with torch.no_grad():
+            sharded(lambda: network.loss(0))
+            with sharded.gathered():
+                for _ in range(3 * ranks.rank):
+                    network.loss(ranks.rank)
+        sharded(lambda: network.loss(ranks.rank)).backward()
+    return {name: value.grad.full_tensor() for name, value in network.named_parameters()}
+
+
+@pytest.mark.cluster
+def test_a_rank_without_pictures_sums_its_gradients_where_the_other_does(tmp_path):
+    whole = Towered()
+    for rank in (0, 1):
+        (2 * whole.loss(rank)).backward()
+    for found in rank_runs.together(learn_without_pictures, tmp_path, deadline=120):
+        for name, weight in whole.named_parameters():
+            torch.testing.assert_close(found[name], weight.grad)
+
+
+def test_weights_on_the_cpu_have_nowhere_to_be_kept_besides():
+    options = ShardingOptions(offload=True)
+    with pytest.raises(UserError, match=r"sharding\.offload is true, but the networks run on the CPU already"):
+        shard([Towered()], [], None, options, compute=torch.float32, device=torch.device("cpu"))
 
 
 def lose(ranks, folder):
@@ -185,7 +241,7 @@ def compare(found: dict[str, Any], expected: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", rank_runs.RUNS)
 def test_two_ranks_train_as_one(both, name):
     _, alone, (first, second) = both
-    start = rank_runs.RUNS[name](both[0] / "pipeline", ALONE)
+    start = rank_runs.bench_of(name, both[0] / "pipeline", ALONE)
     moved = [
         float((alone[name]["weights"][f"policy {key}"] - value).abs().max())
         for key, value in full_weights(start.roles.parameters()).items()
@@ -197,7 +253,7 @@ def test_two_ranks_train_as_one(both, name):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("name", rank_runs.RUNS)
+@pytest.mark.parametrize("name", rank_runs.RESUMED)
 def test_two_ranks_go_on_from_the_checkpoint_of_one(both, name):
     _, alone, (first, _) = both
     expected = alone[name] | {"metrics": alone[name]["metrics"][rank_runs.SAVED :]}
@@ -205,11 +261,21 @@ def test_two_ranks_go_on_from_the_checkpoint_of_one(both, name):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("name", ["flow full", "nft lora", "ppo full", "copies"])
+@pytest.mark.parametrize("name", rank_runs.RESUMED)
 def test_one_goes_on_from_the_checkpoint_of_two_ranks(both, name):
     folder, alone, _ = both
     expected = alone[name] | {"metrics": alone[name]["metrics"][rank_runs.SAVED :]}
     compare(rank_runs.resume(name, folder / "pipeline", ALONE, folder, size=2), expected)
+
+
+@pytest.mark.cluster
+def test_four_ranks_with_a_copy_on_each_two_train_as_one(both):
+    folder, _, _ = both
+    expected = rank_runs.alone("copies", folder)
+    for found in rank_runs.together(rank_runs.runs_on_four, folder, size=4):
+        compare(found["copies"], expected)
+    rest = expected | {"metrics": expected["metrics"][rank_runs.SAVED :]}
+    compare(rank_runs.resume("copies", folder / "pipeline", ALONE, folder, size=4), rest)
 
 
 @pytest.mark.cluster
