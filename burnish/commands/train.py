@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from contextlib import closing
+from contextlib import closing, suppress
 
 from burnish.closing import closing_message
 from burnish.config import RunConfig
@@ -11,6 +11,7 @@ from burnish.errors import UserError
 from burnish.folder import RunFolder
 from burnish.hooks.base import Hook
 from burnish.hooks.checkpoints import Checkpoints
+from burnish.hooks.expiry import Expiry, announced
 from burnish.hooks.metrics import MetricsLog
 from burnish.hooks.progress import Progress
 from burnish.hooks.stop import EXIT_STOPPED, StopRequest
@@ -19,6 +20,7 @@ from burnish.loop import run
 from burnish.plan import opening_message
 from burnish.report import write_report
 from burnish.session import open_session
+from burnish.sources.base import GivenUp
 from burnish.workers.checkpoint import Checkpoint, CheckpointStore
 
 log = logging.getLogger(__name__)
@@ -28,8 +30,10 @@ def train(config: RunConfig) -> int:
     """Train, from the beginning or from where an earlier attempt stopped.
 
     Returns:
-        0 when all updates are done, 75 when a signal asked to stop and everything is saved.
+        0 when all updates are done, 75 when a signal or the machine's announced expiry asked to stop and everything is
+        saved.
     """
+    expected = announced(config.trainer)
     folder = RunFolder(config.output_dir)
     store = CheckpointStore(folder.checkpoints, config.checkpoint)
     checkpoint = _starting_point(config, folder, store)
@@ -46,15 +50,19 @@ def train(config: RunConfig) -> int:
         except OSError as error:
             raise UserError(f"output_dir is {config.output_dir}, which can't be written: {error.strerror}") from None
 
+        expiry = Expiry(expected, stop, margin=config.trainer.expiry_margin, saving=lambda: store.seconds)
+
         def stopping() -> bool:
-            return stop.requested is not None
+            return expiry.due() or stop.requested is not None
 
         hooks: list[Hook] = [
             Validation(session, folder),
             MetricsLog(folder, resumed_at=done if checkpoint else None),
-            Checkpoints(session, store, stop=stopping),
+            Checkpoints(session, store, early=expected is not None),
             Progress(config, done=done),
+            expiry,
         ]
+        session.stop = stopping
         opening_message(config, len(session.source.stream.items), done=done)
         for hook in hooks:
             hook.start(done)
@@ -62,8 +70,9 @@ def train(config: RunConfig) -> int:
             untrained: dict[str, float] = {}
             for hook in hooks:
                 hook(0, untrained)
-        run(range(done + 1, config.steps + 1), session.source, session.workers, config.algorithm, hooks,
-            watch=session.watch, stop=stopping)  # fmt: skip
+        with suppress(GivenUp):
+            run(range(done + 1, config.steps + 1), session.source, session.workers, config.algorithm, hooks,
+                watch=session.watch, stop=stopping)  # fmt: skip
         for hook in hooks:
             hook.finish()
         finished = session.workers.version >= config.steps

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from burnish.algorithms.base import Metrics
 from burnish.hooks.base import Hook
 from burnish.session import Session
@@ -11,19 +9,28 @@ from burnish.workers.checkpoint import CheckpointStore
 
 
 class Checkpoints(Hook):
-    """Every so many updates, at the end, and when the run is asked to stop."""
+    """Every so many updates, and when the run ends or is stopped."""
 
-    def __init__(self, session: Session, store: CheckpointStore, *, stop: Callable[[], bool]) -> None:
-        self.session, self.store, self.stop = session, store, stop
+    def __init__(self, session: Session, store: CheckpointStore, *, early: bool = False) -> None:
+        """Args: ``early`` also writes one after the first update, to know how long that takes."""
+        self.session, self.store, self.early = session, store, early
         self.every, self.last = session.config.checkpoint.every, session.config.steps
+        self._unsaved: tuple[int, float | None] | None = None  # the last update, and its validation reward
 
     def __call__(self, update: int, metrics: Metrics) -> None:
         if update == 0:  # nothing is trained yet: a run that is killed here begins again
             return
-        if update % self.every == 0 or update == self.last or self.stop():
-            self.store.save(
-                update, self.session.state_dict(), identity=self.session.identity, score=validation_reward(metrics)
-            )
+        self._unsaved = (update, validation_reward(metrics))
+        if update % self.every == 0 or update == self.last or self.early:
+            self._save(*self._unsaved)
+
+    def finish(self) -> None:
+        if self._unsaved is not None:
+            self._save(*self._unsaved)
+
+    def _save(self, update: int, score: float | None) -> None:
+        self.store.save(update, self.session.state_dict(), identity=self.session.identity, score=score)
+        self._unsaved, self.early = None, False
 
 
 def validation_reward(metrics: Metrics) -> float | None:

@@ -33,6 +33,7 @@ from burnish.options.shared import (
     ScoringOptions,
     StepOptions,
     Whole,
+    unix_seconds,
 )
 
 __all__ = [
@@ -64,4 +65,5 @@ __all__ = [
     "TrainerOptions",
     "ValidationOptions",
     "Whole",
+    "unix_seconds",
 ]

@@ -6,6 +6,7 @@ from typing import Any
 
 from burnish.data.stream import PromptStream
 from burnish.sources.asked import Maker
+from burnish.sources.base import GivenUp
 from burnish.sources.questions import Questions, refuse_ahead
 from burnish.types import Rollouts
 
@@ -22,7 +23,12 @@ class OnlineSource:
         return self.questions.stream
 
     def collect(self, update: int) -> Rollouts:
-        collected: Rollouts = self.questions.batch(self.maker.make, update, version=update - 1)
+        before = self.stream.position
+        try:
+            collected: Rollouts = self.questions.batch(self.maker.make, update, version=update - 1)
+        except GivenUp:
+            self.stream.position = before
+            raise
         return collected
 
     def state_dict(self) -> dict[str, Any]:
