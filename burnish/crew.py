@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -21,6 +22,7 @@ class Crew(Protocol):
     """What a command that trains asks for. It is entered once; what runs beside this process ends with it."""
 
     watch: Stopwatch
+    stop: Callable[[], bool]  # whether samples that nobody has learned from are to be given up
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -38,6 +40,10 @@ class Crew(Protocol):
     @property
     def items(self) -> int:
         """Prompts or records that are learned on."""
+
+    @property
+    def saving(self) -> float:
+        """Seconds that it takes to have everything saved, as far as that is known yet."""
 
     def check_data(self) -> None:
         """Find errors in data, before any weights are loaded and before anything is started."""
@@ -75,6 +81,14 @@ class LocalCrew:
         self.session, self.store = open_session(config, ranks), store
         self.watch = self.session.watch
 
+    @property
+    def stop(self) -> Callable[[], bool]:
+        return self.session.stop
+
+    @stop.setter
+    def stop(self, stop: Callable[[], bool]) -> None:
+        self.session.stop = stop
+
     def __enter__(self) -> Self:
         self.session.scorer.start()
         return self
@@ -96,6 +110,10 @@ class LocalCrew:
     @property
     def items(self) -> int:
         return len(self.session.source.stream.items)
+
+    @property
+    def saving(self) -> float:
+        return self.store.seconds
 
     def check_data(self) -> None:
         self.session.check_data()

@@ -12,17 +12,30 @@ Save = Callable[[int, float | None], object]  # by policy updates, and by the va
 
 
 class Checkpoints(Hook):
-    """Every so many updates, at the end, and when the run is asked to stop."""
+    """Every so many updates, and when the run ends or is stopped."""
 
-    def __init__(self, config: RunConfig, save: Save, *, stop: Callable[[], bool]) -> None:
-        self.save, self.stop = save, stop
-        self.every, self.last = config.checkpoint.every, config.steps
+    def __init__(self, config: RunConfig, save: Save, *, early: bool = False) -> None:
+        """Args: ``early`` also writes one after the first update, to know how long that takes."""
+        self.save, self.early = save, early
+        self.every, self.steps = config.checkpoint.every, config.steps
+        self.last = 0  # update of this process
+        self._unsaved: tuple[int, float | None] | None = None  # that update, and its validation reward
 
     def __call__(self, update: int, metrics: Metrics) -> None:
         if update == 0:  # nothing is trained yet: a run that is killed here begins again
             return
-        if update % self.every == 0 or update == self.last or self.stop():
-            self.save(update, validation_reward(metrics))
+        self.last = update
+        self._unsaved = (update, validation_reward(metrics))
+        if update % self.every == 0 or update == self.steps or self.early:
+            self._save(*self._unsaved)
+
+    def finish(self) -> None:
+        if self._unsaved is not None:
+            self._save(*self._unsaved)
+
+    def _save(self, update: int, score: float | None) -> None:
+        self.save(update, score)
+        self._unsaved, self.early = None, False
 
 
 def validation_reward(metrics: Metrics) -> float | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +41,8 @@ class RayCrew:
         self.config, self.store = config, store
         self.session = open_session(config)  # for its data; its networks are never asked for
         self.watch = self.session.watch
+        self.stop: Callable[[], bool] = lambda: False
+        self.saving = 0.0
         self.items = 0
         self.source: Source
         self.trainers: ActorGroup
@@ -81,6 +85,7 @@ class RayCrew:
                 config.ray,
                 needed=lambda version: version + 1 + config.pipeline.lag <= config.steps,
                 phases=self.watch.add,
+                stop=lambda: self.stop(),
             )
         self.source = self._make_source()
         self._first = self.source.state_dict()
@@ -148,7 +153,9 @@ class RayCrew:
         log.warning("the run can't go on; what it has learned is saved in %s", path)
 
     def _save(self, update: int, score: float | None, source: dict[str, Any]) -> Path:
+        start = time.perf_counter()
         path: Path = self.trainers.call("save", update, score, source if self.config.online else None)[0]
+        self.saving = max(self.saving, time.perf_counter() - start)
         return path
 
     def _published(self, version: int) -> None:

@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,12 @@ class CheckpointStore:
         self.folder, self.options, self.ranks = Path(folder), options, ranks
         self._verified: dict[Path, Checkpoint] = {}  # hashed by this process once
         self._swept = False
+        self._longest = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How long it takes to have a state saved: as long as the longest save of this process took."""
+        return self._longest
 
     def save(self, update: int, state: dict[str, Any], *, identity: dict[str, str], score: float | None) -> Path:
         """Write a checkpoint, and remove those that are no longer kept.
@@ -114,6 +121,7 @@ class CheckpointStore:
         Raises:
             UserError: the disk is full or can't be written; earlier checkpoints are as they were.
         """
+        start = time.perf_counter()
         target = self.folder / f"{update:08d}"
         sharded: dict[str, Tensor] = {}
         parts = {name: _portable(shard_files.take_out(value, name, sharded), name) for name, value in state.items()}
@@ -129,6 +137,7 @@ class CheckpointStore:
             if self.ranks.rank == 0:
                 shutil.rmtree(staged, ignore_errors=True)
         self.ranks.first(lambda: self._retire(update))
+        self._longest = max(self._longest, time.perf_counter() - start)
         return target
 
     def _stage(self, staged: Path) -> None:
