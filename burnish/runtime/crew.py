@@ -113,13 +113,9 @@ class RayCrew:
         return PipelinedSource(session.questions, self.samplers, config.pipeline, steps=config.steps)
 
     def resume(self, checkpoint: Checkpoint | None) -> None:
-        version = 0
-        if checkpoint is not None:
-            self.trainers.call("resume", checkpoint)
-            version = checkpoint.update
-        if self.config.online:
-            self.source.load_state_dict(self._first if checkpoint is None else checkpoint.part("source"))
-        self.workers.publish(version)
+        source = self._first if checkpoint is None else self.trainers.call("resume", checkpoint)[0]
+        self.source.load_state_dict(source)
+        self.workers.publish(0 if checkpoint is None else checkpoint.update)
 
     def judge(self, target: Path | None, guidance: float | None) -> Metrics:
         found: Metrics = self.trainers.call("judge", target, guidance)[0]

@@ -19,7 +19,7 @@ from burnish.options.ray import RayOptions
 from burnish.runtime.calls import LOOK, Call
 from burnish.runtime.faults import Late, WorkerDied
 from burnish.runtime.group import ActorGroup
-from burnish.runtime.made import Made, fetched, placed
+from burnish.runtime.made import Made
 from burnish.runtime.publishing import Publications
 from burnish.sources.asked import Asked, join, split
 from burnish.sources.base import GivenUp
@@ -122,14 +122,6 @@ class Samplers:
                     self._ready(rank, asked.version)
             self._changed.notify_all()
         return Making(self, orders)
-
-    def fetch(self, rollouts: Rollouts) -> Rollouts:
-        """The same with traces that are in this process."""
-        return fetched(rollouts, self.options.call_timeout)
-
-    def place(self, rollouts: Rollouts) -> Rollouts:
-        """What ``fetch`` gave, with its traces in the object store."""
-        return placed(rollouts)
 
     def publish(self, version: int) -> dict[str, float]:
         """Bring the weights that the trainers hold to all workers, beside what they do: seconds by phase.

@@ -76,17 +76,6 @@ class Checkpoint:
         except FileNotFoundError as error:
             raise UserError(f"{error.filename} was removed; start again to use what is there now") from None
 
-    def part(self, name: str) -> Any:
-        """One part of the saved state, which no tensors of several ranks are in.
-
-        Raises:
-            UserError: the checkpoint has been removed since.
-        """
-        try:
-            return torch.load(self.path / f"{name}.pt", map_location="cpu", weights_only=True)
-        except FileNotFoundError as error:
-            raise UserError(f"{error.filename} was removed; start again to use what is there now") from None
-
 
 class CheckpointStore:
     """The checkpoints of a run: ``folder/00000010`` is the state after policy update 10.

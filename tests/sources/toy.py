@@ -100,12 +100,6 @@ class Elsewhere:
             threading.Thread(target=self._make, args=(asked, promise, wait), daemon=True).start()
         return promise
 
-    def fetch(self, rollouts):
-        return rollouts
-
-    def place(self, rollouts):
-        return rollouts
-
     def _make(self, asked, promise, wait):
         time.sleep(wait)
         promise.seconds = wait
