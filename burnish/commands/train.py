@@ -21,7 +21,8 @@ from burnish.plan import opening_message
 from burnish.report import write_report
 from burnish.session import open_session
 from burnish.sources.base import GivenUp
-from burnish.workers.checkpoint import Checkpoint, CheckpointStore
+from burnish.workers.checkpoint import CheckpointStore
+from burnish.workers.checkpoint_files import Checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ def train(config: RunConfig) -> int:
     checkpoint = _starting_point(config, folder, store)
     session = open_session(config)
     session.check_data()
-    with closing(session), session.scorer, StopRequest() as stop:
+    with closing(session), session.scorer, StopRequest() as stop, store:
         session.check()
         done = 0
         if checkpoint is not None:

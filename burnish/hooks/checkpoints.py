@@ -27,6 +27,7 @@ class Checkpoints(Hook):
     def finish(self) -> None:
         if self._unsaved is not None:
             self._save(*self._unsaved)
+        self.store.wait()
 
     def _save(self, update: int, score: float | None) -> None:
         self.store.save(update, self.session.state_dict(), identity=self.session.identity, score=score)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from burnish.errors import UserError
-from burnish.workers.checkpoint import MANIFEST
+from burnish.workers.checkpoint_files import MANIFEST
 from burnish.workers.ranks import ALONE, RanksLost, join_ranks, own_rows, spread
 from burnish.workers.sharding import full_weights, mesh_of
 from tests.factory import tiny_pipeline
