@@ -14,7 +14,8 @@ from burnish.loop import Workers
 from burnish.session import open_session
 from burnish.sources.base import Source
 from burnish.stopwatch import Stopwatch
-from burnish.workers.checkpoint import Checkpoint, CheckpointStore
+from burnish.workers.checkpoint import CheckpointStore
+from burnish.workers.checkpoint_files import Checkpoint
 from burnish.workers.ranks import ALONE, Ranks
 
 
@@ -65,6 +66,10 @@ class Crew(Protocol):
         """Write a checkpoint of everything after so many policy updates."""
         ...
 
+    def settle(self) -> None:
+        """Wait until what ``save`` was given is written."""
+        ...
+
     def recover(self, error: Exception) -> None:
         """Be ready for ``resume`` again after an error.
 
@@ -98,6 +103,7 @@ class LocalCrew:
     ) -> None:
         self.session.scorer.close()
         self.session.close()
+        self.store.__exit__(kind, error, trace)
 
     @property
     def source(self) -> Source:
@@ -132,6 +138,9 @@ class LocalCrew:
 
     def save(self, update: int, score: float | None) -> Path:
         return self.store.save(update, self.session.state_dict(), identity=self.session.identity, score=score)
+
+    def settle(self) -> None:
+        self.store.wait()
 
     def recover(self, error: Exception) -> None:
         raise error

@@ -22,7 +22,8 @@ from burnish.loop import run
 from burnish.plan import opening_message
 from burnish.report import write_report
 from burnish.sources.base import GivenUp
-from burnish.workers.checkpoint import Checkpoint, CheckpointStore
+from burnish.workers.checkpoint import CheckpointStore
+from burnish.workers.checkpoint_files import Checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ def _train(
     hooks: list[Hook] = [
         Validation(config, folder, crew.judge),
         MetricsLog(folder, resumed_at=resumed_at),
-        checkpoints := Checkpoints(config, crew.save, early=expected is not None),
+        checkpoints := Checkpoints(config, crew, early=expected is not None),
         Progress(config, done=done),
         expiry,
     ]

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any, Protocol
 
 from burnish.algorithms.base import Metrics
 from burnish.config import RunConfig
 from burnish.hooks.base import Hook
 
-Save = Callable[[int, float | None], object]  # by policy updates, and by the validation reward if they were judged
+
+class Saver(Protocol):
+    """Who can save everything that a run goes on from."""
+
+    def save(self, update: int, score: float | None) -> Any:
+        """Write it, after so many policy updates, with the validation reward if they were judged."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until it is written."""
+        ...
 
 
 class Checkpoints(Hook):
     """Every so many updates, and when the run ends or is stopped."""
 
-    def __init__(self, config: RunConfig, save: Save, *, early: bool = False) -> None:
+    def __init__(self, config: RunConfig, saver: Saver, *, early: bool = False) -> None:
         """Args: ``early`` also writes one after the first update, to know how long that takes."""
-        self.save, self.early = save, early
+        self.saver, self.early = saver, early
         self.every, self.steps = config.checkpoint.every, config.steps
         self.last = 0  # update of this process
         self._unsaved: tuple[int, float | None] | None = None  # that update, and its validation reward
@@ -32,9 +42,10 @@ class Checkpoints(Hook):
     def finish(self) -> None:
         if self._unsaved is not None:
             self._save(*self._unsaved)
+        self.saver.settle()
 
     def _save(self, update: int, score: float | None) -> None:
-        self.save(update, score)
+        self.saver.save(update, score)
         self._unsaved, self.early = None, False
 
 

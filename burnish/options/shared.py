@@ -132,6 +132,9 @@ class CheckpointOptions:
     """Newest checkpoints that are kept."""
     keep_best: bool = True
     """Also keep the one with the best validation reward."""
+    asynchronous: bool = False
+    """Write while training goes on, from a copy of the state in the memory of the CPU; a checkpoint still becomes
+    visible when it is whole. What goes wrong is told at the next one, or at the end of the run."""
 
 
 @options

@@ -28,7 +28,8 @@ from burnish.session import LanguageSession, open_session
 from burnish.sources.base import Source
 from burnish.sources.online import OnlineSource
 from burnish.sources.pipelined import PipelinedSource
-from burnish.workers.checkpoint import Checkpoint, CheckpointStore
+from burnish.workers.checkpoint import CheckpointStore
+from burnish.workers.checkpoint_files import Checkpoint
 from burnish.workers.ranks import RanksLost
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,12 @@ class RayCrew:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stack.close()
+        with self._stack:
+            if isinstance(error, Exception):
+                try:
+                    self.settle()
+                except Exception as failed:
+                    log.error("%s", failed)
 
     def check_data(self) -> None:
         self.session.check_data()
@@ -123,6 +129,10 @@ class RayCrew:
 
     def save(self, update: int, score: float | None) -> Path:
         return self._save(update, score, self.source.state_dict())
+
+    def settle(self) -> None:
+        if self.config.checkpoint.asynchronous and self.trainers.ended is None:
+            self.trainers.call("settle")
 
     def recover(self, error: Exception) -> None:
         """Start the trainer again after a loss of its ranks; before any other end, save what was learned."""

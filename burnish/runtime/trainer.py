@@ -19,7 +19,8 @@ from burnish.runtime.scoring import PooledScorer
 from burnish.runtime.transfer import Packed, resolved
 from burnish.sources.asked import Asked
 from burnish.types import Collected, Elsewhere
-from burnish.workers.checkpoint import Checkpoint, CheckpointStore
+from burnish.workers.checkpoint import CheckpointStore
+from burnish.workers.checkpoint_files import Checkpoint
 from burnish.workers.ranks import join_ranks
 
 
@@ -121,3 +122,7 @@ class TrainerRank:
         else:
             state["source"] = to_save(source, self.seconds) if self.ranks.rank == 0 else {}  # the first one writes it
         return self.crew.store.save(update, state, identity=self.session.identity, score=score)
+
+    def settle(self) -> None:
+        """Wait until what was saved is written."""
+        self.crew.settle()

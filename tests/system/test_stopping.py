@@ -119,3 +119,12 @@ def test_a_machine_that_is_taken_away_too_soon(recipe, tmp_path, capsys):
     assert start(recipe, tmp_path / "run", *late) == 0
     saved = sorted(path.name for path in (tmp_path / "run").glob("checkpoints/0*"))
     assert saved == ["00000001", "00000003"], "the first one tells how long saving takes"
+
+
+def test_saving_meanwhile_changes_nothing(recipe, whole, tmp_path):
+    expected, _ = whole
+    assert start(recipe, tmp_path / "run", "checkpoint.asynchronous=true", "checkpoint.every=1") == 0
+    assert metrics_of(tmp_path / "run") == metrics_of(expected)
+    assert last_state(tmp_path / "run") == last_state(expected)
+    saved = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert saved == ["00000002", "00000003"]

@@ -20,7 +20,7 @@ import torch
 from burnish.batch import Batch
 from burnish.errors import UserError
 from burnish.options import ShardingOptions
-from burnish.workers.checkpoint import MANIFEST
+from burnish.workers.checkpoint_files import MANIFEST
 from burnish.workers.pieces import pieces
 from burnish.workers.ranks import ALONE, RanksLost, join_ranks, own_rows, spread
 from burnish.workers.sharding import full_weights, mesh_of, shard
