@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from contextlib import closing, suppress
 
 from burnish.closing import closing_message
@@ -18,6 +19,7 @@ from burnish.hooks.stop import EXIT_STOPPED, StopRequest
 from burnish.hooks.validation import Validation
 from burnish.loop import run
 from burnish.plan import opening_message
+from burnish.profiling import LOCAL, Profiler, controller_command
 from burnish.report import write_report
 from burnish.session import open_session
 from burnish.sources.base import GivenUp
@@ -39,6 +41,10 @@ def train(config: RunConfig) -> int:
     store = CheckpointStore(folder.checkpoints, config.checkpoint)
     checkpoint = _starting_point(config, folder, store)
     session = open_session(config)
+    profiler = Profiler(config.profiler, role=LOCAL, rank=0, folder=folder.profiles, watch=session.watch)
+    if config.profiler is not None and config.profiler.tool == "nsys":
+        command = controller_command(config.profiler, local=True, folder=folder.profiles)
+        log.warning("Nsight Systems sees this run if it was started by: %s", shlex.join(command))
     session.check_data()
     with closing(session), session.scorer, StopRequest() as stop, store:
         session.check()
@@ -73,7 +79,7 @@ def train(config: RunConfig) -> int:
                 hook(0, untrained)
         with suppress(GivenUp):
             run(range(done + 1, config.steps + 1), session.source, session.workers, config.algorithm, hooks,
-                watch=session.watch, stop=stopping)  # fmt: skip
+                watch=session.watch, stop=stopping, around=profiler.during)  # fmt: skip
         for hook in hooks:
             hook.finish()
         finished = session.workers.version >= config.steps

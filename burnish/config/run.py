@@ -16,6 +16,7 @@ from burnish.options import (
     EmaOptions,
     OptimizerOptions,
     PipelineOptions,
+    ProfilerOptions,
     ScoringOptions,
     ShardingOptions,
     Whole,
@@ -59,6 +60,8 @@ class RunConfig:
     """Where rewards are computed."""
     pipeline: PipelineOptions = Field(default_factory=PipelineOptions)
     """How far sampling runs ahead of learning."""
+    profiler: ProfilerOptions | None = None
+    """What is recorded in every detail, in which policy updates; null records nothing."""
     steps: Count = 100
     """Policy updates."""
     seed: Whole = 0
@@ -120,7 +123,8 @@ class RunConfig:
             ConfigError: with every complaint.
         """
         complaints = [
-            *self.sampling_complaints(), *self._steps(), *self._choices(), *self._pipelined(), *self.unread(given),
+            *self.sampling_complaints(), *self._steps(), *self._choices(), *self._pipelined(), *self._profiled(),
+            *self.unread(given),
         ]  # fmt: skip
         if complaints:
             raise ConfigError(complaints)
@@ -136,6 +140,9 @@ class RunConfig:
             yield (
                 f"{sharding[0]} is given, but runtime is local: a single process holds the networks whole; leave it out"
             )
+        for option in ("profiler.roles", "profiler.ranks", "profiler.worker"):
+            if self.runtime == "local" and any(f"{one}.".startswith(f"{option}.") for one in given):
+                yield f"{option} is given, but runtime is local: a single process is recorded as a whole; leave it out"
         if "scoring.timeout" in given and self.scoring.processes == 0:
             yield (
                 "scoring.timeout is given, but scoring.processes is 0: scoring in the run's own process "
@@ -161,6 +168,18 @@ class RunConfig:
                 f"pipeline.depth is {depth}, but {self.algorithm.name} learns from data here, and nothing is sampled; "
                 "leave it out"
             )
+
+    def _profiled(self) -> Iterator[str]:
+        profiler = self.profiler
+        if profiler is None:
+            return
+        if profiler.tool != "torch" and self.model.device == "cpu":
+            yield (
+                f"profiler.tool is {profiler.tool}, which looks at a GPU, but model.device is cpu; set "
+                "profiler.tool=torch"
+            )
+        if max(profiler.steps) > self.steps:
+            yield f"profiler.steps has {max(profiler.steps)}, but the run has only {self.steps} updates (steps)"
 
     def _steps(self) -> Iterator[str]:
         size = self.trainer.mini_batch_size

@@ -20,6 +20,7 @@ from burnish.options.language import (
     SamplingOptions,
 )
 from burnish.options.pipeline import PipelineOptions
+from burnish.options.profiler import ProfilerOptions
 from burnish.options.sharding import ShardingOptions
 from burnish.options.shared import (
     BelowOne,
@@ -55,6 +56,7 @@ __all__ = [
     "OptimizerOptions",
     "PipelineOptions",
     "Positive",
+    "ProfilerOptions",
     "PtxOptions",
     "RolloutOptions",
     "SamplingOptions",
