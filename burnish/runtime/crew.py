@@ -14,6 +14,8 @@ from typing import Any, Self
 from burnish.algorithms.base import Metrics
 from burnish.config import RunConfig
 from burnish.config.language import LanguageConfig
+from burnish.folder import RunFolder
+from burnish.profiling import Profiler, nsight
 from burnish.runtime.cluster import cluster
 from burnish.runtime.faults import GaveUp, Late, NoRoom, WorkerDied
 from burnish.runtime.group import ActorGroup
@@ -44,6 +46,8 @@ class RayCrew:
         self.watch = self.session.watch
         self.stop: Callable[[], bool] = lambda: False
         self.saving = 0.0
+        folder = RunFolder(config.output_dir).profiles
+        self.profiler = Profiler(config.profiler, role="controller", rank=0, folder=folder, watch=self.watch)
         self.items = 0
         self.source: Source
         self.trainers: ActorGroup
@@ -74,7 +78,11 @@ class RayCrew:
         versions = config.pipeline.lag + 1
         self.trainers = enter(
             ActorGroup(
-                pools["train"], TrainerRank, [(self._trained, judges, versions)] * pools["train"].size, collective=True
+                pools["train"],
+                TrainerRank,
+                [(self._trained, judges, versions)] * pools["train"].size,
+                collective=True,
+                nsight=nsight(config.profiler, "trainer"),
             )
         )
         self.workers = RankWorkers(self.trainers, self.watch, self._published)
@@ -82,7 +90,15 @@ class RayCrew:
         workers = None
         if "rollout" in pools:
             size = pools["rollout"].size
-            workers = enter(ActorGroup(pools["rollout"], Sampler, [(config, judges)] * size, collective=False))
+            workers = enter(
+                ActorGroup(
+                    pools["rollout"],
+                    Sampler,
+                    [(config, judges)] * size,
+                    collective=False,
+                    nsight=nsight(config.profiler, "rollout"),
+                )
+            )
         self.items = checked.results()[0]
         if workers is not None:
             self.samplers = Samplers(
