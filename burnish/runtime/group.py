@@ -284,6 +284,8 @@ class ActorGroup:
     def _ask(self, rank: int, method: str, arguments: Sequence[Any], beside: bool, returns: int) -> Any:
         if self.ended is not None:
             raise WorkerDied(self.name, rank, f"the pool was ended: {self.ended}")
+        if self._hosts[rank] is None:
+            raise WorkerDied(self.name, rank, "it is not there any more")
         asked = self._hosts[rank].call_beside if beside else self._hosts[rank].call
         return asked.options(num_returns=returns, name=method).remote(method, *arguments)
 

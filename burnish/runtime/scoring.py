@@ -16,14 +16,14 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from burnish.config import RunConfig
-from burnish.errors import UserError
 from burnish.folder import RunFolder
 from burnish.profiling import Profiler, nsight
 from burnish.prompt import Prompt
 from burnish.rewards.base import AnyReward
 from burnish.rewards.scoring import Scorer
-from burnish.runtime.faults import Late, WorkerDied
-from burnish.runtime.host import directory, enter, environment
+from burnish.runtime.calls import reason
+from burnish.runtime.faults import GaveUp, Late, WorkerDied
+from burnish.runtime.host import directory, enter, environment, leave_interrupts
 from burnish.runtime.pools import Pool
 from burnish.stopwatch import Stopwatch
 from burnish.types import Scores
@@ -33,6 +33,7 @@ class RewardWorker:
     """An actor with the rewards of a run."""
 
     def __init__(self, config: RunConfig, rank: int, where: str) -> None:
+        leave_interrupts()
         enter(where)
         self.scorer = Scorer(config.rewards, config.scoring)
         self.scorer.start()
@@ -85,7 +86,7 @@ class RewardPool:
                 f"workers of pool reward did not start in ray.start_timeout={options.start_timeout:g} seconds"
             ) from None
         except RayActorError as error:
-            raise WorkerDied("reward", 0, str(error)) from error
+            raise WorkerDied("reward", 0, reason(error)) from error
 
     def __enter__(self) -> Self:
         return self
@@ -109,7 +110,7 @@ class Promised:
 
         Raises:
             Late: they do not come in time.
-            UserError: the worker died too often.
+            GaveUp: the worker died too often.
         """
         try:
             scores: Scores = ray.get(self.reference, timeout=self.seconds)
@@ -121,9 +122,9 @@ class Promised:
         except RayTaskError as error:
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
         except RayActorError as error:
-            raise UserError(
-                f"a worker of pool reward died more often than ray.max_restarts allows ({error}); look for the cause "
-                "in Ray's logs, and start the same command again to resume"
+            raise GaveUp(
+                f"a worker of pool reward died more often than ray.max_restarts allows: {reason(error)}; look for the "
+                "cause in Ray's logs, and start the same command again to resume"
             ) from error
         return scores
 
