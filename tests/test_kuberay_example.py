@@ -10,18 +10,19 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 JOB = yaml.safe_load((ROOT / "examples" / "kuberay.yaml").read_text())
-# of ray.io/v1 since KubeRay 1.3, for containers those that a manifest like this may need
+# of ray.io/v1 since KubeRay 1.5.1, for containers those that a manifest like this may need
 KNOWN = {
     "RayJob": {"apiVersion", "kind", "metadata", "spec"},
     "RayJobSpec": {
         "activeDeadlineSeconds", "backoffLimit", "clusterSelector", "entrypoint", "entrypointNumCpus",
-        "entrypointNumGpus", "entrypointResources", "jobId", "managedBy", "metadata", "rayClusterSpec", "runtimeEnvYAML",
-        "shutdownAfterJobFinishes", "submissionMode", "submitterConfig", "submitterPodTemplate", "suspend",
+        "entrypointNumGpus", "entrypointResources", "jobId", "managedBy", "metadata", "rayClusterSpec",
+        "runtimeEnvYAML", "shutdownAfterJobFinishes", "submissionMode", "submitterConfig", "submitterPodTemplate",
+        "suspend",
         "ttlSecondsAfterFinished",
     },
     "RayClusterSpec": {
-        "autoscalerOptions", "enableInTreeAutoscaling", "headGroupSpec", "headServiceAnnotations", "rayVersion",
-        "suspend", "workerGroupSpecs",
+        "authOptions", "autoscalerOptions", "enableInTreeAutoscaling", "headGroupSpec", "headServiceAnnotations",
+        "rayVersion", "suspend", "workerGroupSpecs",
     },
     "HeadGroupSpec": {"enableIngress", "headService", "rayStartParams", "serviceType", "template"},
     "WorkerGroupSpec": {
