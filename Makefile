@@ -18,7 +18,7 @@ test: $(VENV)/.installed-dev lint  ## checks and the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 fast: $(VENV)/.installed-dev  ## the tests that take seconds
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not cluster"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -18,7 +18,7 @@ exit codes:
   0    done
   1    failed, with a traceback; or doctor found something that must be put right
   2    refused: one message says what is wrong with the command, the recipe or the files
-  75   stopped by Ctrl-C or SIGTERM after saving: run the same command again to go on
+  75   stopped by Ctrl-C, SIGTERM or the machine's announced expiry after saving: run the same command again to go on
   130  stopped by Ctrl-C before there was anything to save
 """
 

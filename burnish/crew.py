@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -13,7 +14,8 @@ from burnish.loop import Workers
 from burnish.session import open_session
 from burnish.sources.base import Source
 from burnish.stopwatch import Stopwatch
-from burnish.workers.checkpoint import Checkpoint, CheckpointStore
+from burnish.workers.checkpoint import CheckpointStore
+from burnish.workers.checkpoint_files import Checkpoint
 from burnish.workers.ranks import ALONE, Ranks
 
 
@@ -21,6 +23,7 @@ class Crew(Protocol):
     """What a command that trains asks for. It is entered once; what runs beside this process ends with it."""
 
     watch: Stopwatch
+    stop: Callable[[], bool]  # whether samples that nobody has learned from are to be given up
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -38,6 +41,10 @@ class Crew(Protocol):
     @property
     def items(self) -> int:
         """Prompts or records that are learned on."""
+
+    @property
+    def saving(self) -> float:
+        """Seconds that it takes to have everything saved, as far as that is known yet."""
 
     def check_data(self) -> None:
         """Find errors in data, before any weights are loaded and before anything is started."""
@@ -59,6 +66,10 @@ class Crew(Protocol):
         """Write a checkpoint of everything after so many policy updates."""
         ...
 
+    def settle(self) -> None:
+        """Wait until what ``save`` was given is written."""
+        ...
+
     def recover(self, error: Exception) -> None:
         """Be ready for ``resume`` again after an error.
 
@@ -75,6 +86,14 @@ class LocalCrew:
         self.session, self.store = open_session(config, ranks), store
         self.watch = self.session.watch
 
+    @property
+    def stop(self) -> Callable[[], bool]:
+        return self.session.stop
+
+    @stop.setter
+    def stop(self, stop: Callable[[], bool]) -> None:
+        self.session.stop = stop
+
     def __enter__(self) -> Self:
         self.session.scorer.start()
         return self
@@ -84,6 +103,7 @@ class LocalCrew:
     ) -> None:
         self.session.scorer.close()
         self.session.close()
+        self.store.__exit__(kind, error, trace)
 
     @property
     def source(self) -> Source:
@@ -96,6 +116,10 @@ class LocalCrew:
     @property
     def items(self) -> int:
         return len(self.session.source.stream.items)
+
+    @property
+    def saving(self) -> float:
+        return self.store.seconds
 
     def check_data(self) -> None:
         self.session.check_data()
@@ -114,6 +138,9 @@ class LocalCrew:
 
     def save(self, update: int, score: float | None) -> Path:
         return self.store.save(update, self.session.state_dict(), identity=self.session.identity, score=score)
+
+    def settle(self) -> None:
+        self.store.wait()
 
     def recover(self, error: Exception) -> None:
         raise error

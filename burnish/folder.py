@@ -20,8 +20,9 @@ STEP = "training/global_step"  # first in every line of metrics.jsonl
 
 # what may change when a run goes on: it decides neither the trained weights nor what is compared over time
 _MAY_CHANGE = re.compile(
-    r"(steps|output_dir|resume|runtime|pools\..*|ray\..*|pipeline\.timeout|checkpoint\..*|scoring\..*|validation\.every|sharding\..*|rollout\.batch_size"
-    r"|trainer\.micro_batch_(size|tokens)|trainer\.max_skipped_updates|model\.gradient_checkpointing)$"
+    r"(steps|output_dir|resume|runtime|pools\..*|ray\..*|pipeline\.(max_staleness|drop|timeout)|checkpoint\..*|scoring\..*"
+    r"|validation\.every|sharding\..*|rollout\.batch_size|trainer\.micro_batch_(size|tokens)"
+    r"|trainer\.(max_skipped_updates|expires_at|expiry_margin)|model\.gradient_checkpointing)$"
 )
 
 

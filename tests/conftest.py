@@ -1,18 +1,8 @@
 """Fixtures that more than one folder of tests uses."""
 
-import os
-
 import pytest
 
 from tests.config import stand_ins
-
-
-def pytest_collection_modifyitems(items):
-    """Leave out what needs a machine to itself for minutes, unless it is asked for."""
-    if not os.environ.get("BURNISH_CLUSTER"):
-        for item in items:
-            if item.get_closest_marker("cluster"):
-                item.add_marker(pytest.mark.skip(reason="set BURNISH_CLUSTER=1 to run it"))
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 
 from burnish.algorithms.base import Metrics
 from burnish.closing import closing_message
@@ -12,6 +13,7 @@ from burnish.errors import UserError
 from burnish.folder import RunFolder
 from burnish.hooks.base import Hook
 from burnish.hooks.checkpoints import Checkpoints
+from burnish.hooks.expiry import Announced, Expiry, announced
 from burnish.hooks.metrics import MetricsLog
 from burnish.hooks.progress import Progress
 from burnish.hooks.stop import EXIT_STOPPED, StopRequest
@@ -19,7 +21,9 @@ from burnish.hooks.validation import Validation
 from burnish.loop import run
 from burnish.plan import opening_message
 from burnish.report import write_report
-from burnish.workers.checkpoint import Checkpoint, CheckpointStore
+from burnish.sources.base import GivenUp
+from burnish.workers.checkpoint import CheckpointStore
+from burnish.workers.checkpoint_files import Checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +32,10 @@ def train(config: RunConfig) -> int:
     """Train, from the beginning or from where an earlier attempt stopped.
 
     Returns:
-        0 when all updates are done, 75 when a signal asked to stop and everything is saved.
+        0 when all updates are done, 75 when a signal or the machine's announced expiry asked to stop and everything is
+        saved.
     """
+    expected = announced(config.trainer)
     folder = RunFolder(config.output_dir)
     store = CheckpointStore(folder.checkpoints, config.checkpoint)
     checkpoint = _starting_point(config, folder, store)
@@ -39,7 +45,7 @@ def train(config: RunConfig) -> int:
         crew.check()
         while True:
             try:
-                finished = _train(config, folder, crew, checkpoint, stop)
+                finished = _train(config, folder, crew, checkpoint, stop, expected)
                 break
             except Exception as error:
                 crew.recover(error)
@@ -62,7 +68,14 @@ def open_crew(config: RunConfig, store: CheckpointStore) -> Crew:
     return RayCrew(config, store)
 
 
-def _train(config: RunConfig, folder: RunFolder, crew: Crew, checkpoint: Checkpoint | None, stop: StopRequest) -> bool:
+def _train(
+    config: RunConfig,
+    folder: RunFolder,
+    crew: Crew,
+    checkpoint: Checkpoint | None,
+    stop: StopRequest,
+    expected: Announced | None,
+) -> bool:
     """Go on from a checkpoint, or begin: whether all updates are done at the end."""
     crew.resume(checkpoint)
     done = checkpoint.update if checkpoint is not None else 0
@@ -72,35 +85,35 @@ def _train(config: RunConfig, folder: RunFolder, crew: Crew, checkpoint: Checkpo
     except OSError as error:
         raise UserError(f"output_dir is {config.output_dir}, which can't be written: {error.strerror}") from None
 
+    expiry = Expiry(expected, stop, margin=config.trainer.expiry_margin, saving=lambda: crew.saving)
+
     def stopping() -> bool:
-        return stop.requested is not None
+        return expiry.due() or stop.requested is not None
 
     hooks: list[Hook] = [
         Validation(config, folder, crew.judge),
         MetricsLog(folder, resumed_at=resumed_at),
-        Checkpoints(config, crew.save, stop=stopping),
+        checkpoints := Checkpoints(config, crew, early=expected is not None),
         Progress(config, done=done),
+        expiry,
     ]
+    crew.stop = stopping
     opening_message(config, crew.items, done=done)
-    reached = done
-
-    def note(update: int, metrics: Metrics) -> None:
-        nonlocal reached
-        reached = update
-
-    for hook in hooks:
-        hook.start(done)
     try:
+        for hook in hooks:
+            hook.start(done)
         if done == 0:
             untrained: Metrics = {}
             for hook in hooks:
                 hook(0, untrained)
-        run(range(done + 1, config.steps + 1), crew.source, crew.workers, [*hooks, note],
-            watch=crew.watch, stop=stopping)  # fmt: skip
-    finally:
+        with suppress(GivenUp):
+            run(range(done + 1, config.steps + 1), crew.source, crew.workers, hooks, watch=crew.watch, stop=stopping)
         for hook in hooks:
             hook.finish()
-    return reached >= config.steps
+    finally:
+        for hook in hooks:
+            hook.close()
+    return max(done, checkpoints.last) >= config.steps
 
 
 def _starting_point(config: RunConfig, folder: RunFolder, store: CheckpointStore) -> Checkpoint | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
@@ -54,6 +54,7 @@ class Job:
     guidance: float | None = None  # None takes the run's
     steps: int | None = None  # denoising steps; None takes the run's
     merge: bool = True
+    between: Callable[[], None] = lambda: None  # called before every denoising step; what it raises ends the job
 
     @classmethod
     def groups(cls, prompts: Sequence[Prompt], n: int, **kwargs: object) -> Job:
@@ -159,6 +160,7 @@ class FlowEngine:
         ]
 
         def velocity(x: Tensor, time: Tensor, index: Tensor) -> Tensor:
+            job.between()
             count = len(index)
             if plan.node is not None and count < LEAST:
                 padded = torch.arange(LEAST).clamp(max=count - 1)

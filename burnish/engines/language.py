@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
@@ -43,6 +43,7 @@ class AnswerJob:
     purpose: Literal["rollout", "greedy", "validation", "sample"]
     update: int
     sampling: Sampling
+    between: Callable[[], None] = lambda: None  # called before every token; what it raises ends the job
 
     @classmethod
     def groups(
@@ -62,8 +63,9 @@ class AnswerJob:
         first = [row for row, g in enumerate(self.group.tolist()) if row == 0 or g != int(self.group[row - 1])]
         sampling = replace(self.sampling, temperature=0.0, first_temperature=None)
         return AnswerJob(
-            [self.prompts[row] for row in first], self.group[first], self.sample[first], "greedy", self.update, sampling
-        )
+            [self.prompts[row] for row in first], self.group[first], self.sample[first], "greedy", self.update,
+            sampling, self.between,
+        )  # fmt: skip
 
 
 class AnswerEngine(Protocol):
@@ -131,7 +133,7 @@ class LanguageEngine:
         with self.roles.sampling() as network:
             completion = decode(
                 self.roles.model, network, prompts.table, prompts.index.tolist(), keys, job.sampling,
-                batch_size=self.batch_size,
+                batch_size=self.batch_size, between=job.between,
             )  # fmt: skip
         return completion, texts(self.roles.model, completion)
 

@@ -13,4 +13,7 @@ class Hook:
         """After ``update`` policy updates; 0 is the untrained model, before the first one."""
 
     def finish(self) -> None:
-        """After the last update of this process, even if an error ended it."""
+        """After the last update of this process, unless an error ended it."""
+
+    def close(self) -> None:
+        """Let go of what is held, whatever has ended the run."""

@@ -42,11 +42,11 @@ class MetricsLog(Hook):
             self._board.add_scalar(name, value, update)
         self._board.flush()
 
-    def finish(self) -> None:
-        assert self._lines is not None, "start comes first"
-        assert self._board is not None
-        self._lines.close()
-        self._board.close()
+    def close(self) -> None:
+        if self._lines is not None:
+            self._lines.close()
+        if self._board is not None:
+            self._board.close()
 
 
 def drop_after(folder: RunFolder, update: int) -> None:

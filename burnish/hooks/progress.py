@@ -65,7 +65,7 @@ class Progress(Hook):
             self._written = self._ends[-1]
             self._print(text)
 
-    def finish(self) -> None:
+    def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             atexit.unregister(self._bar.stop)

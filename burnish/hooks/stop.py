@@ -1,4 +1,4 @@
-"""Asking a run to stop: Ctrl-C and SIGTERM let it finish and save what it is doing."""
+"""Asking a run to stop: Ctrl-C, SIGTERM, or the announced end of the machine let it save what it has learned."""
 
 from __future__ import annotations
 
@@ -28,6 +28,10 @@ class StopRequest:
         self._interrupted = False
         self._previous: dict[signal.Signals, Any] = {}
 
+    def request(self, reason: str) -> None:
+        """Ask for it without a signal; the first reason stays."""
+        self.requested = self.requested or reason
+
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
@@ -49,6 +53,7 @@ class StopRequest:
         if self.requested is None:
             self.requested = signal.Signals(number).name
             # not print or logging: a handler may come in the middle of either
-            os.write(2, f"\n{self.requested}: finishing this update, then saving and stopping\n".encode())
+            what = "giving up the samples that are being made, or finishing this update; then saving and stopping"
+            os.write(2, f"\n{self.requested}: {what}\n".encode())
             if number == signal.SIGINT:
                 os.write(2, b"press Ctrl-C again to stop at once, without saving\n")

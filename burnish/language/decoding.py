@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -33,6 +33,7 @@ def decode(
     *,
     batch_size: int = 256,
     limits: Sequence[int] | None = None,
+    between: Callable[[], None] = lambda: None,
 ) -> Completion:
     """Sample one response per row.
 
@@ -48,13 +49,14 @@ def decode(
         sampling: how.
         batch_size: rows that are decoded at once; changes only speed and memory.
         limits: [B] largest length of each response, where it differs from ``sampling.max_new_tokens``.
+        between: called before every token; what it raises ends all of it.
 
     Returns:
         Responses in the order of the rows; the id that ended one is its last token.
     """
     with torch.inference_mode():
         job = _Job(model, network, prompts, list(index), sampling, limits)
-        job.run(keys, batch_size)
+        job.run(keys, batch_size, between)
     return job.completion()
 
 
@@ -113,7 +115,7 @@ class _Job:
             for row, prompt in enumerate(index):
                 self.seen[row, prompts.ids[prompt].to(self.device)] = True
 
-    def run(self, keys: Sequence[int], batch_size: int) -> None:
+    def run(self, keys: Sequence[int], batch_size: int, between: Callable[[], None]) -> None:
         waiting = [row for row, limit in enumerate(self.limits.tolist()) if limit > 0]
         if not waiting:
             return
@@ -131,6 +133,7 @@ class _Job:
         live, x = self._admit(waiting[: len(cache.hidden)], cache)
         waiting = waiting[len(cache.hidden) :]
         while len(live.row):
+            between()
             tokens = self._choose(x, live, noise)
             done = int(live.done.sum())
             dropped = done >= IDLE * len(live.row) or (done > 0 and cache.full)

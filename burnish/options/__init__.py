@@ -34,6 +34,7 @@ from burnish.options.shared import (
     ScoringOptions,
     StepOptions,
     Whole,
+    unix_seconds,
 )
 
 __all__ = [
@@ -67,4 +68,5 @@ __all__ = [
     "TrainerOptions",
     "ValidationOptions",
     "Whole",
+    "unix_seconds",
 ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from datetime import datetime
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from burnish.registry import options
 
@@ -14,6 +16,27 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
+
+
+def unix_seconds(moment: float | str) -> float:
+    """Seconds since 1970 of a moment that is given as such, or in ISO 8601.
+
+    Raises:
+        ValueError: it is neither, or leaves open which time zone it means.
+    """
+    try:
+        seconds = float(moment)
+    except ValueError:
+        try:
+            given = datetime.fromisoformat(str(moment))
+        except ValueError:
+            raise ValueError("it must be a time such as 2026-01-31T18:00:00+01:00, or Unix seconds") from None
+        if given.tzinfo is None:
+            raise ValueError("its time zone is missing: add Z for UTC, or an offset such as +01:00") from None
+        seconds = given.timestamp()
+    if not math.isfinite(seconds):
+        raise ValueError("it must be a moment that comes")
+    return seconds
 
 
 @options
@@ -46,6 +69,18 @@ class StepOptions:
     """Passes over the samples of one update."""
     max_skipped_updates: Whole = 3
     """Optimizer steps in a row that a non-finite loss or gradient may skip before the run stops."""
+    expires_at: float | str | None = None
+    """When the machine is taken away, if that is announced: ISO 8601 with a time zone, 2026-01-31T18:00:00+01:00, or
+    Unix seconds. The run saves and stops while there is time. null asks the variables that clouds announce it in."""
+    expiry_margin: NonNegative = 0.0
+    """Seconds that the run means to be gone before expires_at, beside those that it takes to save."""
+
+    @field_validator("expires_at")
+    @classmethod
+    def _expires_at_a_moment(cls, value: float | str | None) -> float | str | None:
+        if value is not None:
+            unix_seconds(value)
+        return value
 
 
 @options
@@ -97,6 +132,9 @@ class CheckpointOptions:
     """Newest checkpoints that are kept."""
     keep_best: bool = True
     """Also keep the one with the best validation reward."""
+    asynchronous: bool = False
+    """Write while training goes on, from a copy of the state in the memory of the CPU; a checkpoint still becomes
+    visible when it is whole. What goes wrong is told at the next one, or at the end of the run."""
 
 
 @options

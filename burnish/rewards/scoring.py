@@ -6,8 +6,8 @@ import logging
 import pickle
 import queue
 import threading
-from collections.abc import Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from burnish.types import Scores
 
 log = logging.getLogger(__name__)
+
+LOOK = 0.5  # seconds between two looks at what one waits for
 
 
 class Judged(Protocol):
@@ -204,6 +206,13 @@ class Scorer:
             complete = len(pending.verdicts) == len(self.rewards)
         if complete and pending.scores.set_running_or_notify_cancel():
             pending.scores.set_result(mix(self.rewards, pending.verdicts))
+
+
+def awaited(scores: Judged, between: Callable[[], None]) -> Scores:
+    """Wait for what ``submit`` gave; ``between`` is called meanwhile, and what it raises ends the wait."""
+    while isinstance(scores, Future) and not wait([scores], timeout=LOOK).done:
+        between()
+    return scores.result()
 
 
 def _check_sendable(rewards: Mapping[str, AnyReward]) -> None:

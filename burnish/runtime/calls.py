@@ -17,7 +17,7 @@ GRACE = 1.0  # seconds in which it may turn out that an error of one worker came
 GONE = (RayActorError, WorkerCrashedError, NodeDiedError)
 
 
-class Asked(Protocol):
+class Watched(Protocol):
     """A group of workers as its calls see it."""
 
     @property
@@ -38,7 +38,7 @@ class Asked(Protocol):
 class Call:
     """One method asked of some workers. The driver holds what they answer, so that it outlives them."""
 
-    group: Asked
+    group: Watched
     method: str
     answers: dict[int, ray.ObjectRef]  # by rank
     seconds: float  # that it may take

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +28,8 @@ from burnish.session import LanguageSession, open_session
 from burnish.sources.base import Source
 from burnish.sources.online import OnlineSource
 from burnish.sources.pipelined import PipelinedSource
-from burnish.workers.checkpoint import Checkpoint, CheckpointStore
+from burnish.workers.checkpoint import CheckpointStore
+from burnish.workers.checkpoint_files import Checkpoint
 from burnish.workers.ranks import RanksLost
 
 log = logging.getLogger(__name__)
@@ -39,6 +42,8 @@ class RayCrew:
         self.config, self.store = config, store
         self.session = open_session(config)  # for its data; its networks are never asked for
         self.watch = self.session.watch
+        self.stop: Callable[[], bool] = lambda: False
+        self.saving = 0.0
         self.items = 0
         self.source: Source
         self.trainers: ActorGroup
@@ -51,7 +56,12 @@ class RayCrew:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stack.close()
+        with self._stack:
+            if isinstance(error, Exception):
+                try:
+                    self.settle()
+                except Exception as failed:
+                    log.error("%s", failed)
 
     def check_data(self) -> None:
         self.session.check_data()
@@ -81,6 +91,7 @@ class RayCrew:
                 config.ray,
                 needed=lambda version: version + 1 + config.pipeline.lag <= config.steps,
                 phases=self.watch.add,
+                stop=lambda: self.stop(),
             )
         self.source = self._make_source()
         self._first = self.source.state_dict()
@@ -108,13 +119,9 @@ class RayCrew:
         return PipelinedSource(session.questions, self.samplers, config.pipeline, steps=config.steps)
 
     def resume(self, checkpoint: Checkpoint | None) -> None:
-        version = 0
-        if checkpoint is not None:
-            self.trainers.call("resume", checkpoint)
-            version = checkpoint.update
-        if self.config.online:
-            self.source.load_state_dict(self._first if checkpoint is None else checkpoint.part("source"))
-        self.workers.publish(version)
+        source = self._first if checkpoint is None else self.trainers.call("resume", checkpoint)[0]
+        self.source.load_state_dict(source)
+        self.workers.publish(0 if checkpoint is None else checkpoint.update)
 
     def judge(self, target: Path | None, guidance: float | None) -> Metrics:
         found: Metrics = self.trainers.call("judge", target, guidance)[0]
@@ -122,6 +129,10 @@ class RayCrew:
 
     def save(self, update: int, score: float | None) -> Path:
         return self._save(update, score, self.source.state_dict())
+
+    def settle(self) -> None:
+        if self.config.checkpoint.asynchronous and self.trainers.ended is None:
+            self.trainers.call("settle")
 
     def recover(self, error: Exception) -> None:
         """Start the trainer again after a loss of its ranks; before any other end, save what was learned."""
@@ -148,7 +159,9 @@ class RayCrew:
         log.warning("the run can't go on; what it has learned is saved in %s", path)
 
     def _save(self, update: int, score: float | None, source: dict[str, Any]) -> Path:
+        start = time.perf_counter()
         path: Path = self.trainers.call("save", update, score, source if self.config.online else None)[0]
+        self.saving = max(self.saving, time.perf_counter() - start)
         return path
 
     def _published(self, version: int) -> None:

@@ -215,12 +215,15 @@ class ActorGroup:
                 )
             for rank in ranks:
                 self._kill(rank)
+            machines = self.pool.machines()
             try:
                 self._start(ranks)
                 return
             except WorkerDied as error:
                 log.warning("a fresh worker is replaced: %s", error)
                 self.ended = error
+                if self.pool.lost(machines):
+                    self.restarts -= 1  # it was sent to a machine whose death Ray had not noticed yet
 
     def _start(self, ranks: Sequence[int]) -> None:
         pool, cpus = self.pool, self.pool.need.cpus
@@ -279,7 +282,7 @@ class ActorGroup:
         if self.ended is not None:
             raise WorkerDied(self.name, rank, f"the pool was ended: {self.ended}")
         asked = self._hosts[rank].call_beside if beside else self._hosts[rank].call
-        return asked.options(num_returns=returns).remote(method, *arguments)
+        return asked.options(num_returns=returns, name=method).remote(method, *arguments)
 
     def _call(self, method: str, answers: dict[int, ray.ObjectRef], seconds: float | None, option: str) -> Call:
         if seconds is None:

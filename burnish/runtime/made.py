@@ -12,6 +12,7 @@ from burnish.completion import Lengths
 from burnish.runtime.transfer import Packed, Pointers, PointersToAnswers, Stored, pack, resolved
 from burnish.session import Session
 from burnish.sources.asked import Asked
+from burnish.sources.plain import from_plain, to_plain
 from burnish.types import Rollouts
 
 
@@ -43,14 +44,17 @@ def make(session: Session, asked: Asked) -> tuple[Made, Packed]:
     return made, packed
 
 
-def fetched(rollouts: Rollouts, seconds: float) -> Rollouts:
-    """The same rollouts with their traces in this process."""
-    return resolved(rollouts, seconds=seconds)
+def to_save(source: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """The state of a source with batches that were sampled ahead, their traces in this process, fit to be saved."""
+    ahead = [to_plain(resolved(rollouts, seconds=seconds)) for rollouts in source.get("ahead", [])]
+    return source | {"ahead": ahead} if ahead else source
 
 
-def placed(rollouts: Any) -> Rollouts:
-    """The opposite of ``fetched``."""
-    return _pointing(rollouts, Stored.put(rollouts.trace), rollouts.lengths)
+def from_saved(source: dict[str, Any]) -> dict[str, Any]:
+    """The opposite of ``to_save``: the traces are in the object store, and belong to this process."""
+    ahead: list[Any] = [from_plain(plain) for plain in source.get("ahead", [])]
+    placed = [_pointing(rollouts, Stored.put(rollouts.trace), rollouts.lengths) for rollouts in ahead]
+    return source | {"ahead": placed} if placed else source
 
 
 def _pointing(rollouts: Any, stored: Stored, lengths: Lengths | None) -> Rollouts:

@@ -59,6 +59,14 @@ class Pool:
         """Whether all its machines are there now; one that was lost takes Ray seconds to notice."""
         return bool(placement_group_table(self._group)["state"] == "CREATED")
 
+    def machines(self) -> set[str]:
+        """Ids of its machines, as far as they are known now; see ``placed``."""
+        return set(placement_group_table(self._group)["bundles_to_node_id"].values())
+
+    def lost(self, machines: set[str]) -> bool:
+        """Whether one of some machines is dead now."""
+        return any(node["NodeID"] in machines and not node["Alive"] for node in ray.nodes())
+
     def no_room(self) -> NoRoom:
         """That it was not placed in time, and what the cluster lacks."""
         free = {name: value for name, value in ray.available_resources().items() if name in ("CPU", "GPU")}

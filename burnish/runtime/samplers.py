@@ -19,9 +19,10 @@ from burnish.options.ray import RayOptions
 from burnish.runtime.calls import LOOK, Call
 from burnish.runtime.faults import Late, WorkerDied
 from burnish.runtime.group import ActorGroup
-from burnish.runtime.made import Made, fetched, placed
+from burnish.runtime.made import Made
 from burnish.runtime.publishing import Publications
 from burnish.sources.asked import Asked, join, split
+from burnish.sources.base import GivenUp
 from burnish.types import Rollouts
 
 log = logging.getLogger(__name__)
@@ -78,6 +79,7 @@ class Samplers:
         *,
         needed: Callable[[int], bool],
         phases: Callable[[dict[str, float]], None],
+        stop: Callable[[], bool],
     ) -> None:
         """Take over the workers of a pool.
 
@@ -87,16 +89,26 @@ class Samplers:
             options: of the cluster.
             needed: whether anything will be sampled by the weights of a version.
             phases: is told the seconds by phase of every batch, as the slowest worker had them.
+            stop: whether to give up a batch that the run does nothing but wait for.
         """
         self.workers, self.publications, self.options = workers, publications, options
-        self._needed, self._phases = needed, phases
+        self._needed, self._phases, self._stop = needed, phases, stop
         self._seats = [Seat() for _ in range(len(workers))]
         self._changed = threading.Condition(threading.RLock())
         self._begun = False  # whether the first publication was made
 
     def make(self, asked: Asked) -> Rollouts:
-        """Samples of the weights that were published last."""
-        return self.submit(asked).result(self.options.call_timeout)
+        """Samples of the weights that were published last.
+
+        Raises:
+            GivenUp: the run is to stop.
+        """
+        making, deadline = self.submit(asked), time.monotonic() + self.options.call_timeout
+        for order in making.orders:
+            while not self._there(order, LOOK):
+                if self._stop():
+                    raise GivenUp
+        return making.result(deadline - time.monotonic())
 
     def submit(self, asked: Asked) -> Making:
         """Start with it, after what was submitted before."""
@@ -110,14 +122,6 @@ class Samplers:
                     self._ready(rank, asked.version)
             self._changed.notify_all()
         return Making(self, orders)
-
-    def fetch(self, rollouts: Rollouts) -> Rollouts:
-        """The same with traces that are in this process."""
-        return fetched(rollouts, self.options.call_timeout)
-
-    def place(self, rollouts: Rollouts) -> Rollouts:
-        """What ``fetch`` gave, with its traces in the object store."""
-        return placed(rollouts)
 
     def publish(self, version: int) -> dict[str, float]:
         """Bring the weights that the trainers hold to all workers, beside what they do: seconds by phase.
@@ -164,7 +168,7 @@ class Samplers:
             call = order.call
             try:
                 assert call is not None, "it was not sent"
-                self._await(order, call, deadline)
+                self._await(order, deadline)
                 if order.switch is not None:
                     self.publications.switched(order.switch, order.asked.version)
                 made: Made = call.result()
@@ -186,15 +190,19 @@ class Samplers:
         names = {name for made in parts for name in made.phases}
         self._phases({name: max(made.phases.get(name, 0.0) for made in parts) for name in names})
 
-    def _await(self, order: Order, call: Call, deadline: float) -> None:
-        (reference,) = call.answers.values()
-        while not ray.wait([reference], timeout=max(0.0, min(LOOK, deadline - time.monotonic())))[0]:
+    def _await(self, order: Order, deadline: float) -> None:
+        while not self._there(order, max(0.0, min(LOOK, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
                 raise TimeoutError(
                     f"worker {order.rank} of pool {self.workers.name} has not finished {len(order.asked)} samples"
                 )
-            if not call.left:
-                return  # ``result`` says that it is late
+
+    @staticmethod
+    def _there(order: Order, seconds: float) -> bool:
+        """Whether an order is finished, has failed or is late; waits so long for it."""
+        assert order.call is not None, "it was not sent"
+        (reference,) = order.call.answers.values()
+        return bool(ray.wait([reference], timeout=seconds)[0]) or not order.call.left
 
     def _await_spares(self, version: int) -> None:
         limit = self.options.call_timeout

@@ -89,7 +89,7 @@ class RewardPool:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Promised:
     """Samples that a worker of the pool judges."""
 
     reference: ray.ObjectRef
@@ -131,11 +131,11 @@ class PooledScorer:
     def close(self) -> None:
         """The driver ends them."""
 
-    def submit(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> Asked:
+    def submit(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> Promised:
         """Start judging samples: pictures, uint8 [H, W, 3] each, or responses."""
         judge = self._judges[self._next % len(self._judges)]
         self._next += 1
-        return Asked(judge.score.remote(list(samples), list(prompts)), self._seconds)
+        return Promised(judge.score.remote(list(samples), list(prompts)), self._seconds)
 
     def score(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> Scores:
         """Judge samples and wait for the result."""

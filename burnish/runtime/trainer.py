@@ -13,13 +13,14 @@ from burnish.config import RunConfig
 from burnish.crew import LocalCrew
 from burnish.folder import RunFolder
 from burnish.runtime.host import Place
-from burnish.runtime.made import Made, make
+from burnish.runtime.made import Made, from_saved, make, to_save
 from burnish.runtime.publication import Sender
 from burnish.runtime.scoring import PooledScorer
 from burnish.runtime.transfer import Packed, resolved
 from burnish.sources.asked import Asked
 from burnish.types import Collected, Elsewhere
-from burnish.workers.checkpoint import Checkpoint, CheckpointStore
+from burnish.workers.checkpoint import CheckpointStore
+from burnish.workers.checkpoint_files import Checkpoint
 from burnish.workers.ranks import join_ranks
 
 
@@ -62,13 +63,18 @@ class TrainerRank:
         places = {id(prompt): place for place, prompt in enumerate(self.session.train_prompts)}
         return [places[id(prompt)] for prompt in self.session.questions.stream.items]
 
-    def resume(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint; where samples are asked for, only the driver knows which come next."""
+    def resume(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Go on from a checkpoint: the state of the source, which the driver has where samples are asked for.
+
+        The first rank gives it with what was sampled ahead.
+        """
         state = checkpoint.load(self.session.identity)
-        source = state.pop("source")
+        source: dict[str, Any] = state.pop("source")
         self.session.workers.load_state_dict(state)
         if not self.config.online:
             self.session.source.load_state_dict(source)
+            return {}
+        return from_saved(source) if self.ranks.rank == 0 else {}
 
     def make(self, asked: Asked | None) -> tuple[Made | None, Packed | None]:
         """Sample and score this rank's own part, if there is one, with gathered weights. Answers differ by rank."""
@@ -111,5 +117,12 @@ class TrainerRank:
     def save(self, update: int, score: float | None, source: dict[str, Any] | None) -> Path:
         """Write a checkpoint, with the driver's source in the place of this rank's own if there is one."""
         state = self.session.workers.state_dict()
-        state["source"] = self.session.source.state_dict() if source is None else source
+        if source is None:
+            state["source"] = self.session.source.state_dict()
+        else:
+            state["source"] = to_save(source, self.seconds) if self.ranks.rank == 0 else {}  # the first one writes it
         return self.crew.store.save(update, state, identity=self.session.identity, score=score)
+
+    def settle(self) -> None:
+        """Wait until what was saved is written."""
+        self.crew.settle()

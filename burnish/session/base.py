@@ -16,7 +16,7 @@ import torch
 from burnish.config import RunConfig
 from burnish.rewards.scoring import AnyScorer, Scorer
 from burnish.sources.asked import Maker
-from burnish.sources.base import StreamSource
+from burnish.sources.base import GivenUp, StreamSource
 from burnish.sources.questions import Questions
 from burnish.stopwatch import Stopwatch
 from burnish.types import Prompt
@@ -39,6 +39,7 @@ class Session:
         torch.set_num_threads(config.threads)
         self.watch = Stopwatch()
         self.needs: Any = config.algorithm.needs()
+        self.stop: Callable[[], bool] = lambda: False  # whether samples that nobody has learned from are to be given up
 
     @cached_property
     def train_prompts(self) -> list[Prompt]:
@@ -149,6 +150,15 @@ class Session:
     def check(self) -> None:
         """Find what only the loaded model can tell, before a run has left anything behind."""
         _ = self.engine, self.workers, self.source
+
+    def between(self) -> None:
+        """Called between the steps of sampling.
+
+        Raises:
+            GivenUp: the run is to stop.
+        """
+        if self.stop():
+            raise GivenUp
 
     def close(self) -> None:
         """End what runs beside this process."""

@@ -79,7 +79,10 @@ class FlowSession(Session):
 
     @cached_property
     def maker(self) -> FlowRollouts:
-        return FlowRollouts(self.engine, self.scorer, self.needs, rollout=self.config.rollout, watch=self.watch)
+        return FlowRollouts(
+            self.engine, self.scorer, self.needs,
+            rollout=self.config.rollout, watch=self.watch, between=self.between,
+        )  # fmt: skip
 
     @cached_property
     def pictures(self) -> PictureFiles | None:

@@ -162,7 +162,7 @@ class LanguageSession(Session):
     def maker(self) -> AnswerRollouts:
         return AnswerRollouts(
             self.engine, self.scorer, self.needs,
-            sampling=self.sampling, environment=self.config.environment, watch=self.watch,
+            sampling=self.sampling, environment=self.config.environment, watch=self.watch, between=self.between,
         )  # fmt: skip
 
     @cached_property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from burnish.algorithms.language.base import LanguageNeeds
@@ -10,7 +12,7 @@ from burnish.engines.language import AnswerEngine, AnswerJob
 from burnish.environments.base import Environment
 from burnish.language.sampling import Sampling
 from burnish.rewards.language.environment import turn_rewards
-from burnish.rewards.scoring import AnyScorer
+from burnish.rewards.scoring import AnyScorer, awaited
 from burnish.sources.asked import Asked
 from burnish.stopwatch import Stopwatch
 from burnish.types import Answered
@@ -28,9 +30,12 @@ class AnswerRollouts:
         sampling: Sampling,
         environment: Environment | None,
         watch: Stopwatch,
+        between: Callable[[], None] = lambda: None,
     ) -> None:
+        """Args: ``between`` is called again and again; what it raises, GivenUp most likely, ends the work."""
         self.engine, self.scorer, self.needs = engine, scorer, needs
         self.sampling, self.environment, self.watch = sampling, environment, watch
+        self.between = between
 
     @property
     def limit(self) -> int:
@@ -44,12 +49,12 @@ class AnswerRollouts:
         return 0 if self.environment is None else self.environment.max_turns
 
     def make(self, asked: Asked) -> Answered:
-        job = AnswerJob(asked.prompts, asked.group, asked.sample, "rollout", asked.update, self.sampling)
+        job = AnswerJob(asked.prompts, asked.group, asked.sample, "rollout", asked.update, self.sampling, self.between)
         with self.watch("gen"):
             trace, responses = self.engine.sample(job)
         pending = self.scorer.submit(responses, job.prompts)
         with self.watch("reward"):
-            scores = pending.result()
+            scores = awaited(pending, self.between)
         spoken = {f"train/{name}": value for name, value in dialogue_metrics(responses).items()}
         dialogues = float(sum(response.dialogue is not None for response in responses))
         return Answered(

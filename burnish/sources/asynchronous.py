@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from burnish.sources.asked import Asked
 from burnish.sources.questions import Questions
-from burnish.types import Rollouts
 
 
 class Handle(Protocol):
@@ -35,14 +34,6 @@ class AsyncMaker(Protocol):
 
     def submit(self, asked: Asked) -> Handle:
         """Start with it, as soon as what was submitted before leaves room."""
-        ...
-
-    def fetch(self, rollouts: Any) -> Rollouts:
-        """The same rollouts with everything that is in them in this process, to be saved."""
-        ...
-
-    def place(self, rollouts: Rollouts) -> Any:
-        """What ``fetch`` gave, as ``submit`` would have given it."""
         ...
 
 

@@ -8,11 +8,19 @@ from burnish.data.stream import Stream
 from burnish.types import Collected
 
 
+class GivenUp(Exception):
+    """The run is to stop, so samples were given up half made. Nobody has learned from them: they can be made again."""
+
+
 class Source(Protocol):
     """Online sampling, a data set of finished pictures, or sampling that runs ahead of the loop."""
 
     def collect(self, update: int) -> Collected:
-        """The batch of policy update ``update``, counted from 1."""
+        """The batch of policy update ``update``, counted from 1.
+
+        Raises:
+            GivenUp: the run is to stop. What is saved now is as it was before, so that a resumed run collects the same.
+        """
         ...
 
     def state_dict(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from burnish.engines.flow import FlowEngine, Job
 from burnish.engines.growth import velocity_growth, watched
 from burnish.metrics import group_diversity
 from burnish.options import RolloutOptions
-from burnish.rewards.scoring import AnyScorer, Judged
+from burnish.rewards.scoring import AnyScorer, Judged, awaited
 from burnish.sources.asked import Asked
 from burnish.stopwatch import Stopwatch
 from burnish.types import Denoising, Scored, Scores
@@ -24,9 +25,18 @@ class FlowRollouts:
     """Samples and scores; chooses among the samples of a prompt if asked."""
 
     def __init__(
-        self, engine: FlowEngine, scorer: AnyScorer, needs: Needs, *, rollout: RolloutOptions, watch: Stopwatch
+        self,
+        engine: FlowEngine,
+        scorer: AnyScorer,
+        needs: Needs,
+        *,
+        rollout: RolloutOptions,
+        watch: Stopwatch,
+        between: Callable[[], None] = lambda: None,
     ) -> None:
+        """Args: ``between`` is called again and again; what it raises, GivenUp most likely, ends the work."""
         self.engine, self.scorer, self.needs, self.rollout, self.watch = engine, scorer, needs, rollout, watch
+        self.between = between
 
     def make(self, asked: Asked) -> Scored:
         """The samples that are learned from: all that are asked for, or the best and the worst of each group."""
@@ -34,7 +44,7 @@ class FlowRollouts:
         cheap = candidates.num_inference_steps if candidates else None
         job = Job(
             asked.prompts, asked.group, asked.sample, purpose="rollout", update=asked.update, role=self.needs.sampler,
-            steps=cheap, recording=None if cheap else self.needs.recording,
+            steps=cheap, recording=None if cheap else self.needs.recording, between=self.between,
         )  # fmt: skip
         scored, pictures = self._sample(job, asked.version)
         metrics: dict[str, float] = {}
@@ -73,7 +83,7 @@ class FlowRollouts:
                 pictures += some
                 pending.append(self.scorer.submit(some, job.prompts[rows]))
         with self.watch("reward"):
-            scores = Scores.cat([part.result() for part in pending])
+            scores = Scores.cat([awaited(part, self.between) for part in pending])
         scored = Scored(
             prompts=job.prompts,
             group=job.group,

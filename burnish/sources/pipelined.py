@@ -20,7 +20,6 @@ from burnish.data.stream import PromptStream
 from burnish.errors import UserError
 from burnish.options import PipelineOptions
 from burnish.sources.asynchronous import AsyncMaker, Filling, Handle
-from burnish.sources.plain import from_plain, to_plain
 from burnish.sources.questions import Questions
 from burnish.types import Rollouts
 
@@ -144,8 +143,9 @@ class PipelinedSource:
     def state_dict(self) -> dict[str, Any]:
         """Where the stream goes on, and the finished batches whose weights no resumed run has any more.
 
-        Those in the making are waited for. Batches by the newest weights are left out: a resumed run publishes these
-        weights again and samples the very same.
+        They are as their maker gave them: ``burnish.sources.plain`` makes of them what can be written to a file, where
+        what is in them is at hand. Those in the making are waited for. Batches by the newest weights are left out: a
+        resumed run publishes these weights again and samples the very same.
         """
         kept = self._not_again()
         return self._state(kept, [batch.result(self.options.timeout) for batch in kept])
@@ -168,9 +168,8 @@ class PipelinedSource:
             return [batch for batch in self._ahead if newest is None or batch.version < newest]
 
     def _state(self, kept: list[_Batch], rollouts: list[Any]) -> dict[str, Any]:
-        ahead = [to_plain(self.maker.fetch(one)) for one in rollouts]
         state = kept[-1].after() if kept else self._after
-        return state | {"ahead": ahead} if ahead else state
+        return state | {"ahead": rollouts} if rollouts else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         # a batch in the making may still take prompts, by the stream that it knows
@@ -178,9 +177,8 @@ class PipelinedSource:
         self.questions.load_state_dict(state)
         with self._changed:
             self._begin_anew()
-            for plain in state.get("ahead", []):
-                rollouts = from_plain(plain)
-                handle = _Finished(self.maker.place(rollouts))
+            for rollouts in state.get("ahead", []):
+                handle = _Finished(rollouts)
                 self._ahead.append(_Batch(rollouts.update, rollouts.version, handle, partial(dict, self._after)))
 
     def _arrive(self, update: int) -> None:

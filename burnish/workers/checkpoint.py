@@ -3,88 +3,28 @@
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
 import logging
-import math
-import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
-
-import torch
-from torch import Tensor
+from types import TracebackType
+from typing import Any, Self
 
 from burnish.errors import UserError
 from burnish.options import CheckpointOptions
 from burnish.workers import shard_files
+from burnish.workers.background import Background
+from burnish.workers.checkpoint_files import VISIBLE, Checkpoint, read, sync, write
 from burnish.workers.ranks import ALONE, Ranks
+from burnish.workers.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
-MANIFEST = "manifest.json"
-FORMAT = 1
 FULL = {errno.ENOSPC, errno.EDQUOT}
-VISIBLE = re.compile(r"(\d{8,})")
 PASSING = re.compile(r"\.(saving|replaced|removing)-(\d{8,})-[0-9a-f]{8}")  # what a kill may leave behind
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checkpoint:
-    """A whole checkpoint: every byte was there when it was opened."""
-
-    path: Path
-    update: int
-    identity: dict[str, str]
-    score: float | None
-    files: dict[str, dict[str, Any]]  # size and sha256 by file name
-
-    def load(self, identity: dict[str, str]) -> dict[str, Any]:
-        """The saved state by part, on the CPU.
-
-        Args:
-            identity: what the run that loads is, entry by entry as it was given to ``save``.
-
-        Raises:
-            UserError: the checkpoint is of another model or algorithm, or has been removed since.
-        """
-        saved = self.identity
-        differing = [
-            f"{name} is {saved.get(name)!r} in the checkpoint and {identity.get(name)!r} here"
-            for name in dict.fromkeys([*saved, *identity])
-            if saved.get(name) != identity.get(name)
-        ]
-        if differing:
-            raise UserError(
-                f"{self.path} is a checkpoint of another model or algorithm: {'; '.join(differing)}; "
-                "give the options that it was trained with, or start anew in another output_dir"
-            )
-        try:
-            parts = {
-                name.removesuffix(".pt"): torch.load(self.path / name, map_location="cpu", weights_only=True)
-                for name in self.files
-                if name.endswith(".pt")
-            }
-            if len(parts) == len(self.files):
-                return parts
-            return shard_files.put_back(parts, shard_files.read(self.path / shard_files.FOLDER))
-        except FileNotFoundError as error:
-            raise UserError(f"{error.filename} was removed; start again to use what is there now") from None
-
-    def part(self, name: str) -> Any:
-        """One part of the saved state, which no tensors of several ranks are in.
-
-        Raises:
-            UserError: the checkpoint has been removed since.
-        """
-        try:
-            return torch.load(self.path / f"{name}.pt", map_location="cpu", weights_only=True)
-        except FileNotFoundError as error:
-            raise UserError(f"{error.filename} was removed; start again to use what is there now") from None
 
 
 class CheckpointStore:
@@ -98,12 +38,23 @@ class CheckpointStore:
         self.folder, self.options, self.ranks = Path(folder), options, ranks
         self._verified: dict[Path, Checkpoint] = {}  # hashed by this process once
         self._swept = False
+        self._longest = 0.0
+        self._writing: Background | None = None
+        self._apart: Ranks | None = None  # the same ranks, for what is written meanwhile
+
+    @property
+    def seconds(self) -> float:
+        """How long it takes to have a state saved, judged by the longest save of this process."""
+        return self._longest * (2 if self._writing is not None and not self._writing.done else 1)
 
     def save(self, update: int, state: dict[str, Any], *, identity: dict[str, str], score: float | None) -> Path:
         """Write a checkpoint, and remove those that are no longer kept.
 
         Several ranks call it together. Each writes what it holds of tensors that lie on all of them; the first one
         writes everything else, and makes the checkpoint visible once all have written.
+
+        With ``checkpoint.asynchronous`` it returns when the state is copied, and all else happens meanwhile. One is
+        written at a time: this waits for the one before it.
 
         Args:
             update: policy updates behind the state.
@@ -112,40 +63,69 @@ class CheckpointStore:
             score: its validation reward, if it was judged; not a number counts as not judged.
 
         Raises:
-            UserError: the disk is full or can't be written; earlier checkpoints are as they were.
+            UserError: the disk is full or can't be written, now or when the one before was written meanwhile; earlier
+                checkpoints are as they were.
         """
-        target = self.folder / f"{update:08d}"
-        sharded: dict[str, Tensor] = {}
-        parts = {name: _portable(shard_files.take_out(value, name, sharded), name) for name, value in state.items()}
-        staged = self.ranks.first(lambda: self._aside("saving", update))
-        try:
-            self.ranks.first(lambda: self._stage(staged))
-            if sharded:
-                shard_files.write(staged / shard_files.FOLDER, sharded)
-            self.ranks.first(lambda: self._finish(staged, target, parts, update, identity, score))
-        except (OSError, UserError) as error:
-            raise UserError(self._failure(target, parts, sharded, error)) from error
-        finally:
-            if self.ranks.rank == 0:
-                shutil.rmtree(staged, ignore_errors=True)
-        self.ranks.first(lambda: self._retire(update))
+        self.wait()
+        start, target = time.perf_counter(), self.folder / f"{update:08d}"
+        copy = self.options.asynchronous
+        taken = Snapshot.of(update, state, identity=identity, score=score, copy=copy)
+        if not copy:
+            self._save(taken, target, self.ranks, start)
+            return target
+        if self._apart is None:
+            self._apart = self.ranks.apart()
+        apart = self._apart
+        self._writing = Background(f"{target} is written", lambda: self._save(taken, target, apart, start))
         return target
+
+    def wait(self) -> None:
+        """Wait for a save that goes on meanwhile, if there is one.
+
+        Raises:
+            UserError: it failed; see ``save``.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait, unless the user wants to be gone at once; an error that is under way goes first."""
+        if kind is None:
+            self.wait()
+        elif issubclass(kind, Exception):
+            try:
+                self.wait()
+            except UserError as failed:
+                log.error("%s", failed)
+
+    def _save(self, state: Snapshot, target: Path, ranks: Ranks, start: float) -> None:
+        staged = ranks.first(lambda: self._aside("saving", state.update))
+        try:
+            ranks.first(lambda: self._stage(staged))
+            if state.sharded:
+                shard_files.write(staged / shard_files.FOLDER, state.sharded, ranks)
+            ranks.first(lambda: self._finish(staged, target, state))
+        except (OSError, UserError) as error:
+            raise UserError(self._failure(target, state, error)) from error
+        finally:
+            if ranks.rank == 0:
+                shutil.rmtree(staged, ignore_errors=True)
+        ranks.first(lambda: self._retire(state.update))
+        self._longest = max(self._longest, time.perf_counter() - start)
 
     def _stage(self, staged: Path) -> None:
         self._begin()
         staged.mkdir()
 
-    def _finish(
-        self,
-        staged: Path,
-        target: Path,
-        parts: dict[str, Any],
-        update: int,
-        identity: dict[str, str],
-        score: float | None,
-    ) -> None:
+    def _finish(self, staged: Path, target: Path, state: Snapshot) -> None:
         """Write what one rank writes, and make all of it visible."""
-        _write(staged, parts, update=update, identity=identity, score=score)
+        write(staged, state)
         self._publish(read(staged), target)
 
     def latest(self) -> Checkpoint | None:
@@ -181,7 +161,7 @@ class CheckpointStore:
     def _begin(self) -> None:
         """Make the folder and, once, remove what a killed run left half done."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        _sync(self.folder.parent)
+        sync(self.folder.parent)
         if self._swept:
             return
         for entry in list(self.folder.iterdir()):
@@ -206,7 +186,7 @@ class CheckpointStore:
             target.rename(aside)
         self._verified.pop(target, None)
         staged.path.rename(target)
-        _sync(self.folder)
+        sync(self.folder)
         self._verified[target] = read(target)
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -246,7 +226,7 @@ class CheckpointStore:
     def _aside(self, kind: str, update: int) -> Path:
         return self.folder / f".{kind}-{update:08d}-{secrets.token_hex(4)}"
 
-    def _failure(self, target: Path, parts: dict[str, Any], sharded: dict[str, Tensor], error: Exception) -> str:
+    def _failure(self, target: Path, state: Snapshot, error: Exception) -> str:
         """What a failed save means to the user."""
         earlier = self.latest()
         intact = f"checkpoint {earlier.path} is intact" if earlier else "there is no earlier one"
@@ -254,157 +234,11 @@ class CheckpointStore:
             return f"checkpoint {target} can't be written: {error}; {intact}"
         return (
             f"no space is left in {self.folder}: checkpoint {target.name} needs about "
-            f"{(_size(parts) + _size(sharded)) / 1e6:.2f} MB beside what is kept; {intact}; make room or lower "
+            f"{state.size / 1e6:.2f} MB beside what is kept; {intact}; make room or lower "
             "checkpoint.keep_last, then start again to go on"
         )
-
-
-def read(path: Path) -> Checkpoint:
-    """Open a checkpoint and hash every file of it.
-
-    Raises:
-        UserError: something is missing, too short, or not what was written.
-    """
-    try:
-        return _read(path)
-    except OSError as error:
-        raise UserError(f"{error.filename or path} can't be read: {error.strerror}") from None
-
-
-def _read(path: Path) -> Checkpoint:
-    if not path.is_dir():
-        raise UserError(f"{path} is not a checkpoint: there is no such folder")
-    try:
-        raw = (path / MANIFEST).read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"{path} is not a whole checkpoint: {path / MANIFEST} is missing") from None
-    try:
-        content = json.loads(raw)
-        content.pop("sha256")
-        whole = _render(content) == raw
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        whole = False
-    if not whole:
-        raise UserError(f"{path / MANIFEST} is damaged: its {len(raw)} bytes are not what was written")
-    if content["format"] != FORMAT:
-        raise UserError(f"{path} has format {content['format']}, not {FORMAT}; a newer Burnish wrote it")
-    if VISIBLE.fullmatch(path.name) and int(path.name) != content["update"]:
-        raise UserError(f"{path} holds policy update {content['update']}; name it {content['update']:08d}")
-    for name, about in content["files"].items():
-        file = path / name
-        if not file.exists():
-            raise UserError(f"{file} is missing")
-        size = file.stat().st_size
-        if size != about["size"]:
-            raise UserError(f"{file} has {size} bytes of {about['size']}")
-        if _sha256(file) != about["sha256"]:
-            raise UserError(f"{file} is damaged: its sha256 is not the one in {MANIFEST}")
-    return Checkpoint(
-        path=path,
-        update=content["update"],
-        identity=content["identity"],
-        score=content["score"],
-        files=content["files"],
-    )
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _best(found: list[Checkpoint]) -> Checkpoint | None:
     judged = [one for one in found if one.score is not None]
     return max(judged, key=lambda one: (one.score, one.update), default=None)
-
-
-def _write(folder: Path, parts: dict[str, Any], *, update: int, identity: dict[str, str], score: float | None) -> None:
-    """Every part as a file of its own, the manifest last, all of it on the disk before this returns."""
-    files = {}
-    for name, part in parts.items():
-        with (folder / f"{name}.pt").open("wb") as file:
-            sink = _Sink(file)
-            torch.save(part, cast(IO[bytes], sink))
-            sink.finish()
-        files[f"{name}.pt"] = {"size": sink.size, "sha256": sink.hash.hexdigest()}
-    shards = folder / shard_files.FOLDER
-    for path in shard_files.files(shards) if shards.exists() else ():
-        files[f"{shards.name}/{path.name}"] = {"size": path.stat().st_size, "sha256": _sha256(path)}
-    content = {
-        "format": FORMAT,
-        "update": update,
-        "identity": identity,
-        "score": score if score is not None and math.isfinite(score) else None,
-        "files": files,
-    }
-    with (folder / MANIFEST).open("wb") as file:
-        sink = _Sink(file)
-        sink.write(_render(content))
-        sink.finish()
-    if shards.exists():
-        _sync(shards)
-    _sync(folder)
-
-
-class _Sink:
-    """Hashes what it writes, and keeps an error until the end: torch.save would turn it into a riddle."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file, self.hash, self.size = file, hashlib.sha256(), 0
-        self.error: OSError | None = None
-
-    def write(self, data: bytes | memoryview) -> int:
-        if self.error is None:
-            try:
-                self.file.write(data)
-            except OSError as error:
-                self.error = error
-            self.hash.update(data)
-            self.size += len(data)
-        return len(data)
-
-    def flush(self) -> None: ...
-
-    def finish(self) -> None:
-        if self.error is not None:
-            raise self.error
-        self.file.flush()
-        os.fsync(self.file.fileno())
-
-
-def _render(content: dict[str, Any]) -> bytes:
-    """A manifest with its own hash, so that no bit of it can change unseen."""
-    digest = hashlib.sha256(json.dumps(content, allow_nan=False).encode()).hexdigest()
-    return json.dumps({"sha256": digest} | content, indent=1, allow_nan=False).encode() + b"\n"
-
-
-def _portable(value: Any, where: str) -> Any:
-    """The same value with tensors on the CPU, without gradients, and no larger than what they show."""
-    if isinstance(value, Tensor):
-        value = value.detach().cpu()
-        return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
-    if isinstance(value, dict):
-        return {key: _portable(item, f"{where}.{key}") for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        items = [_portable(item, f"{where}[{i}]") for i, item in enumerate(value)]
-        return items if isinstance(value, list) else tuple(items)
-    kind = type(value)
-    assert kind in (int, float, bool, str, type(None)), f"{where} is a {kind.__name__}, not plain data"
-    return value
-
-
-def _size(value: Any) -> int:
-    if isinstance(value, Tensor):
-        return value.nbytes
-    if isinstance(value, dict):
-        return sum(map(_size, value.values()))
-    return sum(map(_size, value)) if isinstance(value, list | tuple) else 8
-
-
-def _sync(folder: Path) -> None:
-    """Put the names in a folder on the disk, not only the files."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -34,6 +34,17 @@ class Ranks(Protocol):
     def timeout(self) -> float:
         """Seconds that they wait for each other at most."""
 
+    @property
+    def group(self) -> Any:
+        """What torch.distributed knows them by; None is its default group."""
+
+    def apart(self) -> Ranks:
+        """The same ranks over connections of their own, for a thread that meets them beside this one.
+
+        All of them call it. It meets on the CPU.
+        """
+        ...
+
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
         """Sums over ranks by name; a name may be missing on some of them."""
         ...
@@ -58,7 +69,10 @@ class Ranks(Protocol):
 class Alone:
     """The only rank: it agrees with itself."""
 
-    rank, size, timeout = 0, 1, 0.0
+    rank, size, timeout, group = 0, 1, 0.0, None
+
+    def apart(self) -> Ranks:
+        return self
 
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
         return dict(values)
@@ -80,15 +94,19 @@ ALONE = Alone()
 
 
 class ProcessRanks:
-    """The processes of torch.distributed's default group."""
+    """The processes of a group of torch.distributed that holds all of them, by default its own."""
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, group: Any = None) -> None:
         """Args: ``timeout`` in seconds is the group's; errors name it."""
         import torch.distributed as dist
 
-        self._dist, self.timeout = dist, timeout
+        self._dist, self.timeout, self.group = dist, timeout, group
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._names: list[str] = []  # that any rank has ever summed, in the same order on all
+
+    def apart(self) -> Ranks:
+        limit = timedelta(seconds=self.timeout)
+        return ProcessRanks(self.timeout, self._dist.new_group(backend="gloo", timeout=limit))
 
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
         """One reduction, in float64; a second one only when a name is seen for the first time."""
@@ -107,7 +125,7 @@ class ProcessRanks:
     def gather(self, value: T) -> list[T]:
         found: list[Any] = [None] * self.size
         with self._waiting("gathering what each has computed"):
-            self._dist.all_gather_object(found, value)
+            self._dist.all_gather_object(found, value, group=self.group)
         return found
 
     def first(self, action: Callable[[], T]) -> T:
@@ -118,7 +136,7 @@ class ProcessRanks:
             except Exception as error:
                 outcome[1] = error
         with self._waiting("what the first one does alone"):
-            self._dist.broadcast_object_list(outcome, src=0)
+            self._dist.broadcast_object_list(outcome, src=0, group=self.group)
         if outcome[1] is not None:
             raise outcome[1]
         return outcome[0]
@@ -133,7 +151,7 @@ class ProcessRanks:
     def _reduce(self, value: Tensor, what: str, *, largest: bool = False) -> Tensor:
         kind = self._dist.ReduceOp
         with self._waiting(what):
-            self._dist.all_reduce(value, op=kind.MAX if largest else kind.SUM)
+            self._dist.all_reduce(value, op=kind.MAX if largest else kind.SUM, group=self.group)
         return value
 
     @contextmanager

@@ -6,7 +6,6 @@ Any number of ranks reads them back, for they know which part of the whole they 
 from __future__ import annotations
 
 import errno
-import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from burnish.workers.ranks import Ranks
 from burnish.workers.sharding import is_sharded
 
 FOLDER = "shards"
@@ -45,7 +45,7 @@ def put_back(value: Any, tensors: dict[str, Tensor]) -> Any:
     return value
 
 
-def write(folder: Path, tensors: dict[str, Tensor]) -> None:
+def write(folder: Path, tensors: dict[str, Tensor], ranks: Ranks) -> None:
     """Write what this rank holds; all ranks do, with the same names, into a folder that none of them has used.
 
     Raises:
@@ -55,7 +55,7 @@ def write(folder: Path, tensors: dict[str, Tensor]) -> None:
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
-        save(dict(tensors), storage_writer=FileSystemWriter(folder, overwrite=False))
+        save(dict(tensors), storage_writer=FileSystemWriter(folder, overwrite=False), process_group=ranks.group)
     except CheckpointException as error:
         raise _cause(error, folder) from None
 
@@ -77,12 +77,8 @@ def read(folder: Path) -> dict[str, Tensor]:
 
 
 def files(folder: Path) -> list[Path]:
-    """All files of a folder of shards, in the order of their names, on the disk before this returns."""
-    found = sorted(path for path in folder.iterdir() if path.is_file())
-    for path in found:
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    return found
+    """All files of a folder of shards, in the order of their names."""
+    return sorted(path for path in folder.iterdir() if path.is_file())
 
 
 def _cause(error: Any, folder: Path) -> OSError:

@@ -18,7 +18,7 @@ def log(folder, updates, resumed_at=None):
     hook.start(resumed_at or 0)
     for update in updates:
         hook(update, {name: value * (update + 1) for name, value in VALUES.items()})
-    hook.finish()
+    hook.close()
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_a_line_is_there_as_soon_as_its_update_is_done(folder):
     for update in range(3):
         hook(update, VALUES)
         assert len(folder.metrics.read_bytes().splitlines()) == update + 1
-    hook.finish()
+    hook.close()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
@@ -56,7 +56,7 @@ def test_what_is_not_finite_is_null_because_json_has_no_nan(folder, value):
     hook = MetricsLog(folder, resumed_at=None)
     hook.start(0)
     hook(1, {"actor/loss": value})
-    hook.finish()
+    hook.close()
     assert folder.metrics.read_text() == f'{{"{STEP}": 1, "actor/loss": null}}\n'
 
 

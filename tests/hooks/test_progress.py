@@ -39,7 +39,7 @@ def watch(*, terminal: bool, seconds: float, updates: int, total: int | None = N
         clock.now += seconds
         metrics = {"critic/rewards/mean": 0.5 + update / 1000}
         hook(update, metrics | VALIDATION if update % 10 == 0 else metrics)
-    hook.finish()
+    hook.close()
     return out.getvalue()
 
 

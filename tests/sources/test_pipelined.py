@@ -83,9 +83,9 @@ def test_a_resumed_run_goes_on_bit_by_bit(depth, bound, rounds):
 
 def test_a_checkpoint_holds_what_could_not_be_sampled_again_and_no_more():
     _, _, states = train(pipelined(2, steps=20), 1, 5, save_at=[1, 5])
-    assert [batch["whole"]["fields"]["update"] for batch in states[5][0]["ahead"]] == [6, 7]
-    assert [batch["whole"]["fields"]["version"] for batch in states[5][0]["ahead"]] == [3, 4]
-    assert [batch["whole"]["fields"]["update"] for batch in states[1][0]["ahead"]] == [2, 3]
+    assert [batch.update for batch in states[5][0]["ahead"]] == [6, 7]
+    assert [batch.version for batch in states[5][0]["ahead"]] == [3, 4]
+    assert [batch.update for batch in states[1][0]["ahead"]] == [2, 3]
     assert states[5][0]["position"] == 2 * 7
 
 

@@ -13,7 +13,7 @@ from burnish.completion import Completion, Encoded, Features
 from burnish.media import Media
 from burnish.sources.plain import from_plain, to_plain
 from burnish.types import Answered, Prompt, Scores
-from burnish.workers.checkpoint import _portable
+from burnish.workers.snapshot import Snapshot
 from tests.sources.toy import START, questions, sampled, saved
 
 
@@ -80,7 +80,7 @@ def rollouts(request):
 
 def test_rollouts_come_back_bit_by_bit(rollouts):
     plain = to_plain(rollouts)
-    _portable(plain, "source")  # which refuses what a checkpoint can't hold
+    Snapshot.of(1, {"source": plain}, identity={}, score=None, copy=False)  # which refuses what a checkpoint can't hold
     again = from_plain(saved(plain))
     same(again, rollouts)
     assert [prompt.uid for prompt in again.prompts] == [prompt.uid for prompt in rollouts.prompts]

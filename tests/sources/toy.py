@@ -16,6 +16,7 @@ from burnish.data.stream import PromptStream
 from burnish.metrics import is_time_column
 from burnish.options import FilterOptions, PipelineOptions
 from burnish.sources.pipelined import PipelinedSource
+from burnish.sources.plain import from_plain, to_plain
 from burnish.sources.questions import Questions
 from burnish.types import Conditioning, Denoising, Prompt, Scored, Scores
 
@@ -100,12 +101,6 @@ class Elsewhere:
             threading.Thread(target=self._make, args=(asked, promise, wait), daemon=True).start()
         return promise
 
-    def fetch(self, rollouts):
-        return rollouts
-
-    def place(self, rollouts):
-        return rollouts
-
     def _make(self, asked, promise, wait):
         time.sleep(wait)
         promise.seconds = wait
@@ -141,9 +136,10 @@ def publish(source, version, weights):
 def saved(state):
     """As a checkpoint would give it back."""
     file = io.BytesIO()
-    torch.save(state, file)
+    torch.save(state | {"ahead": [to_plain(rollouts) for rollouts in state.get("ahead", [])]}, file)
     file.seek(0)
-    return torch.load(file, weights_only=True)
+    again = torch.load(file, weights_only=True)
+    return again | {"ahead": [from_plain(plain) for plain in again["ahead"]]}
 
 
 def facts(batch, *, pipeline=True):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.metrics import is_time_column
-from burnish.workers.checkpoint import read
+from burnish.workers.checkpoint_files import read
 
 
 class Runs:

@@ -115,19 +115,29 @@ def test_a_folder_that_holds_a_run_is_neither_overwritten_nor_mixed(place, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
-def test_a_full_disk_ends_in_one_message_and_the_run_goes_on_elsewhere(place, tmp_path):
+@pytest.mark.parametrize("asynchronous", ["false", "true"])
+def test_a_full_disk_ends_in_one_message_and_the_run_goes_on_where_there_is_room(place, tmp_path, asynchronous):
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=900k", "tmpfs", str(disk)], check=False).returncode:
         pytest.skip("a small disk can't be mounted here")
     try:
         command = [sys.executable, "-m", "burnish.cli", "train", str(place / "recipe.yaml"), "model.lora=null",
-                   f"output_dir={disk / 'run'}", "steps=4", "checkpoint.every=1",
-                   "checkpoint.keep_last=99"]  # fmt: skip
-        root = Path(__file__).parents[2]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=root, check=False)
+                   f"output_dir={disk / 'run'}", "steps=6", "validation.every=0",
+                   f"checkpoint={{every: 1, keep_last: 99, asynchronous: {asynchronous}}}"]  # fmt: skip
+        run = {"capture_output": True, "text": True, "timeout": 120, "cwd": Path(__file__).parents[2], "check": False}
+        done = subprocess.run(command, **run)
         assert done.returncode == 2, done.stderr
         assert "Traceback" not in done.stderr
-        assert "disk" in done.stderr
+        assert f"no space is left in {disk / 'run' / 'checkpoints'}" in " ".join(done.stderr.split())
+        saved = sorted(path.name for path in (disk / "run" / "checkpoints").iterdir())
+        assert saved, "the disk is too small for a single one"
+        assert all(name.isdecimal() for name in saved), "nothing is left half done"
+        assert f"{saved[-1]} is intact" in " ".join(done.stderr.split())
+        subprocess.run(["mount", "-o", "remount,size=40m", str(disk)], check=True)
+        done = subprocess.run(command, **run)
+        assert done.returncode == 0, done.stderr
+        steps = [json.loads(line)["training/global_step"] for line in (disk / "run" / "metrics.jsonl").open()]
+        assert steps == list(range(7))
     finally:
         subprocess.run(["umount", str(disk)], check=True)

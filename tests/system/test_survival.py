@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.runs import Runs, metrics_of
+from tests.system.runs import Runs, last_state, metrics_of
 
 pytestmark = pytest.mark.slow
 
@@ -93,6 +93,21 @@ def test_killed_at_every_state_of_saving(runs, uninterrupted, tmp_path):
         assert runs(folder, algorithm)["status"] == 0
         assert numbers(folder) == numbers(whole), f"killed at call {die_at} of {calls}"
     assert killed >= 10
+
+
+def test_killed_while_it_is_saved_meanwhile(runs, uninterrupted, tmp_path):
+    algorithm, whole, answer = uninterrupted
+    if algorithm != "diffusion_nft":
+        pytest.skip("one of them has everything that is saved")
+    killed = 0
+    for die_at in range(5, answer["calls"], max(answer["calls"] // 9, 1) | 1):
+        folder = tmp_path / f"at{die_at}"
+        died = runs(folder, algorithm, "checkpoint.asynchronous=true", die_at=die_at)
+        killed += died["status"] == -signal.SIGKILL
+        assert runs(folder, algorithm, "checkpoint.asynchronous=true")["status"] == 0
+        assert numbers(folder) == numbers(whole), f"killed at call {die_at}"
+        assert last_state(folder) == last_state(whole), f"killed at call {die_at}"
+    assert killed >= 8
 
 
 def test_a_signal_saves_and_exits_with_75_and_the_run_goes_on(uninterrupted, tmp_path):

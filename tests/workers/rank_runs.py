@@ -109,6 +109,9 @@ ON_FOUR: dict[str, Make] = {
 RESUMED = ("flow full", "nft lora", "ppo full", "ppo lora")  # all kinds of what a checkpoint has of a rank
 
 
+SAVING = {*RESUMED, *ON_FOUR}
+
+
 def bench_of(name: str, pipeline: Path, ranks: Ranks) -> Any:
     """What a run trains, as it is at the start."""
     return (RUNS | ON_FOUR)[name](pipeline, ranks)
@@ -135,7 +138,7 @@ def train(name: str, pipeline: Path, ranks: Ranks, folder: Path) -> dict[str, An
     bench, metrics = bench_of(name, pipeline, ranks), []
     for number in range(1, UPDATES + 1):
         metrics.append(update(bench, number))
-        if number == SAVED:
+        if number == SAVED and name in SAVING:
             make(folder / name / str(ranks.size), ranks=ranks).save(
                 number, bench.workers.state_dict(), identity=IDENTITY, score=None
             )

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from burnish.errors import UserError
-from burnish.workers.checkpoint import MANIFEST
+from burnish.workers.checkpoint_files import MANIFEST
 from tests.workers.checkpoints import IDENTITY, check, leftovers, make, save, updates
 
 
@@ -197,7 +197,7 @@ def test_a_path_that_is_no_checkpoint_is_refused(tmp_path):
 
 
 def test_a_checkpoint_of_a_newer_format_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("burnish.workers.checkpoint.FORMAT", 2)
+    monkeypatch.setattr("burnish.workers.checkpoint_files.FORMAT", 2)
     path = save(make(tmp_path), 1)
     monkeypatch.undo()
     with pytest.raises(UserError, match="has format 2"):

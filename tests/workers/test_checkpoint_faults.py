@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,11 @@ from burnish.workers.checkpoint import CheckpointStore
 from tests.workers.checkpoints import IDENTITY, NEWEST, check, leftovers, make, save, state, updates
 from tests.workers.faults import Faults, disk_full, killed
 
-SAVES = pytest.mark.parametrize(("update", "variant"), [(3, 0), (2, 1)], ids=["new", "again"])
+SAVES = pytest.mark.parametrize(
+    ("update", "variant", "meanwhile"),
+    [(3, 0, False), (2, 1, False), (3, 0, True)],
+    ids=["new", "again", "meanwhile"],
+)
 
 
 @pytest.fixture
@@ -30,8 +35,9 @@ def small_state(monkeypatch):
 class Bench:
     """Saves again and again from the same beginning: updates 1 and 2 are there."""
 
-    def __init__(self, folder: Path, update: int, variant: int) -> None:
+    def __init__(self, folder: Path, update: int, variant: int, meanwhile: bool) -> None:
         self.folder, self.update, self.variant = folder, update, variant
+        self.options = replace(NEWEST, asynchronous=meanwhile)
         for earlier in (1, 2):
             save(make(folder / "start", keep_last=9), earlier)
         with pytest.MonkeyPatch.context() as patch:
@@ -46,7 +52,8 @@ class Bench:
 
     def save(self, folder: Path) -> None:
         """Only what is saved stays."""
-        save(CheckpointStore(folder, NEWEST), self.update, variant=self.variant)
+        with CheckpointStore(folder, self.options) as store:
+            save(store, self.update, variant=self.variant)
 
     def check(self, folder: Path, *, saved: bool | None) -> None:
         """The newest one is what was saved, or what was there before, or (None) either."""
@@ -70,8 +77,8 @@ class Bench:
 
 
 @SAVES
-def test_killed_at_any_step_the_newest_whole_one_is_right(tmp_path, small_state, update, variant):
-    bench = Bench(tmp_path, update, variant)
+def test_killed_at_any_step_the_newest_whole_one_is_right(tmp_path, small_state, update, variant, meanwhile):
+    bench = Bench(tmp_path, update, variant, meanwhile)
     for at in range(bench.steps):
         folder = bench.fresh(at)
         child = os.fork()
@@ -87,8 +94,8 @@ def test_killed_at_any_step_the_newest_whole_one_is_right(tmp_path, small_state,
 
 
 @SAVES
-def test_on_a_disk_that_is_full_at_any_step_the_message_is_clear(tmp_path, small_state, update, variant):
-    bench = Bench(tmp_path, update, variant)
+def test_on_a_disk_that_is_full_at_any_step_the_message_is_clear(tmp_path, small_state, update, variant, meanwhile):
+    bench = Bench(tmp_path, update, variant, meanwhile)
     refused = 0
     for at in range(bench.steps):
         folder, message = bench.fresh(at), None
@@ -108,13 +115,14 @@ def test_on_a_disk_that_is_full_at_any_step_the_message_is_clear(tmp_path, small
     assert refused > 20
 
 
-def test_killed_at_random_moments_the_newest_whole_one_is_right(tmp_path):
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_killed_at_random_moments_the_newest_whole_one_is_right(tmp_path, meanwhile):
     draw, reached = random.Random(1), 0
     for _ in range(12):
         child = os.fork()
         if child == 0:
             signal.alarm(60)
-            store = CheckpointStore(tmp_path, NEWEST)
+            store = CheckpointStore(tmp_path, replace(NEWEST, asynchronous=meanwhile))
             for update in range(reached + 1, reached + 10_000):
                 save(store, update)
             os._exit(0)

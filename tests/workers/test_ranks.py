@@ -1,7 +1,7 @@
 """Two ranks are one: the same losses, the same weights, and checkpoints that either can go on from.
 
 What they compute differs in the order of sums alone. A gradient is a sum over rows, of which each rank has some, so it
-differs by a few units in the last place of its largest terms (6e-8 each); five clipped steps of Adam, whose epsilon is
+differs by a few units in the last place of its largest terms (6e-8 each); six clipped steps of Adam, whose epsilon is
 above the noise, carry that into weights of size 1 as about 1e-6. A row that is counted twice or left out, a gradient
 that is divided by the number of ranks, or a bound on the gradient of a single rank, would show as 1e-3.
 """
@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from burnish.batch import Batch
 from burnish.errors import UserError
 from burnish.options import ShardingOptions
-from burnish.workers.checkpoint import MANIFEST
+from burnish.workers.checkpoint_files import MANIFEST
+from burnish.workers.pieces import pieces
 from burnish.workers.ranks import ALONE, RanksLost, join_ranks, own_rows, spread
 from burnish.workers.sharding import full_weights, mesh_of, shard
 from tests.factory import tiny_pipeline
@@ -42,6 +46,27 @@ def test_every_row_has_one_rank_and_none_has_two_more_than_another(count, size):
     rows = [list(range(count))[own_rows(Fake(rank, size), count)] for rank in range(size)]
     assert [row for some in rows for row in some] == list(range(count))
     assert max(map(len, rows)) - min(map(len, rows)) <= 1
+
+
+@dataclass(kw_only=True)
+class Rows(Batch):
+    number: torch.Tensor  # [B]
+
+
+@pytest.mark.parametrize(("count", "size", "micro"), [(12, 2, 3), (5, 2, 2), (1, 2, 3), (2, 4, 1), (7, 3, 2)])
+def test_every_row_counts_once_and_every_rank_runs_equally_many_pieces(count, size, micro):
+    cuts = SimpleNamespace(micro_batches=lambda batch, size: batch.split(size))
+    every = [len(range(count)[own_rows(Fake(rank, size), count)]) for rank in range(size)]
+    counted, runs = [], set()
+    for rank in range(size):
+        ranks = Fake(rank, size)
+        ranks.max = lambda own, rank=rank: -(-max(every) // micro) if own == -(-every[rank] // micro) else None
+        found = list(pieces(cuts, Rows(number=torch.arange(count)), micro, ranks))
+        counted += [row for part, weight in found if weight == 1.0 for row in part.number.tolist()]
+        assert {weight for _, weight in found} <= {0.0, 1.0}
+        runs.add(len(found))
+    assert counted == list(range(count))
+    assert len(runs) == 1
 
 
 @pytest.mark.parametrize("count", [0, 1, 4, 5])
@@ -115,31 +140,52 @@ class Towered(torch.nn.Module):
         return self(x, picture=not rank).sum() + self(x + 1, picture=not rank).square().sum()
 
 
+LAID = {
+    "as it is": ShardingOptions(),
+    "kept for the backward pass": ShardingOptions(reshard_after_forward=False),
+    "rounded": ShardingOptions(gather="compute"),
+}
+
+
+def lower(options: ShardingOptions) -> torch.autocast:
+    """Half precision where weights travel in it."""
+    return torch.autocast("cpu", torch.bfloat16, enabled=options.gather == "compute")
+
+
 def learn_without_pictures(ranks, folder):
     """Gradients of several passes; before them one rank has sampled more than the other."""
-    network = Towered()
-    sharded = shard(
-        [network], network.layers, mesh_of(ranks, None, "cpu"), ShardingOptions(), compute=torch.float32,
-        device=torch.device("cpu"),
-    )  # fmt: skip
-    for _ in range(2):
-        with torch.no_grad():
-            sharded(lambda: network.loss(0))
-            with sharded.gathered():
-                for _ in range(3 * ranks.rank):
-                    network.loss(ranks.rank)
-        sharded(lambda: network.loss(ranks.rank)).backward()
-    return {name: value.grad.full_tensor() for name, value in network.named_parameters()}
+    found = {}
+    for name, options in LAID.items():
+        network, compute = Towered(), torch.bfloat16 if options.gather == "compute" else torch.float32
+        sharded = shard(
+            [network], network.layers, mesh_of(ranks, None, "cpu"), options, compute=compute,
+            device=torch.device("cpu"),
+        )  # fmt: skip
+        for _ in range(2):
+            with lower(options):
+                with torch.no_grad():
+                    sharded(lambda network=network: network.loss(0))
+                    with sharded.gathered():
+                        for _ in range(3 * ranks.rank):
+                            network.loss(ranks.rank)
+                loss = sharded(lambda network=network: network.loss(ranks.rank))
+            loss.backward()
+        found[name] = {key: value.grad.full_tensor() for key, value in network.named_parameters()}
+    return found
 
 
 @pytest.mark.cluster
 def test_a_rank_without_pictures_sums_its_gradients_where_the_other_does(tmp_path):
-    whole = Towered()
-    for rank in (0, 1):
-        (2 * whole.loss(rank)).backward()
-    for found in rank_runs.together(learn_without_pictures, tmp_path, deadline=120):
-        for name, weight in whole.named_parameters():
-            torch.testing.assert_close(found[name], weight.grad)
+    both = rank_runs.together(learn_without_pictures, tmp_path, deadline=120)
+    for name, options in LAID.items():
+        whole, near = Towered(), {"rtol": 0.05, "atol": 0.05} if options.gather == "compute" else {}
+        for rank in (0, 1):
+            with lower(options):
+                loss = 2 * whole.loss(rank)
+            loss.backward()
+        for found in both:
+            for key, weight in whole.named_parameters():
+                torch.testing.assert_close(found[name][key], weight.grad, **near)
 
 
 def test_weights_on_the_cpu_have_nowhere_to_be_kept_besides():

@@ -1,0 +1,198 @@
+"""One checkpoint on the disk: a file for each part of the state, files of shards, and a manifest with their hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+import torch
+
+from burnish.errors import UserError
+from burnish.workers import shard_files
+from burnish.workers.snapshot import Snapshot
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+VISIBLE = re.compile(r"(\d{8,})")  # names of folders that are whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A whole checkpoint: every byte was there when it was opened."""
+
+    path: Path
+    update: int
+    identity: dict[str, str]
+    score: float | None
+    files: dict[str, dict[str, Any]]  # size and sha256 by file name
+
+    def load(self, identity: dict[str, str]) -> dict[str, Any]:
+        """The saved state by part, on the CPU.
+
+        Args:
+            identity: what the run that loads is, entry by entry as it was given to ``save``.
+
+        Raises:
+            UserError: the checkpoint is of another model or algorithm, or has been removed since.
+        """
+        saved = self.identity
+        differing = [
+            f"{name} is {saved.get(name)!r} in the checkpoint and {identity.get(name)!r} here"
+            for name in dict.fromkeys([*saved, *identity])
+            if saved.get(name) != identity.get(name)
+        ]
+        if differing:
+            raise UserError(
+                f"{self.path} is a checkpoint of another model or algorithm: {'; '.join(differing)}; "
+                "give the options that it was trained with, or start anew in another output_dir"
+            )
+        try:
+            parts = {
+                name.removesuffix(".pt"): torch.load(self.path / name, map_location="cpu", weights_only=True)
+                for name in self.files
+                if name.endswith(".pt")
+            }
+            if len(parts) == len(self.files):
+                return parts
+            return shard_files.put_back(parts, shard_files.read(self.path / shard_files.FOLDER))
+        except FileNotFoundError as error:
+            raise UserError(f"{error.filename} was removed; start again to use what is there now") from None
+
+
+def read(path: Path) -> Checkpoint:
+    """Open a checkpoint and hash every file of it.
+
+    Raises:
+        UserError: something is missing, too short, or not what was written.
+    """
+    try:
+        return _read(path)
+    except OSError as error:
+        raise UserError(f"{error.filename or path} can't be read: {error.strerror}") from None
+
+
+def _read(path: Path) -> Checkpoint:
+    if not path.is_dir():
+        raise UserError(f"{path} is not a checkpoint: there is no such folder")
+    try:
+        raw = (path / MANIFEST).read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{path} is not a whole checkpoint: {path / MANIFEST} is missing") from None
+    try:
+        content = json.loads(raw)
+        content.pop("sha256")
+        whole = _render(content) == raw
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        whole = False
+    if not whole:
+        raise UserError(f"{path / MANIFEST} is damaged: its {len(raw)} bytes are not what was written")
+    if content["format"] != FORMAT:
+        raise UserError(f"{path} has format {content['format']}, not {FORMAT}; a newer Burnish wrote it")
+    if VISIBLE.fullmatch(path.name) and int(path.name) != content["update"]:
+        raise UserError(f"{path} holds policy update {content['update']}; name it {content['update']:08d}")
+    for name, about in content["files"].items():
+        file = path / name
+        if not file.exists():
+            raise UserError(f"{file} is missing")
+        size = file.stat().st_size
+        if size != about["size"]:
+            raise UserError(f"{file} has {size} bytes of {about['size']}")
+        if _sha256(file) != about["sha256"]:
+            raise UserError(f"{file} is damaged: its sha256 is not the one in {MANIFEST}")
+    return Checkpoint(
+        path=path,
+        update=content["update"],
+        identity=content["identity"],
+        score=content["score"],
+        files=content["files"],
+    )
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def write(folder: Path, state: Snapshot) -> None:
+    """What one rank writes: every part as a file of its own, and last the manifest, in which the shards stand, too.
+
+    All of it is on the disk before this returns.
+    """
+    files = {}
+    for name, part in state.parts.items():
+        with (folder / f"{name}.pt").open("wb") as file:
+            sink = _Sink(file)
+            torch.save(part, cast(IO[bytes], sink))
+            sink.finish()
+        files[f"{name}.pt"] = {"size": sink.size, "sha256": sink.hash.hexdigest()}
+    shards = folder / shard_files.FOLDER
+    for path in shard_files.files(shards) if shards.exists() else ():
+        files[f"{shards.name}/{path.name}"] = _settled(path)
+    content = {
+        "format": FORMAT,
+        "update": state.update,
+        "identity": state.identity,
+        "score": state.score if state.score is not None and math.isfinite(state.score) else None,
+        "files": files,
+    }
+    with (folder / MANIFEST).open("wb") as file:
+        sink = _Sink(file)
+        sink.write(_render(content))
+        sink.finish()
+    if shards.exists():
+        sync(shards)
+    sync(folder)
+
+
+def _settled(path: Path) -> dict[str, Any]:
+    """Size and hash of a file that another program wrote, once it is on the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+class _Sink:
+    """Hashes what it writes, and keeps an error until the end: torch.save would turn it into a riddle."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.hash, self.size = file, hashlib.sha256(), 0
+        self.error: OSError | None = None
+
+    def write(self, data: bytes | memoryview) -> int:
+        if self.error is None:
+            try:
+                self.file.write(data)
+            except OSError as error:
+                self.error = error
+            self.hash.update(data)
+            self.size += len(data)
+        return len(data)
+
+    def flush(self) -> None: ...
+
+    def finish(self) -> None:
+        if self.error is not None:
+            raise self.error
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+
+def _render(content: dict[str, Any]) -> bytes:
+    """A manifest with its own hash, so that no bit of it can change unseen."""
+    digest = hashlib.sha256(json.dumps(content, allow_nan=False).encode()).hexdigest()
+    return json.dumps({"sha256": digest} | content, indent=1, allow_nan=False).encode() + b"\n"
+
+
+def sync(folder: Path) -> None:
+    """Put the names in a folder on the disk, not only the files."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
