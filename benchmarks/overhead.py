@@ -106,15 +106,17 @@ def measure(updates: int, overrides: list[str]) -> list[dict]:
 
 
 def _train(config: RunConfig, folder: RunFolder, crew: LocalCrew, ledger: Ledger) -> None:
+    plain = crew.save
+
     def save(update: int, score: float | None) -> None:
         with ledger("checkpoint"):
-            crew.save(update, score)
+            plain(update, score)
 
     def first(update: int, metrics: dict[str, float]) -> None:
         if update == 1:
             ledger.begin()
 
-    roles = crew.session.roles
+    crew.save, roles = save, crew.session.roles
     for name in ("velocity", "encode", "decode"):
         setattr(roles.model, name, ledger.model(getattr(roles.model, name)))
     for group in crew.session.groups:
@@ -122,7 +124,7 @@ def _train(config: RunConfig, folder: RunFolder, crew: LocalCrew, ledger: Ledger
     folder.begin(config, resumed_at=None)
     hooks: list[Hook] = [
         MetricsLog(folder, resumed_at=None),
-        Checkpoints(config, save, stop=lambda: False),
+        Checkpoints(config, crew),
         Progress(config, done=0, console=Console(file=io.StringIO())),
     ]
     backward = torch.Tensor.backward
@@ -133,11 +135,12 @@ def _train(config: RunConfig, folder: RunFolder, crew: LocalCrew, ledger: Ledger
         run(range(1, config.steps + 1), crew.source, crew.workers, [*hooks, first],
             watch=ledger, stop=lambda: False)  # fmt: skip
         with ledger("hooks"):  # what came after the last phase
-            pass
+            for hook in hooks:
+                hook.finish()
     finally:
         torch.Tensor.backward = backward
         for hook in hooks:
-            hook.finish()
+            hook.close()
 
 
 def rows_of(ledger: Ledger, updates: int) -> list[dict]:
