@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["flow_grpo_settings", "flops", "step_time", "language"])
+@pytest.mark.parametrize("name", ["flow_grpo_settings", "flops", "step_time", "overhead", "language", "pipeline"])
 def test_smoke(name, tmp_path):
     output = tmp_path / "result.json"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}

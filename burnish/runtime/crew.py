@@ -16,6 +16,8 @@ from ray.exceptions import ObjectLostError
 from burnish.algorithms.base import Metrics
 from burnish.config import RunConfig
 from burnish.config.language import LanguageConfig
+from burnish.folder import RunFolder
+from burnish.profiling import Profiler, nsight
 from burnish.runtime.cluster import cluster
 from burnish.runtime.faults import GaveUp, Late, NoRoom, WorkerDied
 from burnish.runtime.group import ActorGroup
@@ -49,6 +51,8 @@ class RayCrew:
         self.watch = self.session.watch
         self.stop: Callable[[], bool] = lambda: False
         self.saving = 0.0
+        folder = RunFolder(config.output_dir).profiles
+        self.profiler = Profiler(config.profiler, role="controller", rank=0, folder=folder, watch=self.watch)
         self.items = 0
         self._source: Source
         self.trainers: ActorGroup
@@ -84,7 +88,11 @@ class RayCrew:
         versions = config.pipeline.lag + 1
         self.trainers = enter(
             ActorGroup(
-                pools["train"], TrainerRank, [(self._trained, judges, versions)] * pools["train"].size, collective=True
+                pools["train"],
+                TrainerRank,
+                [(self._trained, judges, versions)] * pools["train"].size,
+                collective=True,
+                nsight=nsight(config.profiler, "trainer"),
             )
         )
         self.workers = RankWorkers(self.trainers, self.watch, self._published)
@@ -92,7 +100,15 @@ class RayCrew:
         workers = None
         if "rollout" in pools:
             size = pools["rollout"].size
-            workers = enter(ActorGroup(pools["rollout"], Sampler, [(config, judges)] * size, collective=False))
+            workers = enter(
+                ActorGroup(
+                    pools["rollout"],
+                    Sampler,
+                    [(config, judges)] * size,
+                    collective=False,
+                    nsight=nsight(config.profiler, "rollout"),
+                )
+            )
         self.items = checked.results()[0]
         if workers is not None:
             self.samplers = Samplers(
