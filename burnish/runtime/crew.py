@@ -109,7 +109,11 @@ class RayCrew:
                     nsight=nsight(config.profiler, "rollout"),
                 )
             )
-        self.items = checked.results()[0]
+        try:
+            self.items = checked.results()[0]
+        except (RanksLost, WorkerDied) as error:
+            self.recover(error)
+            self.items = self.trainers.call("check")[0]
         if workers is not None:
             self.samplers = Samplers(
                 workers,

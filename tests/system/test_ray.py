@@ -163,7 +163,8 @@ def test_a_worker_that_samples_ahead_gets_the_older_weights_again(name, options,
 
 def test_a_trainer_that_loses_a_rank_goes_on_from_its_checkpoint(options, reference, fate, tmp_path):
     undisturbed = reference("colocated")
-    # in update 1, before there is a checkpoint; then in update 4, which is asked for the fifth time: back to 2
+    # while it loads; in update 1, before there is a checkpoint; then in update 4, which is asked for the fifth time: back to 2
+    fate.plan("train", "check", 1, rank=1)
     fate.plan("train", "update", 1, rank=1)
     fate.plan("train", "update", 5, rank=0)
     assert run(tmp_path / "run", *options("colocated")) == 0

@@ -16,7 +16,8 @@ from tests.system.ray_runs import ADAPTER, HERE, SEEING, SLOW, assert_same, desc
 
 pytestmark = pytest.mark.cluster
 
-OPTIONS = [*SEEING, *ADAPTER, "checkpoint.every=1", "runtime=ray", "pools.train.processes=2"]
+OPTIONS = [*SEEING, *ADAPTER, "runtime=ray", "pools.train.processes=2"]
+OPTIONS[OPTIONS.index("checkpoint.every=2")] = "checkpoint.every=1"
 
 
 def start(folder: Path) -> subprocess.Popen[str]:

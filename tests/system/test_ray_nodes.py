@@ -42,11 +42,12 @@ def test_a_lost_machine(nodes, fate, tmp_path, capsys):
     fate.plan("rollout", "make", 5, blow=lose)
     assert main(["train", *given, f"output_dir={tmp_path / 'run'}"]) == 2
     assert fate.met()
-    said = capsys.readouterr().err.strip().splitlines()[-1]
+    err = capsys.readouterr().err
+    said = err.strip().splitlines()[-1]
     assert said.startswith(f"burnish: error: pool rollout found no room in {ROOM:g} seconds (ray.placement_timeout)")
     assert "it needs a machine with 1 CPU" in said
     assert "let more machines join the cluster" in said
-    assert saved_updates(tmp_path / "run") == [2, 3]
+    assert saved_updates(tmp_path / "run") == [2, 3], err
     nodes.join(1)
     assert run(tmp_path / "run", *given) == 0
     assert_same(tmp_path / "run", tmp_path / "local")
