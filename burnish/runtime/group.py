@@ -174,7 +174,6 @@ class ActorGroup:
     def failed(self, rank: int, error: BaseException) -> None:
         """A worker died, raised or is late; the others of a collective group would wait for it."""
         if self.collective and self.ended is None:
-            log.warning("pool %s is ended: %s", self.name, str(error).splitlines()[0] if str(error) else repr(error))
             self.end(error)
 
     def end(self, error: BaseException | None = None) -> None:

@@ -39,7 +39,8 @@ def test_several_workers_and_a_single_process_learn_the_same(many, one, referenc
 def test_ranks_and_a_worker_that_draws(options, reference, machines, tmp_path):
     apart = ["pools.train.processes=2", "pools.rollout.processes=1"]
     assert run(tmp_path / "run", *options("drawing"), *machines.options(), *apart) == 0
-    assert_close(tmp_path / "run", reference("drawing"), ROUNDING)
+    # pixels are rounded to 8 bits: one that is judged otherwise is seen where rewards are compared with each other
+    assert_close(tmp_path / "run", reference("drawing"), 10 * ROUNDING)
 
 
 def test_ranks_that_learn_from_data(machines, tmp_path):
@@ -163,7 +164,7 @@ def test_a_worker_that_samples_ahead_gets_the_older_weights_again(name, options,
 
 def test_a_trainer_that_loses_a_rank_goes_on_from_its_checkpoint(options, reference, fate, tmp_path):
     undisturbed = reference("colocated")
-    # while it loads; in update 1, before there is a checkpoint; then in update 4, which is asked for the fifth time: back to 2
+    # while it loads; in update 1, before there is a checkpoint; and in update 4, asked for the fifth time: back to 2
     fate.plan("train", "check", 1, rank=1)
     fate.plan("train", "update", 1, rank=1)
     fate.plan("train", "update", 5, rank=0)
