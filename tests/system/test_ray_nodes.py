@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 
 from burnish.cli import main
@@ -30,8 +33,10 @@ def test_a_lost_machine(nodes, fate, tmp_path, capsys):
     given += [*nodes.options(placement_timeout=ROOM), "pools.rollout.processes=1"]
 
     def lose(group, rank):
+        os.kill(group.pids[rank], signal.SIGSTOP)  # it is not finished before its machine is gone
         (machine,) = group.pool.machines()
         nodes.lose(machine)
+        os.kill(group.pids[rank], signal.SIGKILL)
 
     def swap(group, rank):
         nodes.join(1)
