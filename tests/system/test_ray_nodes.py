@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 
 import pytest
 
@@ -32,23 +33,16 @@ def test_a_lost_machine(nodes, fate, tmp_path, capsys):
     assert run(tmp_path / "local", *given) == 0
     given += [*nodes.options(placement_timeout=ROOM), "pools.rollout.processes=1"]
 
-    def lose(group, rank):
-        (machine,) = group.pool.machines()
-        nodes.lose(machine)
+    def lose(group, rank, *, another):
+        os.kill(group.pids[rank], signal.SIGSTOP)  # it must not be finished before its machine is gone
+        if another:
+            nodes.join(1)
+        nodes.lose(*group.pool.machines())
         os.kill(group.pids[rank], signal.SIGKILL)
 
-    def lose_for_good(group, rank):
-        os.kill(group.pids[rank], signal.SIGSTOP)  # it must not be finished before its machine is gone
-        lose(group, rank)
-
-    def swap(group, rank):
-        os.kill(group.pids[rank], signal.SIGSTOP)
-        nodes.join(1)
-        lose(group, rank)
-
     # update 2 is asked for again after the first loss, so that the fifth time is for update 4
-    fate.plan("rollout", "make", 2, blow=swap)
-    fate.plan("rollout", "make", 5, blow=lose_for_good)
+    fate.plan("rollout", "make", 2, blow=partial(lose, another=True))
+    fate.plan("rollout", "make", 5, blow=partial(lose, another=False))
     assert main(["train", *given, f"output_dir={tmp_path / 'run'}"]) == 2
     assert fate.met()
     err = capsys.readouterr().err
