@@ -59,5 +59,5 @@ def _numbers(run: Summary) -> Table:
 def _places(folder: RunFolder, run: Summary) -> list[tuple[str, str]]:
     last = folder.validation(run.after[STEP]) if run.after else folder.path / "validation"
     places = [("report", folder.report), ("pictures", last / "grid.png"), ("metrics", folder.metrics)]
-    places += [("curves", folder.tensorboard), ("checkpoints", folder.checkpoints)]
+    places += [("curves", folder.tensorboard), ("checkpoints", folder.checkpoints), ("profiles", folder.profiles)]
     return [(name, str(path)) for name, path in places if path.exists()]

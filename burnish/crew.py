@@ -9,8 +9,10 @@ from typing import Any, Protocol, Self
 
 from burnish.algorithms.base import Metrics
 from burnish.config import RunConfig
+from burnish.folder import RunFolder
 from burnish.judging import judge
 from burnish.loop import Workers
+from burnish.profiling import LOCAL, Profiler
 from burnish.session import open_session
 from burnish.sources.base import Source
 from burnish.stopwatch import Stopwatch
@@ -24,6 +26,7 @@ class Crew(Protocol):
 
     watch: Stopwatch
     stop: Callable[[], bool]  # whether samples that nobody has learned from are to be given up
+    profiler: Profiler  # of this process
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -85,6 +88,9 @@ class LocalCrew:
     def __init__(self, config: RunConfig, store: CheckpointStore, ranks: Ranks = ALONE) -> None:
         self.session, self.store = open_session(config, ranks), store
         self.watch = self.session.watch
+        folder = RunFolder(config.output_dir).profiles
+        recorded = config.profiler if config.runtime == "local" else None  # else whoever leads the ranks knows when
+        self.profiler = Profiler(recorded, role=LOCAL, rank=0, folder=folder, watch=self.watch)
 
     @property
     def stop(self) -> Callable[[], bool]:

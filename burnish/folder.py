@@ -22,7 +22,7 @@ STEP = "training/global_step"  # first in every line of metrics.jsonl
 _MAY_CHANGE = re.compile(
     r"(steps|output_dir|resume|runtime|pools\..*|ray\..*|pipeline\.(max_staleness|drop|timeout)|checkpoint\..*|scoring\..*"
     r"|validation\.every|sharding\..*|rollout\.batch_size|trainer\.micro_batch_(size|tokens)"
-    r"|trainer\.(max_skipped_updates|expires_at|expiry_margin)|model\.gradient_checkpointing)$"
+    r"|trainer\.(max_skipped_updates|expires_at|expiry_margin)|model\.gradient_checkpointing|profiler(\..*)?)$"
 )
 
 
@@ -36,6 +36,7 @@ class RunFolder:
         self.tensorboard = self.path / "tensorboard"
         self.reference = self.path / "reference"
         self.checkpoints = self.path / CHECKPOINTS
+        self.profiles = self.path / "profiles"
         self.report = self.path / "report.html"
 
     def validation(self, update: int) -> Path:
@@ -108,7 +109,9 @@ class RunFolder:
     def _put_aside(self) -> None:
         """Keep what an attempt without a checkpoint left, but out of the way of the new one."""
         validation = self.path / "validation"
-        parts = (self.metrics, self.tensorboard, self.reference, validation, self.report, self.config)
+        parts = (
+            self.metrics, self.tensorboard, self.reference, validation, self.profiles, self.report, self.config,
+        )  # fmt: skip
         if not any(part.exists() for part in parts):
             return
         attempt = 1

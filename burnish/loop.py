@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from burnish.algorithms.base import Metrics
@@ -32,10 +33,14 @@ def run(
     *,
     watch: Stopwatch,
     stop: Callable[[], bool],
+    around: Callable[[int], AbstractContextManager[Any]] = nullcontext,
 ) -> None:
-    """Train until the updates are done or ``stop`` says so, which is asked after the hooks of each update."""
+    """Train until the updates are done or ``stop`` says so, which is asked after the hooks of each update.
+
+    Every update happens within what ``around`` makes of its number.
+    """
     for update in updates:
-        with watch("step"):
+        with around(update), watch("step"):
             scored = source.collect(update)
             learned = _learn(scored, workers, update)
             with watch("publish"):

@@ -17,7 +17,7 @@ LAYERS = [
     ["prompt", "stopwatch", "pictures", "recipes"],
     ["registry", "paths"],
     ["options"],
-    ["batch", "random"],
+    ["batch", "random", "profiling"],
     ["completion"],
     ["types"],
     ["flow", "language", "credit", "losses"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from contextlib import suppress
 
 from burnish.algorithms.base import Metrics
@@ -20,6 +21,7 @@ from burnish.hooks.stop import EXIT_STOPPED, StopRequest
 from burnish.hooks.validation import Validation
 from burnish.loop import run
 from burnish.plan import opening_message
+from burnish.profiling import controller_command
 from burnish.report import write_report
 from burnish.sources.base import GivenUp
 from burnish.workers.checkpoint import CheckpointStore
@@ -40,6 +42,9 @@ def train(config: RunConfig) -> int:
     store = CheckpointStore(folder.checkpoints, config.checkpoint)
     checkpoint = _starting_point(config, folder, store)
     crew = open_crew(config, store)
+    if config.profiler is not None and config.profiler.tool == "nsys":
+        command = controller_command(config.profiler, local=config.runtime == "local", folder=folder.profiles)
+        log.warning("Nsight Systems sees this process if it was started by: %s", shlex.join(command))
     crew.check_data()
     with crew, StopRequest() as stop:
         crew.check()
@@ -107,7 +112,8 @@ def _train(
             for hook in hooks:
                 hook(0, untrained)
         with suppress(GivenUp):
-            run(range(done + 1, config.steps + 1), crew.source, crew.workers, hooks, watch=crew.watch, stop=stopping)
+            run(range(done + 1, config.steps + 1), crew.source, crew.workers, hooks, watch=crew.watch, stop=stopping,
+                around=crew.profiler.during)  # fmt: skip
         for hook in hooks:
             hook.finish()
     finally:

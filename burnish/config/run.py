@@ -10,6 +10,7 @@ from pydantic import Field
 
 from burnish.algorithms.base import Algorithm
 from burnish.config.placement import placement_complaints
+from burnish.config.recording import recording_complaints
 from burnish.errors import ConfigError
 from burnish.options import (
     CheckpointOptions,
@@ -18,6 +19,7 @@ from burnish.options import (
     OptimizerOptions,
     PipelineOptions,
     PoolsOptions,
+    ProfilerOptions,
     RayOptions,
     ScoringOptions,
     ShardingOptions,
@@ -62,6 +64,8 @@ class RunConfig:
     """Where rewards are computed."""
     pipeline: PipelineOptions = Field(default_factory=PipelineOptions)
     """How far sampling runs ahead of learning."""
+    profiler: ProfilerOptions | None = None
+    """What is recorded in every detail, in which policy updates; null records nothing."""
     steps: Count = 100
     """Policy updates."""
     seed: Whole = 0
@@ -128,6 +132,7 @@ class RunConfig:
         """
         complaints = [
             *self.sampling_complaints(), *self._steps(), *self._choices(), *placement_complaints(self, given),
+            *recording_complaints(self, given),
             *self.unread(given),
         ]  # fmt: skip
         if complaints:

@@ -20,6 +20,7 @@ from burnish.options.language import (
     SamplingOptions,
 )
 from burnish.options.pipeline import PipelineOptions
+from burnish.options.profiler import ProfilerOptions
 from burnish.options.ray import PoolsOptions, RayOptions
 from burnish.options.sharding import ShardingOptions
 from burnish.options.shared import (
@@ -57,6 +58,7 @@ __all__ = [
     "PipelineOptions",
     "PoolsOptions",
     "Positive",
+    "ProfilerOptions",
     "PtxOptions",
     "RayOptions",
     "RolloutOptions",

@@ -11,9 +11,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from ray.exceptions import ObjectLostError
+
 from burnish.algorithms.base import Metrics
 from burnish.config import RunConfig
 from burnish.config.language import LanguageConfig
+from burnish.folder import RunFolder
+from burnish.profiling import Profiler, nsight
 from burnish.runtime.cluster import cluster
 from burnish.runtime.faults import GaveUp, Late, NoRoom, WorkerDied
 from burnish.runtime.group import ActorGroup
@@ -28,11 +32,14 @@ from burnish.session import LanguageSession, open_session
 from burnish.sources.base import Source
 from burnish.sources.online import OnlineSource
 from burnish.sources.pipelined import PipelinedSource
+from burnish.types import Collected
 from burnish.workers.checkpoint import CheckpointStore
 from burnish.workers.checkpoint_files import Checkpoint
 from burnish.workers.ranks import RanksLost
 
 log = logging.getLogger(__name__)
+
+ENDS = (NoRoom, GaveUp, Late, Mismatch)  # after which nobody can sample any more, though the trainer is well
 
 
 class RayCrew:
@@ -44,10 +51,13 @@ class RayCrew:
         self.watch = self.session.watch
         self.stop: Callable[[], bool] = lambda: False
         self.saving = 0.0
+        folder = RunFolder(config.output_dir).profiles
+        self.profiler = Profiler(config.profiler, role="controller", rank=0, folder=folder, watch=self.watch)
         self.items = 0
-        self.source: Source
+        self._source: Source
         self.trainers: ActorGroup
         self.samplers: Samplers | None = None
+        self._end: Exception | None = None  # of a publication, until somebody is to sample
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -63,6 +73,10 @@ class RayCrew:
                 except Exception as failed:
                     log.error("%s", failed)
 
+    @property
+    def source(self) -> Source:
+        return Announcing(self._source, self._announce)
+
     def check_data(self) -> None:
         self.session.check_data()
 
@@ -74,7 +88,11 @@ class RayCrew:
         versions = config.pipeline.lag + 1
         self.trainers = enter(
             ActorGroup(
-                pools["train"], TrainerRank, [(self._trained, judges, versions)] * pools["train"].size, collective=True
+                pools["train"],
+                TrainerRank,
+                [(self._trained, judges, versions)] * pools["train"].size,
+                collective=True,
+                nsight=nsight(config.profiler, "trainer"),
             )
         )
         self.workers = RankWorkers(self.trainers, self.watch, self._published)
@@ -82,7 +100,15 @@ class RayCrew:
         workers = None
         if "rollout" in pools:
             size = pools["rollout"].size
-            workers = enter(ActorGroup(pools["rollout"], Sampler, [(config, judges)] * size, collective=False))
+            workers = enter(
+                ActorGroup(
+                    pools["rollout"],
+                    Sampler,
+                    [(config, judges)] * size,
+                    collective=False,
+                    nsight=nsight(config.profiler, "rollout"),
+                )
+            )
         self.items = checked.results()[0]
         if workers is not None:
             self.samplers = Samplers(
@@ -93,8 +119,8 @@ class RayCrew:
                 phases=self.watch.add,
                 stop=lambda: self.stop(),
             )
-        self.source = self._make_source()
-        self._first = self.source.state_dict()
+        self._source = self._make_source()
+        self._first = self._source.state_dict()
 
     @property
     def _trained(self) -> RunConfig:
@@ -120,15 +146,16 @@ class RayCrew:
 
     def resume(self, checkpoint: Checkpoint | None) -> None:
         source = self._first if checkpoint is None else self.trainers.call("resume", checkpoint)[0]
-        self.source.load_state_dict(source)
+        self._source.load_state_dict(source)
         self.workers.publish(0 if checkpoint is None else checkpoint.update)
+        self._announce()
 
     def judge(self, target: Path | None, guidance: float | None) -> Metrics:
         found: Metrics = self.trainers.call("judge", target, guidance)[0]
         return dict(found)
 
     def save(self, update: int, score: float | None) -> Path:
-        return self._save(update, score, self.source.state_dict())
+        return self._save(update, score, self._source.state_dict())
 
     def settle(self) -> None:
         if self.config.checkpoint.asynchronous and self.trainers.ended is None:
@@ -136,17 +163,27 @@ class RayCrew:
 
     def recover(self, error: Exception) -> None:
         """Start the trainer again after a loss of its ranks; before any other end, save what was learned."""
-        lost = isinstance(error, RanksLost) or (isinstance(error, WorkerDied) and error.pool == self.trainers.name)
-        if lost:
+        while self._lost(error):
             log.warning("%s; the trainer is started again, from the last checkpoint", error)
-            self.trainers.rebuild()
-            self.trainers.submit("check", seconds=self.config.ray.start_timeout, option="ray.start_timeout").results()
+            self.trainers.end(error)
             if self.samplers is not None:
-                self.samplers.reset()
-            return
-        if isinstance(error, NoRoom | GaveUp | Late | Mismatch) and self.trainers.ended is None:
+                self.samplers.reset()  # before there is a trainer again that threads of before could ask
+            self.trainers.rebuild()
+            seconds, option = self.config.ray.start_timeout, "ray.start_timeout"
+            try:
+                self.trainers.submit("check", seconds=seconds, option=option).results()
+                return
+            except (RanksLost, WorkerDied) as again:
+                error = again
+        if isinstance(error, ENDS) and self.trainers.ended is None:
             self._rescue()
         raise error
+
+    def _lost(self, error: Exception) -> bool:
+        """Whether ranks of the trainer are gone, or samples that they were to learn from, with the machine of these."""
+        if isinstance(error, WorkerDied):
+            return error.pool == self.trainers.name
+        return isinstance(error, RanksLost | ObjectLostError)
 
     def _rescue(self) -> None:
         """Save what was learned, where nobody can sample any more."""
@@ -154,7 +191,8 @@ class RayCrew:
         newest = self.store.latest()
         if version == 0 or (newest is not None and newest.update >= version):
             return
-        state = self.source.finished_state() if isinstance(self.source, PipelinedSource) else self.source.state_dict()
+        source = self._source
+        state = source.finished_state() if isinstance(source, PipelinedSource) else source.state_dict()
         path = self._save(version, None, state)
         log.warning("the run can't go on; what it has learned is saved in %s", path)
 
@@ -165,8 +203,32 @@ class RayCrew:
         return path
 
     def _published(self, version: int) -> None:
-        if self.samplers is not None:
-            seconds = self.samplers.publish(version)
-            self.watch.add({f"publish/{phase}": value for phase, value in seconds.items()})
-        if isinstance(self.source, PipelinedSource):
-            self.source.published(version)
+        try:
+            if self.samplers is not None:
+                seconds = self.samplers.publish(version)
+                self.watch.add({f"publish/{phase}": value for phase, value in seconds.items()})
+            if isinstance(self._source, PipelinedSource):
+                self._source.published(version)
+        except ENDS as error:
+            self._end = error  # the update that is behind these weights is written down first
+
+    def _announce(self) -> None:
+        if self._end is not None:
+            raise self._end
+
+
+class Announcing:
+    """A source that tells first what has gone wrong since the last batch."""
+
+    def __init__(self, source: Source, announce: Callable[[], None]) -> None:
+        self._source, self._announce = source, announce
+
+    def collect(self, update: int) -> Collected:
+        self._announce()
+        return self._source.collect(update)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._source.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._source.load_state_dict(state)

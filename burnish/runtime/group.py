@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -38,6 +38,7 @@ class ActorGroup:
         arguments: Sequence[Sequence[Any]] | None = None,
         *,
         collective: bool,
+        nsight: Mapping[str, str] | None = None,
     ) -> None:
         """Start the workers and wait until all have made their object.
 
@@ -46,12 +47,14 @@ class ActorGroup:
             kind: makes what answers calls, from its ``Place`` and the arguments of its rank.
             arguments: one row per rank; None gives none.
             collective: whether the workers wait for each other.
+            nsight: options of Nsight Systems, under which the workers are to run; None leaves it alone.
 
         Raises:
             NoRoom, Late: they are not there in time.
             Exception: what making an object raised.
         """
         self.pool, self.kind, self.collective = pool, kind, collective
+        self._nsight = {"nsight": dict(nsight)} if nsight is not None else {}
         self.arguments = [tuple(row) for row in (arguments or [()] * pool.size)]
         assert len(self.arguments) == pool.size, f"{len(self.arguments)} rows of arguments, {pool.size} workers"
         self.restarts = 0
@@ -227,7 +230,7 @@ class ActorGroup:
 
     def _start(self, ranks: Sequence[int]) -> None:
         pool, cpus = self.pool, self.pool.need.cpus
-        runtime_env = {"env_vars": environment(cpus, pool.options.runtime_env)}
+        runtime_env = {"env_vars": environment(cpus, pool.options.runtime_env)} | self._nsight
         for rank in ranks:
             self._hosts[rank] = ACTOR.options(
                 num_cpus=cpus,
@@ -281,6 +284,8 @@ class ActorGroup:
     def _ask(self, rank: int, method: str, arguments: Sequence[Any], beside: bool, returns: int) -> Any:
         if self.ended is not None:
             raise WorkerDied(self.name, rank, f"the pool was ended: {self.ended}")
+        if self._hosts[rank] is None:
+            raise WorkerDied(self.name, rank, "it is not there any more")
         asked = self._hosts[rank].call_beside if beside else self._hosts[rank].call
         return asked.options(num_returns=returns, name=method).remote(method, *arguments)
 

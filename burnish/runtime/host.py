@@ -40,8 +40,7 @@ class Host:
     """An actor; everything that it does is asked for by the driver."""
 
     def __init__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which then ends this process
+        leave_interrupts()
         self._worker: Any = None
 
     def start(self) -> int:
@@ -77,6 +76,12 @@ class Host:
     def call_beside(self, method: str, *arguments: Any) -> Any:
         """The same, while another call goes on."""
         return self.call(method, *arguments)
+
+
+def leave_interrupts() -> None:
+    """Ctrl-C is for the driver, which then ends this process."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def enter(where: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import ray
 
 from burnish.completion import Lengths
+from burnish.runtime.scoring import PooledScorer
 from burnish.runtime.transfer import Packed, Pointers, PointersToAnswers, Stored, pack, resolved
 from burnish.session import Session
 from burnish.sources.asked import Asked
@@ -32,8 +33,12 @@ class Made:
 
 def make(session: Session, asked: Asked) -> tuple[Made, Packed]:
     """Sample and score in this process; the second half is for the object store."""
-    start = time.perf_counter()
+    start, scorer = time.perf_counter(), session.scorer
+    if isinstance(scorer, PooledScorer):
+        scorer.update = asked.update
     rollouts = session.maker.make(asked)
+    if isinstance(scorer, PooledScorer):
+        scorer.update = 0
     packed = pack(rollouts.trace)
     made = Made(
         rollouts=replace(rollouts, trace=None),

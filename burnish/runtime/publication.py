@@ -215,9 +215,14 @@ class Receiver:
     def switch(self, version: int) -> str:
         """Sample with the second buffer's weights from now on: the digest of what the network holds.
 
+        The version that the network holds already is no switch: trainers that go on from a checkpoint publish it again,
+        and it may have been asked for before they were lost, too.
+
         Raises:
             Mismatch: the second buffer holds another version, or the network did not take the weights over.
         """
+        if self._held is None and self.version == version:
+            return self.digest
         if self._held is None or self._held.version != version:
             there = "nothing" if self._held is None else f"version {self._held.version}"
             raise Mismatch(f"version {version} of the weights was asked for, and the second buffer holds {there}")

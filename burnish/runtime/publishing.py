@@ -22,6 +22,10 @@ REMEMBERED = 1000  # versions whose hashes are known
 STORED = 2  # buckets that the object store takes without being asked
 
 
+class Broken(RuntimeError):
+    """A broadcast failed; most often somebody who took part in it is dead, which may not be known yet."""
+
+
 @dataclass
 class Flight:
     """A publication that is under way."""
@@ -63,17 +67,20 @@ class Publications:
         Raises:
             Mismatch: a receiver does not hold what was sent; the message names the first tensor that differs.
             WorkerDied, Late: a worker did not stand by. When a receiver died, replace it and begin again.
+            Broken: the same, where it is not known who died.
         """
         if flight.received is not None:
             try:
                 all_done([flight.received, flight.sent])
-            except BaseException:
+            except BaseException as error:
                 self._met = None
+                if type(error) is RuntimeError:  # of torch.distributed, which has none of its own for this
+                    raise Broken(f"version {flight.version} of the weights was not received: {error}") from error
                 raise
         parcel = self._sent(flight)
         if parcel.broken:
             self._met = None
-            raise RuntimeError(f"version {flight.version} of the weights was not sent: {parcel.broken}")
+            raise Broken(f"version {flight.version} of the weights was not sent: {parcel.broken}")
         if flight.received is None:
             left = flight.sent.left
             flight.received = self._ask(

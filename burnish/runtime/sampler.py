@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from burnish.config import RunConfig
+from burnish.folder import RunFolder
+from burnish.profiling import Profiler
 from burnish.runtime.host import Place
 from burnish.runtime.made import Made, make
 from burnish.runtime.publication import Receiver
@@ -33,6 +35,8 @@ class Sampler:
         _ = session.engine
         weights = session.roles.sampler_weights(whole=True)
         self.receiver = Receiver(weights, bucket_mb=config.ray.publication.bucket_mb)
+        folder = RunFolder(config.output_dir).profiles
+        self.profiler = Profiler(config.profiler, role="rollout", rank=place.rank, folder=folder, watch=session.watch)
         self._published: int | None = None  # what an engine of its own samples with
 
     def make(self, asked: Asked) -> tuple[Made, Packed]:
@@ -43,4 +47,5 @@ class Sampler:
             if self.session.publisher is not None:
                 self.session.publisher(version)
             self._published = version
-        return make(self.session, asked)
+        with self.profiler.during(asked.update):
+            return make(self.session, asked)

@@ -17,15 +17,17 @@ import ray
 
 from burnish.options.ray import RayOptions
 from burnish.runtime.calls import LOOK, Call
-from burnish.runtime.faults import Late, WorkerDied
+from burnish.runtime.faults import GaveUp, Late, NoRoom, WorkerDied
 from burnish.runtime.group import ActorGroup
 from burnish.runtime.made import Made
-from burnish.runtime.publishing import Publications
+from burnish.runtime.publishing import Broken, Publications
 from burnish.sources.asked import Asked, join, split
 from burnish.sources.base import GivenUp
 from burnish.types import Rollouts
 
 log = logging.getLogger(__name__)
+
+LOST = 60.0  # seconds after which Ray knows of a machine that does not answer
 
 
 @dataclass(eq=False)
@@ -47,6 +49,7 @@ class Seat:
     switch: Call | None = None  # the last one, and to which version
     switched_to: int = -1
     orders: list[Order] = field(default_factory=list)  # not finished yet, in a row
+    replaced: int = 0  # how often
 
 
 class Making:
@@ -96,6 +99,8 @@ class Samplers:
         self._seats = [Seat() for _ in range(len(workers))]
         self._changed = threading.Condition(threading.RLock())
         self._begun = False  # whether the first publication was made
+        self._versions = range(0)  # that may be asked for
+        self._beyond_help: Exception | None = None  # why a worker could not be replaced
 
     def make(self, asked: Asked) -> Rollouts:
         """Samples of the weights that were published last.
@@ -108,11 +113,22 @@ class Samplers:
             while not self._there(order, LOOK):
                 if self._stop():
                     raise GivenUp
-        return making.result(deadline - time.monotonic())
+        try:
+            return making.result(deadline - time.monotonic())
+        except TimeoutError as error:
+            raise Late(f"{error} in ray.call_timeout={self.options.call_timeout:g} seconds") from error
 
     def submit(self, asked: Asked) -> Making:
-        """Start with it, after what was submitted before."""
+        """Start with it, after what was submitted before.
+
+        Raises:
+            Late, GaveUp, NoRoom: a worker is not there any more.
+        """
         with self._changed:
+            if self._beyond_help is not None:
+                raise self._beyond_help
+            if asked.version not in self._versions:  # by a thread that does not know yet of ``reset``
+                raise RuntimeError(f"version {asked.version} of the weights is published no more")
             orders = [Order(part, rank) for rank, part in enumerate(split(asked, len(self._seats)))]
             for order in orders:
                 self._seats[order.rank].orders.append(order)
@@ -133,29 +149,61 @@ class Samplers:
             Mismatch: a worker does not hold what was sent.
             Late, GaveUp, NoRoom: a worker is not there in time, or not any more.
         """
-        if not self._needed(version):
-            return {}
-        self._await_spares(version)
+        seconds: dict[str, float] = {}
+        if self._needed(version):
+            self._await_spares(version)
+            seconds = self._brought(version)
+        with self._changed:
+            self._versions = range(self._versions.start if self._versions else version, version + 1)
+        return seconds
+
+    def _brought(self, version: int) -> dict[str, float]:
+        """Fill every worker's spare place, those of fresh ones included: seconds by phase."""
         whole = not self._begun
         while True:
+            before = self._replaced()
             try:
                 seconds = self.publications.finish(self.publications.begin(version, whole=whole))
-                break
-            except WorkerDied as error:
-                if error.pool != self.workers.name:
-                    raise
-                self._replace(error.rank, error)
-                whole = True
+            except Exception as error:
+                self._mend(error, before)
+            else:
+                with self._changed:
+                    if before == self._replaced():
+                        self._begun = True
+                        for seat in self._seats:
+                            seat.spare = version
+                        return seconds
+            whole = True
+
+    def _replaced(self) -> list[int]:
         with self._changed:
-            self._begun = True
-            for seat in self._seats:
-                seat.spare = version
-        return seconds
+            return [seat.replaced for seat in self._seats]
+
+    def _mend(self, error: Exception, before: list[int]) -> None:
+        """Replace the worker that a publication failed for, unless a thread that waits for it has done so meanwhile.
+
+        Raises:
+            Exception: the same, where no worker was lost.
+        """
+        deadline = time.monotonic() + LOST
+        while isinstance(error, Broken) and before == self._replaced() and time.monotonic() < deadline:
+            for rank in self.workers.dead():
+                error = WorkerDied(self.workers.name, rank, str(error))
+                break
+            else:
+                time.sleep(LOOK)
+        with self._changed:
+            if before != self._replaced():
+                return
+            if not isinstance(error, WorkerDied) or error.pool != self.workers.name:
+                raise error
+            self._replace(error.rank, error)
 
     def reset(self) -> None:
         """Forget what was asked for: the trainers go on from an earlier point. What is under way leads nowhere."""
         with self._changed:
             self._seats = [Seat() for _ in self._seats]
+            self._versions = range(0)
 
     def finished(self, order: Order, deadline: float) -> tuple[Made, Rollouts]:
         """Wait for an order.
@@ -227,6 +275,8 @@ class Samplers:
             order.switch = self._ready(order.rank, order.asked.version)
             order.call = self.workers.submit_one(order.rank, "make", order.asked, keep=True)
         except WorkerDied as error:
+            if error.pool != self.workers.name:
+                raise
             self._replace(order.rank, error)
 
     def _ready(self, rank: int, version: int) -> Call | None:
@@ -248,13 +298,22 @@ class Samplers:
         with self._changed:
             seat = self._seats[rank]
             while True:
+                if self._beyond_help is not None:
+                    raise self._beyond_help
                 log.warning("%s; it is replaced, and samples again what was not finished", error)
                 seat.version = seat.spare = seat.switch = None
-                self.workers.restart(rank)
+                seat.replaced += 1
+                try:
+                    self.workers.restart(rank)
+                except (Late, GaveUp, NoRoom) as end:
+                    self._beyond_help = end
+                    raise
                 try:
                     for order in seat.orders:
                         order.switch = self._ready(rank, order.asked.version)
                         order.call = self.workers.submit_one(rank, "make", order.asked, keep=True)
                     return
                 except WorkerDied as again:
+                    if again.pool != self.workers.name:
+                        raise
                     error = again

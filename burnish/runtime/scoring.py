@@ -16,32 +16,39 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from burnish.config import RunConfig
-from burnish.errors import UserError
+from burnish.folder import RunFolder
+from burnish.profiling import Profiler, nsight
 from burnish.prompt import Prompt
 from burnish.rewards.base import AnyReward
 from burnish.rewards.scoring import Scorer
-from burnish.runtime.faults import Late, WorkerDied
-from burnish.runtime.host import directory, enter, environment
+from burnish.runtime.calls import reason
+from burnish.runtime.faults import GaveUp, Late, WorkerDied
+from burnish.runtime.host import directory, enter, environment, leave_interrupts
 from burnish.runtime.pools import Pool
+from burnish.stopwatch import Stopwatch
 from burnish.types import Scores
 
 
 class RewardWorker:
     """An actor with the rewards of a run."""
 
-    def __init__(self, config: RunConfig, where: str) -> None:
+    def __init__(self, config: RunConfig, rank: int, where: str) -> None:
+        leave_interrupts()
         enter(where)
         self.scorer = Scorer(config.rewards, config.scoring)
         self.scorer.start()
+        folder = RunFolder(config.output_dir).profiles
+        self.profiler = Profiler(config.profiler, role="reward", rank=rank, folder=folder, watch=Stopwatch())
 
     def pid(self) -> int:
         """Of its process, on its machine."""
         return os.getpid()
 
-    def score(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> Scores:
-        """Judge a batch."""
+    def score(self, samples: Sequence[Any], prompts: Sequence[Prompt], update: int) -> Scores:
+        """Judge a batch that belongs to an update; one of validation belongs to none, which is 0."""
         own = [np.array(sample) if isinstance(sample, np.ndarray) else sample for sample in samples]  # to be written to
-        return self.scorer.score(own, prompts)
+        with self.profiler.during(update):
+            return self.scorer.score(own, prompts)
 
 
 class RewardPool:
@@ -56,16 +63,19 @@ class RewardPool:
         self.pool = pool
         options, need = pool.options, pool.need
         actor: Any = ray.remote(RewardWorker)
+        under = nsight(config.profiler, "reward")
+        watched = {"nsight": under} if under is not None else {}
         self.judges = [
             actor.options(
                 num_cpus=need.cpus,
                 num_gpus=need.gpus,
                 scheduling_strategy=pool.strategy(rank),
-                runtime_env={"env_vars": environment(need.cpus, options.runtime_env)},
+                runtime_env={"env_vars": environment(need.cpus, options.runtime_env)} | watched,
                 max_restarts=options.max_restarts,
                 max_task_retries=options.max_restarts,
-                max_concurrency=max(config.scoring.processes, 1) + 1,
-            ).remote(config, directory(options.runtime_env))
+                # rewards in the worker's own process need not stand two callers
+                max_concurrency=config.scoring.processes + 1 if config.scoring.processes else 1,
+            ).remote(config, rank, directory(options.runtime_env))
             for rank in range(pool.size)
         ]
         self.pids: list[int] = []
@@ -76,7 +86,7 @@ class RewardPool:
                 f"workers of pool reward did not start in ray.start_timeout={options.start_timeout:g} seconds"
             ) from None
         except RayActorError as error:
-            raise WorkerDied("reward", 0, str(error)) from error
+            raise WorkerDied("reward", 0, reason(error)) from error
 
     def __enter__(self) -> Self:
         return self
@@ -100,7 +110,7 @@ class Promised:
 
         Raises:
             Late: they do not come in time.
-            UserError: the worker died too often.
+            GaveUp: the worker died too often.
         """
         try:
             scores: Scores = ray.get(self.reference, timeout=self.seconds)
@@ -112,9 +122,9 @@ class Promised:
         except RayTaskError as error:
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
         except RayActorError as error:
-            raise UserError(
-                f"a worker of pool reward died more often than ray.max_restarts allows ({error}); look for the cause "
-                "in Ray's logs, and start the same command again to resume"
+            raise GaveUp(
+                f"a worker of pool reward died more often than ray.max_restarts allows: {reason(error)}; look for the "
+                "cause in Ray's logs, and start the same command again to resume"
             ) from error
         return scores
 
@@ -124,6 +134,7 @@ class PooledScorer:
 
     def __init__(self, rewards: Mapping[str, AnyReward], judges: Sequence[Any], *, first: int, seconds: float) -> None:
         self.rewards, self._judges, self._next, self._seconds = dict(rewards), list(judges), first, seconds
+        self.update = 0  # that what is submitted belongs to; 0 is none
 
     def start(self) -> None:
         """They have started."""
@@ -135,7 +146,7 @@ class PooledScorer:
         """Start judging samples: pictures, uint8 [H, W, 3] each, or responses."""
         judge = self._judges[self._next % len(self._judges)]
         self._next += 1
-        return Promised(judge.score.remote(list(samples), list(prompts)), self._seconds)
+        return Promised(judge.score.remote(list(samples), list(prompts), self.update), self._seconds)
 
     def score(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> Scores:
         """Judge samples and wait for the result."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from burnish.algorithms.base import Metrics
 from burnish.config import RunConfig
 from burnish.crew import LocalCrew
 from burnish.folder import RunFolder
+from burnish.profiling import Profiler
 from burnish.runtime.host import Place
 from burnish.runtime.made import Made, from_saved, make, to_save
 from burnish.runtime.publication import Sender
@@ -43,6 +45,12 @@ class TrainerRank:
         self.session = self.crew.session
         if judges:
             self.session.scorer = PooledScorer(config.rewards, judges, first=place.rank, seconds=self.seconds)
+        self.profiler = Profiler(
+            config.profiler, role="trainer", rank=place.rank, folder=RunFolder(config.output_dir).profiles,
+            watch=self.session.watch,
+        )  # fmt: skip
+        self._recorded = 0  # the update that is being recorded, if it is one of those
+        self._recording = ExitStack()
         self._batch: Any = None  # of the update that is under way, in the stage that it has reached
 
     def check(self) -> int:
@@ -78,18 +86,22 @@ class TrainerRank:
 
     def make(self, asked: Asked | None) -> tuple[Made | None, Packed | None]:
         """Sample and score this rank's own part, if there is one, with gathered weights. Answers differ by rank."""
+        if asked is not None:
+            self._record(asked.update)
         with self.session.roles.gathered():  # of every network, for metrics compare some of them
             return make(self.session, asked) if asked is not None else (None, None)
 
     def collect(self, update: int) -> Elsewhere:
         """Read the batch of an update from data, and hold it."""
+        self._record(update)
         given: Any = self.session.source.collect(update)
         self._batch = given
         return Elsewhere(rows=len(given), lengths=given.lengths, version=given.version)
 
     def annotate(self, scored: Collected | None) -> None:
         """Add what needs a forward pass, to a batch or to what ``collect`` holds."""
-        batch = self._batch if scored is None else resolved(scored, seconds=self.seconds)
+        batch: Any = self._batch if scored is None else resolved(scored, seconds=self.seconds)
+        self._record(batch.update)
         self._batch = self.session.workers.annotate(batch)
 
     def credit(self) -> Metrics:
@@ -101,7 +113,14 @@ class TrainerRank:
         """Learn from it: metrics, and seconds by phase since the last update."""
         batch, self._batch = self._batch, None
         metrics = self.session.workers.update(batch, update)
+        self._recording.close()
         return metrics, self.session.watch.drain()
+
+    def _record(self, update: int) -> None:
+        """Record from here to the end of the update, if it is to be and is not yet."""
+        if update != self._recorded:
+            self._recorded = update
+            self._recording.enter_context(self.profiler.during(update))
 
     def publish(self, version: int) -> None:
         """The weights are those of a version from now on."""

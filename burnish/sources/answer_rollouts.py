@@ -49,6 +49,7 @@ class AnswerRollouts:
         return 0 if self.environment is None else self.environment.max_turns
 
     def make(self, asked: Asked) -> Answered:
+        self.between()  # an engine elsewhere is asked for everything at once
         job = AnswerJob(asked.prompts, asked.group, asked.sample, "rollout", asked.update, self.sampling, self.between)
         with self.watch("gen"):
             trace, responses = self.engine.sample(job)

@@ -55,11 +55,16 @@ class Filling:
         if before is not None and not before._future.done():
             self._patience += before._patience
         self._future: Future[Any] = Future()
+        self._abandoned = False
         threading.Thread(target=self._run, args=(before,), name=f"batch-{update}", daemon=True).start()
 
     def result(self, timeout: float) -> Any:
         """Its rollouts; ``timeout`` seconds may go by for each round that it can take."""
         return self._future.result(timeout * self._rounds)
+
+    def abandon(self) -> None:
+        """Ask for nothing more: nobody will learn from it."""
+        self._abandoned = True
 
     def _run(self, before: Filling | None) -> None:
         try:
@@ -73,6 +78,8 @@ class Filling:
             self._future.set_result(rollouts)
 
     def _make(self, asked: Asked) -> Any:
+        if self._abandoned:
+            raise RuntimeError(f"the samples for update {self.update} are not needed any more")
         handle = self.maker.submit(asked)
         rollouts = handle.result(self._round)
         self.seconds += handle.seconds

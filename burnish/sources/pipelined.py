@@ -176,6 +176,9 @@ class PipelinedSource:
         self.questions = replace(self.questions, stream=copy(self.questions.stream))
         self.questions.load_state_dict(state)
         with self._changed:
+            for batch in self._ahead:
+                if isinstance(batch.handle, Filling):
+                    batch.handle.abandon()
             self._begin_anew()
             for rollouts in state.get("ahead", []):
                 handle = _Finished(rollouts)

@@ -10,6 +10,7 @@ from concurrent.futures import Future, wait
 log = logging.getLogger(__name__)
 
 PATIENCE = 3600.0  # seconds to wait for an end
+SHORT = 3.0  # seconds of a wait that is not worth a line
 
 
 class Background:
@@ -33,8 +34,8 @@ class Background:
             TimeoutError: it has not come within an hour.
             Exception: what the work raised.
         """
-        if not self.done:
-            log.info("waiting until %s", self.what)
+        if not wait([self._future], timeout=SHORT).done:
+            log.warning("waiting until %s", self.what)
         if not wait([self._future], timeout=PATIENCE).done:
             raise TimeoutError(f"waited {PATIENCE:g} s until {self.what}")
         self._future.result()

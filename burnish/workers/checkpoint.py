@@ -101,7 +101,7 @@ class CheckpointStore:
         elif issubclass(kind, Exception):
             try:
                 self.wait()
-            except UserError as failed:
+            except Exception as failed:
                 log.error("%s", failed)
 
     def _save(self, state: Snapshot, target: Path, ranks: Ranks, start: float) -> None:

@@ -77,7 +77,7 @@ COMMAND_LINE = {
         ["optimizer.schedule=cosin"],
         ["optimizer.schedule is cosin", "did you mean cosine", "constant, linear, cosine"],
     ),
-    "one choice only": (["runtime=ray"], ["runtime is ray", "local"]),
+    "no such runtime": (["runtime=slurm"], ["runtime is slurm", "local", "ray"]),
     "no equals sign": (["rollout.n"], ["'rollout.n'", "no '='", "option=value"]),
     "no name": (["=3"], ["'=3'", "option=value"]),
     "odd name": (["+rollout.n=3"], ["'+rollout.n=3'", "rollout.n=8"]),

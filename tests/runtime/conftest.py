@@ -1,4 +1,4 @@
-"""One Ray for all tests of a session, small and on loopback; each test has pools of its own on it."""
+"""One Ray for all tests of this folder, small and on loopback; each test has pools of its own on it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ SLOW = 240.0  # seconds that a busy machine may take to start what takes two
 OPTIONS = RayOptions(address="local", start_timeout=SLOW, call_timeout=SLOW, placement_timeout=60.0)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def connection() -> Iterator[None]:
     """A Ray cluster that Burnish started, and stops."""
     from burnish.runtime.cluster import cluster
@@ -22,7 +22,7 @@ def connection() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def pools(connection: None) -> Callable:
     """Makes pools for a with statement: ``pools(train=2, rollout=1)``, with options of Ray as ``options``."""
     from burnish.runtime.cluster import Cluster

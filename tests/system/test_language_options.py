@@ -23,6 +23,11 @@ from tests.tiny_language import tiny_language
 CHECKS = ("/burnish/config/", "/burnish/options/", "/pydantic/", "dataclasses.py")
 # what these runs don't read, and the test that shows what it does
 ELSEWHERE = {
+    "profiler.roles": "tests/test_profiling.py",  # of several processes
+    "profiler.ranks": "tests/test_profiling.py",
+    "profiler.worker": "tests/test_profiling.py",
+    "profiler.controller": "tests/test_profiling.py",  # of Nsight Systems
+    "profiler.max_entries": "tests/test_profiling.py",  # of a GPU
     "rollout.engine": "tests/system/test_language_options.py",  # read when options are checked
     "runtime": "tests/system/test_language_options.py",  # has one value: any other is refused
     "scoring.timeout": "tests/rewards/test_scoring.py",  # of other processes
@@ -36,7 +41,7 @@ BASE = [
 RUNS = {
     "own": [
         "algorithm=ppo", "trainer.mini_batch_size=2", "data.max_prompt_length=60", "data.overlong=filter",
-        "ema.decay=0.5", "ptx.batch_size=1",
+        "ema.decay=0.5", "ptx.batch_size=1", "profiler.steps=[1]",
     ],
     "shared": [
         "algorithm=ppo", "critic.trunk=shared", "model.lora.rank=2", "data.val_files=null",

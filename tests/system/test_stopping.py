@@ -27,7 +27,7 @@ SHARED = {
 }
 
 
-@pytest.fixture(scope="module", params=["flow", "language"])
+@pytest.fixture(scope="module", params=["flow", "language", "dialogue"])
 def recipe(request, tmp_path_factory):
     """A recipe, with adapters that are folded into the weights while samples are made."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -53,6 +53,13 @@ def recipe(request, tmp_path_factory):
             "rewards": {"odd": {"name": "function", "path": f"{folder / 'rewards.py'}:odd"}},
             "rollout": {"n": 2, "max_new_tokens": 3, "min_new_tokens": 3, "batch_size": 2},
         }
+        if request.param == "dialogue":
+            tree["environment"] = {
+                "name": "function",
+                "path": "tests.environments.games:Show",
+                "arguments": {"opening": False, "pictures": False, "fails": "", "turns": 2},
+                "max_turns": 2,
+            }
     (folder / "recipe.yaml").write_text(json.dumps(tree | SHARED))
     return folder
 

@@ -26,7 +26,7 @@ from burnish.completion import Together
 from burnish.options import CriticOptions, OptimizerOptions, ShardingOptions
 from burnish.types import GivenAnswers
 from burnish.workers.ranks import ALONE, Ranks, join_ranks
-from burnish.workers.sharding import full_weights
+from burnish.workers.sharding import full_weights, held
 from burnish.workers.supervised import Supervised
 from tests.algorithms.language.tokens import PROMPTS, asked
 from tests.algorithms.language.tokens import Bench as TokenBench
@@ -136,13 +136,15 @@ def outcome(bench: Any, metrics: list[dict[str, float]]) -> dict[str, Any]:
 def train(name: str, pipeline: Path, ranks: Ranks, folder: Path) -> dict[str, Any]:
     """All updates of a run, which leaves a checkpoint behind on its way."""
     bench, metrics = bench_of(name, pipeline, ranks), []
+    start = {name: held(weight.detach()).clone() for name, weight in bench.roles.parameters().items()}
     for number in range(1, UPDATES + 1):
         metrics.append(update(bench, number))
         if number == SAVED and name in SAVING:
             make(folder / name / str(ranks.size), ranks=ranks).save(
                 number, bench.workers.state_dict(), identity=IDENTITY, score=None
             )
-    return outcome(bench, metrics)
+    moved = [(held(weight.detach()) - start[name]).flatten() for name, weight in bench.roles.parameters().items()]
+    return outcome(bench, metrics) | {"moved": float(torch.cat(moved).abs().max())}
 
 
 def resume(name: str, pipeline: Path, ranks: Ranks, folder: Path, size: int) -> dict[str, Any]:

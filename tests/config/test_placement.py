@@ -1,0 +1,66 @@
+"""Where workers are to be: every contradiction is refused before anything is loaded, and nothing else is."""
+
+import pytest
+
+from burnish.config import load
+from burnish.errors import ConfigError
+
+RAY = "runtime=ray"
+SUPERVISED = "algorithm=sft"
+REFUSED = {
+    "pools of one process": (["pools.train.processes=2"], "pools.train.processes is given, but runtime is local"),
+    "cluster of one process": (["ray.max_restarts=1"], "ray.max_restarts is given, but runtime is local"),
+    "shards of one process": (["sharding.shard_size=2"], "sharding.shard_size is given, but runtime is local"),
+    "shards of one rank": ([RAY, "sharding.shard_size=2"], "sharding.shard_size is given, but pools.train has one"),
+    "uneven shards": (
+        [RAY, "pools.train.processes=3", "sharding.shard_size=2"],
+        "sharding.shard_size is 2, which does not divide the 3 processes",
+    ),
+    "ahead in one process": (["pipeline.depth=1"], "pipeline.depth is 1, but runtime is local"),
+    "ahead by those that learn": ([RAY, "pipeline.depth=1"], "pipeline.depth is 1, but there is no pool rollout"),
+    "ahead of data": ([RAY, SUPERVISED, "pipeline.depth=1"], "pipeline.depth is 1, but sft learns from data"),
+    "bound of nothing": ([RAY, "pipeline.max_staleness=1"], "pipeline.max_staleness is given, but pipeline.depth is 0"),
+    "drop of nothing": ([RAY, "pipeline.drop=true"], "pipeline.drop is given, but pipeline.depth is 0"),
+    "patience for nothing": ([RAY, "pipeline.timeout=9"], "pipeline.timeout is given, but pipeline.depth is 0"),
+    "samplers of data": (
+        [RAY, SUPERVISED, "pools.rollout.processes=1"],
+        "pools.rollout is given, but sft learns from data",
+    ),
+    "publication to nobody": (
+        [RAY, "ray.publication.carrier=store"],
+        "ray.publication.carrier is given, but there is no pool rollout",
+    ),
+    "no such runtime": (["runtime=slurm"], "runtime is slurm"),
+    "half a GPU too many": ([RAY, "pools.train.gpus=1.5"], "above 1 it must be a whole number"),
+    "GPU on the CPU": ([RAY, "pools.train={device: cpu, gpus: 1}"], "gpus is 1, but device is cpu"),
+    "no GPU on the GPU": ([RAY, "pools.train={device: cuda, gpus: 0}"], "gpus is 0, but device is cuda"),
+    "Ray Client": ([RAY, "ray.address=ray://somewhere:10001"], "which is Ray Client"),
+    "CPUs of a running cluster": (
+        [RAY, "ray={address: 'somewhere:6379', init: {num_cpus: 4}}"],
+        "init.num_cpus is given, but a running cluster",
+    ),
+    "address twice": ([RAY, "ray.init={address: auto}"], "init.address is given; use ray.address"),
+}  # fmt: skip
+TAKEN = {
+    "colocated": [RAY, "pools.train.processes=2", "sharding.shard_size=2"],
+    "apart": [RAY, "pools.train={nodes: 2, processes: 2}", "pools.rollout.processes=2", "pools.reward.processes=1"],
+    "ahead": [RAY, "pools.rollout.processes=1", "pipeline={depth: 3, max_staleness: 1, drop: true, timeout: 9}"],
+    "data": [RAY, "algorithm=sft", "pools.train.processes=2"],
+}
+
+
+@pytest.mark.parametrize(("overrides", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused(recipe, overrides, message):
+    with pytest.raises(ConfigError) as caught:
+        load(recipe, overrides)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("overrides", TAKEN.values(), ids=TAKEN)
+def test_taken(recipe, overrides):
+    assert load(recipe, overrides).runtime == "ray"
+
+
+def test_vllm_with_ranks_that_sample_themselves():
+    with pytest.raises(ConfigError, match=r"rollout\.vllm is given, and with runtime=ray"):
+        load("vlm_quickstart", [RAY, "rollout.vllm={python: /usr/bin/python3}"])
