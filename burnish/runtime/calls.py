@@ -165,4 +165,4 @@ def reason(error: BaseException) -> str:
         text = text.split(start, 1)[-1]
     for end in (" There are some potential root causes", " Some common causes include"):
         text = text.split(end, 1)[0]
-    return text[:300]
+    return text[:300].rstrip(". ")

@@ -145,14 +145,18 @@ def test_a_network_that_did_not_take_the_weights_over_is_found(store):
         receiver.switch(1)
 
 
-def test_only_the_version_that_is_held_can_be_switched_to_and_only_once(store):
+def test_only_the_version_that_is_held_can_be_switched_to(store):
     trainer, receiver = Trainer(), Receiver(weights(0), bucket_mb=BUCKET)
     receiver.from_store(trainer.sender.to_store(1, True), LIMIT)
     with pytest.raises(Mismatch, match="version 2 of the weights was asked for, and the second buffer holds version 1"):
         receiver.switch(2)
-    receiver.switch(1)
+    digest = receiver.switch(1)
     with pytest.raises(Mismatch, match="holds nothing"):
-        receiver.switch(1)
+        receiver.switch(2)
+    assert receiver.switch(1) == digest, "asked for again by trainers that came back, it is there already"
+    trainer.now = weights(3)
+    receiver.from_store(trainer.sender.to_store(1, True), LIMIT)
+    assert receiver.switch(1) != digest, "but what was published again is taken over"
 
 
 def test_the_first_publication_has_to_bring_everything(store):

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 
 import pytest
 import torch
@@ -206,3 +207,17 @@ def test_whoever_learns_slowly_leaves_the_samplers_idle():
         time.sleep(0.2)
     assert batch.metrics["pipeline/idle_share/rollout"] > 0.9
     assert batch.metrics["pipeline/idle_share/trainer"] < 0.9
+
+
+def test_a_batch_that_nobody_needs_any_more_asks_for_nothing_more():
+    source = pipelined(1, filtering=3, maker=Elsewhere(delay=0.0))
+    publish(source, 0, START)
+    source.collect(1)
+    state = source.state_dict()
+    filling = source._ahead[0].handle
+    source.load_state_dict(state)
+    asked = questions(filtering=3).ask(2, 0, Counter())
+    before = len(source.maker.asked)
+    with pytest.raises(RuntimeError, match="update 2 are not needed any more"):
+        filling._make(asked)
+    assert len(source.maker.asked) == before

@@ -1,12 +1,17 @@
-"""A reward that judges nothing, and ends the process that asks it where it was told so."""
+"""A reward that judges nothing, and does to the process that asks it what it was told."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
+
+from burnish.runtime.publication import Receiver
 
 
 def option(folder: Path) -> str:
@@ -26,6 +31,11 @@ def die_at(folder: Path, call: int) -> None:
     (folder / f"die-{call}").touch()
 
 
+def spoil_at(folder: Path, call: int) -> None:
+    """Whoever asks it for the ``call``-th time changes a byte of the weights that come next."""
+    (folder / f"spoil-{call}").touch()
+
+
 def judge(samples: Sequence[Any], prompts: Sequence[Any], folder: str) -> list[float]:
     place = Path(folder)
     with (place / "calls").open("ab") as calls:
@@ -36,4 +46,18 @@ def judge(samples: Sequence[Any], prompts: Sequence[Any], folder: str) -> list[f
     if order.exists():
         order.rename(place / f"died-{count}")
         os.kill(os.getpid(), signal.SIGKILL)
+    if (spoil := place / f"spoil-{count}").exists():
+        spoil.rename(place / f"spoiled-{count}")
+        for receiver in (one for one in gc.get_objects() if isinstance(one, Receiver)):
+            _spoil(receiver)
     return [0.0] * len(samples)
+
+
+def _spoil(receiver: Receiver) -> None:
+    fill = receiver._fill
+
+    def filling(*arguments: Any) -> None:
+        fill(*arguments)
+        next(iter(receiver._spare.values())).view(torch.uint8).flatten()[0] ^= 4
+
+    receiver._fill = filling  # type: ignore[method-assign]

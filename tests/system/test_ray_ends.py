@@ -1,0 +1,102 @@
+"""A run on a Ray cluster of its own is stopped, is killed while it saves, and goes on to the same numbers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from burnish.hooks.stop import EXIT_STOPPED
+from tests.system.ray_runs import ADAPTER, HERE, SEEING, SLOW, assert_same, descendants
+
+pytestmark = pytest.mark.cluster
+
+OPTIONS = [*SEEING, *ADAPTER, "checkpoint.every=1", "runtime=ray", "pools.train.processes=2"]
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "burnish.cli", "train", "vlm_quickstart", *OPTIONS, f"output_dir={folder}"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE)
+
+
+def await_(what, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + SLOW
+    while not what():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def gone(pids: list[int]) -> list[int]:
+    """Those that are still there after a while."""
+    deadline = time.monotonic() + 60
+    while (left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
+
+
+def lines(folder: Path) -> int:
+    """Of metrics, that are written."""
+    metrics = folder / "metrics.jsonl"
+    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+
+def saving(folder: Path) -> bool:
+    return any(path.name.startswith(".saving") for path in folder.glob("checkpoints/.saving*"))
+
+
+def test_stopped_then_killed_while_it_saves_then_finished(tmp_path):
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    healthy = start(whole)
+    out, err = healthy.communicate(timeout=SLOW)
+    assert healthy.returncode == 0, err
+    assert err == ""
+    assert "Finished after 5 of 5 updates" in out
+    assert "pid=" not in out
+
+    stopped = start(folder)
+    await_(lambda: lines(folder) >= 2, stopped)
+    stopped.send_signal(signal.SIGTERM)
+    _, err = stopped.communicate(timeout=SLOW)
+    assert stopped.returncode == EXIT_STOPPED, err
+    assert "SIGTERM" in err
+    assert 2 <= lines(folder) < 6
+
+    killed = start(folder)
+    await_(lambda: saving(folder), killed)
+    below = descendants(killed.pid)
+    workers = [pid for pid, name in below.items() if name.startswith("ray::Host")]
+    assert len(workers) == 2
+    for pid in [killed.pid, *workers]:
+        os.kill(pid, signal.SIGKILL)
+    killed.communicate(timeout=SLOW)
+    assert not gone(list(below))
+
+    resumed = start(folder)
+    _, err = resumed.communicate(timeout=SLOW)
+    assert resumed.returncode == 0, err
+    assert_same(folder, whole)
+
+
+def test_ctrl_c_reaches_the_driver_alone(tmp_path):
+    """A terminal sends it to all processes; the second one ends them at once, with nothing left behind."""
+    command = [sys.executable, "-m", "burnish.cli", "train", "vlm_quickstart", *OPTIONS, "pools.reward.processes=1",
+               "scoring.processes=1", f"output_dir={tmp_path / 'run'}"]  # fmt: skip
+    command.remove("scoring.processes=0")
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE,
+                               start_new_session=True)  # fmt: skip
+    await_(lambda: lines(tmp_path / "run") >= 2, process)
+    below = descendants(process.pid)
+    assert any(name.startswith("ray::RewardWorker") for name in below.values())
+    for pid, group in [(pid, os.getpgid(pid)) for pid in [process.pid, *below] if Path(f"/proc/{pid}").exists()]:
+        if group == os.getpgid(process.pid):
+            os.kill(pid, signal.SIGINT)
+    _, err = process.communicate(timeout=SLOW)
+    assert process.returncode == EXIT_STOPPED, err
+    assert not gone(list(below))
+    assert "Traceback" not in err

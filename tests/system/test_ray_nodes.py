@@ -1,0 +1,52 @@
+"""A machine of the cluster is lost in mid-run: another takes its place, or the run says what it lacks and is saved."""
+
+from __future__ import annotations
+
+import pytest
+
+from burnish.cli import main
+from tests.system.ray_runs import ADAPTER, SEEING, Machines, assert_same, run, saved_updates
+
+pytestmark = pytest.mark.cluster
+
+ROOM = 30.0  # seconds that a machine may take to be there
+
+
+@pytest.fixture
+def nodes(monkeypatch):
+    from ray._private import ray_constants
+
+    monkeypatch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", False)
+    found = Machines(cpus=0)  # one that nobody works on
+    found.join(1)
+    found.join(1)
+    yield found
+    found.close()
+
+
+def test_a_lost_machine(nodes, fate, tmp_path, capsys):
+    given = ["vlm_quickstart", *SEEING, *ADAPTER]
+    assert run(tmp_path / "local", *given) == 0
+    given += [*nodes.options(placement_timeout=ROOM), "pools.rollout.processes=1"]
+
+    def lose(group, rank):
+        (machine,) = group.pool.machines()
+        nodes.lose(machine)
+
+    def swap(group, rank):
+        nodes.join(1)
+        lose(group, rank)
+
+    # update 2 is asked for again after the first loss, so that the fifth time is for update 4
+    fate.plan("rollout", "make", 2, blow=swap)
+    fate.plan("rollout", "make", 5, blow=lose)
+    assert main(["train", *given, f"output_dir={tmp_path / 'run'}"]) == 2
+    assert fate.met()
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith(f"burnish: error: pool rollout found no room in {ROOM:g} seconds (ray.placement_timeout)")
+    assert "it needs a machine with 1 CPU" in said
+    assert "let more machines join the cluster" in said
+    assert saved_updates(tmp_path / "run") == [2, 3]
+    nodes.join(1)
+    assert run(tmp_path / "run", *given) == 0
+    assert_same(tmp_path / "run", tmp_path / "local")
