@@ -161,8 +161,8 @@ def all_done(calls: Sequence[Call]) -> None:
 def reason(error: BaseException) -> str:
     """Why a worker died, from Ray's long message."""
     text = " ".join(str(error).split())
-    for start in ("The actor is dead because ", "Worker exit detail: "):
+    for start in ("The actor is dead because ", "The actor died because ", "Worker exit detail: "):
         text = text.split(start, 1)[-1]
-    for end in (" There are some potential root causes", " Some common causes include"):
+    for end in (" There are some potential root causes", " Some common causes include", " Node Id: "):
         text = text.split(end, 1)[0]
     return text[:300].rstrip(". ")

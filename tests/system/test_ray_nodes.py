@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 
 from burnish.cli import main
@@ -32,21 +35,28 @@ def test_a_lost_machine(nodes, fate, tmp_path, capsys):
     def lose(group, rank):
         (machine,) = group.pool.machines()
         nodes.lose(machine)
+        os.kill(group.pids[rank], signal.SIGKILL)
+
+    def lose_for_good(group, rank):
+        os.kill(group.pids[rank], signal.SIGSTOP)  # it must not be finished before its machine is gone
+        lose(group, rank)
 
     def swap(group, rank):
+        os.kill(group.pids[rank], signal.SIGSTOP)
         nodes.join(1)
         lose(group, rank)
 
     # update 2 is asked for again after the first loss, so that the fifth time is for update 4
     fate.plan("rollout", "make", 2, blow=swap)
-    fate.plan("rollout", "make", 5, blow=lose)
+    fate.plan("rollout", "make", 5, blow=lose_for_good)
     assert main(["train", *given, f"output_dir={tmp_path / 'run'}"]) == 2
     assert fate.met()
-    said = capsys.readouterr().err.strip().splitlines()[-1]
+    err = capsys.readouterr().err
+    said = err.strip().splitlines()[-1]
     assert said.startswith(f"burnish: error: pool rollout found no room in {ROOM:g} seconds (ray.placement_timeout)")
     assert "it needs a machine with 1 CPU" in said
     assert "let more machines join the cluster" in said
-    assert saved_updates(tmp_path / "run") == [2, 3]
+    assert saved_updates(tmp_path / "run") == [2, 3], err
     nodes.join(1)
     assert run(tmp_path / "run", *given) == 0
     assert_same(tmp_path / "run", tmp_path / "local")
