@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
 import re
 import shutil
+import socket
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from burnish.config import RunConfig, changes, dump, load
 from burnish.errors import UserError
@@ -38,6 +40,7 @@ class RunFolder:
         self.checkpoints = self.path / CHECKPOINTS
         self.profiles = self.path / "profiles"
         self.report = self.path / "report.html"
+        self._claim: IO[str] | None = None
 
     def validation(self, update: int) -> Path:
         """Pictures and verdicts of the validation after so many policy updates."""
@@ -69,13 +72,46 @@ class RunFolder:
                 log.warning("line %d of %s is not whole and is left out", number, self.metrics)
         return rows
 
+    def claim(self) -> None:
+        """Keep every other process from training here until ``close``, or until this one ends; nothing without folder.
+
+        Raises:
+            UserError: another process trains here.
+        """
+        if self._claim is not None or not self.path.is_dir():
+            return
+        file = (self.path / ".claim").open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            who = file.read().strip() or "which says nothing of itself"
+            file.close()
+            raise UserError(
+                f"output_dir is {self.path}, and another process trains in it right now: {who}; wait for its end or "
+                "stop it, or give another output_dir"
+            ) from None
+        except OSError as error:  # a file system without locks
+            log.warning("%s can't be kept from other processes: %s", self.path, error.strerror)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        self._claim = file
+
+    def close(self) -> None:
+        """Let others train here."""
+        if self._claim is not None:
+            self._claim.close()
+            self._claim = None
+
     def begin(self, config: RunConfig, *, resumed_at: int | None) -> None:
-        """Create the folder and save the configuration.
+        """Create the folder, claim it and save the configuration.
 
         An attempt that starts anew moves what an earlier one left into ``earlier/``; one that goes on
         removes the validations that it will repeat.
         """
         self.path.mkdir(parents=True, exist_ok=True)
+        self.claim()
         if resumed_at is None:
             self._put_aside()
         else:

@@ -34,10 +34,11 @@ def run(
     watch: Stopwatch,
     stop: Callable[[], bool],
     around: Callable[[int], AbstractContextManager[Any]] = nullcontext,
+    devices: int = 1,
 ) -> None:
     """Train until the updates are done or ``stop`` says so, which is asked after the hooks of each update.
 
-    Every update happens within what ``around`` makes of its number.
+    Every update happens within what ``around`` makes of its number. Throughput is told for each of the ``devices``.
     """
     for update in updates:
         with around(update), watch("step"):
@@ -46,7 +47,7 @@ def run(
             with watch("publish"):
                 workers.publish(update)
         metrics = collected_metrics(scored) | learned
-        metrics |= collected_timing(watch.drain(), scored)
+        metrics |= collected_timing(watch.drain(), scored, devices=devices)
         for hook in hooks:
             hook(update, metrics)
         if stop():

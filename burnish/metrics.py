@@ -214,14 +214,14 @@ def _coarse(picture: np.ndarray) -> np.ndarray:
     return value
 
 
-def collected_timing(seconds: dict[str, float], collected: Collected) -> dict[str, float]:
+def collected_timing(seconds: dict[str, float], collected: Collected, *, devices: int = 1) -> dict[str, float]:
     """Times of a step, in the unit of what it handled: pictures, or tokens."""
     lengths = collected.lengths
     if lengths is not None:
         written = int(lengths.response.sum())
         tokens = written + int(lengths.prompt.sum())
-        return token_timing_metrics(seconds, responses=len(lengths), written=written, tokens=tokens)
-    return timing_metrics(seconds, len(collected))
+        return token_timing_metrics(seconds, responses=len(lengths), written=written, tokens=tokens, devices=devices)
+    return timing_metrics(seconds, len(collected), devices=devices)
 
 
 def token_timing_metrics(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from burnish.algorithms.base import Metrics
 from burnish.closing import closing_message
@@ -37,8 +37,13 @@ def train(config: RunConfig) -> int:
         0 when all updates are done, 75 when a signal or the machine's announced expiry asked to stop and everything is
         saved.
     """
+    with closing(RunFolder(config.output_dir)) as folder:
+        folder.claim()
+        return _train_in(folder, config)
+
+
+def _train_in(folder: RunFolder, config: RunConfig) -> int:
     expected = announced(config.trainer)
-    folder = RunFolder(config.output_dir)
     store = CheckpointStore(folder.checkpoints, config.checkpoint)
     checkpoint = _starting_point(config, folder, store)
     crew = open_crew(config, store)
@@ -50,7 +55,7 @@ def train(config: RunConfig) -> int:
         crew.check()
         while True:
             try:
-                finished = _train(config, folder, crew, checkpoint, stop, expected)
+                finished = _attempt(config, folder, crew, checkpoint, stop, expected)
                 break
             except Exception as error:
                 crew.recover(error)
@@ -73,7 +78,7 @@ def open_crew(config: RunConfig, store: CheckpointStore) -> Crew:
     return RayCrew(config, store)
 
 
-def _train(
+def _attempt(
     config: RunConfig,
     folder: RunFolder,
     crew: Crew,
@@ -113,7 +118,7 @@ def _train(
                 hook(0, untrained)
         with suppress(GivenUp):
             run(range(done + 1, config.steps + 1), crew.source, crew.workers, hooks, watch=crew.watch, stop=stopping,
-                around=crew.profiler.during)  # fmt: skip
+                around=crew.profiler.during, devices=config.devices)  # fmt: skip
         for hook in hooks:
             hook.finish()
     finally:

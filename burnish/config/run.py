@@ -100,6 +100,13 @@ class RunConfig:
         return bool(self.algorithm.needs().data == "prompts")
 
     @property
+    def devices(self) -> int:
+        """Processes that learn or sample, by which throughput is told."""
+        if self.runtime == "local":
+            return 1
+        return self.pools.train.size + (self.pools.rollout.size if self.pools.rollout is not None else 0)
+
+    @property
     def samples_from(self) -> str:
         """Which options that number comes from, for messages."""
         raise NotImplementedError

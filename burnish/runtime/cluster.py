@@ -157,7 +157,11 @@ def _connect(address: str, options: RayOptions, pools: PoolsOptions) -> None:
             return
         except (ConnectionError, ValueError, TypeError, RuntimeError) as error:
             given = f", ray.init={options.init}" if options.init else ""
-            raise UserError(f"Ray can't be reached or refuses (ray.address={address}{given}): {error}") from error
+            token = "; a cluster that asks for a token needs RAY_AUTH_MODE=token and its RAY_AUTH_TOKEN here, too"
+            raise UserError(
+                f"Ray can't be reached or refuses (ray.address={address}{given}): {error}"
+                + ("" if address == LOCAL or "RAY_AUTH_MODE" in os.environ else token)
+            ) from error
         except Exception as error:  # Ray has no class of its own for a machine that was too slow
             ray.shutdown()
             if address != LOCAL or attempt == ATTEMPTS:

@@ -152,6 +152,7 @@ class RayCrew:
         source = self._first if checkpoint is None else self.trainers.call("resume", checkpoint)[0]
         self._source.load_state_dict(source)
         self.workers.publish(0 if checkpoint is None else checkpoint.update)
+        self.watch.drain()  # what came before the first update belongs to none
         self._announce()
 
     def judge(self, target: Path | None, guidance: float | None) -> Metrics:

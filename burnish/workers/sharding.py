@@ -52,6 +52,7 @@ class Sharded:
         self.reshard = options.reshard_after_forward
         self._gathered = 0
         self._learned: set[str] = set()
+        self.unit(tuple)  # whatever is called first is the outermost unit to FSDP, and it may be a block in sampling
         with self.gathered():  # the weights that gradients belong to exist from now on
             for name, weight in unit.named_parameters():
                 if weight.requires_grad:

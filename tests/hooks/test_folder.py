@@ -109,3 +109,33 @@ def test_the_folder_needs_no_torch():
     code = "import sys, json, burnish.folder; print(json.dumps('torch' in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert json.loads(done.stdout) is False
+
+
+OTHER = """
+import sys
+from burnish.folder import RunFolder
+folder = RunFolder(sys.argv[1])
+folder.claim()
+print("claimed", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_one_process_at_a_time_trains_in_a_folder(tmp_path):
+    other = subprocess.Popen(
+        [sys.executable, "-c", OTHER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    folder = RunFolder(tmp_path)
+    try:
+        assert other.stdout.readline() == "claimed\n"
+        with pytest.raises(UserError, match=rf"another process trains in it right now: process {other.pid} on"):
+            folder.claim()
+    finally:
+        other.kill()  # which lets go
+        other.wait(timeout=30)
+    folder.claim()
+    folder.claim()
+    with pytest.raises(UserError, match="another process trains"):
+        RunFolder(tmp_path).claim()
+    folder.close()
+    RunFolder(tmp_path).claim()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import random
 import socket
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -158,9 +160,7 @@ def resume(name: str, pipeline: Path, ranks: Ranks, folder: Path, size: int) -> 
 
 def together(work: Callable[[Ranks, Path], Any], folder: Path, *, size: int = 2, deadline: float = 900) -> list[Any]:
     """What a function returns on each of several ranks, in processes of their own that end in time."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     context = multiprocessing.get_context("fork")  # what this process has imported, they have, too
     processes = [context.Process(target=_rank, args=(work, rank, size, port, folder)) for rank in range(size)]
     try:
@@ -176,6 +176,15 @@ def together(work: Callable[[Ranks, Path], Any], folder: Path, *, size: int = 2,
     for result in results:
         assert not isinstance(result, str), result
     return results
+
+
+def free_port() -> int:
+    """A port that nobody listens on, and that no connection of a test beside this one is given by chance."""
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):  # below what Linux gives to connections
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 def _rank(work: Callable[[Ranks, Path], Any], rank: int, size: int, port: int, folder: Path) -> None:
