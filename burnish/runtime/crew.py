@@ -59,6 +59,7 @@ class RayCrew:
         self.samplers: Samplers | None = None
         self._end: Exception | None = None  # of a publication, until somebody is to sample
         self._stack = ExitStack()
+        self._started = False  # whether there is a trainer
 
     def __enter__(self) -> Self:
         return self
@@ -67,7 +68,7 @@ class RayCrew:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._stack:
-            if isinstance(error, Exception):
+            if isinstance(error, Exception) and self._started:
                 try:
                     self.settle()
                 except Exception as failed:
@@ -95,6 +96,7 @@ class RayCrew:
                 nsight=nsight(config.profiler, "trainer"),
             )
         )
+        self._started = True
         self.workers = RankWorkers(self.trainers, self.watch, self._published)
         checked = self.trainers.submit("check", seconds=config.ray.start_timeout, option="ray.start_timeout")
         workers = None
