@@ -29,7 +29,6 @@ ELSEWHERE = {
     "profiler.controller": "tests/test_profiling.py",  # of Nsight Systems
     "profiler.max_entries": "tests/test_profiling.py",  # of a GPU
     "rollout.engine": "tests/system/test_language_options.py",  # read when options are checked
-    "runtime": "tests/system/test_language_options.py",  # has one value: any other is refused
     "scoring.timeout": "tests/rewards/test_scoring.py",  # of other processes
     "trainer.max_skipped_updates": "tests/test_language_traps.py",  # of losses that are not finite
 }
@@ -111,6 +110,17 @@ def test_the_options_of_vllm_are_read_by_its_engine():
         assert f"options.{path.rpartition('.')[2]}" in source, path
 
 
+SEVERAL = {path for path in OPTIONS if path.startswith(("pipeline.", "sharding.", "pools.", "ray."))}
+
+
+def test_the_options_of_several_processes_are_read_by_them():
+    package = Path(__file__).parents[2] / "burnish"
+    files = [*package.glob("runtime/*.py"), *package.glob("workers/*.py"), package / "sources" / "pipelined.py"]
+    source = "".join(file.read_text() for file in files)
+    for path in SEVERAL:
+        assert f".{path.rpartition('.')[2]}" in source, path
+
+
 def test_every_option_is_read(recipe, monkeypatch):
     seen: set[tuple[type, str]] = set()
     for kind in {kind for kind, _ in OPTIONS.values()}:
@@ -123,8 +133,7 @@ def test_every_option_is_read(recipe, monkeypatch):
         assert burnish.commands.train.train(load(str(recipe / "recipe.yaml"), given)) == 0
     unread = {path for path, option in OPTIONS.items() if option not in seen}
     growth = {path for path in OPTIONS if path.startswith("ema.")}
-    several = {path for path in OPTIONS if path.startswith(("pipeline.", "sharding."))}  # refused in one process
-    assert unread - growth - VLLM - several == set(ELSEWHERE)
+    assert unread - growth - VLLM - SEVERAL == set(ELSEWHERE)
 
 
 def test_the_others_are_tested_elsewhere(recipe):
@@ -132,8 +141,6 @@ def test_the_others_are_tested_elsewhere(recipe):
         assert option.rpartition(".")[2] in (Path(__file__).parents[2] / file).read_text()
     with pytest.raises(ConfigError, match=r"rollout\.engine is vllm and rollout\.vllm is null"):
         load(str(recipe / "recipe.yaml"), ["algorithm=grpo", "rollout.engine=vllm"])
-    with pytest.raises(ConfigError, match="runtime is ray; it must be"):
-        load(str(recipe / "recipe.yaml"), ["algorithm=grpo", "runtime=ray"])
 
 
 @pytest.mark.parametrize(
