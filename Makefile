@@ -9,16 +9,19 @@ BIN := $(VENV)/bin
 export OMP_WAIT_POLICY := PASSIVE
 export HF_HUB_OFFLINE := 1
 
-.PHONY: quickstart test fast lint install clean
+.PHONY: quickstart test thorough fast lint install clean
 
 quickstart: $(VENV)/.installed  ## train the quickstart and say where its report is
 	$(BIN)/burnish train quickstart
 
 test: $(VENV)/.installed-dev lint  ## checks and the whole test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+
+thorough: $(VENV)/.installed-dev lint  ## the same with the tests that show a thing once more, in another way
+	BURNISH_THOROUGH=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 fast: $(VENV)/.installed-dev  ## the tests that take seconds
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not cluster"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow and not cluster"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -1,8 +1,20 @@
 """Fixtures that more than one folder of tests uses."""
 
+import os
+
 import pytest
 
 from tests.config import stand_ins
+
+
+def pytest_collection_modifyitems(items):
+    """Long files go first, so that short ones fill up what is left of the processors at the end."""
+    long = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("cluster")}
+    items.sort(key=lambda item: item.path not in long)
+    if not os.environ.get("BURNISH_THOROUGH"):
+        for item in items:
+            if item.get_closest_marker("thorough"):
+                item.add_marker(pytest.mark.skip(reason="make thorough runs it"))
 
 
 @pytest.fixture

@@ -37,7 +37,9 @@ def runs():
     runs.close()
 
 
-@pytest.fixture(scope="module", params=list(ALGORITHMS))
+@pytest.fixture(
+    scope="module", params=["diffusion_nft", "flow_grpo", pytest.param("diffusion_dpo", marks=pytest.mark.thorough)]
+)
 def uninterrupted(runs, request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "run"
     answer = runs(folder, request.param)
