@@ -47,7 +47,10 @@ def runs():
     runs.close()
 
 
-@pytest.fixture(scope="module", params=["ppo", "grpo", pytest.param("dpo", marks=pytest.mark.thorough)])
+OTHERS = [pytest.param(name, marks=pytest.mark.thorough) for name in ("grpo", "dpo")]
+
+
+@pytest.fixture(scope="module", params=["ppo", *OTHERS])
 def uninterrupted(runs, request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "run"
     answer = runs(folder, request.param)

@@ -11,7 +11,10 @@ from burnish.cli import main
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(("algorithm", "steps", "gain"), [("diffusion_nft", 14, 0.1), ("flow_grpo", 20, 0.08)])
+FLOW_GRPO = pytest.param("flow_grpo", 20, 0.08, marks=pytest.mark.thorough)
+
+
+@pytest.mark.parametrize(("algorithm", "steps", "gain"), [("diffusion_nft", 14, 0.1), FLOW_GRPO])
 def test_the_quickstart_learns_to_write(tmp_path, algorithm, steps, gain):
     overrides = [f"algorithm={algorithm}", f"steps={steps}", "validation.every=0", "validation.n=3",
                  "validation.reference_guidance=null",
