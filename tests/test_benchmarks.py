@@ -11,11 +11,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-PIPELINE = pytest.param("pipeline", marks=pytest.mark.thorough)  # two whole runs on a cluster
+LONG = [pytest.param(name, marks=pytest.mark.thorough) for name in ("flow_grpo_settings", "language", "pipeline")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["flow_grpo_settings", "flops", "step_time", "overhead", "language", PIPELINE])
+@pytest.mark.parametrize("name", ["flops", "step_time", "overhead", *LONG])
 def test_smoke(name, tmp_path):
     output = tmp_path / "result.json"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}

@@ -92,6 +92,7 @@ def bounded(options, depth):
     return [*given, f"pipeline.depth={depth}", "pipeline.max_staleness=1"]
 
 
+@pytest.mark.thorough
 def test_the_bound_decides_and_every_publication_is_compared(options, reference, monkeypatch, tmp_path):
     undisturbed = reference("adapter ahead")
     compared = []
@@ -159,7 +160,8 @@ def test_workers_that_sample_and_judge_are_replaced_and_nothing_changes(options,
     assert_same(tmp_path / "run", undisturbed)
 
 
-@pytest.mark.parametrize("name", ["ahead", pytest.param("adapter ahead", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["ahead", "adapter ahead"])
 def test_a_worker_that_samples_ahead_gets_the_older_weights_again(name, options, reference, fate, tmp_path):
     """The trainer has gone on when the worker dies, at work or while it receives weights."""
     undisturbed = reference(name)
