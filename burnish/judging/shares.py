@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol, Self, TypeVar
 
-import torch
 from torch import Tensor
 
+from burnish.sources.asked import group_starts
 from burnish.workers.ranks import Ranks, own_rows
 
 
@@ -27,7 +27,6 @@ J = TypeVar("J", bound=Rows)
 
 def share(ranks: Ranks, job: J) -> J:
     """The rows that this rank samples: those of some prompts, in order; there may be none."""
-    sizes = torch.unique_consecutive(job.group, return_counts=True)[1]
-    starts = [0, *sizes.cumsum(0).tolist()]
-    own = own_rows(ranks, len(sizes))
+    starts = group_starts(job.group)
+    own = own_rows(ranks, len(starts) - 1)
     return job.select(slice(starts[own.start], starts[own.stop]))

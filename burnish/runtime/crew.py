@@ -18,6 +18,7 @@ from burnish.config import RunConfig
 from burnish.config.language import LanguageConfig
 from burnish.folder import RunFolder
 from burnish.profiling import Profiler, nsight
+from burnish.runtime.calls import Call
 from burnish.runtime.cluster import cluster
 from burnish.runtime.faults import GaveUp, Late, NoRoom, WorkerDied
 from burnish.runtime.group import ActorGroup
@@ -98,7 +99,7 @@ class RayCrew:
         )
         self._started = True
         self.workers = RankWorkers(self.trainers, self.watch, self._published)
-        checked = self.trainers.submit("check", seconds=config.ray.start_timeout, option="ray.start_timeout")
+        checked = self._checking()
         workers = None
         if "rollout" in pools:
             size = pools["rollout"].size
@@ -115,7 +116,6 @@ class RayCrew:
             self.items = checked.results()[0]
         except (RanksLost, WorkerDied) as error:
             self.recover(error)
-            self.items = self.trainers.call("check")[0]
         if workers is not None:
             self.samplers = Samplers(
                 workers,
@@ -127,6 +127,10 @@ class RayCrew:
             )
         self._source = self._make_source()
         self._first = self._source.state_dict()
+
+    def _checking(self) -> Call:
+        """Have the ranks load everything: each answers how many prompts or records are learned on."""
+        return self.trainers.submit("check", seconds=self.config.ray.start_timeout, option="ray.start_timeout")
 
     @property
     def _trained(self) -> RunConfig:
@@ -178,9 +182,8 @@ class RayCrew:
             if self.samplers is not None:
                 self.samplers.reset()  # before there is a trainer again that threads of before could ask
             self.trainers.rebuild()
-            seconds, option = self.config.ray.start_timeout, "ray.start_timeout"
             try:
-                self.trainers.submit("check", seconds=seconds, option=option).results()
+                self.items = self._checking().results()[0]
                 return
             except (RanksLost, WorkerDied) as again:
                 error = again

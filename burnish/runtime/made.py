@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +30,12 @@ class Made:
     def with_trace(self, reference: ray.ObjectRef) -> Rollouts:
         """The rollouts, with pointers to a ``Packed`` in the object store as their traces."""
         return _pointing(self.rollouts, Stored(reference, len(self.rollouts)), self.lengths)
+
+
+def slowest(parts: Sequence[Made]) -> dict[str, float]:
+    """Seconds by phase of a batch whose parts were made at once: of every phase the longest."""
+    names = {name for made in parts for name in made.phases}
+    return {name: max(made.phases.get(name, 0.0) for made in parts) for name in names}
 
 
 def make(session: Session, asked: Asked) -> tuple[Made, Packed]:

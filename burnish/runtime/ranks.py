@@ -8,7 +8,7 @@ from typing import Any
 from burnish.algorithms.base import Metrics
 from burnish.runtime.calls import all_done
 from burnish.runtime.group import ActorGroup
-from burnish.runtime.made import Made
+from burnish.runtime.made import Made, slowest
 from burnish.sources.asked import Asked, join, split
 from burnish.stopwatch import Stopwatch
 from burnish.types import Collected, Elsewhere, Rollouts
@@ -63,8 +63,7 @@ class RankMaker:
             if one is not None:
                 made.append(one)
                 rollouts.append(one.with_trace(call.kept[rank]))
-        names = {name for one in made for name in one.phases}
-        self.watch.add({name: max(one.phases.get(name, 0.0) for one in made) for name in names})
+        self.watch.add(slowest(made))
         return join(rollouts)
 
 

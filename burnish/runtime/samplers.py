@@ -19,7 +19,7 @@ from burnish.options.ray import RayOptions
 from burnish.runtime.calls import LOOK, Call
 from burnish.runtime.faults import GaveUp, Late, NoRoom, WorkerDied
 from burnish.runtime.group import ActorGroup
-from burnish.runtime.made import Made
+from burnish.runtime.made import Made, slowest
 from burnish.runtime.publishing import Broken, Publications
 from burnish.sources.asked import Asked, join, split
 from burnish.sources.base import GivenUp
@@ -234,9 +234,8 @@ class Samplers:
             return made, made.with_trace(call.kept[order.rank])
 
     def told(self, parts: list[Made]) -> None:
-        """Pass on how long the parts of a batch took: of every phase the longest."""
-        names = {name for made in parts for name in made.phases}
-        self._phases({name: max(made.phases.get(name, 0.0) for made in parts) for name in names})
+        """Pass on how long the parts of a batch took."""
+        self._phases(slowest(parts))
 
     def _await(self, order: Order, deadline: float) -> None:
         while not self._there(order, max(0.0, min(LOOK, deadline - time.monotonic()))):

@@ -37,13 +37,18 @@ class Maker(Protocol):
         ...
 
 
+def group_starts(group: Tensor) -> list[int]:
+    """The row at which each group of [B] numbers begins, in order, and at last B: rows of a group are neighbours."""
+    return [0, *torch.unique_consecutive(group, return_counts=True)[1].cumsum(0).tolist()]
+
+
 def split(asked: Asked, parts: int) -> list[Asked]:
     """Parts of whole groups, in order and as even as they get; fewer of them where there are fewer groups."""
     assert parts > 0, f"nothing can be split into {parts} parts"
-    sizes = torch.unique_consecutive(asked.group, return_counts=True)[1]
-    starts = [0, *sizes.cumsum(0).tolist()]
-    count = min(parts, len(sizes))
-    bounds = [starts[len(sizes) * part // count] for part in range(count + 1)]
+    starts = group_starts(asked.group)
+    groups = len(starts) - 1
+    count = min(parts, groups)
+    bounds = [starts[groups * part // count] for part in range(count + 1)]
     return [asked.select(slice(start, end)) for start, end in pairwise(bounds)]
 
 

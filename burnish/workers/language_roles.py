@@ -241,12 +241,8 @@ class LanguageRoles:
             return found
         adapters = (".policy.weight", ".critic.weight", ".reference.weight") if self.lora is not None else ()
         every = self._networks["policy"].named_parameters()
-        rest = (
-            {f"base {key}": value for key, value in every if not key.endswith(adapters)}
-            if adapters
-            else {f"base {key}": value for key, value in every if f"policy {key}" not in found}
-        )
-        return found | rest
+        rest = {key: value for key, value in every if not key.endswith(adapters) and f"policy {key}" not in found}
+        return found | {f"base {key}": value for key, value in rest.items()}
 
     def refresh_reference(self) -> None:
         """reference = policy."""

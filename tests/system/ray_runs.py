@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from burnish.commands.train import train
 from burnish.config import load
 from burnish.runtime.group import ActorGroup
 from burnish.workers.checkpoint import read
-from tests.system.runs import metrics_of
+from tests.system.runs import flat, metrics_of
 
 HERE = Path(__file__).parents[2]
 SLOW = 300.0  # seconds that a busy machine may take for what takes a few
@@ -126,7 +126,7 @@ def state_of(folder: Path) -> dict[str, Any]:
     """Everything in the newest checkpoint by dotted names."""
     newest = max(path for path in (folder / "checkpoints").iterdir() if path.name.isdecimal())
     checkpoint = read(newest)
-    return dict(_flat(checkpoint.load(checkpoint.identity), newest.name))
+    return dict(flat(checkpoint.load(checkpoint.identity), newest.name))
 
 
 def assert_same(folder: Path, other: Path) -> None:
@@ -161,16 +161,6 @@ def assert_close(folder: Path, other: Path, tolerance: float) -> None:
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             apart, size = float((one[name] - value).norm()), float(value.norm())
             assert apart <= tolerance * size, f"{name} is {apart:g} apart, of {size:g}"
-
-
-def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _flat(inner, f"{name}.{key}")
-    elif isinstance(value, list | tuple):
-        yield from _flat(dict(enumerate(value)), name)
-    else:
-        yield name, value
 
 
 def saved_updates(folder: Path) -> list[int]:

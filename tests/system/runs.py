@@ -55,14 +55,19 @@ def last_state(folder: Path) -> dict[str, Any]:
     """Everything in the newest checkpoint by dotted names; tensors as bytes, so that bits are compared."""
     newest = max(path for path in (folder / "checkpoints").iterdir() if path.name.isdecimal())
     checkpoint = read(newest)
-    return dict(_flat(checkpoint.load(checkpoint.identity), newest.name))
+    return {name: _bits(value) for name, value in flat(checkpoint.load(checkpoint.identity), newest.name)}
 
 
-def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+def flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """What a nested value holds, by dotted names."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield from _flat(inner, f"{name}.{key}")
+            yield from flat(inner, f"{name}.{key}")
     elif isinstance(value, list | tuple):
-        yield from _flat(dict(enumerate(value)), name)
+        yield from flat(dict(enumerate(value)), name)
     else:
-        yield name, value.numpy().tobytes() if hasattr(value, "numpy") else value
+        yield name, value
+
+
+def _bits(value: Any) -> Any:
+    return value.numpy().tobytes() if hasattr(value, "numpy") else value
