@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.system import deadly
-from tests.system.ray_runs import ADAPTER, DRAWING, SEEING, Fate, Machines, run
+from tests.system.ray_runs import ADAPTER, DRAWING, SEEING, Fate, Forks, Machines, run
 
 COLOCATED = ["pools.train.processes=2"]
 POOLED = ["pools.rollout.processes=2", "pools.reward.processes=1"]
@@ -31,11 +31,18 @@ REFERENCES = {
 
 
 @pytest.fixture(scope="session")
-def machines() -> Iterator[Machines]:
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    found = Forks(tmp_path_factory.mktemp("forks"))
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="session")
+def machines(forks: Forks) -> Iterator[Machines]:
     # simulated machines listen on loopback alone, where Ray's own process looks only if it is told
     from ray._private import ray_constants
 
-    found = Machines(cpus=8)
+    found = Machines(8, forks)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", False)
         yield found

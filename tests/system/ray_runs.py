@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -41,10 +42,30 @@ DRAWING = [
 STRIKE_AFTER = 0.05  # seconds after a worker was asked
 
 
-class Machines:
-    """A cluster that machines join and leave; it has one from the beginning, with so many CPUs as Ray counts them."""
+class Forks:
+    """A process that has imported what workers import, and a command that runs Python in a fork of it."""
 
-    def __init__(self, cpus: int) -> None:
+    def __init__(self, folder: Path) -> None:
+        door = folder / "door"
+        self.command = shlex.join([sys.executable, "-S", str(HERE / "tests/system/forks.py"), str(door)])
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.system.forks", "serve", str(door)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=HERE,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "ready\n"
+
+    def close(self) -> None:
+        self.process.communicate(timeout=60)
+
+
+class Machines:
+    """A cluster that machines join and leave; it has one from the beginning, with so many CPUs as Ray counts them.
+
+    Workers of runs on it are forks, so that they start at once."""
+
+    def __init__(self, cpus: int, forks: Forks) -> None:
+        self.environment = f"{{py_executable: {forks.command}}}"
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.system.machines"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=HERE,
@@ -62,7 +83,8 @@ class Machines:
 
     def options(self, **more: Any) -> list[str]:
         """Of a run on it."""
-        given = {"address": self.address, "start_timeout": SLOW, "call_timeout": SLOW, "placement_timeout": 60} | more
+        given = {"address": self.address, "runtime_env": self.environment, "placement_timeout": 60}
+        given |= {"start_timeout": SLOW, "call_timeout": SLOW} | more
         return ["runtime=ray", *(f"ray.{name}={value}" for name, value in given.items())]
 
     def _ask(self, order: dict[str, Any]) -> dict[str, str]:

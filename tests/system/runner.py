@@ -56,9 +56,9 @@ def run(order: dict[str, Any], report: int) -> int:
     return code
 
 
-def import_everything(recipe: str) -> None:
+def import_everything(recipe: str, *overrides: str) -> None:
     """Make what a run is made of, and drop it: models are imported by whoever loads them."""
-    session = open_session(load(recipe, ["model.lora.rank=2"]))
+    session = open_session(load(recipe, ["model.lora.rank=2", *overrides]))
     session.check_data()
     session.check()
 

@@ -17,11 +17,11 @@ ROOM = 30.0  # seconds that a machine may take to be there
 
 
 @pytest.fixture
-def nodes(monkeypatch):
+def nodes(forks, monkeypatch):
     from ray._private import ray_constants
 
     monkeypatch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", False)
-    found = Machines(cpus=0)  # one that nobody works on
+    found = Machines(0, forks)  # one that nobody works on
     found.join(1)
     found.join(1)
     yield found
