@@ -30,7 +30,6 @@ def run(module: str, found: Path, *arguments: str) -> dict:
 
 
 @pytest.mark.cluster
-@pytest.mark.thorough
 def test_a_cluster_of_the_run_s_own_is_this_machine_s_alone_and_goes_with_the_run(tmp_path):
     found = run("own_cluster", tmp_path / "found.json", str(tmp_path / "new" / "timeline.json"))
     assert found["handler kept"]
@@ -41,7 +40,6 @@ def test_a_cluster_of_the_run_s_own_is_this_machine_s_alone_and_goes_with_the_ru
 
 
 @pytest.mark.cluster
-@pytest.mark.thorough
 def test_two_machines_of_which_one_is_lost(tmp_path):
     found = run("two_nodes", tmp_path / "found.json")
     assert found["machines"] == 2

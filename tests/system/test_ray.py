@@ -31,9 +31,7 @@ pytestmark = pytest.mark.cluster
 ROUNDING = 1e-3
 
 
-@pytest.mark.parametrize(
-    ("many", "one"), [("pooled", "seeing"), pytest.param("colocated", "adapter", marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize(("many", "one"), [("pooled", "seeing"), ("colocated", "adapter")])
 def test_several_workers_and_a_single_process_learn_the_same(many, one, reference):
     assert_close(reference(many), reference(one), ROUNDING)
 
@@ -45,7 +43,6 @@ def test_ranks_and_a_worker_that_draws(options, reference, machines, tmp_path):
     assert_close(tmp_path / "run", reference("drawing"), 10 * ROUNDING)
 
 
-@pytest.mark.thorough
 def test_ranks_that_learn_from_data(machines, tmp_path):
     written = ["vlm_quickstart", *(one for one in SEEING if not one.startswith(("trainer.", "rollout."))), *DATA]
     assert run(tmp_path / "local", *written) == 0
@@ -53,7 +50,6 @@ def test_ranks_that_learn_from_data(machines, tmp_path):
     assert_close(tmp_path / "run", tmp_path / "local", ROUNDING)
 
 
-@pytest.mark.thorough
 def test_a_run_goes_on_with_more_ranks_and_with_fewer(options, reference, machines, fate, tmp_path):
     given = [*options("adapter"), *machines.options()]
     for ranks, first in ((1, 0), (2, 2)):
@@ -78,7 +74,6 @@ def test_samples_are_as_old_as_they_may_be_and_no_older(reference):
     assert ages(reference("pooled")) == [None] * (STEPS + 1)
 
 
-@pytest.mark.thorough
 def test_a_generator_learns_from_samples_of_three_updates_ago(machines, tmp_path):
     ahead = ["quickstart", *DRAWING, *FORWARD, "steps=5", "model.lora=null"]
     assert run(tmp_path / "run", *[o for o in ahead if o != "steps=3"], *machines.options()) == 0
@@ -92,7 +87,6 @@ def bounded(options, depth):
     return [*given, f"pipeline.depth={depth}", "pipeline.max_staleness=1"]
 
 
-@pytest.mark.thorough
 def test_the_bound_decides_and_every_publication_is_compared(options, reference, monkeypatch, tmp_path):
     undisturbed = reference("adapter ahead")
     compared = []
@@ -110,7 +104,6 @@ def test_the_bound_decides_and_every_publication_is_compared(options, reference,
     assert all(compared.count(version) >= 2 for version in range(4))
 
 
-@pytest.mark.thorough
 def test_a_run_ahead_that_is_stopped_goes_on_bit_by_bit(options, reference, fate, tmp_path):
     undisturbed = reference("adapter ahead")
     given = bounded(options("adapter ahead"), depth=2)
@@ -122,7 +115,6 @@ def test_a_run_ahead_that_is_stopped_goes_on_bit_by_bit(options, reference, fate
     assert_same(tmp_path / "run", undisturbed)
 
 
-@pytest.mark.thorough
 def test_weights_that_change_on_the_way_stop_the_run_and_what_was_learned_stays(
     options, reference, machines, notes, tmp_path
 ):
@@ -136,7 +128,6 @@ def test_weights_that_change_on_the_way_stop_the_run_and_what_was_learned_stays(
     assert_same(tmp_path / "run", undisturbed)
 
 
-@pytest.mark.thorough
 def test_an_error_that_only_workers_can_find_is_told_as_in_one_process(machines, tmp_path, capsys):
     wrong = ["vlm_quickstart", *SEEING, "model.lora.rank=2", "model.lora.targets=[nowhere]"]
     said = []
@@ -160,7 +151,6 @@ def test_workers_that_sample_and_judge_are_replaced_and_nothing_changes(options,
     assert_same(tmp_path / "run", undisturbed)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["ahead", "adapter ahead"])
 def test_a_worker_that_samples_ahead_gets_the_older_weights_again(name, options, reference, fate, tmp_path):
     """The trainer has gone on when the worker dies, at work or while it receives weights."""
@@ -183,7 +173,6 @@ def test_a_trainer_that_loses_a_rank_goes_on_from_its_checkpoint(options, refere
     assert_same(tmp_path / "run", undisturbed)
 
 
-@pytest.mark.thorough
 def test_a_trainer_that_dies_too_often_leaves_its_checkpoint(options, reference, machines, fate, tmp_path):
     fate.plan("train", "update", 3, 4)
     again = [*options("adapter"), *machines.options(max_restarts=1)]

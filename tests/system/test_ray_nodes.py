@@ -13,7 +13,7 @@ from tests.system.ray_runs import ADAPTER, SEEING, Machines, assert_same, run, s
 
 pytestmark = pytest.mark.cluster
 
-ROOM = 30.0  # seconds that a machine may take to be there
+ROOM = 15.0  # seconds that a machine may take to be there
 
 
 @pytest.fixture
