@@ -15,7 +15,7 @@ quickstart: $(VENV)/.installed  ## train the quickstart and say where its report
 	$(BIN)/burnish train quickstart
 
 test: $(VENV)/.installed-dev lint  ## checks and the whole test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --durations=12
 
 thorough: $(VENV)/.installed-dev lint  ## the same with the tests that show a thing once more, in another way
 	BURNISH_THOROUGH=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder

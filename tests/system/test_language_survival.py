@@ -47,10 +47,7 @@ def runs():
     runs.close()
 
 
-OTHERS = [pytest.param(name, marks=pytest.mark.thorough) for name in ("grpo", "dpo")]
-
-
-@pytest.fixture(scope="module", params=["ppo", *OTHERS])
+@pytest.fixture(scope="module", params=["ppo", "grpo", "dpo"])
 def uninterrupted(runs, request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "run"
     answer = runs(folder, request.param)

@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -121,7 +122,7 @@ def test_a_signal_saves_and_exits_with_75_and_the_run_goes_on(uninterrupted, tmp
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     metrics = folder / "metrics.jsonl"
     while process.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") >= 2):
-        pass
+        time.sleep(0.01)
     process.send_signal(signal.SIGTERM if algorithm == "flow_grpo" else signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 75, said
