@@ -47,7 +47,8 @@ class Forks:
 
     def __init__(self, folder: Path) -> None:
         door = folder / "door"
-        self.command = shlex.join([sys.executable, "-S", str(HERE / "tests/system/forks.py"), str(door)])
+        command = shlex.join([sys.executable, "-S", str(HERE / "tests/system/forks.py"), str(door)])
+        self.environment = f"{{py_executable: {command}}}"  # of Ray's workers
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.system.forks", "serve", str(door)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=HERE,
@@ -65,7 +66,7 @@ class Machines:
     Workers of runs on it are forks, so that they start at once."""
 
     def __init__(self, cpus: int, forks: Forks) -> None:
-        self.environment = f"{{py_executable: {forks.command}}}"
+        self.environment = forks.environment
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.system.machines"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=HERE,

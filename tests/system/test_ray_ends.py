@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,11 +19,12 @@ pytestmark = pytest.mark.cluster
 
 OPTIONS = [*SEEING, *ADAPTER, "runtime=ray", "pools.train.processes=2"]
 OPTIONS[OPTIONS.index("checkpoint.every=2")] = "checkpoint.every=1"
+OPTIONS.remove("scoring.processes=0")
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "burnish.cli", "train", "vlm_quickstart", *OPTIONS, f"output_dir={folder}"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE)
+def start(folder: Path, *more: str, **how: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "burnish.cli", "train", "vlm_quickstart", *OPTIONS, *more, f"output_dir={folder}"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE, **how)
 
 
 def await_(what, process: subprocess.Popen[str]) -> None:
@@ -51,16 +53,17 @@ def saving(folder: Path) -> bool:
     return any(path.name.startswith(".saving") for path in folder.glob("checkpoints/.saving*"))
 
 
-def test_stopped_then_killed_while_it_saves_then_finished(tmp_path):
+def test_stopped_then_killed_while_it_saves_then_finished(forks, tmp_path):
     whole, folder = tmp_path / "whole", tmp_path / "run"
-    healthy = start(whole)
+    quick = ["scoring.processes=0", f"ray.runtime_env={forks.environment}"]
+    healthy = start(whole, *quick)
     out, err = healthy.communicate(timeout=SLOW)
     assert healthy.returncode == 0, err
     assert err == ""
     assert "Finished after 5 of 5 updates" in out
     assert "pid=" not in out
 
-    stopped = start(folder)
+    stopped = start(folder, *quick)
     await_(lambda: lines(folder) >= 2, stopped)
     stopped.send_signal(signal.SIGTERM)
     _, err = stopped.communicate(timeout=SLOW)
@@ -68,31 +71,26 @@ def test_stopped_then_killed_while_it_saves_then_finished(tmp_path):
     assert "SIGTERM" in err
     assert 2 <= lines(folder) < 6
 
-    killed = start(folder)
+    killed = start(folder, *quick)
     await_(lambda: saving(folder), killed)
-    below = descendants(killed.pid)
-    agents = [pid for pid, name in below.items() if "Agent" in name]
-    workers = [pid for pid, name in below.items() if name.startswith("ray::") and pid not in agents]
-    assert len(workers) == 2, below
+    below, working = descendants(killed.pid), descendants(forks.process.pid)
+    workers = [pid for pid, name in working.items() if name.startswith("ray::")]
+    assert len(workers) == 2, working
     for pid in [killed.pid, *workers]:
         os.kill(pid, signal.SIGKILL)
     killed.communicate(timeout=SLOW)
-    assert not gone([pid for pid in below if pid not in agents])
+    # Ray's own agents look for their dead master for a minute
+    assert not gone([*workers, *(pid for pid, name in below.items() if "Agent" not in name)])
 
-    resumed = start(folder)
+    resumed = start(folder, *quick)
     _, err = resumed.communicate(timeout=SLOW)
     assert resumed.returncode == 0, err
     assert_same(folder, whole)
-    assert not gone(agents), "Ray's own look for their dead master for a minute"
 
 
 def test_ctrl_c_reaches_the_driver_alone(tmp_path):
     """A terminal sends it to all processes; the second one ends them at once, with nothing left behind."""
-    command = [sys.executable, "-m", "burnish.cli", "train", "vlm_quickstart", *OPTIONS, "pools.reward.processes=1",
-               "scoring.processes=1", f"output_dir={tmp_path / 'run'}"]  # fmt: skip
-    command.remove("scoring.processes=0")
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE,
-                               start_new_session=True)  # fmt: skip
+    process = start(tmp_path / "run", "pools.reward.processes=1", "scoring.processes=1", start_new_session=True)
     await_(lambda: lines(tmp_path / "run") >= 2, process)
     below = descendants(process.pid)
     assert any(name.startswith("ray::RewardWorker") for name in below.values())
