@@ -72,10 +72,11 @@ def _pools(config: RunConfig, given: Collection[str]) -> Iterator[str]:
             f"pools.rollout is given, but {config.algorithm.name} learns from data here, and nothing is sampled; leave "
             "it out"
         )
-    if rollout is None and getattr(config.rollout, "vllm", None) is not None:
+    vllm = getattr(config.rollout, "vllm", None)
+    if rollout is not None and vllm is not None and vllm.sleep:
         yield (
-            "rollout.vllm is given, and with runtime=ray vLLM runs beside workers of a pool of its own; set "
-            "pools.rollout.processes=1 or more"
+            "rollout.vllm.sleep is true, but vLLM runs beside workers of pools.rollout, where nothing learns meanwhile;"
+            " leave it out"
         )
     published = [option for option in given if option.startswith("ray.publication")]
     if published and rollout is None:

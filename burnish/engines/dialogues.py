@@ -95,6 +95,9 @@ class Dialogues:
     def publish(self, version: int) -> None:
         """These are the very weights."""
 
+    def rest(self) -> None:
+        """These are the very weights."""
+
     def close(self) -> None:
         """End what the environment runs beside this process."""
         self.environment.close()

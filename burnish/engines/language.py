@@ -86,6 +86,10 @@ class AnswerEngine(Protocol):
         """Sample with the policy's present weights from now on."""
         ...
 
+    def rest(self) -> None:
+        """Nothing is sampled until the next publication."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -138,6 +142,9 @@ class LanguageEngine:
         return completion, texts(self.roles.model, completion)
 
     def publish(self, version: int) -> None:
+        """These are the very weights."""
+
+    def rest(self) -> None:
         """These are the very weights."""
 
     def close(self) -> None:

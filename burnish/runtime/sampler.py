@@ -45,7 +45,7 @@ class Sampler:
         assert version == asked.version, f"weights of version {asked.version} are to sample, and {version} is here"
         if version != self._published:
             if self.session.publisher is not None:
-                self.session.publisher(version)
+                self.session.publisher.publish(version)
             self._published = version
         with self.profiler.during(asked.update):
             return make(self.session, asked)

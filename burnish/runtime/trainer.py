@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +85,12 @@ class TrainerRank:
         return from_saved(source) if self.ranks.rank == 0 else {}
 
     def make(self, asked: Asked | None) -> tuple[Made | None, Packed | None]:
-        """Sample and score this rank's own part, if there is one, with gathered weights. Answers differ by rank."""
+        """Sample and score this rank's own part, if there is one. Answers differ by rank."""
         if asked is not None:
             self._record(asked.update)
-        with self.session.roles.gathered():  # of every network, for metrics compare some of them
+        # of every network, for metrics compare some of them
+        whole = nullcontext() if self.session.samples_apart else self.session.roles.gathered()
+        with whole:
             return make(self.session, asked) if asked is not None else (None, None)
 
     def collect(self, update: int) -> Elsewhere:

@@ -22,7 +22,7 @@ from burnish.stopwatch import Stopwatch
 from burnish.types import Prompt
 from burnish.workers.ema import Ema
 from burnish.workers.groups import ParameterGroup
-from burnish.workers.local import Balance, Besides, LocalWorkers
+from burnish.workers.local import Balance, Besides, LocalWorkers, Publisher
 from burnish.workers.ranks import ALONE, Ranks
 
 
@@ -89,9 +89,14 @@ class Session:
         )
 
     @property
-    def publisher(self) -> Callable[[int], None] | None:
-        """Who hands weights of a version to an engine that does not have them; None where none has to."""
+    def publisher(self) -> Publisher | None:
+        """Who samples, where that has to be told of weights."""
         return None
+
+    @property
+    def samples_apart(self) -> bool:
+        """Whether who samples has weights of its own, so that those here need not be whole meanwhile."""
+        return False
 
     @property
     def besides(self) -> Besides | None:

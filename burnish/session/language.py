@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -68,13 +68,18 @@ class LanguageSession(Session):
 
             path, _ = read_config(config.model)
             return VllmEngine(
-                self.roles, config.rollout.vllm, path=path, batch_size=config.rollout.batch_size, seed=config.seed
-            )
+                self.roles, config.rollout.vllm, path=path, batch_size=config.rollout.batch_size, seed=config.seed,
+                example=lambda: self.learnable_prompts[0] if self.ranks.size > 1 else None,
+            )  # fmt: skip
         return LanguageEngine(self.roles, batch_size=config.rollout.batch_size, seed=config.seed)
 
     @property
-    def publisher(self) -> Callable[[int], None]:
-        return self.engine.publish
+    def publisher(self) -> AnswerEngine:
+        return self.engine
+
+    @property
+    def samples_apart(self) -> bool:
+        return self.config.rollout.vllm is not None
 
     @contextmanager
     def trained_weights(self) -> Iterator[None]:

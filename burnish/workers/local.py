@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -78,6 +78,18 @@ class Balance(Protocol):
         ...
 
 
+class Publisher(Protocol):
+    """An engine that samples with weights of its own."""
+
+    def publish(self, version: int) -> None:
+        """Sample with the policy's present weights from now on."""
+        ...
+
+    def rest(self) -> None:
+        """Nothing is sampled until the next publication."""
+        ...
+
+
 class LocalWorkers:
     """The networks, their optimizers and their average, behind the verbs of the loop."""
 
@@ -93,7 +105,7 @@ class LocalWorkers:
         watch: Stopwatch,
         besides: Besides | None = None,
         balance: Balance | None = None,
-        publisher: Callable[[int], None] | None = None,
+        publisher: Publisher | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
         """Take over what a session made.
@@ -108,7 +120,7 @@ class LocalWorkers:
             watch: takes the time.
             besides: what every optimizer step learns, too.
             balance: of the experts of a mixture, if the network is one.
-            publisher: hands the weights of a version to an engine that does not have them.
+            publisher: who samples, where that has to be told of weights.
             ranks: that hold these networks together. Every verb is called on all of them, with the same arguments;
                 each learns its own rows of every mini-batch.
         """
@@ -121,6 +133,8 @@ class LocalWorkers:
 
     def annotate(self, scored: Collected) -> Any:
         """Add what needs a forward pass."""
+        if self.publisher is not None:
+            self.publisher.rest()
         self.roles.moved = scored.version != self.version
         with self.watch("old_log_prob"):
             return self.algorithm.annotate(scored, self.roles)
@@ -151,7 +165,7 @@ class LocalWorkers:
         self.version = version
         self.roles.moved = False
         if self.publisher is not None:
-            self.publisher(version)
+            self.publisher.publish(version)
 
     def _mini_batches(self, batch: Batch, update: int) -> list[Batch]:
         count = len(batch)

@@ -61,6 +61,12 @@ def test_taken(recipe, overrides):
     assert load(recipe, overrides).runtime == "ray"
 
 
-def test_vllm_with_ranks_that_sample_themselves():
-    with pytest.raises(ConfigError, match=r"rollout\.vllm is given, and with runtime=ray"):
-        load("vlm_quickstart", [RAY, "rollout.vllm={python: /usr/bin/python3}"])
+SLEEPER = [RAY, "rollout.engine=vllm", "rollout.vllm={python: /usr/bin/python3, sleep: true}"]
+
+
+def test_vllm_rests_beside_ranks_that_learn_and_nowhere_else():
+    assert load("vlm_quickstart", [*SLEEPER, "pools.train.processes=2"]).rollout.vllm.sleep
+    with pytest.raises(
+        ConfigError, match=r"rollout\.vllm\.sleep is true, but vLLM runs beside workers of pools\.rollout"
+    ):
+        load("vlm_quickstart", [*SLEEPER, "pools.rollout.processes=1"])

@@ -34,10 +34,11 @@ PROMPTS = [NONE, ONE, SEVERAL, FILM]
 PLAIN = Sampling(max_new_tokens=12, temperature=0.7)
 
 
-def engine_of(path, roles):
+def engine_of(path, roles, **more):
     options = VllmOptions(
-        python=PYTHON or "", enforce_eager=True, kv_cache_gb=0.06, max_model_len=512, restarts=0, tolerance=1e-4
-    )
+        python=PYTHON or "", enforce_eager=True, kv_cache_gb=0.06, max_model_len=512, tolerance=1e-4,
+        **{"restarts": 0} | more,
+    )  # fmt: skip
     return VllmEngine(roles, options, path=path, batch_size=64, seed=3)
 
 
@@ -276,3 +277,27 @@ def test_every_family_and_tied_heads(tmp_path, family, tied):
         assert off(made, completion, 0.7) < 1e-4
     finally:
         made.close()
+
+
+def test_it_rests_until_the_next_publication_and_samples_as_before(path, monkeypatch):
+    # only a GPU's memory can be given back, and without one vLLM refuses the option; it is put to rest all the same
+    arguments = VllmEngine._arguments
+    monkeypatch.setattr(
+        VllmEngine, "_arguments", lambda self, *given: arguments(self, *given) | {"enable_sleep_mode": False}
+    )
+    engine = engine_of(path, Roles(path), sleep=True, restarts=1)
+    try:
+        before, _ = engine.sample(job([ONE]))
+        for version in (1, 2):
+            engine.rest()
+            engine.rest()
+            with pytest.raises(AssertionError, match="nothing has been published since"):
+                engine.sample(job([ONE]))
+            if version == 2:
+                os.kill(engine._process.pid, signal.SIGKILL)
+            engine.publish(version)
+            after, _ = engine.sample(job([ONE]))
+            assert torch.equal(after.ids, before.ids)
+    finally:
+        engine.close()
+    assert engine.restarts == 1

@@ -168,12 +168,21 @@ def test_a_publication_has_no_name_and_says_what_it_holds(tmp_path, monkeypatch)
     assert not os.path.exists(path)
 
 
-def test_adapters_are_left_out_of_publications():
-    class Network(torch.nn.Module):
-        def state_dict(self):
-            return {"q.base_layer.weight": 1, "q.lora_A.policy.weight": 2, "norm.weight": 3}
+def test_weights_have_the_names_of_the_plain_network():
+    class Adapted(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.base_layer = torch.nn.Linear(2, 2, bias=False)
+            self.lora_A = torch.nn.ModuleDict({"policy": torch.nn.Linear(2, 1, bias=False)})
 
-    assert weights_of(Network()) == {"q.weight": 1, "norm.weight": 3}
+    network = torch.nn.ModuleDict({"q": Adapted(), "embed": torch.nn.Embedding(3, 2), "head": torch.nn.Linear(2, 3)})
+    network["head"].weight = network["embed"].weight
+    network["head"].register_buffer("scale", torch.ones(3))
+    network["head"].register_buffer("frequency", torch.ones(3), persistent=False)
+    found = weights_of(network)
+    assert found.keys() == {"q.weight", "embed.weight", "head.weight", "head.bias", "head.scale"}
+    assert all(torch.equal(value, network.state_dict()[name]) for name, value in found.items() if name != "q.weight")
+    assert torch.equal(found["q.weight"], network["q"].base_layer.weight)
 
 
 def started(monkeypatch, code, **timeouts):

@@ -24,6 +24,7 @@ from burnish.engines.vllm.publication import Publication, weights_of
 from burnish.errors import UserError
 from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
+from burnish.prompt import Prompt
 from burnish.rewards.language.base import Response
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
@@ -38,7 +39,16 @@ class VllmEngine:
     responses.
     """
 
-    def __init__(self, roles: SamplingRoles, options: VllmOptions, *, path: Path, batch_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        roles: SamplingRoles,
+        options: VllmOptions,
+        *,
+        path: Path,
+        batch_size: int,
+        seed: int,
+        example: Callable[[], Prompt | None] = lambda: None,
+    ) -> None:
         """Start vLLM; it gets ready while the caller goes on.
 
         Args:
@@ -47,6 +57,8 @@ class VllmEngine:
             path: directory of the model, of which vLLM reads all but the weights.
             batch_size: responses that are decoded at once.
             seed: of the run.
+            example: a prompt to compare the two sides with before anything was sampled. Without one that is done while
+                the first responses are sampled, for which ranks that share weights would have to meet again.
         """
         self.roles, self.model, self.options, self.seed = roles, roles.model, options, seed
         self.encode = Encoder(roles.model)
@@ -56,6 +68,8 @@ class VllmEngine:
         self._first = {"arguments": self._arguments(path, batch_size), "banned": self.model.banned.tolist()}
         self._published: Publication | None = None
         self._probe: Completion | None = None
+        self._example = example
+        self._resting = False
         self._compared = False
         self._process = self._started()
 
@@ -85,6 +99,8 @@ class VllmEngine:
             VllmFailedError: vLLM failed, lacks a weight, or does not score responses as the trainer does.
         """
         begun = time.monotonic()
+        if self._probe is None and (example := self._example()) is not None:
+            self._probe = imagined(self.model, self.encode([example]).table, self.seed)
         with self.roles.sampling() as network:
             written = Publication(weights_of(network), version, dtype=self.model.compute)
             if self._published is not None:
@@ -94,6 +110,12 @@ class VllmEngine:
             if self._probe is not None:
                 self._compare(network)
         self.metrics |= {"timing_s/publish_vllm": time.monotonic() - begun, "vllm/restarts": float(self.restarts)}
+
+    def rest(self) -> None:
+        """Have vLLM give its memory of the GPU back until the next publication, if it may."""
+        if self.options.sleep and not self._resting:
+            self._insist(lambda: next(self._process.ask("rest", {"do": "rest"})))
+            self._resting = True
 
     def score(self, completion: Completion, *, temperature: float) -> Tensor:
         """vLLM's log-probs [B, T] float32 of tokens that the policy chose, 0 elsewhere."""
@@ -120,6 +142,7 @@ class VllmEngine:
             "enforce_eager": options.enforce_eager,
             "gpu_memory_utilization": options.memory_fraction,
             "tensor_parallel_size": options.tensor_parallel,
+            "enable_sleep_mode": options.sleep,
             "max_num_seqs": batch_size,
         }
         if options.kv_cache_gb is not None:
@@ -155,6 +178,7 @@ class VllmEngine:
     def _load(self, written: Publication) -> None:
         header = {"do": "load", "path": written.path, "version": written.version, "digest": written.digest}
         answer, _ = next(self._process.ask(f"weights of version {written.version}", header))
+        self._resting = False
         if (answer["version"], answer["digest"]) != (written.version, written.digest):
             raise VllmFailedError(f"vLLM has weights of version {answer['version']}, not {written.version}")
         if answer["missing"]:
@@ -204,6 +228,7 @@ class VllmEngine:
     def _rows(self, what: str, header: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> list[Any]:
         """Answers in order of their rows."""
         assert self._published is not None, "nothing has been published"
+        assert not self._resting, "nothing has been published since vLLM was put to rest"
         found: dict[int, Any] = {}
         for answer, data in self._process.ask(what, header, arrays):
             if "done" in answer:

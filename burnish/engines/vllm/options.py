@@ -19,6 +19,7 @@ OURS = {
     "gpu_memory_utilization": "rollout.vllm.memory_fraction",
     "kv_cache_memory_bytes": "rollout.vllm.kv_cache_gb",
     "tensor_parallel_size": "rollout.vllm.tensor_parallel",
+    "enable_sleep_mode": "rollout.vllm.sleep",
     "max_num_seqs": "rollout.batch_size",
 }
 FIXED = (
@@ -39,6 +40,9 @@ class VllmOptions:
     """GiB for keys and values; null takes what memory_fraction leaves."""
     max_model_len: Count | None = None
     """Tokens of the longest prompt and response together; null takes the model's own limit. Less saves memory."""
+    sleep: bool = False
+    """Give the GPU's memory back while the policy learns, for a trainer on the same GPU: weights wait in the CPU's
+    memory until the next ones are published. On GPUs only."""
     tensor_parallel: Count = 1
     """GPUs that share each layer."""
     devices: str | None = None

@@ -18,9 +18,16 @@ SPARE = 1.1  # a file needs a little more than its tensors
 
 
 def weights_of(network: nn.Module) -> dict[str, Tensor]:
-    """The plain network's weights by their names in transformers, adapters folded in beforehand."""
-    state = network.state_dict()
-    return {name.replace(".base_layer.", "."): value for name, value in state.items() if ".lora_" not in name}
+    """The plain network's weights by their names in transformers, adapters folded in beforehand.
+
+    Those that ranks have gathered are taken as they are; the network's own ``state_dict`` would give them up.
+    """
+    found = dict(network.named_parameters(remove_duplicate=False))
+    for place, module in network.named_modules():
+        for name, value in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                found[f"{place}.{name}" if place else name] = value
+    return {name.replace(".base_layer.", "."): value for name, value in found.items() if ".lora_" not in name}
 
 
 class Publication:

@@ -61,6 +61,7 @@ def _serve(channel: Channel) -> None:
         header, arrays = channel.receive()
         action: Callable[[dict[str, Any], Arrays], None] = {
             "load": server.load,
+            "rest": server.rest,
             "sample": server.sample,
             "score": server.score,
         }[header["do"]]
@@ -97,13 +98,24 @@ class Server:
         if digest != header["digest"]:
             raise ValueError(f"{header['path']} has sha256 {digest}, but {header['digest']} was published")
         self.version = None  # torn until all ranks have them
+        resting = self.engine.is_sleeping()
+        if resting:
+            self.engine.wake_up(["weights"])
         missing = {name for names in self._everywhere("burnish_load", header["path"]) for name in names}
+        if resting:
+            self.engine.wake_up(["kv_cache"])
         if not self.engine.reset_prefix_cache():
             raise RuntimeError("vLLM keeps prompts that the old weights have read")
         self.engine.reset_encoder_cache()
         self.engine.reset_mm_cache()
         self.version = header["version"]
         self.channel.send({"version": self.version, "digest": digest, "missing": sorted(missing)})
+
+    def rest(self, header: dict[str, Any], arrays: Arrays) -> None:
+        """Give the memory of the GPU back until weights are loaded; those of now are kept in the CPU's."""
+        self.engine.reset_encoder_cache()
+        self.engine.sleep(1)
+        self.channel.send({"resting": True})
 
     def sample(self, header: dict[str, Any], arrays: Arrays) -> None:
         """Sample responses; each is sent as soon as it is there, in whatever order they come."""
