@@ -3,8 +3,6 @@ PYTHON ?= python3
 # What pip installs PyTorch from. Without a GPU its CPU build is gigabytes smaller:
 #   make quickstart TORCH="torch --index-url https://download.pytorch.org/whl/cpu"
 TORCH ?= torch==2.13.0
-# Bytecode is made where something is imported; most of what is installed never is
-PIP := -m pip install --quiet --no-compile
 VENV := .venv
 BIN := $(VENV)/bin
 # Threads that wait by spinning steal the core that another process computes on
@@ -35,13 +33,13 @@ install: $(VENV)/.installed
 # PyTorch comes first, so that no other package's requirement chooses another build of it
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python $(PIP) --upgrade pip
-	$(BIN)/python $(PIP) $(TORCH)
-	$(BIN)/python $(PIP) --editable .
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python $(PIP) --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
 clean:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -128,13 +128,14 @@ class Call:
         )
 
 
-def first_done(calls: Sequence[Call]) -> list[Call]:
+def first_done(calls: Sequence[Call], between: Callable[[], None] = lambda: None) -> list[Call]:
     """Wait until ``results`` of at least one call returns, or raises, at once; those calls, in the order given.
 
-    A call that is late counts as done.
+    A call that is late counts as done. ``between`` is called once a second meanwhile.
     """
     assert calls, "nothing to wait for"
     while True:
+        between()
         done = [call for call in calls if call.done() or not call.left]
         if done:
             return done
@@ -145,15 +146,19 @@ def first_done(calls: Sequence[Call]) -> list[Call]:
             ray.wait(rest, timeout=min([LOOK, *(call.left for call in calls)]))
 
 
-def all_done(calls: Sequence[Call]) -> None:
+def all_done(calls: Sequence[Call], between: Callable[[], None] = lambda: None) -> None:
     """Wait for several calls at once, each of which may be stuck until another one's error is heard.
+
+    Args:
+        calls: what is waited for.
+        between: see ``first_done``.
 
     Raises:
         Exception: see ``Call.results``; of the first call that is done with an error.
     """
     left = list(calls)
     while left:
-        for call in first_done(left):
+        for call in first_done(left, between):
             call.results()
             left.remove(call)
 

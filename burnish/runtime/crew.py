@@ -149,7 +149,7 @@ class RayCrew:
             places = self.trainers.call_one(0, "learnable")
             session.learnable_prompts = [session.train_prompts[place] for place in places]
         if self.samplers is None:
-            return OnlineSource(session.questions, RankMaker(self.trainers, self.watch))
+            return OnlineSource(session.questions, RankMaker(self.trainers, self.watch, lambda: self.stop()))
         if config.pipeline.depth == 0:
             return OnlineSource(session.questions, self.samplers)
         return PipelinedSource(session.questions, self.samplers, config.pipeline, steps=config.steps)

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from burnish.algorithms.base import Metrics
-from burnish.runtime.calls import all_done
+from burnish.runtime.calls import Call, all_done
 from burnish.runtime.group import ActorGroup
 from burnish.runtime.made import Made, slowest
 from burnish.sources.asked import Asked, join, split
+from burnish.sources.base import GivenUp
 from burnish.stopwatch import Stopwatch
 from burnish.types import Collected, Elsewhere, Rollouts
 
@@ -46,16 +47,30 @@ class RankWorkers:
 class RankMaker:
     """The ranks sample themselves, each its part, with weights that are gathered for that long."""
 
-    def __init__(self, ranks: ActorGroup, watch: Stopwatch) -> None:
-        self.ranks, self.watch = ranks, watch
+    def __init__(self, ranks: ActorGroup, watch: Stopwatch, stop: Callable[[], bool]) -> None:
+        """Args: ``stop`` says whether samples that nobody has learned from are to be given up."""
+        self.ranks, self.watch, self.stop = ranks, watch, stop
 
     def make(self, asked: Asked) -> Rollouts:
-        """Samples of the present weights."""
+        """Samples of the present weights.
+
+        Raises:
+            GivenUp: the run is to stop.
+        """
+        told: list[Call] = []
+
+        def tell() -> None:
+            if not told and self.stop():
+                told.append(self.ranks.submit("give_up", beside=True))
+
         size = len(self.ranks)
         parts: list[Asked | None] = [*split(asked, size)]
         parts += [None] * (size - len(parts))
         calls = [self.ranks.submit_one(rank, "make", part, keep=True) for rank, part in enumerate(parts)]
-        all_done(calls)
+        all_done(calls, tell)
+        if told:
+            told[0].results()
+            raise GivenUp
         made: list[Made] = []
         rollouts = []
         for rank, call in enumerate(calls):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from burnish.runtime.publication import Sender
 from burnish.runtime.scoring import PooledScorer
 from burnish.runtime.transfer import Packed, resolved
 from burnish.sources.asked import Asked
+from burnish.sources.base import GivenUp
 from burnish.types import Collected, Elsewhere
 from burnish.workers.checkpoint import CheckpointStore
 from burnish.workers.checkpoint_files import Checkpoint
@@ -85,13 +86,19 @@ class TrainerRank:
         return from_saved(source) if self.ranks.rank == 0 else {}
 
     def make(self, asked: Asked | None) -> tuple[Made | None, Packed | None]:
-        """Sample and score this rank's own part, if there is one. Answers differ by rank."""
+        """Sample and score this rank's own part, if there is one and it is not given up. Answers differ by rank."""
         if asked is not None:
             self._record(asked.update)
         # of every network, for metrics compare some of them
         whole = nullcontext() if self.session.samples_apart else self.session.roles.gathered()
-        with whole:
-            return make(self.session, asked) if asked is not None else (None, None)
+        with whole, suppress(GivenUp):
+            if asked is not None:
+                return make(self.session, asked)
+        return None, None
+
+    def give_up(self) -> None:
+        """Samples that are being made, and all further ones, are of no use any more: the run is to stop."""
+        self.session.stop = lambda: True
 
     def collect(self, update: int) -> Elsewhere:
         """Read the batch of an update from data, and hold it."""

@@ -151,6 +151,16 @@ def test_workers_that_sample_and_judge_are_replaced_and_nothing_changes(options,
     assert_same(tmp_path / "run", undisturbed)
 
 
+def test_ranks_that_sample_give_up_and_make_the_same_samples_again(options, reference, fate, tmp_path):
+    undisturbed = reference("colocated")
+    fate.plan("train", "make", 4, rank=1, blow=terminate)
+    assert run(tmp_path / "run", *options("colocated")) == EXIT_STOPPED
+    assert fate.met()
+    assert saved_updates(tmp_path / "run")[-1] == 3
+    assert run(tmp_path / "run", *options("colocated")) == 0
+    assert_same(tmp_path / "run", undisturbed)
+
+
 @pytest.mark.parametrize("name", ["ahead", "adapter ahead"])
 def test_a_worker_that_samples_ahead_gets_the_older_weights_again(name, options, reference, fate, tmp_path):
     """The trainer has gone on when the worker dies, at work or while it receives weights."""

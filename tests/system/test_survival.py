@@ -38,10 +38,10 @@ def runs():
     runs.close()
 
 
-THIRD = pytest.param("diffusion_dpo", marks=pytest.mark.thorough)
+OTHERS = [pytest.param(name, marks=pytest.mark.thorough) for name in ("flow_grpo", "diffusion_dpo")]
 
 
-@pytest.fixture(scope="module", params=["diffusion_nft", "flow_grpo", THIRD])
+@pytest.fixture(scope="module", params=["diffusion_nft", *OTHERS])
 def uninterrupted(runs, request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "run"
     answer = runs(folder, request.param)
