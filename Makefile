@@ -5,6 +5,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 # Threads that wait by spinning steal the core that another process computes on
 export OMP_WAIT_POLICY := PASSIVE
 export HF_HUB_OFFLINE := 1
@@ -15,13 +16,13 @@ quickstart: $(VENV)/.installed  ## train the quickstart and say where its report
 	$(BIN)/burnish train quickstart
 
 test: $(VENV)/.installed-dev lint  ## checks and the whole test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --durations=12
+	$(PYTEST) --durations=12
 
 thorough: $(VENV)/.installed-dev lint  ## the same with the tests that show a thing once more, in another way
-	BURNISH_THOROUGH=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	BURNISH_THOROUGH=1 $(PYTEST)
 
 fast: $(VENV)/.installed-dev  ## the tests that take seconds
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow and not cluster"
+	$(PYTEST) -m "not slow and not cluster"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -21,8 +21,7 @@ import torch
 from burnish.commands.train import train
 from burnish.config import load
 from burnish.runtime.group import ActorGroup
-from burnish.workers.checkpoint import read
-from tests.system.runs import flat, metrics_of
+from tests.system.runs import metrics_of, state_of
 
 HERE = Path(__file__).parents[2]
 SLOW = 300.0  # seconds that a busy machine may take for what takes a few
@@ -143,13 +142,6 @@ class Fate:
     def met(self) -> bool:
         """Whether all of it has happened."""
         return not self._planned
-
-
-def state_of(folder: Path) -> dict[str, Any]:
-    """Everything in the newest checkpoint by dotted names."""
-    newest = max(path for path in (folder / "checkpoints").iterdir() if path.name.isdecimal())
-    checkpoint = read(newest)
-    return dict(flat(checkpoint.load(checkpoint.identity), newest.name))
 
 
 def assert_same(folder: Path, other: Path) -> None:

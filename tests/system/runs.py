@@ -52,19 +52,23 @@ def metrics_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def last_state(folder: Path) -> dict[str, Any]:
-    """Everything in the newest checkpoint by dotted names; tensors as bytes, so that bits are compared."""
+    """The same as ``state_of``, tensors as bytes, so that bits are compared."""
+    return {name: _bits(value) for name, value in state_of(folder).items()}
+
+
+def state_of(folder: Path) -> dict[str, Any]:
+    """Everything in the newest checkpoint by dotted names."""
     newest = max(path for path in (folder / "checkpoints").iterdir() if path.name.isdecimal())
     checkpoint = read(newest)
-    return {name: _bits(value) for name, value in flat(checkpoint.load(checkpoint.identity), newest.name)}
+    return dict(_flat(checkpoint.load(checkpoint.identity), newest.name))
 
 
-def flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """What a nested value holds, by dotted names."""
+def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield from flat(inner, f"{name}.{key}")
+            yield from _flat(inner, f"{name}.{key}")
     elif isinstance(value, list | tuple):
-        yield from flat(dict(enumerate(value)), name)
+        yield from _flat(dict(enumerate(value)), name)
     else:
         yield name, value
 

@@ -20,8 +20,8 @@ VLLM = [
     "rollout.engine=vllm",
     f"rollout.vllm={{python: {PYTHON}, enforce_eager: true, kv_cache_gb: 0.06, max_model_len: 256, restarts: 0}}",
 ]
-GIVEN = ["vlm_quickstart", *SEEING, "steps=3", "validation.every=3", *VLLM]
-MODELS = {"full": [], "adapter": ADAPTER}
+SHORT = [option for option in SEEING if not option.startswith(("steps=", "validation.every="))]
+GIVEN = ["vlm_quickstart", *SHORT, "steps=3", "validation.every=3", *VLLM]
 
 
 def earned(folder):
@@ -29,13 +29,9 @@ def earned(folder):
     return [line["critic/rewards/mean"] for line in metrics_of(folder)[1:]]
 
 
-@pytest.fixture(params=MODELS)
-def model(request):
-    return MODELS[request.param]
-
-
+@pytest.mark.parametrize("model", [[], ADAPTER], ids=["full", "adapter"])
 def test_workers_with_a_vllm_each_learn_what_one_process_learns(machines, model, tmp_path):
-    given = [option for option in GIVEN if option not in ("steps=5", "validation.every=0")] + model
+    given = GIVEN + model
     assert run(tmp_path / "local", *given) == 0
     places = {"ranks": ["pools.train.processes=2"], "apart": ["pools.rollout.processes=1"]}
     for name, place in places.items():
