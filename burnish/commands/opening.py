@@ -10,6 +10,7 @@ from burnish.errors import UserError
 from burnish.folder import RunFolder
 from burnish.session import Session, open_session
 from burnish.workers.checkpoint import CheckpointStore
+from burnish.workers.checkpoint_files import PARTS
 
 
 def open_run(source: str, overrides: Sequence[str] = ()) -> tuple[Session, int]:
@@ -38,5 +39,5 @@ def open_run(source: str, overrides: Sequence[str] = ()) -> tuple[Session, int]:
     if checkpoint is None:
         raise UserError(f"{source} has no whole checkpoint yet; training writes one every checkpoint.every updates")
     session = open_session(config)
-    session.load_weights(checkpoint.load(session.identity))
+    session.load_weights(checkpoint.load(session.identity, PARTS))
     return session, checkpoint.update

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import re
+import zipfile
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
@@ -14,11 +15,11 @@ from typing import IO, Any, cast
 import torch
 
 from burnish.errors import UserError
-from burnish.workers import shard_files
+from burnish.workers import manifest, shard_files
 from burnish.workers.snapshot import Snapshot
 
-MANIFEST = "manifest.json"
-FORMAT = 1
+MANIFEST = manifest.NAME
+PARTS = ("roles", "groups", "ema", "trainer", "source")  # of the state of a run
 VISIBLE = re.compile(r"(\d{8,})")  # names of folders that are whole
 
 
@@ -32,14 +33,16 @@ class Checkpoint:
     score: float | None
     files: dict[str, dict[str, Any]]  # size and sha256 by file name
 
-    def load(self, identity: dict[str, str]) -> dict[str, Any]:
-        """The saved state by part, on the CPU.
+    def load(self, identity: dict[str, str], parts: Collection[str] = ()) -> dict[str, Any]:
+        """The saved state by part, on the CPU. Nothing in a checkpoint can run anything here.
 
         Args:
             identity: what the run that loads is, entry by entry as it was given to ``save``.
+            parts: that have to be there.
 
         Raises:
-            UserError: the checkpoint is of another model or algorithm, or has been removed since.
+            UserError: the checkpoint is of another model or algorithm, has been removed since, or holds something
+                else than what a run writes.
         """
         saved = self.identity
         differing = [
@@ -53,16 +56,18 @@ class Checkpoint:
                 "give the options that it was trained with, or start anew in another output_dir"
             )
         try:
-            parts = {
-                name.removesuffix(".pt"): torch.load(self.path / name, map_location="cpu", weights_only=True)
-                for name in self.files
-                if name.endswith(".pt")
-            }
-            if len(parts) == len(self.files):
-                return parts
-            return shard_files.put_back(parts, shard_files.read(self.path / shard_files.FOLDER))
+            found = {name.removesuffix(".pt"): _part(self.path / name) for name in self.files if name.endswith(".pt")}
+            if missing := [name for name in parts if name not in found]:
+                raise UserError(f"{self.path} lacks {missing[0]}.pt, which every run writes; use another checkpoint")
+            if len(found) == len(self.files):
+                return found
+            start = f"{shard_files.FOLDER}/"
+            sizes = {n.removeprefix(start): one["size"] for n, one in self.files.items() if n.startswith(start)}
+            return shard_files.put_back(found, shard_files.read(self.path / shard_files.FOLDER, sizes))
         except FileNotFoundError as error:
             raise UserError(f"{error.filename} was removed; start again to use what is there now") from None
+        except OSError as error:
+            raise UserError(f"{error.filename or self.path} can't be read: {error.strerror or error}") from None
 
 
 def read(path: Path) -> Checkpoint:
@@ -80,26 +85,15 @@ def read(path: Path) -> Checkpoint:
 def _read(path: Path) -> Checkpoint:
     if not path.is_dir():
         raise UserError(f"{path} is not a checkpoint: there is no such folder")
-    try:
-        raw = (path / MANIFEST).read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"{path} is not a whole checkpoint: {path / MANIFEST} is missing") from None
-    try:
-        content = json.loads(raw)
-        content.pop("sha256")
-        whole = _render(content) == raw
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        whole = False
-    if not whole:
-        raise UserError(f"{path / MANIFEST} is damaged: its {len(raw)} bytes are not what was written")
-    if content["format"] != FORMAT:
-        raise UserError(f"{path} has format {content['format']}, not {FORMAT}; a newer Burnish wrote it")
+    content = manifest.read(path)
     if VISIBLE.fullmatch(path.name) and int(path.name) != content["update"]:
         raise UserError(f"{path} holds policy update {content['update']}; name it {content['update']:08d}")
     for name, about in content["files"].items():
         file = path / name
         if not file.exists():
             raise UserError(f"{file} is missing")
+        if not file.is_file() or not file.resolve().is_relative_to(path.resolve()):
+            raise UserError(f"{file} leads out of the checkpoint; copy what it stands for there, or use another one")
         size = file.stat().st_size
         if size != about["size"]:
             raise UserError(f"{file} has {size} bytes of {about['size']}")
@@ -112,6 +106,23 @@ def _read(path: Path) -> Checkpoint:
         score=content["score"],
         files=content["files"],
     )
+
+
+def _part(file: Path) -> Any:
+    """What a file of plain data and tensors holds."""
+    try:
+        with zipfile.ZipFile(file) as packed:  # torch packs nothing smaller, so nothing can grow without bound
+            if sum(one.file_size for one in packed.infolist()) > file.stat().st_size:
+                raise ValueError("it would grow when it is read")
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # anything may be wrong with what somebody else has made up
+        why = str(error).split("\n")[0] or type(error).__name__
+        raise UserError(
+            f"{file} holds something else than the tensors, numbers and text of a run: {why}; nothing of it was run; "
+            "use another checkpoint"
+        ) from None
 
 
 def _sha256(file: Path) -> str:
@@ -135,7 +146,7 @@ def write(folder: Path, state: Snapshot) -> None:
     for path in shard_files.files(shards) if shards.exists() else ():
         files[f"{shards.name}/{path.name}"] = _settled(path)
     content = {
-        "format": FORMAT,
+        "format": manifest.FORMAT,
         "update": state.update,
         "identity": state.identity,
         "score": state.score if state.score is not None and math.isfinite(state.score) else None,
@@ -143,7 +154,7 @@ def write(folder: Path, state: Snapshot) -> None:
     }
     with (folder / MANIFEST).open("wb") as file:
         sink = _Sink(file)
-        sink.write(_render(content))
+        sink.write(manifest.render(content))
         sink.finish()
     if shards.exists():
         sync(shards)
@@ -181,12 +192,6 @@ class _Sink:
             raise self.error
         self.file.flush()
         os.fsync(self.file.fileno())
-
-
-def _render(content: dict[str, Any]) -> bytes:
-    """A manifest with its own hash, so that no bit of it can change unseen."""
-    digest = hashlib.sha256(json.dumps(content, allow_nan=False).encode()).hexdigest()
-    return json.dumps({"sha256": digest} | content, indent=1, allow_nan=False).encode() + b"\n"
 
 
 def sync(folder: Path) -> None:
