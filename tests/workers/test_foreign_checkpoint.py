@@ -19,7 +19,7 @@ from torch.distributed.tensor import DeviceMesh, Shard, distribute_tensor
 from burnish.errors import UserError
 from burnish.workers import manifest
 from burnish.workers.checkpoint_files import MANIFEST, read
-from tests.workers.checkpoints import IDENTITY, check, make, same, save, state
+from tests.workers.checkpoints import IDENTITY, make, same, state
 
 INDEX = "shards/.metadata"
 
