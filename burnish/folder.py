@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 import re
@@ -14,6 +13,7 @@ from typing import IO, Any
 
 from burnish.config import RunConfig, changes, dump, load
 from burnish.errors import UserError
+from burnish.json_text import parse_json
 from burnish.paths import CHECKPOINTS, CONFIG, METRICS, holds_run
 
 log = logging.getLogger(__name__)
@@ -67,8 +67,12 @@ class RunFolder:
             if not text.strip():
                 continue
             try:
-                rows.append(json.loads(text))
+                row = parse_json(text)
             except ValueError:  # of json, or of a character cut in two
+                row = None
+            if is_row(row) and type(row.get(STEP)) is int:
+                rows.append(row)
+            else:
                 log.warning("line %d of %s is not whole and is left out", number, self.metrics)
         return rows
 
@@ -157,6 +161,11 @@ class RunFolder:
         for part in parts:
             if part.exists():
                 part.rename(aside / part.name)
+
+
+def is_row(value: Any) -> bool:
+    """Whether something that was read is metrics by their names: numbers, and None for what is missing."""
+    return isinstance(value, dict) and all(one is None or type(one) in (int, float) for one in value.values())
 
 
 def write_whole(path: Path, content: bytes) -> None:

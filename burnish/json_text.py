@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from burnish.errors import UserError
+
+LARGEST = 64 << 20  # bytes of a file that describes a model; a vocabulary has a few
 
 
 def parse_json(content: str | bytes | bytearray, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
@@ -21,3 +26,27 @@ def parse_json(content: str | bytes | bytearray, pairs: Callable[[list[tuple[str
         return json.loads(content, object_pairs_hook=pairs)
     except RecursionError:
         raise ValueError("is nested too deeply to be read") from None
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """The JSON object in a file that describes a model or data.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        UserError: it can't be read, or is no JSON object.
+    """
+    try:
+        if file.stat().st_size > LARGEST:
+            raise UserError(f"{file} has {file.stat().st_size} bytes, too many for a file that describes something")
+        content = parse_json(file.read_bytes())
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise UserError(f"{file} can't be read: {error.strerror}") from None
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"{file} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{file} holds {type(content).__name__}, not a JSON object; fetch it again")
+    return content

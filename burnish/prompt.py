@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from burnish.json_text import parse_json
 from burnish.media import Media
 
 
@@ -61,7 +62,7 @@ class Prompt:
     @property
     def info(self) -> dict[str, Any]:
         """The user's own keys."""
-        return json.loads(self.extra) if self.extra else {}
+        return parse_json(self.extra) if self.extra else {}
 
     @property
     def turns(self) -> tuple[Message, ...]:

@@ -13,7 +13,8 @@ PACKAGE = Path(__file__).parents[1] / "burnish"
 # the bottom first; a name imports from itself and from the lines above it, never from its neighbours: so no
 # algorithm knows a model, and no model an algorithm
 LAYERS = [
-    ["errors", "json_text", "media"],
+    ["errors", "media"],
+    ["json_text"],
     ["prompt", "stopwatch", "pictures", "recipes"],
     ["registry", "paths"],
     ["options"],

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from burnish.config import load
 from burnish.config.disk import check_disk
 from burnish.errors import ConfigError
+from burnish.json_text import parse_json
 from burnish.paths import METRICS
 
 STOPPED = 75
@@ -132,8 +132,10 @@ def final_metrics(folder: Path) -> dict[str, float]:
         return found
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            record: dict[str, Any] = json.loads(line)
+            record = parse_json(line)
         except ValueError:  # the line that was being written when the run was killed
+            continue
+        if not isinstance(record, dict):
             continue
         found = {key: value for key, value in record.items() if key.startswith(PREFIX)} or found
     return found

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.errors import UserError
+from burnish.json_text import parse_json
 
 SHOWN = 10  # problems that one message lists
 
@@ -46,11 +47,9 @@ def parse_object(text: str) -> dict[str, Any]:
         ValueError: it is none, or has a key twice.
     """
     try:
-        record = json.loads(text, object_pairs_hook=_unique)
+        record = parse_json(text, _unique)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from None
-    except RecursionError:
-        raise ValueError("is nested too deeply to be read") from None
     if not isinstance(record, dict):
         raise ValueError(f"holds {type(record).__name__}, not an object like {{'prompt': 'a cat'}}")
     return record

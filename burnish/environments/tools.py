@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +12,7 @@ from pydantic import Field
 from burnish.environments.base import Environment, Episode, Observation
 from burnish.environments.calls import ToolProcess
 from burnish.errors import UserError
+from burnish.json_text import parse_json
 from burnish.options import Count, Positive
 from burnish.registry import options, register
 from burnish.rewards.calling import load_function
@@ -58,7 +58,7 @@ class Tools(Environment):
     def answer(self, text: str) -> str:
         """The result of one call, or what is wrong with it."""
         try:
-            call = json.loads(text)
+            call = parse_json(text)
             name, arguments = call["name"], call.get("arguments", {})
         except (ValueError, KeyError, TypeError, AttributeError):
             return 'error: a call must be JSON like {"name": "...", "arguments": {...}}'

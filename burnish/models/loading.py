@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.errors import UserError
+from burnish.json_text import read_object
 from burnish.options import ModelOptions
 from burnish.paths import resolve
 from burnish.registry import lookup, names
@@ -26,15 +27,15 @@ def read_index(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
         raise UserError(f"model.path is {options.path}, which is not a directory; it must hold a diffusers pipeline")
     index = path / "model_index.json"
     try:
-        content = json.loads(index.read_text())
+        content = read_object(index)
     except FileNotFoundError:
         raise UserError(
             f"model.path is {options.path}, which has no model_index.json; "
             "it must be a pipeline as diffusers' save_pretrained writes it"
         ) from None
-    except ValueError as error:
-        raise UserError(f"{index} is not JSON: {error}") from None
-    parts = [name for name, kind in content.items() if isinstance(kind, list) and kind[0] is not None]
+    parts = [name for name, kind in content.items() if isinstance(kind, list) and kind and kind[0] is not None]
+    if strange := [name for name in parts if not re.fullmatch(r"\w+", name)]:
+        raise UserError(f"{index} lists {strange[0]!r:.80}, which is no name of a pipeline's part")
     absent = [name for name in parts if not (path / name).is_dir()]
     if absent:
         raise UserError(f"model.path is {options.path}, which lacks {', '.join(absent)}, as its model_index.json lists")

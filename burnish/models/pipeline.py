@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from burnish.errors import UserError
+from burnish.json_text import read_object
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,7 +79,7 @@ class PipelineModel:
             )
         if embedded_guidance is None:
             return
-        config = json.loads((path / "transformer" / "config.json").read_text())
+        config = read_object(path / "transformer" / "config.json")
         if not config.get("guidance_embeds", False):
             raise UserError(
                 f"rollout.embedded_guidance is {embedded_guidance}, but this {cls.pipeline_class} has no guidance "

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.errors import UserError
+from burnish.json_text import read_object
 from burnish.models.loading import load_model, read_index
 from burnish.options import ModelOptions
 from burnish.paths import resolve
@@ -78,4 +78,4 @@ def _config(pipeline: Path, part: str) -> dict[str, Any]:
     file = pipeline / part / "config.json"
     if not file.is_file():
         return {}
-    return {key: value for key, value in json.loads(file.read_text()).items() if key not in NAMES}
+    return {key: value for key, value in read_object(file).items() if key not in NAMES}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from dataclasses import dataclass, field, replace
@@ -10,7 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from burnish.config.yaml_text import parse
-from burnish.folder import STEP, RunFolder
+from burnish.folder import STEP, RunFolder, is_row
+from burnish.json_text import parse_json
 from burnish.report.samples import chance, read_samples
 from burnish.report.words import DRAWS, Words, words_of
 
@@ -228,10 +228,10 @@ class Summary:
 
 def _read_reference(folder: RunFolder) -> Row | None:
     try:
-        found: Row = json.loads((folder.reference / "metrics.json").read_bytes())
-    except (FileNotFoundError, ValueError):  # not made yet, or torn by a crash
+        found = parse_json((folder.reference / "metrics.json").read_bytes())
+    except (OSError, ValueError):  # not made yet, or torn by a crash
         return None
-    return found
+    return found if is_row(found) and found.get("guidance_scale") is not None else None
 
 
 def mean(row: Row | None, key: str) -> float | None:

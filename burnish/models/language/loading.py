@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.errors import UserError
+from burnish.json_text import read_object
 from burnish.options import LanguageModelOptions, ModelOptions
 from burnish.paths import resolve
 from burnish.registry import lookup, names
@@ -27,14 +27,12 @@ def read_config(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
     if not path.is_dir():
         raise UserError(f"model.path is {options.path}, which is not a directory; it must hold a transformers model")
     try:
-        return path, json.loads((path / "config.json").read_text())
+        return path, read_object(path / "config.json")
     except FileNotFoundError:
         raise UserError(
             f"model.path is {options.path}, which has no config.json; "
             "it must be a model as transformers' save_pretrained writes it"
         ) from None
-    except ValueError as error:
-        raise UserError(f"{path / 'config.json'} is not JSON: {error}") from None
 
 
 def check_experts(options: LanguageModelOptions) -> None:
