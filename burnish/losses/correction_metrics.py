@@ -198,7 +198,7 @@ def variance_proxy_metrics(
 ) -> dict[str, float]:
     """How much of the gradient's power is signal: the squared norm of the mean gradient against the mean squared one.
 
-    The squared norm of a token's score is taken as 1 - 2 p + sum over the vocabulary of p^2.
+    What is left over, divided by the number of samples less one, is the variance of the mean gradient. The squared norm of a token's score is taken as 1 - 2 p + sum over the vocabulary of p^2.
 
     Args:
         collision: [B, K] sum of squared probabilities over the vocabulary.
@@ -213,10 +213,11 @@ def variance_proxy_metrics(
     score = masked(1 - 2 * ratio_of(logprob) + collision, mask).sum(1)[rows]
     power = advantage[rows].square()
     total, signal = float((power * score).mean()), gradient_norm**2
+    noise = max(total - signal, 0.0) / (len(power) - 1) if len(power) > 1 else 0.0
     return {
         "variance_proxy/proxy1_signal_strength": signal,
         "variance_proxy/proxy2_total_power": total,
-        "variance_proxy/proxy3_pure_noise": max(total - signal, 0.0),
+        "variance_proxy/proxy3_pure_noise": noise,
         "variance_proxy/expected_a_squared": float(power.mean()),
         "variance_proxy/expected_w": float(score.mean()),
     }

@@ -200,7 +200,7 @@ class LocalWorkers:
             metrics |= {f"{group.name}/grad_norm": norm, f"{group.name}/lr": group.lr}
         power, actor = metrics.get("variance_proxy/proxy2_total_power"), self.groups[0].name
         if power is not None and actor in norms:
-            metrics |= signal_and_noise(power, norms[actor])
+            metrics |= signal_and_noise(power, norms[actor], whole["count variance_proxy/proxy2_total_power"])
         if not all(map(math.isfinite, [total, *norms.values()])):
             return self._skip(total, norms)
         for group in learning:
@@ -285,12 +285,16 @@ class LocalWorkers:
         self.skipped_in_a_row = state["trainer"]["skipped_in_a_row"]
 
 
-def signal_and_noise(power: float, norm: float) -> Metrics:
-    """verl's proxies of how much of the gradient's power is signal, from the total and the norm of the mean."""
-    return {
-        "variance_proxy/proxy1_signal_strength": norm**2,
-        "variance_proxy/proxy3_pure_noise": max(power - norm**2, 0.0),
-    }
+def signal_and_noise(power: float, norm: float, terms: float) -> Metrics:
+    """verl's proxies of how much of the gradient is signal.
+
+    Args:
+        power: mean over the terms of the squared norms of their gradients.
+        norm: of the mean of those gradients.
+        terms: how many, whose mean has a variance of (power - norm^2) / (terms - 1).
+    """
+    noise = max(power - norm**2, 0.0) / (terms - 1) if terms > 1 else 0.0
+    return {"variance_proxy/proxy1_signal_strength": norm**2, "variance_proxy/proxy3_pure_noise": noise}
 
 
 def summary(whole: Mapping[str, float]) -> Metrics:
