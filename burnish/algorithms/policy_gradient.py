@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from burnish.experience import AnnotatedSteps, LearnedSteps, StepTerms
     from burnish.flow.transitions import Density, Transition
-    from burnish.types import Loss, Scored, Steps
+    from burnish.types import Denoising, Loss, Scored, Steps
 
 
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -155,8 +155,9 @@ class PolicyGradient(GroupRelative):
         weight, metrics = self.step_weights(scored), dict(annotated.metrics)
         trained = self.trained_steps(scored)
         if self.rollout_correction is not None:
+            trace = scored.trace
             factor, trained, corrected = self.rollout_correction.apply(
-                annotated.learner, scored.trace.logprob, trained, scored.trace.time
+                annotated.learner, trace.logprob, trained, trace.time, self._nats(trace)
             )
             weight, metrics = weight * factor, metrics | corrected
         learned = LearnedSteps(
@@ -247,6 +248,25 @@ class PolicyGradient(GroupRelative):
     def _bypasses(self) -> bool:
         """Whether ratios refer to the sampler, whatever the policy makes of its steps."""
         return self.rollout_correction is not None and self.rollout_correction.mode == "bypass"
+
+    def _nats(self, trace: Denoising) -> Tensor:
+        """What a recorded step's log-prob, a mean over elements, is to be multiplied by to be that of the step: [B, K].
+
+        A squared error is in nats once it is divided by twice the variance.
+        """
+        elements = trace.state[0, 0].numel() if trace.time.numel() else 0
+        if self._density == "gaussian":
+            return trace.time.new_full(trace.time.shape, elements)
+        std = self.step_std(trace.time.flatten(), trace.time_next.flatten(), trace.schedule)
+        return elements / (2 * std.square().view_as(trace.time))
+
+    def step_std(self, time: Tensor, time_next: Tensor, schedule: Tensor) -> Tensor:
+        """Standard deviation of steps [M]; it depends on nothing but their times."""
+        from burnish.flow.transitions import transition
+
+        nothing = time.new_zeros(len(time), 1)
+        t_max = float(schedule[1])
+        return transition(self.transition, nothing, nothing, time, time_next, noise=self.noise_level, t_max=t_max).std
 
     def _step(self, steps: Steps, role: Role) -> Transition:
         from burnish.flow.transitions import transition
