@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from burnish.options import Positive
 from burnish.registry import options
@@ -20,7 +20,16 @@ Rule = Literal[
 ]  # fmt: skip
 
 
-Bound = Positive | None
+
+
+def _listed(value: Any) -> Any:
+    """One rule, or one bound, is short for a list of it."""
+    return value if value is None or isinstance(value, (list, tuple)) else [value]
+
+
+Rules = Annotated[Annotated[list[Rule], Field(min_length=1)] | None, BeforeValidator(_listed)]
+Bounds = Annotated[list[Positive] | None, BeforeValidator(_listed)]
+LowerBounds = Annotated[list[Positive | None] | None, BeforeValidator(_listed)]
 
 
 @options
@@ -42,13 +51,13 @@ class RolloutCorrection:
     """If given, weights outside of lower to upper become 0 instead (IcePop)."""
     batch_normalise: bool = False
     """Divide weights by their mean, so that they don't change the learning rate."""
-    reject: Rule | list[Rule] | None = None
+    reject: Rules = None
     """Leave out steps (token) or samples (by the sum, mean or largest of their steps) that are too far off, and out of
     the count. Of a ratio r, k1 is -log r, k2 is (log r)^2 / 2 and k3 is r - 1 - log r. Of a list, what any rule
     rejects is out."""
-    reject_above: Positive | list[Positive] | None = None
+    reject_above: Bounds = None
     """Largest k2 or k3; k1 may be at most the log of it. A list has one for each rule."""
-    reject_below: Positive | list[Bound] | None = None
+    reject_below: LowerBounds = None
     """k1 must be at least the log of it; null takes 1 / reject_above. The others have no lower bound. A list has one,
     or null, for each rule."""
 
@@ -66,21 +75,17 @@ class RolloutCorrection:
     def _rules_have_bounds(self) -> RolloutCorrection:
         if (self.reject is None) != (self.reject_above is None):
             raise ValueError(
-                f"reject is {self.reject or 'null'} and reject_above is {self.reject_above or 'null'}: "
+                f"reject is {_shown(self.reject)} and reject_above is {_shown(self.reject_above)}: "
                 "a rule needs a bound, and a bound a rule; give both or neither"
             )
         if self.reject is None and self.reject_below is not None:
             raise ValueError("reject_below is read by the rules of k1 alone; leave it out")
-        several = isinstance(self.reject, list)
+        count = len(self.reject or [])
+        if len(set(self.reject or [])) < count:
+            raise ValueError(f"reject is {_shown(self.reject)}; each rule may be there once")
         for name, bounds in (("reject_above", self.reject_above), ("reject_below", self.reject_below)):
-            if isinstance(bounds, list) and not several:
-                raise ValueError(f"{name} is a list, but reject is one rule; give one bound")
-            if several and bounds is not None and (not isinstance(bounds, list) or len(bounds) != len(self.reject)):
-                raise ValueError(
-                    f"reject has {len(self.reject)} rules, so {name} must be a list of as many bounds, in their order"
-                )
-        if several and (not self.reject or len(set(self.reject)) < len(self.reject)):
-            raise ValueError(f"reject is {self.reject}; a list must have rules, each once")
+            if bounds is not None and len(bounds) != count:
+                raise ValueError(f"reject has {count} rules and {name} {len(bounds)} bounds; give one for each, in order")
         for rule, high, low in self.rules:
             if low is not None and not rule.endswith("k1"):
                 raise ValueError("reject_below is read by the rules of k1 alone; leave it out (null in a list)")
@@ -93,12 +98,8 @@ class RolloutCorrection:
     @property
     def rules(self) -> list[tuple[Rule, float, float | None]]:
         """Every rule of rejection with its upper and its lower bound."""
-        if self.reject is None or self.reject_above is None:
-            return []
-        rules = self.reject if isinstance(self.reject, list) else [self.reject]
-        above = self.reject_above if isinstance(self.reject_above, list) else [self.reject_above]
-        below = self.reject_below if isinstance(self.reject_below, list) else [self.reject_below] * len(rules)
-        return list(zip(rules, above, below, strict=True))
+        rules = self.reject or []
+        return list(zip(rules, self.reject_above or [], self.reject_below or [None] * len(rules), strict=True))
 
     def apply(
         self, learner: Tensor, sampled: Tensor, mask: Tensor, time: Tensor | None = None, scale: Tensor | None = None
@@ -138,3 +139,7 @@ class RolloutCorrection:
         if self.rules:
             metrics |= losses.rejected_fractions(kept, mask)
         return weights, kept, metrics
+
+
+def _shown(values: list[Any] | None) -> str:
+    return "null" if values is None else ", ".join(map(str, values))

@@ -7,10 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from burnish.algorithms.base import GroupRelative, Metrics, Needs, Recording, Role, Roles, advantage_metrics, in_parts
+from burnish.algorithms.base import (
+    GroupRelative,
+    Metrics,
+    Needs,
+    Recording,
+    Role,
+    Roles,
+    advantage_metrics,
+    clip_range,
+    in_parts,
+)
 from burnish.algorithms.correction import RolloutCorrection
 from burnish.flow.windows import Window
-from burnish.options import NonNegative, Positive
+from burnish.options import Finite, NonNegative, Positive
 from burnish.registry import options
 
 if TYPE_CHECKING:
@@ -45,8 +55,10 @@ class PolicyGradient(GroupRelative):
     relative to all of them."""
     shared_noise: bool = False
     """Start all samples of a prompt from the same noise (DanceGRPO); their common steps are computed once."""
-    advantage_clip: Positive = 5.0
-    """Largest size of an advantage."""
+    advantage_clip: Positive | None = 5.0
+    """Largest size of an advantage; null never clips."""
+    advantage_clip_low: Finite | None = None
+    """Smallest advantage if negative ones are to be bounded otherwise; null takes -advantage_clip."""
     kl_coef: NonNegative = 0.0
     """Weight of the KL to the reference; 0 needs no reference."""
     kl_form: Literal["published", "exact"] = "published"
@@ -74,6 +86,7 @@ class PolicyGradient(GroupRelative):
     def _consistent(self) -> Self:
         if self.kl_coef == 0 and self.kl_form != "published":
             raise ValueError("kl_form is never read when kl_coef is 0; set kl_coef, or leave kl_form out")
+        clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
         mode = self.rollout_correction.mode if self.rollout_correction else None
         if (mode, self.old_logprob) in (("decoupled", "sampler"), ("bypass", "recompute")):
             raise ValueError(
@@ -151,7 +164,8 @@ class PolicyGradient(GroupRelative):
         from burnish.experience import LearnedSteps
 
         scored, scores = annotated.scored, annotated.scored.scores
-        advantage = self.step_advantages(scored).clamp(-self.advantage_clip, self.advantage_clip)
+        low, high = clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
+        advantage = self.step_advantages(scored).clamp(low, high)
         weight, metrics = self.step_weights(scored), dict(annotated.metrics)
         trained = self.trained_steps(scored)
         if self.rollout_correction is not None:

@@ -32,6 +32,7 @@ class TrainedRoles(Protocol):
     """What a rank needs of its networks, whatever they are."""
 
     moved: bool
+    optimizer_steps: int  # of the run so far
     micro_batch_size: int
     device: torch.device  # where the networks compute
     shards: Shards  # how they lie on the ranks
@@ -154,6 +155,7 @@ class LocalWorkers:
                 skipped += "actor/skipped" in step
                 for name, value in step.items():
                     metrics[name].append(value)
+            self.roles.optimizer_steps = self.optimizer_steps
             after = self.algorithm.after_update(self.roles, update)
         means = {name: sum(values) / len(values) for name, values in metrics.items()}
         means["actor/skipped_updates"] = float(skipped or not metrics)  # or there was nothing to learn from

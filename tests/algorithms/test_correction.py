@@ -264,10 +264,9 @@ def rows_of(learned, scored):
         ({"reject_above": 2.0}, "reject is null"),
         ({"reject": "token_k3", "reject_above": 2.0, "reject_below": 0.5}, "k1 alone"),
         ({"reject": "token_k1", "reject_above": 2.0, "reject_below": 3.0}, "swap"),
-        ({"reject": ["token_k1", "token_k2"], "reject_above": 2.0}, "list of as many"),
-        ({"reject": ["token_k1", "token_k2"], "reject_above": [2.0]}, "list of as many"),
-        ({"reject": ["token_k1", "token_k1"], "reject_above": [2.0, 3.0]}, "each once"),
-        ({"reject": "token_k1", "reject_above": [2.0]}, "is a list"),
+        ({"reject": ["token_k1", "token_k2"], "reject_above": 2.0}, "2 rules and reject_above 1 bounds"),
+        ({"reject": ["token_k1", "token_k2"], "reject_above": [2.0], "reject_below": [0.5]}, "one for each"),
+        ({"reject": ["token_k1", "token_k1"], "reject_above": [2.0, 3.0]}, "may be there once"),
         ({"reject": ["token_k1", "token_k2"], "reject_above": [2.0, 3.0], "reject_below": [None, 0.5]}, "k1 alone"),
     ],
 )
