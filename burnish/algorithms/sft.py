@@ -46,7 +46,7 @@ class SFT(ForwardProcess):
 
     def needs(self) -> Needs:
         return Needs(
-            data="prompts" if self.online else "pictures", groups=self.online, best_of=self.best if self.online else 0,
+            data="prompts" if self.online else "pictures", groups=self.online,
             schedule_times=self.schedule_times, schedule_range=self.time_range,
         )  # fmt: skip
 
