@@ -61,8 +61,9 @@ class PolicyGradient(GroupRelative):
     """Smallest advantage if negative ones are to be bounded otherwise; null takes -advantage_clip."""
     kl_coef: NonNegative = 0.0
     """Weight of the KL to the reference; 0 needs no reference."""
-    kl_form: Literal["published", "exact"] = "published"
-    """published leaves the step length out of the SDE's variance, as Flow-GRPO's code does; exact keeps it."""
+    kl_form: Literal["published", "exact", "means"] = "published"
+    """published leaves the step length out of the SDE's variance, as Flow-GRPO's code does; exact keeps it; means is
+    the squared distance of the means, without any variance (Flow-Factory's x-based KL)."""
     old_logprob: Literal["auto", "sampler", "recompute"] = "auto"
     """Log-probs that ratios refer to: the sampler's, recomputed, or auto: the policy's own until it is stepped, then
     the sampler's if a check shows that they are the trainer's, else recomputed."""
@@ -218,7 +219,7 @@ class PolicyGradient(GroupRelative):
         return (part for step in by_step for part in step.split(size))
 
     def loss(self, part: StepTerms, roles: Roles) -> Loss:
-        from burnish.losses import gaussian_kl, variance_proxies
+        from burnish.losses import variance_proxies
         from burnish.types import Loss
 
         count = len(part)
@@ -236,11 +237,19 @@ class PolicyGradient(GroupRelative):
         if not roles.moved:
             values["rollout_corr/logprob_abs_diff"] = (logprob - part.steps.logprob).abs()
         if self.kl_coef > 0:
-            std = step.std if self.kl_form == "exact" or self.transition != "sde" else step.std / step.step.sqrt()
-            values["actor/kl_loss"] = kl = gaussian_kl(step.mean, part.reference_mean, std)
+            values["actor/kl_loss"] = kl = self._kl(step, part.reference_mean)
             loss = loss + self.kl_coef * kl
         metrics: dict[str, Any] = {name: (value.detach().sum(), count) for name, value in values.items()}
         return Loss(loss.sum(), metrics | per_step(values, part.index))
+
+    def _kl(self, step: Transition, reference_mean: Tensor) -> Tensor:
+        """Of a step and the reference's, in the form that is asked for: [M]."""
+        from burnish.losses import gaussian_kl, squared_distance
+
+        if self.kl_form == "means":
+            return squared_distance(step.mean, reference_mean)
+        published = self.kl_form == "published" and self.transition == "sde"
+        return gaussian_kl(step.mean, reference_mean, step.std / step.step.sqrt() if published else step.std)
 
     def surrogate(
         self, part: StepTerms, step: Transition, logprob: Tensor, old: Tensor, old_mean: Tensor
