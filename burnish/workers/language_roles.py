@@ -69,6 +69,7 @@ class LanguageRoles:
         self.temperature, self.layout = temperature, layout
         self.micro_batch_size, self.on_policy, self.memory = micro_batch_size, on_policy, memory
         self.moved = False
+        self.optimizer_steps = 0
         self.shards = Shards()
         self.device = next(model.network.parameters()).device
         own_trunk = needs.critic and critic.trunk == "own"

@@ -32,6 +32,7 @@ class TrainedRoles(Protocol):
     """What a rank needs of its networks, whatever they are."""
 
     moved: bool
+    optimizer_steps: int  # of the run so far
     micro_batch_size: int
     device: torch.device  # where the networks compute
     shards: Shards  # how they lie on the ranks
@@ -154,6 +155,7 @@ class LocalWorkers:
                 skipped += "actor/skipped" in step
                 for name, value in step.items():
                     metrics[name].append(value)
+            self.roles.optimizer_steps = self.optimizer_steps
             after = self.algorithm.after_update(self.roles, update)
         means = {name: sum(values) / len(values) for name, values in metrics.items()}
         means["actor/skipped_updates"] = float(skipped or not metrics)  # or there was nothing to learn from
@@ -200,7 +202,7 @@ class LocalWorkers:
             metrics |= {f"{group.name}/grad_norm": norm, f"{group.name}/lr": group.lr}
         power, actor = metrics.get("variance_proxy/proxy2_total_power"), self.groups[0].name
         if power is not None and actor in norms:
-            metrics |= signal_and_noise(power, norms[actor])
+            metrics |= signal_and_noise(power, norms[actor], whole["count variance_proxy/proxy2_total_power"])
         if not all(map(math.isfinite, [total, *norms.values()])):
             return self._skip(total, norms)
         for group in learning:
@@ -285,12 +287,16 @@ class LocalWorkers:
         self.skipped_in_a_row = state["trainer"]["skipped_in_a_row"]
 
 
-def signal_and_noise(power: float, norm: float) -> Metrics:
-    """verl's proxies of how much of the gradient's power is signal, from the total and the norm of the mean."""
-    return {
-        "variance_proxy/proxy1_signal_strength": norm**2,
-        "variance_proxy/proxy3_pure_noise": max(power - norm**2, 0.0),
-    }
+def signal_and_noise(power: float, norm: float, terms: float) -> Metrics:
+    """verl's proxies of how much of the gradient is signal.
+
+    Args:
+        power: mean over the terms of the squared norms of their gradients.
+        norm: of the mean of those gradients.
+        terms: how many, whose mean has a variance of (power - norm^2) / (terms - 1).
+    """
+    noise = max(power - norm**2, 0.0) / (terms - 1) if terms > 1 else 0.0
+    return {"variance_proxy/proxy1_signal_strength": norm**2, "variance_proxy/proxy3_pure_noise": noise}
 
 
 def summary(whole: Mapping[str, float]) -> Metrics:

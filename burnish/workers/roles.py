@@ -119,6 +119,7 @@ class NetworkRoles:
         self.guidance, self.rescale = guidance, rescale
         self.micro_batch_size, self.on_policy = micro_batch_size, on_policy
         self.moved, self.old_is_policy = False, True
+        self.optimizer_steps = 0
         self._merged = False
         self.shards = Shards()
         network = model.network

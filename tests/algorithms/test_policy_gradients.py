@@ -221,6 +221,25 @@ class TestChoices:
         all_of_them = bench.algorithm.advantages(replace(scored, scores=scores))
         assert torch.equal(learned.advantage[:, 0], all_of_them.view(3, 4)[:, [1, 2]].flatten())
 
+    @pytest.mark.parametrize(
+        ("options", "low", "high"),
+        [
+            ({"advantage_clip": None}, -1.7, 1.7),
+            ({"advantage_clip": 1.0}, -1.0, 1.0),
+            ({"advantage_clip": 1.0, "advantage_clip_low": -0.2}, -0.2, 1.0),
+            ({"advantage_clip": None, "advantage_clip_low": -0.2}, -0.2, 1.7),
+        ],
+        ids=["open", "symmetric", "asymmetric", "below alone"],
+    )
+    def test_advantages_are_bounded_on_either_side_or_not_at_all(self, pipeline, options, low, high):
+        """Flow-DPPO is published with no bound but its trust region."""
+        bench = Bench(pipeline, FlowDPPO(window=WINDOW, **options))
+        scored = bench.collect()
+        scores = replace(scored.scores, reward=torch.tensor([0.0, 0.0, 0.0, 4.0] * 2 + [0.0, 4.0, 4.0, 4.0]))
+        learned, _ = credited(bench, replace(scored, scores=scores))
+        assert float(learned.advantage.max()) == pytest.approx(high, abs=0.05)
+        assert float(learned.advantage.min()) == pytest.approx(low, abs=0.05)
+
     def test_steps_weigh_as_much_as_their_noise(self, pipeline):
         bench = Bench(pipeline, TempFlowGRPO(transition="dance", window=Window(kind="all")))
         scored = bench.collect()
@@ -269,6 +288,7 @@ def test_skipping_steps_after_the_window_keeps_what_is_before_it(pipeline):
         (lambda: BranchGRPO(advantage_std="global"), "never read"),
         (lambda: BranchGRPO(skip_depths=3), "skip_depths is 3"),
         (lambda: FlowGRPO(best_of=1), "best_of"),
+        (lambda: FlowGRPO(advantage_clip=1.0, advantage_clip_low=2.0), "nothing lies between"),
     ],
 )
 def test_contradictions_are_refused(make, message):
