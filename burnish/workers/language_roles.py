@@ -17,7 +17,7 @@ from burnish.completion import Completion
 from burnish.errors import UserError
 from burnish.language.logprobs import ResponseStates, TokenScores, response_states, score
 from burnish.language.model import LanguageModel
-from burnish.models.lora import add_adapters, folded, layers, switch_adapter
+from burnish.models.lora import add_adapters, folded, layers, rounded_by_folding, switch_adapter
 from burnish.options import CriticOptions, LoraOptions, ShardingOptions
 from burnish.workers.balance import Balance
 from burnish.workers.ranks import Ranks
@@ -209,11 +209,16 @@ class LanguageRoles:
         return states.spread(self.value_head(hidden)[:, 0])
 
     @contextmanager
-    def sampling(self) -> Iterator[nn.Module]:
-        """The policy's network for a while, its adapter folded into the weights, without gradients."""
+    def sampling(self, *, merge: bool | None = None) -> Iterator[nn.Module]:
+        """The policy's network for a while, without gradients.
+
+        ``merge`` folds its adapter into the weights; None does where that does not round it.
+        """
         network = self._networks["policy"]
         with torch.no_grad(), self.shards.gathered(["policy"]):
-            if self.lora is None:
+            if merge is None:
+                merge = not rounded_by_folding(network)
+            if self.lora is None or not merge:
                 yield network
             else:
                 with folded(network, "policy"):
