@@ -64,11 +64,14 @@ class LanguageRoles:
         memory: Any,
         seed: int,
         router_aux_loss_coef: float = 0.0,
+        sampled_elsewhere: bool = False,
     ) -> None:
+        """``sampled_elsewhere`` says that another engine's kernels sample than this project's."""
         self.model, self.needs, self.lora, self.critic = model, needs, lora, critic
         self.temperature, self.layout = temperature, layout
         self.micro_batch_size, self.on_policy, self.memory = micro_batch_size, on_policy, memory
-        self.moved = False
+        self.moved, self.fresh = False, True
+        self.sampler_rounds = sampled_elsewhere or model.compute != torch.float32
         self.shards = Shards()
         self.device = next(model.network.parameters()).device
         own_trunk = needs.critic and critic.trunk == "own"
@@ -263,7 +266,7 @@ class LanguageRoles:
 
     def stepped(self) -> None:
         """The optimizer has moved the policy away from what sampled."""
-        self.moved = True
+        self.moved, self.fresh = True, False
 
     def _parts(self) -> list[str]:
         return [

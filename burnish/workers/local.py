@@ -32,12 +32,13 @@ class TrainedRoles(Protocol):
     """What a rank needs of its networks, whatever they are."""
 
     moved: bool
+    fresh: bool
     micro_batch_size: int
     device: torch.device  # where the networks compute
     shards: Shards  # how they lie on the ranks
 
     def stepped(self) -> None:
-        """The policy was moved away from what sampled."""
+        """The policy was moved away from what sampled and from what annotated."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
@@ -135,7 +136,7 @@ class LocalWorkers:
         """Add what needs a forward pass."""
         if self.publisher is not None:
             self.publisher.rest()
-        self.roles.moved = scored.version != self.version
+        self.roles.moved, self.roles.fresh = scored.version != self.version, True
         with self.watch("old_log_prob"):
             return self.algorithm.annotate(scored, self.roles)
 
