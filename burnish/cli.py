@@ -249,13 +249,17 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
         "--format", choices=("merged", "lora"), default="merged",
         help="merged: a whole pipeline with the trained weights; lora: only the adapters (%(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"),
+        help="precision of merged weights (that in which they were trained)",
+    )  # fmt: skip
 
 
 def _export(args: argparse.Namespace) -> int:
     _quiet_threads()
     from burnish.commands.export import export
 
-    return export(args.run, output=args.output, what=args.format)
+    return export(args.run, output=args.output, what=args.format, dtype=args.dtype)
 
 
 def _report_arguments(parser: argparse.ArgumentParser) -> None:

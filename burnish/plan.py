@@ -56,5 +56,5 @@ def opening_message(config: RunConfig, items: int, *, done: int, console: Consol
         console: where to print; None is standard output.
     """
     console = console or Console()
-    for line in plan(config, items, done=done):
+    for line in [*plan(config, items, done=done), *(f"Note: {caution}." for caution in config.cautions())]:
         console.print(escape(line), highlight=False, soft_wrap=not console.is_terminal)

@@ -117,6 +117,7 @@ class Roles(Protocol):
 
     on_policy: bool  # the whole update is one optimizer step on samples of these very weights
     moved: bool  # the policy differs from the one that sampled: it has been stepped, or was newer from the start
+    fresh: bool  # the policy is still the one that annotated this batch
     old_is_policy: bool  # the old policy has the same weights
     micro_batch_size: int
     optimizer_steps: int  # of the run so far

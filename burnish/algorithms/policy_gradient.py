@@ -158,6 +158,7 @@ class PolicyGradient(GroupRelative):
             learner=learner.view(shape) if correction else learner.new_empty(shape[0], 0),
             old_mean=old_mean.view(*shape, *old_mean.shape[1:]),
             reference_mean=reference.view(*shape, *reference.shape[1:]),
+            recomputed=recompute and not self._bypasses,
             metrics=metrics,
         )
 
@@ -183,6 +184,7 @@ class PolicyGradient(GroupRelative):
             old=annotated.old,
             old_mean=annotated.old_mean,
             reference_mean=annotated.reference_mean,
+            recomputed=annotated.recomputed,
         )
         present = (~scores.missing).nonzero().flatten()
         metrics |= advantage_metrics(scores.reward[present], advantage[present])
@@ -225,7 +227,8 @@ class PolicyGradient(GroupRelative):
         count = len(part)
         step = self._step(part.steps, roles.policy)
         logprob = step.logprob(part.steps.next_state, self._density)
-        itself = self._is_old(roles)
+        # then its own log-probs are exactly the old ones; another micro-batch may have rounded them otherwise
+        itself = self._is_old(roles) or (part.recomputed and roles.fresh)
         old = logprob.detach() if itself else part.old
         old_mean = step.mean.detach() if itself else part.old_mean
         loss, values = self.surrogate(part, step, logprob, old, old_mean)

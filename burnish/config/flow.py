@@ -180,6 +180,14 @@ class FlowConfig(RunConfig):
             if section is not None and section.fit == "centre_crop" and unsized:
                 yield f"{option} is centre_crop, but to what size? Set rollout.height and rollout.width"
 
+    def cautions(self) -> Iterator[str]:
+        if self.rollout.merge_lora is True and self.model.lora is not None and self.model.dtype == "bfloat16":
+            yield (
+                "rollout.merge_lora is true and model.dtype is bfloat16: adapters are rounded with the weights that "
+                "they are folded into. Most of an early step is lost, and log-probs of sampler and trainer differ by "
+                "about 1e-3; rollout.merge_lora=auto samples with the policy that learns"
+            )
+
     def unread(self, given: Collection[str]) -> Iterator[str]:
         yield from super().unread(given)
         needs = self.algorithm.needs()

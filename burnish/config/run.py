@@ -145,6 +145,10 @@ class RunConfig:
         if complaints:
             raise ConfigError(complaints)
 
+    def cautions(self) -> Iterator[str]:
+        """What is obeyed, but seldom meant."""
+        yield from ()
+
     def sampling_complaints(self) -> Iterator[str]:
         """What is wrong with how this task samples."""
         raise NotImplementedError

@@ -29,8 +29,8 @@ class SamplingRoles(Protocol):
 
     model: LanguageModel
 
-    def sampling(self) -> AbstractContextManager[nn.Module]:
-        """The policy's network for a while, its adapter folded into the weights."""
+    def sampling(self, *, merge: bool | None = None) -> AbstractContextManager[nn.Module]:
+        """The policy's network for a while, its adapter folded into the weights; None leaves that to the trainer."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from burnish.errors import UserError
 from burnish.options import LoraOptions
 
 if TYPE_CHECKING:
+    import torch
     from peft.tuners.lora import LoraLayer
     from torch import Tensor, nn
 
@@ -87,20 +88,27 @@ def switch_adapter(carriers: Sequence[LoraLayer], name: str | None) -> None:
         parameter.requires_grad_(wanted)
 
 
+def rounded_by_folding(network: nn.Module) -> bool:
+    """Whether weights that carry adapters rest in less than float32, so that adapters lose most of a step in them.
+
+    A weight of bfloat16 has 8 bits: what is smaller than a 256th of it changes nothing.
+    """
+    import torch
+
+    return any(layer.get_base_layer().weight.dtype != torch.float32 for layer in layers(network))
+
+
 @contextmanager
 def folded(network: nn.Module, name: str) -> Iterator[None]:
     """Fold an adapter into the weights for a while.
 
     The trained weights are put back as they were, not subtracted: nothing drifts, however often this happens.
     """
-    import torch
-
     rested = []
     for layer in layers(network):
         base = layer.get_base_layer()
         rested.append((layer, base, base.weight.data))
-        with torch.no_grad():
-            base.weight.data = base.weight.data + layer.get_delta_weight(name).to(base.weight.dtype)  # type: ignore[attr-defined]
+        base.weight.data = _sum(layer, name).to(base.weight.dtype)
         layer._disable_adapters = True
     try:
         yield
@@ -119,11 +127,39 @@ def adapter_state(network: nn.Module, name: str) -> tuple[dict[str, Tensor], dic
     return get_peft_model_state_dict(network, adapter_name=name), metadata
 
 
-def merged_state(network: nn.Module, name: str) -> dict[str, Tensor]:
-    """The weights of the plain network with an adapter folded in."""
-    with folded(network, name):
-        return {
-            key.replace(".base_layer.", "."): value.detach().clone()
-            for key, value in network.state_dict().items()
-            if ".lora_" not in key
-        }
+def merged_state(network: nn.Module, name: str, *, dtype: torch.dtype | None = None) -> tuple[dict[str, Tensor], float]:
+    """The weights of the plain network with an adapter folded in, and what rounding them cost.
+
+    Args:
+        network: with adapters.
+        name: of the adapter.
+        dtype: of all weights; None leaves each in its own.
+
+    Returns:
+        Weights by name, and the part of the adapter that was lost: the norm of the rounding errors in the weights that
+        it adapts, over the norm of what it adds to them.
+    """
+    lost = learned = 0.0
+    whole: dict[str, Tensor] = {}
+    for place, layer in network.named_modules():
+        if hasattr(layer, "lora_A"):
+            weight = layer.get_base_layer().weight  # type: ignore[operator]
+            exact = _sum(layer, name)
+            whole[f"{place}.base_layer.weight"] = rounded = exact.to(dtype or weight.dtype)
+            lost += float((rounded.float() - exact).square().sum())
+            learned += float((exact - weight.float()).square().sum())
+    rest = {key: value for key, value in network.state_dict().items() if key not in whole and ".lora_" not in key}
+    whole |= {key: value.clone() for key, value in in_precision(rest, dtype).items()}
+    named = {key.replace(".base_layer.", "."): value for key, value in whole.items()}
+    return named, (lost / learned) ** 0.5 if learned else 0.0
+
+
+def in_precision(weights: dict[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """Weights whose floating-point numbers have a precision; None leaves each in its own."""
+    return {key: value.detach().to(dtype if value.is_floating_point() else None) for key, value in weights.items()}
+
+
+def _sum(layer: Any, name: str) -> Tensor:
+    """A weight in float32, with its adapter in it."""
+    weight, delta = layer.get_base_layer().weight.detach(), layer.get_delta_weight(name).detach()
+    return weight.float() + delta

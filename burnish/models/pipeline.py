@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from burnish.errors import UserError
 from burnish.json_text import read_object
+from burnish.models.lora import rounded_by_folding
 
 if TYPE_CHECKING:
     import numpy as np
@@ -218,8 +219,9 @@ class PipelineModel:
     def fold_lora(self, folder: Path) -> None:
         with _quietly():
             self.pipeline.load_lora_weights(folder)
-            self.pipeline.fuse_lora(components=["transformer"])
-            self.pipeline.unload_lora_weights()
+            if not rounded_by_folding(self.network):
+                self.pipeline.fuse_lora(components=["transformer"])
+                self.pipeline.unload_lora_weights()
         self.network.requires_grad_(False)
 
     def save_pipeline(self, folder: Path, weights: dict[str, Tensor]) -> None:

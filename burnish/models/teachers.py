@@ -61,7 +61,7 @@ def check_teacher(student: ModelOptions, path: str | None, lora: str | None, opt
 def load_teacher(
     student: ModelOptions, path: str | None, lora: str | None, *, embedded_guidance: float | None = None
 ) -> FlowModel:
-    """A frozen model in the student's precision, without text encoders, an adapter folded into its weights."""
+    """A frozen model in the student's precision, without text encoders, with an adapter if one is given."""
     options = replace(student, path=path or student.path)
     model = load_model(options, embedded_guidance=embedded_guidance, network_only=True)
     if lora is not None:

@@ -129,8 +129,10 @@ class RolloutOptions:
     batch_size: Count = 96
     """Pictures that are denoised in one forward; changes no picture, only speed and memory. On a CPU 4 to 8 thousand
     tokens (pictures x image and text tokens) are fastest."""
-    merge_lora: bool = True
-    """Fold the adapters into the weights while sampling: the same pictures to 1e-6, a third faster."""
+    merge_lora: Literal["auto"] | bool = "auto"
+    """Fold the adapters into the weights while sampling: a third faster, and in float32 the same pictures to 1e-6.
+    In bfloat16 that rounds the adapters, so that another policy samples than the one that learns; auto folds where
+    the weights rest in float32."""
 
 
 @options

@@ -53,6 +53,7 @@ class LanguageSession(Session):
             memory=config.algorithm.make_memory(),
             seed=config.seed,
             router_aux_loss_coef=config.model.router_aux_loss_coef,
+            sampled_elsewhere=config.rollout.vllm is not None,
         )
         if self.ranks.size > 1:
             roles.shard(self.ranks, config.sharding)

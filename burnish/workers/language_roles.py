@@ -17,7 +17,7 @@ from burnish.completion import Completion
 from burnish.errors import UserError
 from burnish.language.logprobs import ResponseStates, TokenScores, response_states, score
 from burnish.language.model import LanguageModel
-from burnish.models.lora import add_adapters, folded, layers, switch_adapter
+from burnish.models.lora import add_adapters, folded, layers, rounded_by_folding, switch_adapter
 from burnish.options import CriticOptions, LoraOptions, ShardingOptions
 from burnish.workers.balance import Balance
 from burnish.workers.ranks import Ranks
@@ -64,12 +64,15 @@ class LanguageRoles:
         memory: Any,
         seed: int,
         router_aux_loss_coef: float = 0.0,
+        sampled_elsewhere: bool = False,
     ) -> None:
+        """``sampled_elsewhere`` says that another engine's kernels sample than this project's."""
         self.model, self.needs, self.lora, self.critic = model, needs, lora, critic
         self.temperature, self.layout = temperature, layout
         self.micro_batch_size, self.on_policy, self.memory = micro_batch_size, on_policy, memory
-        self.moved = False
+        self.moved, self.fresh = False, True
         self.optimizer_steps = 0
+        self.sampler_rounds = sampled_elsewhere or model.compute != torch.float32
         self.shards = Shards()
         self.device = next(model.network.parameters()).device
         own_trunk = needs.critic and critic.trunk == "own"
@@ -210,11 +213,16 @@ class LanguageRoles:
         return states.spread(self.value_head(hidden)[:, 0])
 
     @contextmanager
-    def sampling(self) -> Iterator[nn.Module]:
-        """The policy's network for a while, its adapter folded into the weights, without gradients."""
+    def sampling(self, *, merge: bool | None = None) -> Iterator[nn.Module]:
+        """The policy's network for a while, without gradients.
+
+        ``merge`` folds its adapter into the weights; None does where that does not round it.
+        """
         network = self._networks["policy"]
         with torch.no_grad(), self.shards.gathered(["policy"]):
-            if self.lora is None:
+            if merge is None:
+                merge = not rounded_by_folding(network)
+            if self.lora is None or not merge:
                 yield network
             else:
                 with folded(network, "policy"):
@@ -259,7 +267,7 @@ class LanguageRoles:
 
     def stepped(self) -> None:
         """The optimizer has moved the policy away from what sampled."""
-        self.moved = True
+        self.moved, self.fresh = True, False
 
     def _parts(self) -> list[str]:
         return [

@@ -33,12 +33,13 @@ class TrainedRoles(Protocol):
 
     moved: bool
     optimizer_steps: int  # of the run so far
+    fresh: bool
     micro_batch_size: int
     device: torch.device  # where the networks compute
     shards: Shards  # how they lie on the ranks
 
     def stepped(self) -> None:
-        """The policy was moved away from what sampled."""
+        """The policy was moved away from what sampled and from what annotated."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
@@ -136,7 +137,7 @@ class LocalWorkers:
         """Add what needs a forward pass."""
         if self.publisher is not None:
             self.publisher.rest()
-        self.roles.moved = scored.version != self.version
+        self.roles.moved, self.roles.fresh = scored.version != self.version, True
         with self.watch("old_log_prob"):
             return self.algorithm.annotate(scored, self.roles)
 

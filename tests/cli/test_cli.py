@@ -117,12 +117,12 @@ def test_the_other_commands_get_what_was_asked_for(called):
     assert (
         cli.main(["sample", "runs/x", "--steps", "3", "a b", "-n", "2", "c", "--guidance", "2.5", "--seed", "9"]) == 0
     )
-    assert cli.main(["export", "runs/x", "-o", "y", "--format", "lora"]) == 0
+    assert cli.main(["export", "runs/x", "-o", "y", "--format", "merged", "--dtype", "float32"]) == 0
     assert cli.main(["report", "runs/x"]) == 0
     assert called[0] == (("runs/x", ["validation.n=2"]), {"output": "out.json"})
     sizes = {"height": None, "width": None, "images": [], "prompt_file": None, "output": "samples"}
     assert called[1] == (("runs/x", ["a b", "c"]), sizes | {"n": 2, "steps": 3, "guidance": 2.5, "seed": 9})
-    assert called[2] == (("runs/x",), {"output": "y", "what": "lora"})
+    assert called[2] == (("runs/x",), {"output": "y", "what": "merged", "dtype": "float32"})
     assert called[3] == (("runs/x",), {})
 
 

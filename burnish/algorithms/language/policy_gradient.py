@@ -103,7 +103,7 @@ class TokenPolicyGradient(RewardShaping):
     def _passes(self, roles: LanguageRoles) -> Passes:
         return Passes(
             self.needs(), recompute=self.rollout_correction is not None, check=None,
-            entropy=self.high_entropy_fraction < 1, bypass=False,
+            entropy=self.high_entropy_fraction < 1, bypass=False, measure=self.kl is not None and self.kl.early,
         )  # fmt: skip
 
     def annotate(self, answered: Answered, roles: LanguageRoles) -> AnnotatedTokens:
@@ -132,6 +132,8 @@ class TokenPolicyGradient(RewardShaping):
             value=annotated.value,
             returns=returns,
             kl_coef=coef,
+            recomputed=annotated.recomputed,
+            kl_measured=self.kl is None or self.measured(annotated),
             limit=answered.limit,
             update=answered.update,
         )
@@ -169,7 +171,8 @@ class TokenPolicyGradient(RewardShaping):
         from burnish.types import Loss
 
         mask, logprob = part.mask, scores.logprob
-        itself = self._is_old(roles)
+        # then its own log-probs are exactly the old ones; another micro-batch may have rounded them otherwise
+        itself = self._is_old(roles) or (part.recomputed and roles.fresh)
         old = logprob.detach() if itself else part.old
         loss, values = self.surrogate(logprob, old, part.advantage, mask)
         loss = loss * part.weight
@@ -192,6 +195,9 @@ class TokenPolicyGradient(RewardShaping):
         tokens = int(mask.sum())
         metrics: dict[str, Any] = {name: (value.detach().sum(), tokens) for name, value in values.items()}
         metrics |= {name: (self._total(value, part).detach(), self.size(part)) for name, value in terms.items()}
+        if self.kl is not None and not part.kl_measured and roles.fresh:
+            estimate = kl_estimate(logprob.detach(), part.reference, mask, self.kl.value_kind)
+            metrics["actor/kl_per_response"] = estimate.sum(), int(mask.any(1).sum())
         return Loss(self._total(loss, part), metrics)
 
     def _total(self, values: Tensor, part: LearnedTokens) -> Tensor:

@@ -98,6 +98,10 @@ class RewardShaping(LanguageAlgorithm):
         )
         return rewards, coef, metrics | measured
 
+    def measured(self, annotated: AnnotatedTokens) -> bool:
+        """Whether the KL is known before the policy learns."""
+        return self.kl is not None and annotated.compared.shape == annotated.reference.shape
+
     def placed(self, answered: Answered, reward: Tensor, mask: Tensor) -> Tensor:
         """Rewards [B] of responses on their tokens, [B, T]."""
         from burnish.credit_tokens import place_reward
@@ -142,9 +146,11 @@ class RewardShaping(LanguageAlgorithm):
             return nothing, 0.0, {}
         controller = annotated.memory["kl"]
         coef = controller.coef
-        estimate = kl_estimate(annotated.old, annotated.reference, mask, self.kl.value_kind)
-        rows = mask.any(1)
         metrics = {"actor/kl_coef": coef}
+        if not self.measured(annotated):
+            return nothing, coef, metrics
+        estimate = kl_estimate(annotated.compared, annotated.reference, mask, self.kl.value_kind)
+        rows = mask.any(1)
         if bool(rows.any()):
             current = float(estimate.sum(1)[rows].mean())
             controller.update(current, len(mask))
