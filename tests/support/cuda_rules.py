@@ -6,11 +6,16 @@ real GPU, or to torch's own headers, by tests/support/test_pretend_gpu.py.
 
 from __future__ import annotations
 
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # Pointwise operators that read a 0-dim CPU tensor as if it were a number. Every other operator refuses it.
-CPU_SCALARS = frozenset(
+CPU_SCALARS = words(
     "add sub rsub mul div true_divide floor_divide remainder fmod pow maximum minimum fmax fmin eq ne lt le gt ge "
     "logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor atan2 hypot copysign xlogy logaddexp "
-    "nextafter where".split()
+    "nextafter where"
 )
 # Operators whose argument of this name may be a 0-dim CPU tensor, and no other
 SCALAR_ARGUMENTS = {
@@ -19,37 +24,35 @@ SCALAR_ARGUMENTS = {
 }  # fmt: skip
 INDEXING = frozenset(["index", "index_put", "_index_put_impl", "_unsafe_index", "_unsafe_index_put"])
 # Operators whose result is a number, or as long as the data say: the CPU waits for the GPU once at least
-WAITING = frozenset(
+WAITING = words(
     "_local_scalar_dense nonzero masked_select _unique2 unique_dim unique_consecutive unique_dim_consecutive bincount "
-    "equal allclose repeat_interleave".split()
+    "equal allclose repeat_interleave"
 )
 
 # torch.autocast on CUDA: what runs in the lower precision, ...
-LOWER = frozenset(
+LOWER = words(
     "_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution prelu "
     "addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot "
     "_thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell "
-    "_scaled_dot_product_flash_attention scaled_dot_product_attention".split()
+    "_scaled_dot_product_flash_attention scaled_dot_product_attention"
 )
 # ... what is computed in float32, whatever comes in (on the CPU most of these stay in the lower precision), ...
-FLOAT32 = frozenset(
+FLOAT32 = words(
     "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow softplus layer_norm "
     "native_layer_norm rms_norm group_norm frobenius_norm nuclear_norm cosine_similarity poisson_nll_loss "
     "cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss "
     "margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss "
     "binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_nearest1d _upsample_nearest_exact1d "
     "upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d "
-    "upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa".split()
+    "upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa"
 )
 # ... the same unless the call names a dtype, ...
-FLOAT32_UNLESS_TOLD = frozenset(
-    "prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum norm".split()
-)
+FLOAT32_UNLESS_TOLD = words("prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum norm")
 # ... and what takes the widest of what comes in
 WIDEST = frozenset("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split())
 # What Python calls is not always what torch intercepts: these run operators of FLOAT32 inside
-FLOAT32_INSIDE = frozenset(
-    "square rdiv rtruediv rpow normalize cross_entropy interpolate pairwise_distance".split()
+FLOAT32_INSIDE = words(
+    "square rdiv rtruediv rpow normalize cross_entropy interpolate pairwise_distance"
 )  # fmt: skip
 PYTHON_NAMES = {"rmatmul": "matmul"}
 

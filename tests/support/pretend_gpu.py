@@ -13,8 +13,8 @@ What it stands in for:
   GPU tensor. So are a CPU generator, ``.numpy()``, and a GPU tensor as the index of a CPU tensor.
 * *Waiting.* ``.item()``, ``.cpu()``, ``bool()``, ``nonzero``, boolean indices, ``equal``, and copies that are not
   ``non_blocking`` are counted, with the line of the package that asked for them; so are the bytes that are copied.
-* *Precision.* ``torch.autocast("cuda")`` casts by CUDA's lists, which differ from the CPU's: norms, softmax, exp and sums
-  come out in float32. Kernels are the CPU's.
+* *Precision.* ``torch.autocast("cuda")`` casts by CUDA's lists, which differ from the CPU's: norms, softmax, exp and
+  sums come out in float32. Kernels are the CPU's.
 
 What it can't show: CUDA's kernels and their rounding, speed, memory, streams (everything is over when it returns, so a
 copy that is ``non_blocking`` where it must not be goes unnoticed), several GPUs, and autocast's cache of cast weights.
@@ -161,9 +161,8 @@ class PretendGpu:
 
     def __enter__(self) -> PretendGpu:
         self._stack = ExitStack()
-        for name, value in _CUDA.items():
+        for name, value in (_CUDA | {"synchronize": lambda *_: self.note("sync")}).items():
             self._stack.enter_context(mock.patch.object(torch.cuda, name, value))
-        self._stack.enter_context(mock.patch.object(torch.cuda, "synchronize", lambda *_: self.note("sync")))
         # a module's parameter stays the same object when it moves to the GPU, weights that are tied stay so
         before = torch.__future__.get_swap_module_params_on_conversion()
         self._stack.callback(torch.__future__.set_swap_module_params_on_conversion, before)
@@ -385,6 +384,10 @@ class _Operators(TorchDispatchMode):
     def __init__(self, gpu: PretendGpu) -> None:
         super().__init__()
         self.gpu = gpu
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and what keeps the compiler away takes longer than an operator
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.gpu.run(func, args, kwargs or {})
