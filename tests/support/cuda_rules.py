@@ -20,7 +20,8 @@ CPU_SCALARS = words(
 # Operators whose argument of this name may be a 0-dim CPU tensor, and no other
 SCALAR_ARGUMENTS = {
     "masked_fill": "value", "fill": "value", "index_fill": "value", "index_put": "values", "_index_put_impl": "values",
-    "_foreach_mul": "other", "_foreach_add": "other", "_foreach_div": "other", "_fused_adamw": "lr", "_fused_adam": "lr",
+    "_foreach_mul": "other", "_foreach_add": "other", "_foreach_div": "other",
+    "_fused_adamw": "lr", "_fused_adam": "lr",
 }  # fmt: skip
 INDEXING = frozenset(["index", "index_put", "_index_put_impl", "_unsafe_index", "_unsafe_index_put"])
 # Operators whose result is a number, or as long as the data say: the CPU waits for the GPU once at least
@@ -49,7 +50,7 @@ FLOAT32 = words(
 # ... the same unless the call names a dtype, ...
 FLOAT32_UNLESS_TOLD = words("prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum norm")
 # ... and what takes the widest of what comes in
-WIDEST = frozenset("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split())
+WIDEST = words("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add")
 # What Python calls is not always what torch intercepts: these run operators of FLOAT32 inside
 FLOAT32_INSIDE = words(
     "square rdiv rtruediv rpow normalize cross_entropy interpolate pairwise_distance"
