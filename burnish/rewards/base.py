@@ -25,6 +25,7 @@ class Verdict:
     extras: tuple[float, ...] = ()  # one per name in AnyReward.extras: logged, never optimised
     note: str = ""  # for people: the text that was read, or why the value is missing
     asked: bool = True  # False: this reward does not judge the prompt at all, so that nothing is missing
+    fault: str = ""  # where the reward itself failed, and not the sample: the traceback, or what it gave instead
 
 
 @options
