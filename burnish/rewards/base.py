@@ -64,6 +64,11 @@ class Reward(AnyReward):
 
     judged: ClassVar[str] = "pictures"
 
+    def unable(self, sample: Any) -> str:
+        from burnish.pictures import NOT_FINITE, Spoilt
+
+        return NOT_FINITE if isinstance(sample, Spoilt) else ""
+
     def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:
         """Judge pictures.
 

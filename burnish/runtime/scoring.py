@@ -47,7 +47,7 @@ class RewardWorker:
 
     def score(self, samples: Sequence[Any], prompts: Sequence[Prompt], update: int) -> Scores:
         """Judge a batch that belongs to an update; one of validation belongs to none, which is 0."""
-        own = [np.array(sample) if isinstance(sample, np.ndarray) else sample for sample in samples]  # to be written to
+        own = [sample.copy() if isinstance(sample, np.ndarray) else sample for sample in samples]  # to be written to
         with self.profiler.during(update):
             return self.scorer.score(own, prompts)
 

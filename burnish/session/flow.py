@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from burnish.data.finished import FinishedData
 from burnish.data.prompts import read_prompts
 from burnish.data.stream import PromptStream, Stream
 from burnish.engines.flow import FlowEngine
+from burnish.media import Media
 from burnish.models.loading import load_model, read_index, standard_side
 from burnish.models.teachers import check_teacher, load_teacher
 from burnish.paths import resolve
@@ -123,9 +125,13 @@ class FlowSession(Session):
     def train_prompts(self) -> list[Prompt]:
         return super().train_prompts if self.pictures is None else self.pictures.prompts
 
+    def media(self) -> Iterator[tuple[str, Media]]:
+        for files in (self.pictures, self.more_pictures):
+            if files is not None:
+                yield from ((record.where, media) for record in files.read for media in record.pictures)
+
     def check_data(self) -> None:
         super().check_data()
-        _ = self.pictures, self.more_pictures
         for i, teacher in enumerate(self.needs.teachers):
             check_teacher(self.config.model, teacher.path, teacher.lora, f"algorithm.teachers[{i}]")
 

@@ -16,7 +16,8 @@ from burnish.data.stream import PromptStream, Stream
 from burnish.engines.dialogues import Dialogues
 from burnish.engines.language import AnswerEngine, Encoder, LanguageEngine
 from burnish.language.sampling import Sampling
-from burnish.models.language.loading import check_experts, load_language_model, read_config
+from burnish.media import Media
+from burnish.models.language.loading import check_experts, family_of, load_language_model, read_config
 from burnish.rewards.language.base import POLICY, Dialogue, Response, check_labels
 from burnish.session.base import Session
 from burnish.sources.answer_rollouts import AnswerRollouts
@@ -220,7 +221,15 @@ class LanguageSession(Session):
             self.config.environment.check()
         check_experts(self.config.model)
         super().check_data()
-        _ = self.more_answers
+
+    def media(self) -> Iterator[tuple[str, Media]]:
+        records = [*(self.answers or ()), *(self.more_answers or ())]
+        for prompt in (*self.train_prompts, *self.val_prompts, *(record.prompt for record in records)):
+            yield from ((prompt.where, media) for media in (*prompt.images, *prompt.videos))
+
+    def unfit(self, width: int, height: int) -> str:
+        model = self.config.model
+        return str(family_of(model, read_config(model)[1]).unfit(width, height))
 
     @cached_property
     def learnable_prompts(self) -> list[Prompt]:
