@@ -120,6 +120,11 @@ class StoredRow:
     number: int
     uid: str
 
+    @property
+    def where(self) -> str:
+        """Where it stands, for messages."""
+        return f"row {self.number + 1}"
+
 
 class StoredLatents:
     """Latents and embedded prompts that somebody computed beforehand, in a .safetensors file.
