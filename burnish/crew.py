@@ -131,6 +131,8 @@ class LocalCrew:
         self.session.check_data()
 
     def check(self) -> None:
+        if self.session.config.scoring.probe and self.session.ranks.rank == 0:
+            self.session.probe()
         self.session.check()
 
     def resume(self, checkpoint: Checkpoint | None) -> None:

@@ -24,7 +24,7 @@ STEP = "training/global_step"  # first in every line of metrics.jsonl
 _MAY_CHANGE = re.compile(
     r"(steps|output_dir|resume|runtime|pools\..*|ray\..*|pipeline\.(max_staleness|drop|timeout)|checkpoint\..*|scoring\..*"
     r"|validation\.every|sharding\..*|rollout\.batch_size|trainer\.micro_batch_(size|tokens)"
-    r"|trainer\.(max_skipped_updates|expires_at|expiry_margin)|model\.gradient_checkpointing|profiler(\..*)?)$"
+    r"|trainer\.(max_(skipped|empty)_updates|expires_at|expiry_margin)|model\.gradient_checkpointing|profiler(\..*)?)$"
 )
 
 
@@ -40,6 +40,7 @@ class RunFolder:
         self.checkpoints = self.path / CHECKPOINTS
         self.profiles = self.path / "profiles"
         self.report = self.path / "report.html"
+        self.failures = self.path / "failures.jsonl"
         self._claim: IO[str] | None = None
 
     def validation(self, update: int) -> Path:
@@ -150,7 +151,8 @@ class RunFolder:
         """Keep what an attempt without a checkpoint left, but out of the way of the new one."""
         validation = self.path / "validation"
         parts = (
-            self.metrics, self.tensorboard, self.reference, validation, self.profiles, self.report, self.config,
+            self.metrics, self.tensorboard, self.reference, validation, self.profiles, self.report, self.failures,
+            self.config,
         )  # fmt: skip
         if not any(part.exists() for part in parts):
             return
@@ -161,6 +163,7 @@ class RunFolder:
         for part in parts:
             if part.exists():
                 part.rename(aside / part.name)
+        log.warning("an earlier attempt in %s saved no checkpoint; what it left is in %s", self.path, aside)
 
 
 def is_row(value: Any) -> bool:

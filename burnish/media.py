@@ -124,6 +124,29 @@ class Media:
             _decode(self.read(), 1)
 
 
+    def decode(self) -> tuple[int, int]:
+        """Go through all of it once, as cheaply as its format allows: width and height, not turned upright.
+
+        Raises:
+            OSError, ImportError, ValueError: as ``image`` and ``video``; decoders may raise others.
+        """
+        from PIL import Image, ImageOps
+
+        if self.frames:
+            sizes = {frame.decode() for frame in self.frames}
+            if len(sizes) != 1:
+                raise ValueError(f"its frames differ in size: {', '.join(f'{w}x{h}' for w, h in sorted(sizes))}")
+            return sizes.pop()
+        if self.kind == "video":
+            return _through(self.read())
+        with Image.open(io.BytesIO(self.read())) as opened:
+            width, height = opened.size
+            # a JPEG: all of its data are read, but few pixels made of them
+            opened.draft("RGB", (max(width // 8, 1), max(height // 8, 1)))
+            ImageOps.exif_transpose(opened).convert("RGB")
+        return width, height
+
+
 def _spread(count: int, limit: int | None) -> list[int]:
     """Numbers of at most ``limit`` frames, the first and the last among them."""
     if limit is None or count <= limit:
@@ -152,6 +175,24 @@ def _decode(data: bytes, limit: int | None) -> tuple[list[np.ndarray], float, in
     if not frames:
         raise OSError("no video that can be decoded: it has no frames")
     return frames, float(rate or DEFAULT_FPS), len(frames) if total is None else total
+
+
+def _through(data: bytes) -> tuple[int, int]:
+    """Decode every frame of a video file, and keep none: width and height."""
+    try:
+        import av
+    except ImportError:
+        raise ImportError("video files need PyAV: pip install 'burnish[data]', or give lists of frames") from None
+    size = (0, 0)
+    try:
+        with av.open(io.BytesIO(data)) as container:
+            for frame in container.decode(video=0):
+                size = (frame.width, frame.height)
+    except (av.FFmpegError, IndexError) as error:
+        raise OSError(f"no video that can be decoded: {error}") from None
+    if size == (0, 0):
+        raise OSError("no video that can be decoded: it has no frames")
+    return size
 
 
 def _frames(av: Any, data: bytes, *, pixels: bool = True) -> Iterator[Any]:

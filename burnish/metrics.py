@@ -12,6 +12,7 @@ from torch import Tensor
 
 from burnish.completion import Lengths
 from burnish.credit import group_statistics
+from burnish.pictures import Spoilt
 from burnish.prompt import Prompt
 from burnish.types import Collected, Rollouts, Scores
 
@@ -198,7 +199,8 @@ def group_diversity(pictures: Sequence[np.ndarray], group: Tensor) -> float:
     """
     members: dict[int, list[np.ndarray]] = defaultdict(list)
     for picture, number in zip(pictures, group.tolist(), strict=True):
-        members[number].append(_coarse(picture))
+        if not isinstance(picture, Spoilt):
+            members[number].append(_coarse(picture))
     spread = [float(np.stack(some).std(0).mean()) for some in members.values() if len(some) > 1]
     return float(np.mean(spread)) if spread else float("nan")
 

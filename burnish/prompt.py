@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
 from burnish.json_text import parse_json
 from burnish.media import Media
+
+SHOWN = 60  # characters of a prompt in a message
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Prompt:
     videos: tuple[Media, ...] = ()
     label: str | None = None  # which rewards judge it
     extra: str = ""  # a JSON object of the user's own, for rewards
+    where: str = field(default="", compare=False)  # file and line, for messages
 
     @cached_property
     def uid(self) -> str:
@@ -58,6 +61,12 @@ class Prompt:
         if any(more):  # prompts of text alone keep the hash that they had before there were others
             content += more
         return hashlib.blake2b(json.dumps(content, ensure_ascii=False).encode(), digest_size=8).hexdigest()
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages: its beginning, and where it stands."""
+        text = self.text if len(self.text) <= SHOWN else f"{self.text[:SHOWN]}..."
+        return f"prompt {text!r}" + (f" ({self.where})" if self.where else "")
 
     @property
     def info(self) -> dict[str, Any]:

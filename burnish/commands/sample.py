@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,10 +21,12 @@ from burnish.engines.flow import FlowEngine, Job
 from burnish.errors import UserError
 from burnish.models.loading import load_model
 from burnish.options import ModelOptions, RolloutOptions
-from burnish.pictures import grid
+from burnish.pictures import Spoilt, grid
 from burnish.session import LanguageSession
 from burnish.types import Prompt
 from burnish.workers.roles import NetworkRoles
+
+log = logging.getLogger(__name__)
 
 
 def sample(
@@ -69,6 +72,9 @@ def sample(
             name = f"{int(job.group[i]):03d}-{int(job.sample[i]):02d}.png"
             Image.fromarray(picture).save(target / name)
             lines.write(json.dumps({"file": name, "prompt": prompt.text, "seed": seed}) + "\n")
+    spoilt = sum(isinstance(picture, Spoilt) for picture in pictures)
+    if spoilt:
+        log.warning("%d of %d pictures have values that are not finite, and are black", spoilt, len(pictures))
     grid(pictures, columns=n, labels=[prompt.text for prompt in asked]).save(target / "grid.png")
     Console().print(f"{len(pictures)} pictures in [bold]{target}[/bold]; all of them in {target / 'grid.png'}")
     return 0

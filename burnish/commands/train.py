@@ -15,6 +15,7 @@ from burnish.folder import RunFolder
 from burnish.hooks.base import Hook
 from burnish.hooks.checkpoints import Checkpoints
 from burnish.hooks.expiry import Announced, Expiry, announced
+from burnish.hooks.failures import Failures, NothingLearned
 from burnish.hooks.metrics import MetricsLog
 from burnish.hooks.progress import Progress
 from burnish.hooks.stop import EXIT_STOPPED, StopRequest
@@ -52,11 +53,18 @@ def _train_in(folder: RunFolder, config: RunConfig) -> int:
         log.warning("Nsight Systems sees this process if it was started by: %s", shlex.join(command))
     crew.check_data()
     with crew, StopRequest() as stop:
-        crew.check()
+        crew.stop = lambda: stop.requested is not None
+        try:
+            crew.check()
+        except GivenUp:  # while rewards were tried: nothing is there yet that could be saved
+            return EXIT_STOPPED
         while True:
             try:
                 finished = _attempt(config, folder, crew, checkpoint, stop, expected)
                 break
+            except NothingLearned:
+                write_report(folder)
+                raise
             except Exception as error:
                 crew.recover(error)
                 checkpoint = store.latest()
@@ -103,6 +111,7 @@ def _attempt(
     hooks: list[Hook] = [
         Validation(config, folder, crew.judge),
         MetricsLog(folder, resumed_at=resumed_at),
+        failures := Failures(folder, config.trainer, steps=config.steps),
         checkpoints := Checkpoints(config, crew, early=expected is not None),
         Progress(config, done=done),
         expiry,
@@ -117,8 +126,8 @@ def _attempt(
             for hook in hooks:
                 hook(0, untrained)
         with suppress(GivenUp):
-            run(range(done + 1, config.steps + 1), crew.source, crew.workers, hooks, watch=crew.watch, stop=stopping,
-                around=crew.profiler.during, devices=config.devices)  # fmt: skip
+            run(range(done + 1, config.steps + 1), failures.watched(crew.source), crew.workers, hooks,
+                watch=crew.watch, stop=stopping, around=crew.profiler.during, devices=config.devices)  # fmt: skip
         for hook in hooks:
             hook.finish()
     finally:
@@ -136,7 +145,6 @@ def _starting_point(config: RunConfig, folder: RunFolder, store: CheckpointStore
                 "choose another output_dir, or resume=auto to go on with it"
             )
         return None
-    folder.refuse_other_configuration(config)
     checkpoint = store.latest() if config.resume == "auto" else store.open(config.resume)
     if checkpoint is None:
         if folder.checkpoints.is_dir() and any(path.name.isdecimal() for path in folder.checkpoints.iterdir()):
@@ -144,6 +152,8 @@ def _starting_point(config: RunConfig, folder: RunFolder, store: CheckpointStore
                 f"{folder.checkpoints} holds checkpoints, but none of them is whole, so the run can't go on; "
                 "give another output_dir, or delete them to begin anew"
             )
+        # an attempt that ended before it saved anything has nothing that other options could spoil
         return None
+    folder.refuse_other_configuration(config)
     log.info("going on from %s", checkpoint.path)
     return checkpoint

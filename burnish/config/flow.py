@@ -195,6 +195,8 @@ class FlowConfig(RunConfig):
             yield f"rollout.n is given, but {self.algorithm.name} learns from {needs.data} that are given; leave it out"
         if "data.fit" in given and needs.data == "prompts":
             yield f"data.fit is given, but {self.algorithm.name} learns from prompts, which have no size; leave it out"
+        if "data.decode_check" in given and needs.data == "prompts" and self.supervised is None:
+            yield f"data.decode_check is given, but {self.algorithm.name} reads no pictures here; leave it out"
         if "rollout.merge_lora" in given and self.model.lora is None:
             yield (
                 "rollout.merge_lora is given, but model.lora is null: there are no adapters to fold in; "

@@ -15,6 +15,7 @@ from burnish import random
 from burnish.batch import Gathered
 from burnish.completion import Completion, Encoded
 from burnish.engines.numbering import numbered
+from burnish.errors import UserError
 from burnish.language.decoding import decode
 from burnish.language.model import LanguageModel, Video
 from burnish.language.sampling import Sampling
@@ -115,9 +116,14 @@ class Encoder:
         return Gathered(table=table, index=torch.tensor([row[prompt.uid] for prompt in prompts], dtype=torch.long))
 
     def _encode(self, prompt: Prompt) -> Encoded:
-        images = [media.image() for media in prompt.images]
-        videos = [Video(*media.video()) for media in prompt.videos]
-        return self.model.encode(prompt.chat(), images, videos)
+        try:
+            images = [media.image() for media in prompt.images]
+            videos = [Video(*media.video()) for media in prompt.videos]
+            return self.model.encode(prompt.chat(), images, videos)
+        except (OSError, ValueError) as error:  # of decoders and processors, where a file broke in the course of a run
+            if not (prompt.images or prompt.videos):
+                raise
+            raise UserError(f"{prompt.name} shows what can't be read: {error}; put it right or take it out") from error
 
 
 class LanguageEngine:

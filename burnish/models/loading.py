@@ -15,6 +15,8 @@ from burnish.registry import lookup, names
 if TYPE_CHECKING:
     from burnish.models.base import FlowModel
 
+STANDARD_SIDE = 128  # latent positions to a side where a transformer's configuration names none: FLUX's pipeline
+
 
 def read_index(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
     """The directory of a model and its model_index.json.
@@ -40,6 +42,18 @@ def read_index(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
     if absent:
         raise UserError(f"model.path is {options.path}, which lacks {', '.join(absent)}, as its model_index.json lists")
     return path, content
+
+
+def standard_side(path: Path) -> int:
+    """Pixels to a side of the pictures that a pipeline draws where no size is asked for, by its configurations."""
+    transformer, vae = (_written(path / part / "config.json") for part in ("transformer", "vae"))
+    side = transformer.get("sample_size") or STANDARD_SIDE
+    return int(side) * 2 ** (len(vae.get("block_out_channels", [0])) - 1)
+
+
+def _written(file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    return found
 
 
 def family_of(options: ModelOptions, index: dict[str, Any]) -> Any:

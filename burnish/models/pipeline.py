@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from burnish.errors import UserError
 from burnish.json_text import read_object
 from burnish.models.lora import rounded_by_folding
+from burnish.pictures import Spoilt
 
 if TYPE_CHECKING:
     import numpy as np
@@ -180,9 +181,13 @@ class PipelineModel:
         import torch
 
         with torch.no_grad():
+            pixels = self.decode_tensor(latents)
+            # an infinite pixel is cut to 1, so it is the latents that tell; what a VAE made of finite ones can be NaN
+            finite = (latents.flatten(1).isfinite().all(1) & pixels.flatten(1).isfinite().all(1)).tolist()
             # the same rounding as diffusers' image processor
-            whole = (self.decode_tensor(latents) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu()
-        return [picture.contiguous().numpy() for picture in whole]
+            whole = (pixels.nan_to_num(0.0) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu()
+        pictures = [picture.contiguous().numpy() for picture in whole]
+        return [picture if good else Spoilt.of(picture) for picture, good in zip(pictures, finite, strict=True)]
 
     def encode_pictures(self, pictures: Sequence[np.ndarray]) -> Tensor:
         import numpy as np

@@ -57,6 +57,9 @@ class DataOptions:
     """Draw a new order every epoch; false keeps the order of the file."""
     fit: Literal["exact", "centre_crop"] = "exact"
     """Pictures of another size than the run draws: refused, or scaled and cut around their centre."""
+    decode_check: bool = True
+    """Decode every picture once before the run begins, in parallel, and name the records of broken ones; false
+    reads only headers, and a broken one ends the run when its turn comes."""
 
 
 @options

@@ -70,6 +70,9 @@ class StepOptions:
     """Passes over the samples of one update."""
     max_skipped_updates: Whole = 3
     """Optimizer steps in a row that a non-finite loss or gradient may skip before the run stops."""
+    max_empty_updates: Whole = 3
+    """Policy updates in a row that may learn nothing because rewards are missing, before the run stops; ten times as
+    many where all rewards are there but leave nothing to learn."""
     expires_at: float | str | None = None
     """When the machine is taken away, if that is announced: ISO 8601 with a time zone, 2026-01-31T18:00:00+01:00, or
     Unix seconds. The run saves and stops while there is time. null asks the variables that clouds announce it in."""
@@ -146,3 +149,5 @@ class ScoringOptions:
     """Processes of their own that score pictures while others are sampled; 0 scores in the run's own process."""
     timeout: Positive = 300.0
     """Seconds that one reward may take for one batch of pictures; what takes longer counts as missing."""
+    probe: bool = True
+    """Have every reward judge made-up samples of the first prompts before the run begins, and refuse one that fails."""

@@ -25,6 +25,7 @@ class Verdict:
     extras: tuple[float, ...] = ()  # one per name in AnyReward.extras: logged, never optimised
     note: str = ""  # for people: the text that was read, or why the value is missing
     asked: bool = True  # False: this reward does not judge the prompt at all, so that nothing is missing
+    fault: str = ""  # where the reward itself failed, and not the sample: the traceback, or what it gave instead
 
 
 @options
@@ -62,6 +63,11 @@ class Reward(AnyReward):
     """Base of rewards on pictures. A subclass is a dataclass of its own options and is registered under its name."""
 
     judged: ClassVar[str] = "pictures"
+
+    def unable(self, sample: Any) -> str:
+        from burnish.pictures import NOT_FINITE, Spoilt
+
+        return NOT_FINITE if isinstance(sample, Spoilt) else ""
 
     def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:
         """Judge pictures.

@@ -149,18 +149,21 @@ class LocalWorkers:
     def update(self, batch: Batch, update: int) -> Metrics:
         """Mini-batches, micro-batches and optimizer steps of one policy update."""
         metrics: defaultdict[str, list[float]] = defaultdict(list)
-        skipped = 0
+        skipped = empty = 0
         with self.watch("update_actor"):
             for mini in self._mini_batches(batch, update):
                 step = self._step(mini, update)
                 skipped += "actor/skipped" in step
+                empty += "actor/empty" in step
                 for name, value in step.items():
                     metrics[name].append(value)
             self.roles.optimizer_steps = self.optimizer_steps
             after = self.algorithm.after_update(self.roles, update)
         means = {name: sum(values) / len(values) for name, values in metrics.items()}
         means["actor/skipped_updates"] = float(skipped or not metrics)  # or there was nothing to learn from
+        means["actor/empty_updates"] = float(empty or not metrics)
         means.pop("actor/skipped", None)
+        means.pop("actor/empty", None)
         return means | after
 
     def publish(self, version: int) -> None:
@@ -185,7 +188,7 @@ class LocalWorkers:
         """One optimizer step. The loss is divided once, by the size of the whole mini-batch."""
         size = self.algorithm.size(mini)
         if not size:
-            return {"actor/skipped": 1.0}  # nothing in it is to be learned from
+            return {"actor/skipped": 1.0, "actor/empty": 1.0}  # nothing in it is to be learned from
         for group in self.groups:
             group.zero_grad()
         share = self._backward(mini, size)

@@ -33,6 +33,11 @@ class AnswerRecord:
     responses: tuple[str, ...]
     good: bool = True
 
+    @property
+    def where(self) -> str:
+        """Where it stands, for messages."""
+        return self.prompt.where
+
     @cached_property
     def uid(self) -> str:
         """A hash of its content."""

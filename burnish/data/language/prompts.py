@@ -104,6 +104,7 @@ def prompt_of(
         videos=tuple(videos),
         label=_label(record.values, options),
         extra=extra_of(record.values, options.extra_keys),
+        where=record.where,
     )
 
 

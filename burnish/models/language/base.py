@@ -76,6 +76,11 @@ class TransformersModel:
     # What a family may change
 
     @classmethod
+    def unfit(cls, width: int, height: int) -> str:
+        """Why the processor refuses a picture of that size; empty where it doesn't."""
+        return ""
+
+    @classmethod
     def _network(cls, path: Path, dtype: torch.dtype) -> Any:
         from transformers import AutoModelForCausalLM
 

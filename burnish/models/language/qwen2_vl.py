@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from burnish.language.model import Video
 
 IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
+LONGEST = 200  # times as long as wide: what transformers' smart_resize refuses beyond
 
 
 @register("language model", "qwen2_vl")
@@ -32,6 +33,12 @@ class Qwen2VL(TransformersModel):
     axes = 3
     videos_as_a_whole = False  # the limits on pixels are per frame
     videos_are_sampled = False
+
+    @classmethod
+    def unfit(cls, width: int, height: int) -> str:
+        if max(width, height) <= LONGEST * min(width, height):
+            return ""
+        return f"is {width} x {height} pixels, and this model sees none with sides of more than {LONGEST}:1; cut it"
 
     @classmethod
     def _network(cls, path: Path, dtype: torch.dtype) -> Any:

@@ -104,7 +104,8 @@ class Remote(LanguageReward):
             content = json.dumps(message(responses, prompts, images=self.images)).encode()
             return self._read(self._ask(content, until), len(responses))
         except (OSError, ValueError) as error:
-            return [Verdict(None, (), f"{self.url}: {error}")] * len(responses)
+            why = f"{self.url}: {error}"
+            return [Verdict(None, (), why, fault=why)] * len(responses)
 
     def _ask(self, content: bytes, until: float) -> Any:
         pause, why, tries = FIRST_PAUSE, "no time was left to ask", 0
