@@ -82,8 +82,8 @@ def test_no_number_is_picked_out_of_an_answer_that_says_something_else(one, othe
 
 
 WHY = {
-    "": "no number", "Paris": "no number", "2x": "not a number alone", "x > 7": "comparison", "3 apples, 4 pears": "alone",
-    "not 7": "'not'", "9^9^9": "can be computed", "1/0": "can be computed", "y + 1 = 2": "not solved",
+    "": "no number", "Paris": "no number", "2x": "not a number alone", "x > 7": "comparison", "3 cats, 4 dogs": "alone",
+    "not 7": "'not'", "9^(9^9)": "can be computed", "1/0": "can be computed", "y + 1 = 2": "not solved",
     "3 + 4 = 8": "does not hold", "1 " * 600: "characters long", "(" * 30 + "1": "brackets", "2(3": "closed",
     "9" * 400: "too large", "(-8)^(1/2)": "not a real number", "1.2.3": "not a number alone", "sqrt(-1)": "computed",
 }  # fmt: skip
