@@ -13,13 +13,21 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    MinistralConfig,
+    MinistralForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
+    Qwen3Config,
+    Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
     Qwen3VLConfig,
@@ -83,8 +91,8 @@ def _qwen_ids(tokenizer: Any) -> dict[str, int]:
     return dict(zip(names, tokenizer.convert_tokens_to_ids(list(QWEN)), strict=True))
 
 
-def _network(family: str, tokenizer: Any) -> Any:
-    text = _decoder(tokenizer)
+def _network(family: str, tokenizer: Any, more: dict[str, Any]) -> Any:
+    text = _decoder(tokenizer, **more)
     merged = {"patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2, "depth": 3, "num_heads": 2}
     if family == "qwen2_vl":
         vision = merged | {"embed_dim": 16, "hidden_size": 24, "mlp_ratio": 2}
@@ -121,6 +129,16 @@ def _network(family: str, tokenizer: Any) -> Any:
     if family == "qwen3_moe":
         experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
         return Qwen3MoeForCausalLM(Qwen3MoeConfig(**text, **experts, tie_word_embeddings=False))
+    if family == "qwen2_moe":
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+        experts |= {"shared_expert_intermediate_size": 16}
+        return Qwen2MoeForCausalLM(Qwen2MoeConfig(**text, **experts, tie_word_embeddings=False))
+    if family == "mistral":
+        return MistralForCausalLM(MistralConfig(**text, tie_word_embeddings=False))
+    if family == "ministral":
+        return MinistralForCausalLM(MinistralConfig(**text, head_dim=6, tie_word_embeddings=False))
+    if family == "qwen3":
+        return Qwen3ForCausalLM(Qwen3Config(**text, head_dim=8, tie_word_embeddings=True))
     return Qwen2ForCausalLM(Qwen2Config(**text, tie_word_embeddings=True))
 
 
@@ -138,14 +156,17 @@ def _processor(family: str, folder: Path) -> None:
         file.write_text(json.dumps(common | more | {f"{part}_processor_type": f"{name}{part.title()}Processor"}))
 
 
-def tiny_language(folder: Path, family: str, *, seed: int = 0) -> Path:
-    """A directory in transformers layout with an untrained model whose words differ enough to tell models apart."""
+def tiny_language(folder: Path, family: str, *, seed: int = 0, **more: Any) -> Path:
+    """A directory in transformers layout with an untrained model whose words differ enough to tell models apart.
+
+    ``more`` are options of the decoder's configuration.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     kind = "smol" if family == "smolvlm" else "qwen" if family in SEEING else "text"
     tokenizer = build_tokenizer(kind)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = _network(family, tokenizer)
+        network = _network(family, tokenizer, more)
         for name, parameter in network.named_parameters():
             if parameter.ndim > 1:
                 # far from flat: a slip shows in the logits

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from burnish.language.attention import Plan, attend
+from burnish.language.attention import Plan, attend, window_of
 from burnish.language.cache import Cache
 
 
@@ -71,6 +71,8 @@ class Layer:
     gate_up: Product | None  # [D] to [2 I]; None: the module computes it
     down: Product | None  # [I] to [D]
     mlp: nn.Module
+    attention: nn.Module
+    window: int | None  # tokens that a token sees, itself included; None: all
 
 
 class Layers:
@@ -87,7 +89,6 @@ class Layers:
         self.norm = decoder.norm.weight
         self.head = head
         self.rotary = decoder.rotary_emb
-        self.module = decoder.layers[0].self_attn
 
     def _layer(self, layer: Any) -> Layer:
         attention, mlp = layer.self_attn, layer.mlp
@@ -102,6 +103,8 @@ class Layers:
             gate_up=Product.of([mlp.gate_proj, mlp.up_proj], self.compute) if plain else None,
             down=Product.of([mlp.down_proj], self.compute) if plain else None,
             mlp=mlp,
+            attention=attention,
+            window=window_of(attention),
         )
 
     def rotation(self, positions: Tensor) -> Tensor:
@@ -178,7 +181,7 @@ class Layers:
             q, k, v = self._attention_input(layer, x, turn)
             q, k, v = (part.transpose(0, 1)[None] for part in (q, k, v))
             cached[number, 0], cached[number, 1] = k[0], v[0]
-            attended, _ = attend(self.module, q, k, v, None, scaling=self.scale, plan=plan)
+            attended, _ = attend(layer.attention, q, k, v, None, scaling=self.scale, plan=plan)
             if layer is self.layers[-1]:
                 # of the last layer nobody asks for anything but these
                 return self._rest(layer, x[last], attended[0, last].flatten(1)), cached
@@ -204,14 +207,16 @@ class Layers:
             q, k, v = self._attention_input(layer, x, turn)
             keys[:, -1] = k.flatten(0, 1)
             values[:, -1] = v.flatten(0, 1)
+            near = slice(-layer.window, None) if layer.window is not None else slice(None)  # all rows end alike
             q = q.reshape(count * self.pairs, self.heads // self.pairs, self.width)
+            seen, near_keys, near_values = mask[..., near], keys[:, near], values[:, near]
             if self.compute == torch.float32:
-                scores = torch.baddbmm(mask, q, keys.transpose(1, 2), alpha=self.scale)
-                attended = torch.bmm(scores.softmax(-1), values)
+                scores = torch.baddbmm(seen, q, near_keys.transpose(1, 2), alpha=self.scale)
+                attended = torch.bmm(scores.softmax(-1), near_values)
             else:
                 # scores and their softmax stay in float32; a product of their own would round them
                 attended = F.scaled_dot_product_attention(
-                    q[:, None], keys[:, None], values[:, None], attn_mask=mask[:, None], scale=self.scale
+                    q[:, None], near_keys[:, None], near_values[:, None], attn_mask=seen[:, None], scale=self.scale
                 )
             x = self._rest(layer, x, attended.view(count, -1))
         return x

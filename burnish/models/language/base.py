@@ -89,8 +89,9 @@ class TransformersModel:
         )
 
     def _check(self, text: Any) -> None:
-        if "sliding_attention" in (getattr(text, "layer_types", None) or []):
-            raise UserError(f"{self.path} attends within sliding windows (use_sliding_window), which is not supported")
+        kinds = set(getattr(text, "layer_types", None) or [])
+        if further := kinds - {"full_attention", "sliding_attention"}:
+            raise UserError(f"{self.path} has layers of {', '.join(sorted(further))}, which are not supported")
         kind = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default")
         if kind in ("dynamic", "longrope"):
             raise UserError(f"{self.path} has rope_type {kind}, whose positions change with the length of the text")

@@ -16,7 +16,7 @@ class TextModel(TransformersModel):
     """Decoders of pre-normalised layers with rotary positions; parts of a message are joined to plain text."""
 
     name = "text"
-    model_types = ("llama", "qwen2", "qwen3", "mistral", "qwen2_moe", "qwen3_moe")
+    model_types = ("llama", "qwen2", "qwen3", "mistral", "ministral", "qwen2_moe", "qwen3_moe")
 
     def _render(self, messages: Chat) -> tuple[str, str]:
         # their templates know strings only
