@@ -32,175 +32,91 @@ class Source:
         )
 
 
+# fmt: off
 FLOW_GRPO = "yifan123/flow_grpo config/grpo.py"
 GUARD = "yifan123/flow_grpo config/grpo_guard.py"
 FACTORY = "X-GenGroup/Flow-Factory examples"
 ADAM = {
-    "optimizer.lr": 3e-4,
-    "optimizer.weight_decay": 1e-4,
-    "optimizer.betas": (0.9, 0.999),
-    "optimizer.eps": 1e-8,
-    "optimizer.max_grad_norm": 1.0,
-    "optimizer.schedule": "constant",
+    "optimizer.lr": 3e-4, "optimizer.weight_decay": 1e-4, "optimizer.betas": (0.9, 0.999), "optimizer.eps": 1e-8,
+    "optimizer.max_grad_norm": 1.0, "optimizer.schedule": "constant",
 }
 # flow_grpo's config/base.py and scripts/train_sd3.py, train_flux.py (T5 tokens, adapters)
 SD35 = ADAM | {
-    "model.lora.rank": 32,
-    "model.lora.alpha": 64.0,
-    "data.train_batch_size": 48,
-    "rollout.n": 24,
-    "rollout.num_inference_steps": 10,
-    "rollout.guidance_scale": 4.5,
-    "rollout.height": 512,
-    "rollout.width": 512,
-    "rollout.max_sequence_length": 128,
-    "trainer.mini_batch_size": 576,
-    "trainer.epochs": 1,
+    "model.lora.rank": 32, "model.lora.alpha": 64.0, "data.train_batch_size": 48, "rollout.n": 24,
+    "rollout.num_inference_steps": 10, "rollout.guidance_scale": 4.5, "rollout.height": 512, "rollout.width": 512,
+    "rollout.max_sequence_length": 128, "trainer.mini_batch_size": 576, "trainer.epochs": 1,
 }
 FLUX = SD35 | {
-    "model.lora.rank": 64,
-    "model.lora.alpha": 128.0,
-    "rollout.num_inference_steps": 6,
-    "rollout.guidance_scale": 1.0,
+    "model.lora.rank": 64, "model.lora.alpha": 128.0, "rollout.num_inference_steps": 6, "rollout.guidance_scale": 1.0,
     "rollout.embedded_guidance": 3.5,
 }
 EMA = {"ema.decay": (0.987, "0.9 at every eighth step", "0.9 at every eighth step")}
 FULL = ADAM | {
-    "optimizer.lr": 1e-5,
-    "model.lora": None,
-    "ema": None,
-    "rollout.guidance_scale": 1.0,
-    "rollout.embedded_guidance": 3.5,
-    "rollout.height": 720,
-    "rollout.width": 720,
-    "rollout.max_sequence_length": 512,
-    "rollout.schedule": "shift_once",
-    "rollout.shift": 3.0,
-    "steps": 300,
+    "optimizer.lr": 1e-5, "model.lora": None, "ema": None, "rollout.guidance_scale": 1.0,
+    "rollout.embedded_guidance": 3.5, "rollout.height": 720, "rollout.width": 720, "rollout.max_sequence_length": 512,
+    "rollout.schedule": "shift_once", "rollout.shift": 3.0, "steps": 300,
 }
 CLIPPED = {"algorithm.advantage_clip": 5.0, "algorithm.clip": 1e-4}
 GLOBAL = {"algorithm.advantage_std": "global"}
 GROUP = {"algorithm.advantage_std": "group"}
 FORWARD = {"algorithm.train_guidance": "none", "algorithm.times": "schedule"}
 DANCE = CLIPPED | GROUP | {
-    "algorithm.transition": "dance",
-    "algorithm.noise_level": 0.3,
-    "algorithm.timestep_fraction": 0.6,
-    "algorithm.shared_noise": True,
-    "rollout.n": 12,
-    "rollout.num_inference_steps": 16,
-    "rollout.schedule": "shift_once",
-    "rollout.shift": 3.0,
-    "data.train_batch_size": 16,
-    "trainer.mini_batch_size": 64,
+    "algorithm.transition": "dance", "algorithm.noise_level": 0.3, "algorithm.timestep_fraction": 0.6,
+    "algorithm.shared_noise": True, "rollout.n": 12, "rollout.num_inference_steps": 16,
+    "rollout.schedule": "shift_once", "rollout.shift": 3.0, "data.train_batch_size": 16, "trainer.mini_batch_size": 64,
     "steps": 300,
 }
 MIX = CLIPPED | GROUP | {
-    "algorithm.transition": "sde",
-    "algorithm.noise_level": 0.7,
-    "algorithm.window.kind": "progressive",
-    "algorithm.window.size": 4,
-    "algorithm.window.stride": 1,
-    "algorithm.window.every": 25,
-    "algorithm.window.wrap": True,
-    "algorithm.shared_noise": True,
-    "algorithm.advantage_aggregation": "each",
-    "algorithm.kl_coef": 0.0,
-    "rollout.n": 12,
-    "rollout.num_inference_steps": 25,
-    "data.train_batch_size": 32,
-    "trainer.mini_batch_size": 96,
-    "steps": 300,
+    "algorithm.transition": "sde", "algorithm.noise_level": 0.7, "algorithm.window.kind": "progressive",
+    "algorithm.window.size": 4, "algorithm.window.stride": 1, "algorithm.window.every": 25,
+    "algorithm.window.wrap": True, "algorithm.shared_noise": True, "algorithm.advantage_aggregation": "each",
+    "algorithm.kl_coef": 0.0, "rollout.n": 12, "rollout.num_inference_steps": 25, "data.train_batch_size": 32,
+    "trainer.mini_batch_size": 96, "steps": 300,
 }
 BRANCH = {
-    "algorithm.transition": "dance",
-    "algorithm.noise_level": 0.3,
-    "algorithm.splits": [0, 3, 6, 9],
-    "algorithm.clip": 1e-3,
-    "algorithm.advantage_clip": 5.0,
-    "rollout.n": 16,
-    "rollout.num_inference_steps": 20,
-    "rollout.schedule": "shift_once",
-    "rollout.shift": 3.0,
-    "data.train_batch_size": 16,
-    "steps": 300,
+    "algorithm.transition": "dance", "algorithm.noise_level": 0.3, "algorithm.splits": [0, 3, 6, 9],
+    "algorithm.clip": 1e-3, "algorithm.advantage_clip": 5.0, "rollout.n": 16, "rollout.num_inference_steps": 20,
+    "rollout.schedule": "shift_once", "rollout.shift": 3.0, "data.train_batch_size": 16, "steps": 300,
 }
 FAST = GLOBAL | {
-    "algorithm.transition": "cps",
-    "algorithm.noise_level": 0.8,
-    "algorithm.window.kind": "random",
-    "algorithm.window.size": 3,
-    "algorithm.shared_noise": False,
-    "algorithm.clip": 1e-5,
-    "algorithm.advantage_clip": 5.0,
-    "algorithm.kl_coef": 0.0,
+    "algorithm.transition": "cps", "algorithm.noise_level": 0.8, "algorithm.window.kind": "random",
+    "algorithm.window.size": 3, "algorithm.shared_noise": False, "algorithm.clip": 1e-5,
+    "algorithm.advantage_clip": 5.0, "algorithm.kl_coef": 0.0,
 }
 DGPO = FORWARD | GLOBAL | {
-    "algorithm.beta": 100.0,
-    "algorithm.clip": 1e-2,
-    "algorithm.shared_noise": True,
-    "algorithm.train_timesteps": 4,
-    "algorithm.time_range": (0.3, 1.0),
-    "algorithm.advantage_clip": 5.0,
-    "algorithm.old_decay": "linear",
-    "algorithm.old_linear": (0, 0, 1e-3, 0.3),
-    "algorithm.old_decay_counts": "gradient_steps",
-    "algorithm.kl_coef": 0.02,
-    "data.train_batch_size": 8,
-    "rollout.n": 16,
-    "trainer.mini_batch_size": None,
+    "algorithm.beta": 100.0, "algorithm.clip": 1e-2, "algorithm.shared_noise": True, "algorithm.train_timesteps": 4,
+    "algorithm.time_range": (0.3, 1.0), "algorithm.advantage_clip": 5.0, "algorithm.old_decay": "linear",
+    "algorithm.old_linear": (0, 0, 1e-3, 0.3), "algorithm.old_decay_counts": "gradient_steps",
+    "algorithm.kl_coef": 0.02, "data.train_batch_size": 8, "rollout.n": 16, "trainer.mini_batch_size": None,
 }
 CRD = FORWARD | GLOBAL | {
-    "algorithm.beta": 1.0,
-    "algorithm.matching": "mse",
-    "algorithm.temperature": None,
-    "algorithm.baseline": "old",
-    "algorithm.adaptive_weighting": True,
-    "algorithm.timestep_fraction": 0.99,
-    "algorithm.old_decay": "linear",
-    "algorithm.old_linear": (0, 0.25, 0.005, 0.999),
-    "algorithm.old_decay_counts": "gradient_steps",
-    "algorithm.advantage_clip": 5.0,
-    "algorithm.kl_coef": 0.1,
-    "algorithm.kl_adaptive": True,
+    "algorithm.beta": 1.0, "algorithm.matching": "mse", "algorithm.temperature": None, "algorithm.baseline": "old",
+    "algorithm.adaptive_weighting": True, "algorithm.timestep_fraction": 0.99, "algorithm.old_decay": "linear",
+    "algorithm.old_linear": (0, 0.25, 0.005, 0.999), "algorithm.old_decay_counts": "gradient_steps",
+    "algorithm.advantage_clip": 5.0, "algorithm.kl_coef": 0.1, "algorithm.kl_adaptive": True,
 }
 AWM = FORWARD | GLOBAL | {
-    "algorithm.weighting": "ghuber",
-    "algorithm.ghuber_power": 0.25,
-    "algorithm.clip": 1.0,
-    "algorithm.advantage_clip": 1.0,
-    "algorithm.old_decay": "linear",
-    "rollout.n": 16,
-    "trainer.mini_batch_size": None,
+    "algorithm.weighting": "ghuber", "algorithm.ghuber_power": 0.25, "algorithm.clip": 1.0,
+    "algorithm.advantage_clip": 1.0, "algorithm.old_decay": "linear", "rollout.n": 16, "trainer.mini_batch_size": None,
 }
 DPPO = GLOBAL | {
-    "algorithm.transition": "cps",
-    "algorithm.noise_level": 0.7,
-    "algorithm.window.kind": "random",
-    "algorithm.window.size": 3,
-    "algorithm.window.stop": 6,
-    "algorithm.window.scattered": True,
-    "algorithm.kl_threshold": 1e-6,
-    "algorithm.kl_measure": "gaussian",
-    "algorithm.kl_coef": 1e-3,
-    "algorithm.kl_form": "means",
-    "algorithm.advantage_clip": 5.0,
-    "data.train_batch_size": 64,
-    "rollout.n": 16,
-    "rollout.num_inference_steps": 10,
-    "trainer.mini_batch_size": 512,
+    "algorithm.transition": "cps", "algorithm.noise_level": 0.7, "algorithm.window.kind": "random",
+    "algorithm.window.size": 3, "algorithm.window.stop": 6, "algorithm.window.scattered": True,
+    "algorithm.kl_threshold": 1e-6, "algorithm.kl_measure": "gaussian", "algorithm.kl_coef": 1e-3,
+    "algorithm.kl_form": "means", "algorithm.advantage_clip": 5.0, "data.train_batch_size": 64, "rollout.n": 16,
+    "rollout.num_inference_steps": 10, "trainer.mini_batch_size": 512,
 }
 TEMPFLOW = CLIPPED | GROUP | {
-    "algorithm.transition": "sde",
-    "algorithm.noise_level": 0.7,
-    "algorithm.noise_weighting": "std",
-    "model.lora.rank": 32,
-    "model.lora.alpha": 64.0,
+    "algorithm.transition": "sde", "algorithm.noise_level": 0.7, "algorithm.noise_weighting": "std",
+    "model.lora.rank": 32, "model.lora.alpha": 64.0,
 }
-TEACHING = ("optimizer.lr", "trainer.mini_batch_size", "rollout.n", "rollout.num_inference_steps", "algorithm.window.kind",
-            "algorithm.window.size", "algorithm.window.scattered", "algorithm.objective")  # fmt: skip
+TEACHING = (
+    "optimizer.lr", "trainer.mini_batch_size", "rollout.n", "rollout.num_inference_steps", "algorithm.window.kind",
+    "algorithm.window.size", "algorithm.window.scattered", "algorithm.objective",
+)  # fmt: skip
 IMITATING = ("data.train_files", "data.train_batch_size", "trainer.mini_batch_size", "optimizer.lr",
              "optimizer.warmup_steps", "rollout.num_inference_steps")  # fmt: skip
+# fmt: on
 
 SOURCES: dict[str, Source] = {
     "sd35/flow_grpo": Source(
@@ -216,7 +132,8 @@ SOURCES: dict[str, Source] = {
     ).over(FLUX),
     "sd35/flow_grpo_fast": Source(
         f"{FLOW_GRPO}:pickscore_sd3_fast_nocfg",
-        FAST | {"algorithm.window.stop": 5, "data.train_batch_size": 64, "rollout.n": 18, "rollout.guidance_scale": 1.0},
+        FAST | {"algorithm.window.stop": 5, "data.train_batch_size": 64, "rollout.n": 18,
+                "rollout.guidance_scale": 1.0},
         EMA,
     ).over(SD35),
     "flux/flow_grpo_fast": Source(
