@@ -75,6 +75,7 @@ examples:
   burnish config quickstart                             every option, explained; what differs is marked
   burnish config quickstart algorithm=flow_grpo
   burnish config quickstart rollout.n=16 > mine.yaml    the output is a recipe: burnish train mine.yaml
+  burnish config sd35/flow_grpo                         a recipe whose files are not here yet: it says what is missing
 """
 
 DOCTOR = """\
@@ -141,7 +142,8 @@ def _top_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="burnish",
         usage="burnish COMMAND ...",
-        description=f"Reinforcement-learning post-training for models that draw.\n\ncommands:\n{commands}",
+        description="Reinforcement-learning post-training for models that draw and models that see.\n\n"
+        f"commands:\n{commands}",
         epilog=f"start here:\n  burnish doctor\n  burnish train quickstart\n\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

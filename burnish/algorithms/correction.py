@@ -20,8 +20,6 @@ Rule = Literal[
 ]  # fmt: skip
 
 
-
-
 def _listed(value: Any) -> Any:
     """One rule, or one bound, is short for a list of it."""
     return value if value is None or isinstance(value, (list, tuple)) else [value]
@@ -85,14 +83,14 @@ class RolloutCorrection:
             raise ValueError(f"reject is {_shown(self.reject)}; each rule may be there once")
         for name, bounds in (("reject_above", self.reject_above), ("reject_below", self.reject_below)):
             if bounds is not None and len(bounds) != count:
-                raise ValueError(f"reject has {count} rules and {name} {len(bounds)} bounds; give one for each, in order")
+                raise ValueError(
+                    f"reject has {count} rules and {name} {len(bounds)} bounds; give one for each, in order"
+                )
         for rule, high, low in self.rules:
             if low is not None and not rule.endswith("k1"):
                 raise ValueError("reject_below is read by the rules of k1 alone; leave it out (null in a list)")
             if low is not None and low > high:
-                raise ValueError(
-                    f"reject_below is {low} and reject_above is {high}: nothing lies between; swap them"
-                )
+                raise ValueError(f"reject_below is {low} and reject_above is {high}: nothing lies between; swap them")
         return self
 
     @property

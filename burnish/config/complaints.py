@@ -85,7 +85,8 @@ def complain(error: Any, path: tuple[str, ...], kind: Any, context: Context) -> 
         key, sign = _BOUNDS[sort]
         must = f"{sign} {show(_plain(error['ctx'][key]))}"
     elif sort in ("too_long", "too_short", "missing"):
-        place, length = (place[:-1], 2) if sort == "missing" else (place, error["ctx"].get("max_length"))
+        short = sort == "missing"
+        place, length = (place[:-1], _length(kind, error["loc"])) if short else (place, error["ctx"].get("max_length"))
         option = ".".join(place)
         must = f"a list of {length} values"
     else:
@@ -154,6 +155,15 @@ def section_class(annotation: Any) -> Any:
     """The class of options in a type such as ``LoraOptions | None``; None if it has none."""
     candidates = [annotation, *typing.get_args(annotation)]
     return next((one for one in candidates if isinstance(one, type) and dataclasses.is_dataclass(one)), None)
+
+
+def _length(kind: Any, loc: Sequence[str | int]) -> int:
+    """How many values the tuple has that lacks the one at ``loc``, within the options ``kind``."""
+    annotation = kind
+    for name in loc[:-1]:
+        annotation = fields(section_class(annotation))[str(name)].annotation
+    kinds = (one for one in (annotation, *typing.get_args(annotation)) if typing.get_origin(one) is tuple)
+    return len(typing.get_args(next(kinds)))
 
 
 def _options(cls: Any) -> Iterator[str]:

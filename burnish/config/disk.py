@@ -13,23 +13,35 @@ from burnish.models.language.loading import family_of as language_family_of
 from burnish.models.language.loading import read_config
 from burnish.models.loading import family_of, read_index
 from burnish.paths import PREFIX, holds_run, resolve
+from burnish.rewards.function import Function
+from burnish.rewards.language.function import LanguageFunction
 
 
 def check_disk(config: RunConfig) -> None:
-    """Refuse a run whose model or prompts are not there, or whose folder can't be written.
+    """Refuse a run whose model, prompts or functions are not there, or whose folder can't be written.
 
     Raises:
         ConfigError: with every complaint.
     """
-    checks: list[Callable[[RunConfig], None]] = [_model, _train_files, _val_files, _ptx_files, _output, _resume]
+    complaints = missing(config)
+    if complaints:
+        raise ConfigError(complaints)
+
+
+def missing(config: RunConfig) -> list[str]:
+    """What keeps a run from starting on this machine: a sentence for each."""
+    checks: list[Callable[[RunConfig], None]] = [
+        _model, _train_files, _val_files, _ptx_files, _rewards, _output, _resume,
+    ]  # fmt: skip
     complaints = []
     for check in checks:
         try:
             check(config)
+        except ConfigError as error:
+            complaints += error.complaints
         except UserError as error:
             complaints.append(str(error))
-    if complaints:
-        raise ConfigError(complaints)
+    return complaints
 
 
 def _model(config: RunConfig) -> None:
@@ -70,6 +82,23 @@ def _ptx_files(config: RunConfig) -> None:
     if isinstance(config, LanguageConfig) and config.ptx is not None:
         for path in _listed(config.ptx.train_files):
             _prompts("ptx.train_files", path, config)
+
+
+def _rewards(config: RunConfig) -> None:
+    """Files of functions that users bring."""
+    complaints = []
+    for label, reward in config.rewards.items():
+        if not isinstance(reward, (Function, LanguageFunction)):
+            continue
+        where, _, name = reward.path.rpartition(":")
+        if where.endswith(".py") and not Path(where).expanduser().exists():
+            complaints.append(
+                f"rewards.{label}.path is {reward.path}, but there is no {where} in this folder. It is yours to write, "
+                f"and has to define {name}({reward.takes}), which returns one number for each of the {reward.judged}; "
+                f"or choose another reward: rewards.{label}=null rewards.NAME.weight=1"
+            )
+    if complaints:
+        raise ConfigError(complaints)
 
 
 def _listed(files: str | list[str]) -> list[str]:

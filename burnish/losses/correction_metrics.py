@@ -229,7 +229,8 @@ def variance_proxy_metrics(
 ) -> dict[str, float]:
     """How much of the gradient's power is signal: the squared norm of the mean gradient against the mean squared one.
 
-    What is left over, divided by the number of samples less one, is the variance of the mean gradient. The squared norm of a token's score is taken as 1 - 2 p + sum over the vocabulary of p^2.
+    What is left over, divided by the number of samples less one, is the variance of the mean gradient. The squared
+    norm of a token's score is taken as 1 - 2 p + sum over the vocabulary of p^2.
 
     Args:
         collision: [B, K] sum of squared probabilities over the vocabulary.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 @options
 class Function(Reward):
     """function(images, prompts, **arguments) -> one number per picture, None where there is none; it may be ``async``."""
+
+    takes: ClassVar[str] = "images, prompts"  # by place
 
     path: str
     """Where the function is: package.module:function, or path/to/file.py:function."""

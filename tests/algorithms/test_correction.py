@@ -217,7 +217,9 @@ def test_nats_of_a_step_are_those_of_its_gaussian_whatever_its_log_prob_is(pipel
     landed = trace.next_state.flatten(0, 1)
     density = bench.algorithm._density
     found = (after.logprob(landed, density) - before.logprob(landed, density)) * bench.algorithm._nats(trace).flatten()
-    normal = [torch.distributions.Normal(step.mean.double(), std.double().view(-1, 1, 1, 1)) for step in (before, after)]
+    normal = [
+        torch.distributions.Normal(step.mean.double(), std.double().view(-1, 1, 1, 1)) for step in (before, after)
+    ]
     exact = (normal[1].log_prob(landed.double()) - normal[0].log_prob(landed.double())).flatten(1).sum(1)
     torch.testing.assert_close(found.double(), exact, rtol=1e-3, atol=1e-3)
 

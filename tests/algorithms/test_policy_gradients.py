@@ -19,6 +19,7 @@ from burnish.algorithms.mix_grpo import MixGRPO
 from burnish.algorithms.tempflow_grpo import TempFlowGRPO
 from burnish.config import load
 from burnish.errors import ConfigError
+from burnish.flow.transitions import Transition
 from burnish.flow.windows import Window
 from tests.factory import tiny_pipeline
 from tests.workers.test_training import Bench
@@ -251,6 +252,18 @@ class TestChoices:
         bench = Bench(pipeline, TempFlowGRPO())
         weights = torch.cat([bench.algorithm.step_weights(bench.collect(update))[::4] for update in range(1, 7)])
         assert len(weights.unique()) == 4
+
+    @pytest.mark.parametrize("transition", ["sde", "cps"])
+    def test_a_kl_has_the_form_that_is_asked_for(self, transition):
+        mean, reference = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
+        step = Transition(mean, torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.04, 0.1, 0.2]))
+        square = (mean - reference).square().flatten(1).mean(1)
+        variance = {"exact": step.std**2, "published": step.std**2 / (step.step if transition == "sde" else 1)}
+        for form, spread in variance.items():
+            algorithm = FlowGRPO(transition=transition, kl_coef=0.1, kl_form=form)
+            torch.testing.assert_close(algorithm._kl(step, reference), square / (2 * spread))
+        algorithm = FlowGRPO(transition=transition, kl_coef=0.1, kl_form="means")
+        torch.testing.assert_close(algorithm._kl(step, reference), square)
 
     def test_metrics_tell_ratio_and_kl_of_every_step(self, pipeline):
         metrics = Bench(pipeline, FlowGRPO(kl_coef=0.1)).train()

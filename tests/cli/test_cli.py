@@ -161,6 +161,26 @@ def test_config_prints_a_recipe(recipe, tmp_path, capsys):
     assert load(str(saved)) == load(recipe, ["rollout.n=16"])
 
 
-def test_config_refuses_what_train_refuses(recipe, capsys):
-    assert cli.main(["config", recipe, "data.train_files=gone.txt"]) == 2
+def test_config_explains_what_is_not_here_yet_and_says_so(recipe, tmp_path, capsys):
+    from burnish.config import load
+
+    gone = "data.train_files=gone.txt"
+    assert cli.main(["config", recipe, gone]) == 0
+    shown = capsys.readouterr().out
+    assert "# Before burnish train can start here:\n#   - data.train_files is gone.txt, which is not there" in shown
+    saved = tmp_path / "saved.yaml"
+    saved.write_text(shown)
+    assert load(str(saved)) == load(recipe, [gone]), "it is a recipe nonetheless"
+    assert cli.main(["train", recipe, gone]) == 2
     assert "gone.txt" in capsys.readouterr().err
+
+
+def test_config_refuses_what_contradicts_itself(recipe, capsys):
+    assert cli.main(["config", recipe, "rollout.n=many"]) == 2
+    assert "rollout.n is many" in capsys.readouterr().err
+
+
+def test_help_speaks_of_both_kinds_of_models(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    assert "models that draw and models that see" in capsys.readouterr().out

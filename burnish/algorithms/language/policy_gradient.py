@@ -61,8 +61,8 @@ class TokenPolicyGradient(RewardShaping):
             raise ValueError("high_entropy_count is never read when high_entropy_fraction is 1; leave it out")
         if self.high_entropy_count != "all" and "token-sum" in self.loss_agg_mode:
             raise ValueError(
-                f"high_entropy_count is {self.high_entropy_count}, but loss_agg_mode {self.loss_agg_mode} divides by no "
-                "number of tokens; leave it out"
+                f"high_entropy_count is {self.high_entropy_count}, but loss_agg_mode {self.loss_agg_mode} "
+                "divides by no number of tokens; leave it out"
             )
         return self
 

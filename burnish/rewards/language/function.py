@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 @options
 class LanguageFunction(LanguageReward):
     """function(responses, prompts, **arguments) -> one number per response, None where there is none; it may be ``async``."""
+
+    takes: ClassVar[str] = "responses, prompts"  # by place
 
     path: str
     """Where the function is: package.module:function, or path/to/file.py:function. A response has text and finished;
