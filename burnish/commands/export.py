@@ -8,6 +8,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from burnish.commands.opening import open_run
+from burnish.disk import writing
 from burnish.errors import UserError
 from burnish.models.lora import adapter_state, merged_state
 from burnish.paths import resolve
@@ -31,7 +32,7 @@ def export(run: str, *, output: str, what: Literal["lora", "merged"]) -> int:
         raise UserError(f"{run} trained all weights (model.lora is null): there is no adapter; export merged weights")
     language = isinstance(session, LanguageSession)
     save = model.save if language else model.save_pipeline
-    with session.trained_weights():
+    with session.trained_weights(), writing(target):
         if what == "lora":
             model.save_lora(target, *adapter_state(model.network, "policy"))
         elif lora is None:
