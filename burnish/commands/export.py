@@ -26,7 +26,7 @@ def export(run: str, *, output: str, what: Literal["lora", "merged"]) -> int:
     target = Path(output)
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise UserError(f"output is {output}, which exists already and is not an empty folder; choose another")
-    session, update = open_run(run)
+    session, update = open_run(run, samples=False)
     model, lora = session.roles.model, session.config.model.lora
     if what == "lora" and lora is None:
         raise UserError(f"{run} trained all weights (model.lora is null): there is no adapter; export merged weights")
