@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -106,13 +107,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _run(arguments)
+        code = _run(arguments)
+        sys.stdout.flush()
+        return code
     except UserError as error:
         _complain(str(error))
+        return 2
+    except BrokenPipeError:  # whoever read what we print has gone, as `head` does
+        _drop_output()
+        return 1
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        _drop_output()
+        what = error.filename or "a file"
+        _complain(f"{what} can't be written: {error.strerror}; make room on its disk, or write elsewhere")
         return 2
     except KeyboardInterrupt:
         _complain("stopped before there was anything to save")
         return 130
+
+
+def _drop_output() -> None:
+    """Python would write what is left of it at its end, and complain once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _run(arguments: list[str]) -> int:

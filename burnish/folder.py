@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import re
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from burnish.config import RunConfig, changes, dump, load
+from burnish.disk import write_whole, writing
 from burnish.errors import UserError
 from burnish.json_text import parse_json
 from burnish.paths import CHECKPOINTS, CONFIG, METRICS, holds_run
@@ -85,7 +85,12 @@ class RunFolder:
         """
         if self._claim is not None or not self.path.is_dir():
             return
-        file = (self.path / ".claim").open("a+", encoding="utf-8")
+        try:
+            import fcntl
+        except ImportError:
+            raise UserError("burnish train needs Linux or macOS; on Windows run it in WSL") from None
+        with writing(self.path):
+            file = (self.path / ".claim").open("a+", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -98,9 +103,10 @@ class RunFolder:
             ) from None
         except OSError as error:  # a file system without locks
             log.warning("%s can't be kept from other processes: %s", self.path, error.strerror)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
+        with writing(self.path):
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
         self._claim = file
 
     def close(self) -> None:
@@ -115,14 +121,16 @@ class RunFolder:
         An attempt that starts anew moves what an earlier one left into ``earlier/``; one that goes on
         removes the validations that it will repeat.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
         self.claim()
-        if resumed_at is None:
-            self._put_aside()
-        else:
-            for update in self.validations():
-                if update > resumed_at:
-                    shutil.rmtree(self.validation(update))
+        with writing(self.path):
+            if resumed_at is None:
+                self._put_aside()
+            else:
+                for update in self.validations():
+                    if update > resumed_at:
+                        shutil.rmtree(self.validation(update))
         write_whole(self.config, dump(config).encode())
 
     def refuse_other_configuration(self, config: RunConfig) -> None:
@@ -169,18 +177,3 @@ class RunFolder:
 def is_row(value: Any) -> bool:
     """Whether something that was read is metrics by their names: numbers, and None for what is missing."""
     return isinstance(value, dict) and all(one is None or type(one) in (int, float) for one in value.values())
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Replace a file in one step, so that a reader or a crash finds the old content or the new."""
-    new = path.with_name(f".{path.name}.new")
-    with new.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the name, too, has to survive a power cut
-    finally:
-        os.close(folder)

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "burnish"
 # algorithm knows a model, and no model an algorithm
 LAYERS = [
     ["errors", "media"],
-    ["json_text"],
+    ["disk", "json_text"],
     ["prompt", "stopwatch", "pictures", "recipes"],
     ["registry", "paths"],
     ["options"],

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from burnish.disk import writing
 from burnish.engines.language import AnswerJob
 from burnish.errors import UserError
 from burnish.media import Media
@@ -24,21 +25,24 @@ def answer(
     system = session.config.data.system_prompt
     asked = [_prompt(question, [_picture(path) for path in images], system) for question in questions]
     target = Path(output)
-    target.mkdir(parents=True, exist_ok=True)
+    with writing(target):
+        target.mkdir(parents=True, exist_ok=True)
     session.engine.seed = seed
     with closing(session), session.trained_weights():
         # the session's sampling is that of training; people want what validation shows
         job = AnswerJob.groups(asked, n, purpose="sample", update=0, sampling=session.judged_sampling)
         _, responses = session.engine.sample(job)
     console = Console(soft_wrap=True)
-    with (target / "samples.jsonl").open("w") as lines:
-        for i, (prompt, response) in enumerate(zip(job.prompts, responses, strict=True)):
-            if i % n == 0:
-                console.print(f"[bold]{escape(prompt.text)}[/bold]")
-            cut = "" if response.finished else " [dim](cut at rollout.max_new_tokens)[/dim]"
-            console.print(f"  {escape(response.whole)}{cut}", highlight=False)
-            record = {"prompt": prompt.text, "images": list(images), "response": response.whole}
-            lines.write(json.dumps(record | {"finished": response.finished, "seed": seed}) + "\n")
+    records = []
+    for i, (prompt, response) in enumerate(zip(job.prompts, responses, strict=True)):
+        if i % n == 0:
+            console.print(f"[bold]{escape(prompt.text)}[/bold]")
+        cut = "" if response.finished else " [dim](cut at rollout.max_new_tokens)[/dim]"
+        console.print(f"  {escape(response.whole)}{cut}", highlight=False)
+        record = {"prompt": prompt.text, "images": list(images), "response": response.whole}
+        records.append(json.dumps(record | {"finished": response.finished, "seed": seed}) + "\n")
+    with writing(target):
+        (target / "samples.jsonl").write_text("".join(records))
     console.print(f"{len(responses)} responses in [bold]{target / 'samples.jsonl'}[/bold]")
     return 0
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from burnish.commands.opening import open_run
+from burnish.disk import writing
 from burnish.judging import judge
 
 
@@ -33,6 +34,7 @@ def evaluate(source: str, overrides: Sequence[str], *, output: str | None) -> in
     console = Console()
     console.print(table)
     if target:
-        (target / "metrics.json").write_text(json.dumps({"update": update} | metrics, indent=1) + "\n")
+        with writing(target):
+            (target / "metrics.json").write_text(json.dumps({"update": update} | metrics, indent=1) + "\n")
         console.print(f"Pictures and verdicts are in [bold]{target}[/bold]")
     return 0

@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 
 from burnish.commands.opening import open_run
+from burnish.disk import writing
 from burnish.errors import UserError
 from burnish.models.lora import adapter_state, in_precision, merged_state
 from burnish.paths import resolve
@@ -34,14 +35,14 @@ def export(
     target = Path(output)
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise UserError(f"output is {output}, which exists already and is not an empty folder; choose another")
-    session, update = open_run(run)
+    session, update = open_run(run, samples=False)
     model, lora = session.roles.model, session.config.model.lora
     if what == "lora" and lora is None:
         raise UserError(f"{run} trained all weights (model.lora is null): there is no adapter; export merged weights")
     language = isinstance(session, LanguageSession)
     save = model.save if language else model.save_pipeline
     precision, lost = None if dtype is None else getattr(torch, dtype), 0.0
-    with session.trained_weights():
+    with session.trained_weights(), writing(target):
         if what == "lora":
             model.save_lora(target, *adapter_state(model.network, "policy"))
         elif lora is None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from burnish.commands.reach import reach
 from burnish.config import RunConfig, load
 from burnish.errors import UserError
 from burnish.folder import RunFolder
@@ -12,13 +14,16 @@ from burnish.session import Session, open_session
 from burnish.workers.checkpoint import CheckpointStore
 from burnish.workers.checkpoint_files import PARTS
 
+log = logging.getLogger(__name__)
 
-def open_run(source: str, overrides: Sequence[str] = ()) -> tuple[Session, int]:
+
+def open_run(source: str, overrides: Sequence[str] = (), *, samples: bool = True) -> tuple[Session, int]:
     """A session with the weights of a run, or with the untrained weights of a recipe.
 
     Args:
         source: a run folder (its newest checkpoint), a folder inside its ``checkpoints``, or a recipe.
         overrides: dotted options that differ from the run's.
+        samples: whether it will be sampled from or judged, for which its configuration may name code of its own.
 
     Returns:
         The session and how many policy updates its weights have seen.
@@ -34,6 +39,11 @@ def open_run(source: str, overrides: Sequence[str] = ()) -> tuple[Session, int]:
     if not folder.config.exists():
         raise UserError(f"{source} is neither a run (it has no config.yaml), a checkpoint of one, nor a recipe")
     config: RunConfig = load(str(folder.config), list(overrides))
+    if samples and (named := reach(config)):
+        # the folder may come from somebody else: nothing of this has been imported, started or asked yet
+        log.warning(
+            "%s has this machine use %s; look at it first if the run is not yours", folder.config, ", ".join(named)
+        )
     store = CheckpointStore(folder.checkpoints, config.checkpoint)
     checkpoint = store.open(wanted) if wanted else store.latest()
     if checkpoint is None:

@@ -17,6 +17,7 @@ from burnish.algorithms.base import Needs
 from burnish.commands.answer import answer
 from burnish.commands.opening import open_run
 from burnish.data.prompts import read_prompts
+from burnish.disk import writing
 from burnish.engines.flow import FlowEngine, Job
 from burnish.errors import UserError
 from burnish.models.loading import load_model
@@ -61,13 +62,14 @@ def sample(
     if not asked:
         raise UserError("no prompt is given; write it after the source, or use --prompts FILE")
     target = Path(output)
-    target.mkdir(parents=True, exist_ok=True)
+    with writing(target):
+        target.mkdir(parents=True, exist_ok=True)
     with _engine(source, changes, seed) as engine:
         job = Job.groups(asked, n, purpose="sample", update=0)
         # small parts, so that one can watch the progress
         parts = engine.sample(job)
         pictures = [p for _, _, chunk in track(parts, "Sampling", transient=True) for p in chunk]
-    with (target / "samples.jsonl").open("w") as lines:
+    with writing(target), (target / "samples.jsonl").open("w") as lines:
         for i, (prompt, picture) in enumerate(zip(job.prompts, pictures, strict=True)):
             name = f"{int(job.group[i]):03d}-{int(job.sample[i]):02d}.png"
             Image.fromarray(picture).save(target / name)
@@ -75,7 +77,8 @@ def sample(
     spoilt = sum(isinstance(picture, Spoilt) for picture in pictures)
     if spoilt:
         log.warning("%d of %d pictures have values that are not finite, and are black", spoilt, len(pictures))
-    grid(pictures, columns=n, labels=[prompt.text for prompt in asked]).save(target / "grid.png")
+    with writing(target):
+        grid(pictures, columns=n, labels=[prompt.text for prompt in asked]).save(target / "grid.png")
     Console().print(f"{len(pictures)} pictures in [bold]{target}[/bold]; all of them in {target / 'grid.png'}")
     return 0
 

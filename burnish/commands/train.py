@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 
 from burnish.algorithms.base import Metrics
 from burnish.closing import closing_message
@@ -98,11 +98,7 @@ def _attempt(
     crew.resume(checkpoint)
     done = checkpoint.update if checkpoint is not None else 0
     resumed_at = done if checkpoint is not None else None
-    try:
-        folder.begin(config, resumed_at=resumed_at)
-    except OSError as error:
-        raise UserError(f"output_dir is {config.output_dir}, which can't be written: {error.strerror}") from None
-
+    folder.begin(config, resumed_at=resumed_at)
     expiry = Expiry(expected, stop, margin=config.trainer.expiry_margin, saving=lambda: crew.saving)
 
     def stopping() -> bool:
@@ -131,8 +127,9 @@ def _attempt(
         for hook in hooks:
             hook.finish()
     finally:
-        for hook in hooks:
-            hook.close()
+        with ExitStack() as ends:  # all of them, whatever the disk says to one
+            for hook in reversed(hooks):
+                ends.callback(hook.close)
     return max(done, checkpoints.last) >= config.steps
 
 

@@ -20,7 +20,7 @@ from burnish.config.overrides import merge, nest, read_overrides
 from burnish.config.run import RunConfig
 from burnish.config.tasks import config_class
 from burnish.config.text import fields
-from burnish.config.yaml_text import parse, show
+from burnish.config.yaml_text import LARGEST, parse, show
 from burnish.errors import ConfigError
 from burnish.paths import RECIPES
 from burnish.registry import lookup, names
@@ -111,6 +111,8 @@ def _shown(path: Path) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
+        if (size := path.stat().st_size) > LARGEST:
+            raise ConfigError(f"it has {size} bytes, and a recipe at most {LARGEST}")
         content = parse(path.read_text(encoding="utf-8"))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
@@ -120,7 +122,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} can't be read: {error.strerror}") from None
     if not isinstance(content, dict):
         raise ConfigError(
-            f"{path} is not a recipe: it must hold options, such as 'steps: 30', but holds {show(content)}"
+            f"{path} is not a recipe: it must hold options, such as 'steps: 30', but holds {show(content):.80}"
         )
     return _named(content)
 

@@ -10,6 +10,10 @@ import yaml
 
 from burnish.errors import ConfigError
 
+LARGEST = 1 << 20  # bytes of a recipe
+MOST = 100_000  # values in it, each alias counted as often as it is used
+DEEPEST = 60  # lists and sections inside each other
+
 _FLOAT = re.compile(
     r"^(?:[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
 )
@@ -29,6 +33,34 @@ class _Loader(yaml.SafeLoader):
         if tag is None or tag.rpartition(":")[2] in ("null", "bool", "int", "float", "str", "seq", "map")
     }
 
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+        self._values: dict[yaml.Node, int] = {}  # in a node, with all that its aliases stand for
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """The next node, while it is not too deep and does not stand for too much.
+
+        A few lines of aliases to aliases stand for billions of values, so they are counted before any is made.
+        """
+        event = self.peek_event()
+        self._depth += 1
+        if self._depth > DEEPEST:
+            raise yaml.composer.ComposerError(None, None, f"nested more than {DEEPEST} deep", event.start_mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if node is None:
+            return None
+        if node not in self._values:
+            if isinstance(event, yaml.AliasEvent):
+                raise yaml.composer.ComposerError(None, None, "a list or section holds itself", event.start_mark)
+            self._values[node] = 1 + sum(self._values[one] for one in _inside(node))
+        if self._values[node] > MOST:
+            raise yaml.composer.ComposerError(
+                None, None, f"more than {MOST} values, each alias (*) counted as often as it is used", event.start_mark
+            )
+        return node
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
@@ -38,6 +70,12 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, f"{key.value} is given twice", key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+def _inside(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [one for pair in node.value for one in pair]
+    return node.value if isinstance(node, yaml.SequenceNode) else []
 
 
 class _Dumper(yaml.SafeDumper):
@@ -55,6 +93,8 @@ def parse(text: str) -> Any:
     Raises:
         ConfigError: it is not YAML; the message says on which line and why.
     """
+    if len(text) > LARGEST:
+        raise ConfigError(f"it has {len(text)} letters, and a recipe at most {LARGEST}")
     try:
         value = yaml.load(text, _Loader)
         json.dumps(value)

@@ -9,6 +9,7 @@ import numpy as np
 from PIL import Image
 
 from burnish.algorithms.base import Metrics
+from burnish.disk import writing
 from burnish.engines.flow import Job
 from burnish.judging.shares import share
 from burnish.metrics import group_diversity, validation_metrics
@@ -26,7 +27,8 @@ def judge(session: FlowSession, target: Path | None, *, n: int, guidance: float 
     pictures = [picture for some, _ in shares for picture in some]
     scores = Scores.cat([score for _, some in shares for score in some])
     if target is not None:
-        _keep(target, job, pictures, scores, n)
+        with writing(target):
+            _keep(target, job, pictures, scores, n)
     return validation_metrics(scores, job.prompts) | {
         "val-aux/variety": group_diversity(pictures, job.group),
         "val-aux/missing": float(scores.missing.float().mean()),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from burnish.models.base import FlowModel
 
 STANDARD_SIDE = 128  # latent positions to a side where a transformer's configuration names none: FLUX's pipeline
+LIBRARIES = ("diffusers", "transformers")  # whose classes a pipeline may be made of
 
 
 def read_index(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
@@ -36,6 +37,11 @@ def read_index(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
             "it must be a pipeline as diffusers' save_pretrained writes it"
         ) from None
     parts = [name for name, kind in content.items() if isinstance(kind, list) and kind and kind[0] is not None]
+    # diffusers would import whatever module stands there
+    if strange := [name for name in parts if content[name][0] not in LIBRARIES]:
+        raise UserError(
+            f"{index} takes {strange[0]} from {content[strange[0]][0]!r:.80}; parts must be of {' or '.join(LIBRARIES)}"
+        )
     if strange := [name for name in parts if not re.fullmatch(r"\w+", name)]:
         raise UserError(f"{index} lists {strange[0]!r:.80}, which is no name of a pipeline's part")
     absent = [name for name in parts if not (path / name).is_dir()]

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from burnish.config.yaml_text import parse
 from burnish.folder import STEP, RunFolder, is_row
 from burnish.json_text import parse_json
+from burnish.report.reading import read_configuration
 from burnish.report.samples import chance, read_samples
 from burnish.report.words import DRAWS, Words, words_of
 
@@ -100,8 +100,7 @@ class Summary:
     def read(cls, folder: RunFolder) -> Summary:
         """Read a folder, of a finished run or of one that is under way."""
         run = cls(
-            # read as plain data: a report needs none of the algorithms and rewards that the names stand for
-            config=parse(folder.config.read_text(encoding="utf-8")) if folder.config.exists() else {},
+            config=read_configuration(folder.config),
             rows=folder.read_metrics(),
             reference=_read_reference(folder),
         )

@@ -14,6 +14,7 @@ from typing import IO, Any, cast
 
 import torch
 
+from burnish.disk import sync
 from burnish.errors import UserError
 from burnish.workers import manifest, shard_files
 from burnish.workers.snapshot import Snapshot
@@ -192,12 +193,3 @@ class _Sink:
             raise self.error
         self.file.flush()
         os.fsync(self.file.fileno())
-
-
-def sync(folder: Path) -> None:
-    """Put the names in a folder on the disk, not only the files."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

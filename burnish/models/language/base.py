@@ -70,7 +70,7 @@ class TransformersModel:
         with quietly():
             network = cls._network(path, dtype)
         network.requires_grad_(False).eval().to(device)
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         return cls(path, network, tokenizer, compute=compute)
 
     # What a family may change
@@ -85,7 +85,7 @@ class TransformersModel:
         from transformers import AutoModelForCausalLM
 
         return AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, local_files_only=True, attn_implementation="sdpa"
+            path, dtype=dtype, local_files_only=True, trust_remote_code=False, attn_implementation="sdpa"
         )
 
     def _check(self, text: Any) -> None:

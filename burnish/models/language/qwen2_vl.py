@@ -45,7 +45,7 @@ class Qwen2VL(TransformersModel):
         from transformers import AutoModelForImageTextToText
 
         return AutoModelForImageTextToText.from_pretrained(
-            path, dtype=dtype, local_files_only=True, attn_implementation="sdpa"
+            path, dtype=dtype, local_files_only=True, trust_remote_code=False, attn_implementation="sdpa"
         )
 
     def _attending(self) -> Sequence[Any]:

@@ -37,7 +37,7 @@ class SmolVLM(TransformersModel):
         from transformers import AutoModelForImageTextToText
 
         return AutoModelForImageTextToText.from_pretrained(
-            path, dtype=dtype, local_files_only=True, attn_implementation="sdpa"
+            path, dtype=dtype, local_files_only=True, trust_remote_code=False, attn_implementation="sdpa"
         )
 
     def _placeholders(self) -> list[int]:

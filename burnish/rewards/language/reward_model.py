@@ -109,9 +109,9 @@ def _load(path: str, dtype: str, device: str) -> tuple[Any, Any]:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     folder = resolve(path)
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     network, loaded = AutoModelForSequenceClassification.from_pretrained(
-        folder, dtype=getattr(torch, dtype), local_files_only=True, output_loading_info=True
+        folder, dtype=getattr(torch, dtype), local_files_only=True, trust_remote_code=False, output_loading_info=True
     )
     if loaded["missing_keys"]:
         lacking = ", ".join(sorted(loaded["missing_keys"]))
