@@ -152,12 +152,14 @@ class PolicyGradient(GroupRelative):
 
         scored, scores = annotated.scored, annotated.scored.scores
         advantage = self.step_advantages(scored).clamp(-self.advantage_clip, self.advantage_clip)
-        weight, metrics = self.step_weights(scored), dict(annotated.metrics)
         trained = self.trained_steps(scored)
+        # rewards and masks are on the CPU, the trace may be on a GPU: credit is given where the former are
+        weight, metrics = self.step_weights(scored).to(trained.device), dict(annotated.metrics)
         if self.rollout_correction is not None:
-            factor, trained, corrected = self.rollout_correction.apply(
-                annotated.learner, scored.trace.logprob, trained, scored.trace.time
+            learner, sampled, time = (
+                value.to(trained.device) for value in (annotated.learner, scored.trace.logprob, scored.trace.time)
             )
+            factor, trained, corrected = self.rollout_correction.apply(learner, sampled, trained, time)
             weight, metrics = weight * factor, metrics | corrected
         learned = LearnedSteps(
             trace=scored.trace,

@@ -37,6 +37,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -163,6 +164,7 @@ class PretendGpu:
         self._stack = ExitStack()
         for name, value in (_CUDA | {"synchronize": lambda *_: self.note("sync")}).items():
             self._stack.enter_context(mock.patch.object(torch.cuda, name, value))
+        self._stack.enter_context(mock.patch.object(torch.autograd, "_engine_run_backward", self._run_backward))
         # a module's parameter stays the same object when it moves to the GPU, weights that are tied stay so
         before = torch.__future__.get_swap_module_params_on_conversion()
         self._stack.callback(torch.__future__.set_swap_module_params_on_conversion, before)
@@ -175,6 +177,11 @@ class PretendGpu:
     def __exit__(self, *error: Any) -> None:
         self.on = False
         self._stack.close()
+
+    def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        """The modes rest while a function is handled, but backward passes call functions of their own."""
+        with self._functions:
+            return _engine_run_backward(*args, **kwargs)
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
@@ -416,9 +423,6 @@ class _Functions(TorchFunctionMode):
     def _call(self, func: Any, name: str, args: Any, kwargs: Any, asks: bool) -> Any:
         if func is torch.Tensor.backward:
             self.gpu.backwards[self.gpu.phase] += 1
-            kwargs["grad_tensors"] = kwargs.pop("gradient")
-            with self:
-                return torch.autograd.backward(*args, **kwargs)
         if name == "cuda":
             return args[0].to(HIDDEN, non_blocking=bool(kwargs.get("non_blocking")))
         if name == "pin_memory":
