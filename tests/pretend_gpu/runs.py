@@ -84,7 +84,7 @@ def check(recipe: Path, overrides: Sequence[str], precision: str) -> Outcome:
         expected = train(recipe, given, device="cpu").metrics
         assert len(expected) == len(outcome.metrics)
         for found, wanted in zip(outcome.metrics, expected, strict=True):
-            assert found == pytest.approx(wanted, rel=1e-3, abs=2e-4)  # autograd takes other kernels here and there
+            assert found == pytest.approx(wanted, rel=1e-3, abs=1e-3)  # autograd takes other kernels here and there
     return outcome
 
 

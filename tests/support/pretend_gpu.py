@@ -251,7 +251,10 @@ class PretendGpu:
         if device is not None:
             named["device"] = torch.device("cpu")
         named.pop("pin_memory", None)
-        result = func(*plain, **named)
+        if about.name == "histc" and not plain[0].is_floating_point():
+            result = func(plain[0].float(), *plain[1:], **named).to(plain[0].dtype)  # the CPU has none of integers
+        else:
+            result = func(*plain, **named)
         if about.writes:
             return _written(about, args, kwargs, result)
         return self._dressed(result) if target else result
