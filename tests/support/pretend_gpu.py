@@ -257,7 +257,12 @@ class PretendGpu:
             result = func(*plain, **named)
         if about.writes:
             return _written(about, args, kwargs, result)
-        return self._dressed(result) if target else result
+        if not target:
+            return result
+        if about.views and torch.is_inference_mode_enabled() and not args[0].is_inference():
+            with torch.inference_mode(False):  # what shows a part of a weight is no tensor of inference mode
+                return self._dressed(result)
+        return self._dressed(result)
 
     def _dressed(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -372,6 +377,7 @@ def _about(func: Any) -> SimpleNamespace:
             writes=writes,
             written=lambda args: args[first] if first is not None else None,
             returns=len(schema.returns),
+            views=any(value.alias_info is not None and not value.alias_info.is_write for value in schema.returns),
             random=torch.Tag.nondeterministic_seeded in func.tags,
             composite=torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"),
         )
