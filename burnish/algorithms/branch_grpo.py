@@ -95,7 +95,8 @@ class BranchGRPO(Clipped):
         import torch
 
         trained, trace = super().trained_steps(scored), scored.trace
-        started = torch.stack([trace.time <= float(trace.schedule[split]) for split in self.splits])
+        time = trace.time.to(trained.device)  # the trace may be on a GPU; what is trained is not
+        started = torch.stack([time <= float(trace.schedule[split]) for split in self.splits])
         depth = started.sum(0)  # [B, K] 0 before the first split, len(splits) on the way to the leaves
         if self.leaf_pruning != "none":
             trained &= (depth < len(self.splits)) | self._kept_leaves(scored)[:, None]

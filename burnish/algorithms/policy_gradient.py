@@ -168,13 +168,16 @@ class PolicyGradient(GroupRelative):
         scored, scores = annotated.scored, annotated.scored.scores
         low, high = clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
         advantage = self.step_advantages(scored).clamp(low, high)
-        weight, metrics = self.step_weights(scored), dict(annotated.metrics)
         trained = self.trained_steps(scored)
+        # rewards and masks are on the CPU, the trace may be on a GPU: credit is given where the former are
+        weight, metrics = self.step_weights(scored).to(trained.device), dict(annotated.metrics)
         if self.rollout_correction is not None:
             trace = scored.trace
-            factor, trained, corrected = self.rollout_correction.apply(
-                annotated.learner, trace.logprob, trained, trace.time, self._nats(trace)
+            learner, sampled, time, nats = (
+                value.to(trained.device)
+                for value in (annotated.learner, trace.logprob, trace.time, self._nats(trace))
             )
+            factor, trained, corrected = self.rollout_correction.apply(learner, sampled, trained, time, nats)
             weight, metrics = weight * factor, metrics | corrected
         learned = LearnedSteps(
             trace=scored.trace,

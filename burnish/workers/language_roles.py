@@ -121,11 +121,12 @@ class LanguageRoles:
         weight = self.model.head(self.model.network)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(random.key(seed, "value head") % 2**32)
-            head = nn.Linear(weight.shape[1], 1, device=weight.device, dtype=torch.float32)
+            # drawn on the CPU: a GPU has a generator of its own, with other numbers
+            head = nn.Linear(weight.shape[1], 1, dtype=torch.float32)
             # small, so that the first values are near 0, as the rewards to come of an unknown policy
             nn.init.normal_(head.weight, std=1e-2)
             nn.init.zeros_(head.bias)
-        return head
+        return head.to(weight.device)
 
     @contextmanager
     def active(self, name: str) -> Iterator[nn.Module]:

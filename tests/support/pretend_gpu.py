@@ -37,6 +37,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -163,6 +164,7 @@ class PretendGpu:
         self._stack = ExitStack()
         for name, value in (_CUDA | {"synchronize": lambda *_: self.note("sync")}).items():
             self._stack.enter_context(mock.patch.object(torch.cuda, name, value))
+        self._stack.enter_context(mock.patch.object(torch.autograd, "_engine_run_backward", self._run_backward))
         # a module's parameter stays the same object when it moves to the GPU, weights that are tied stay so
         before = torch.__future__.get_swap_module_params_on_conversion()
         self._stack.callback(torch.__future__.set_swap_module_params_on_conversion, before)
@@ -175,6 +177,11 @@ class PretendGpu:
     def __exit__(self, *error: Any) -> None:
         self.on = False
         self._stack.close()
+
+    def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        """The modes rest while a function is handled, but backward passes call functions of their own."""
+        with self._functions:
+            return _engine_run_backward(*args, **kwargs)
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
@@ -244,10 +251,18 @@ class PretendGpu:
         if device is not None:
             named["device"] = torch.device("cpu")
         named.pop("pin_memory", None)
-        result = func(*plain, **named)
+        if about.name == "histc" and not plain[0].is_floating_point():
+            result = func(plain[0].float(), *plain[1:], **named).to(plain[0].dtype)  # the CPU has none of integers
+        else:
+            result = func(*plain, **named)
         if about.writes:
             return _written(about, args, kwargs, result)
-        return self._dressed(result) if target else result
+        if not target:
+            return result
+        if about.views and torch.is_inference_mode_enabled() and not args[0].is_inference():
+            with torch.inference_mode(False):  # what shows a part of a weight is no tensor of inference mode
+                return self._dressed(result)
+        return self._dressed(result)
 
     def _dressed(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -362,6 +377,7 @@ def _about(func: Any) -> SimpleNamespace:
             writes=writes,
             written=lambda args: args[first] if first is not None else None,
             returns=len(schema.returns),
+            views=any(value.alias_info is not None and not value.alias_info.is_write for value in schema.returns),
             random=torch.Tag.nondeterministic_seeded in func.tags,
             composite=torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"),
         )
@@ -416,9 +432,6 @@ class _Functions(TorchFunctionMode):
     def _call(self, func: Any, name: str, args: Any, kwargs: Any, asks: bool) -> Any:
         if func is torch.Tensor.backward:
             self.gpu.backwards[self.gpu.phase] += 1
-            kwargs["grad_tensors"] = kwargs.pop("gradient")
-            with self:
-                return torch.autograd.backward(*args, **kwargs)
         if name == "cuda":
             return args[0].to(HIDDEN, non_blocking=bool(kwargs.get("non_blocking")))
         if name == "pin_memory":
