@@ -15,7 +15,6 @@ from burnish.models.lora import adapter_state, in_precision, merged_state
 from burnish.paths import resolve
 from burnish.session import LanguageSession
 
-
 LOST = 0.01  # part of an adapter whose loss is worth a line
 
 
