@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "burnish"
 # algorithm knows a model, and no model an algorithm
 LAYERS = [
     ["errors", "media"],
-    ["prompt", "stopwatch", "pictures", "recipes"],
+    ["prompt", "stopwatch", "pictures", "recipes", "weights"],
     ["registry", "paths"],
     ["options"],
     ["batch", "random", "profiling"],

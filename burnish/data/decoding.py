@@ -17,7 +17,9 @@ THREADS = 8  # at most: decoders leave Python's lock alone, and disks want no mo
 PAUSE = 20.0  # seconds between two notes on how far it is
 
 
-def check_media(found: Iterable[tuple[str, Media]], unfit: Callable[[int, int], str] = lambda width, height: "") -> None:
+def check_media(
+    found: Iterable[tuple[str, Media]], unfit: Callable[[int, int], str] = lambda width, height: ""
+) -> None:
     """Refuse pictures and videos that can't be decoded; equal ones are looked at once.
 
     Args:
