@@ -29,9 +29,9 @@ def check_media(
     Raises:
         UserError: with the first ones, by record; the others are counted.
     """
-    places: dict[Media, list[str]] = {}
+    places: dict[Media, dict[str, None]] = {}  # a record may come twice: to learn from, and to judge by
     for where, media in found:
-        places.setdefault(media, []).append(where)
+        places.setdefault(media, {})[where] = None
     problems: list[str] = []
     start = noted = time.monotonic()
     with ThreadPoolExecutor(max(1, min(THREADS, os.cpu_count() or 1))) as pool:
