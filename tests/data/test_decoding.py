@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from PIL import Image
 from burnish.config import load
 from burnish.data.decoding import check_media
 from burnish.errors import ConfigError, UserError
-from burnish.media import Media
+from burnish.media import Media, _file_digest
 from burnish.session import open_session
 
 NOISE = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
@@ -109,6 +110,18 @@ def test_a_picture_that_breaks_in_the_course_of_a_run_is_named_by_its_record(tmp
         session.engine.encode(session.train_prompts)
 
 
+def test_a_run_goes_on_after_a_picture_was_mended(tmp_path, caplog):
+    pictures = {f"{i}.png": encoded("PNG", np.roll(SMALL, i)) for i in range(4)}
+    before = seeing(tmp_path, pictures)
+    before.questions.ask(1, 0, Counter())
+    state = before.questions.state_dict()
+    _file_digest.cache_clear()  # as in a process of its own
+    after = seeing(tmp_path, pictures | {"2.png": encoded("PNG", SMALL[::-1])})
+    after.questions.load_state_dict(state)
+    assert after.questions.stream.position == 2
+    assert f"1 of 4 training records have changed since the checkpoint: {tmp_path / 'data.jsonl'}:3;" in caplog.text
+
+
 def test_a_broken_picture_to_imitate_is_refused_by_record(tmp_path):
     whole = encoded("PNG", NOISE[:16, :32])
     for name, content in (("a", whole), ("b", whole[:900])):
@@ -120,5 +133,5 @@ def test_a_broken_picture_to_imitate_is_refused_by_record(tmp_path):
 
 
 def test_the_option_is_refused_where_nothing_is_decoded():
-    with pytest.raises(ConfigError, match="data.decode_check is given, but diffusion_nft reads no pictures here"):
+    with pytest.raises(ConfigError, match=r"data\.decode_check is given, but diffusion_nft reads no pictures here"):
         load("quickstart", ["data.decode_check=false"])

@@ -64,9 +64,13 @@ def test_one_that_kills_its_process_or_never_ends_is_refused():
 
 
 def test_a_wrong_signature_is_refused_without_a_call():
-    with pytest.raises(UserError, match=r"takes_no_prompts\(samples\) \(.*bad\.py:\d+\) is called as function\(pictures, "):
+    with pytest.raises(
+        UserError, match=r"takes_no_prompts\(samples\) \(.*bad\.py:\d+\) is called as function\(pictures, "
+    ):
         function("takes_no_prompts").check(PROMPTS)
-    with pytest.raises(UserError, match=r"function\(responses, prompts, scale=\.\.\.\).*unexpected keyword argument 'scale'"):
+    with pytest.raises(
+        UserError, match=r"function\(responses, prompts, scale=\.\.\.\).*unexpected keyword argument 'scale'"
+    ):
         function("raises", "language reward", scale=2).check(PROMPTS)
 
 
