@@ -123,7 +123,6 @@ class Media:
         else:
             _decode(self.read(), 1)
 
-
     def decode(self) -> tuple[int, int]:
         """Go through all of it once, as cheaply as its format allows: width and height, not turned upright.
 

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "burnish"
 LAYERS = [
     ["errors", "media"],
     ["disk", "json_text"],
-    ["prompt", "stopwatch", "pictures", "recipes"],
+    ["prompt", "stopwatch", "pictures", "recipes", "weights"],
     ["registry", "paths"],
     ["options"],
     ["batch", "random", "profiling"],

@@ -174,8 +174,7 @@ class PolicyGradient(GroupRelative):
         if self.rollout_correction is not None:
             trace = scored.trace
             learner, sampled, time, nats = (
-                value.to(trained.device)
-                for value in (annotated.learner, trace.logprob, trace.time, self._nats(trace))
+                value.to(trained.device) for value in (annotated.learner, trace.logprob, trace.time, self._nats(trace))
             )
             factor, trained, corrected = self.rollout_correction.apply(learner, sampled, trained, time, nats)
             weight, metrics = weight * factor, metrics | corrected

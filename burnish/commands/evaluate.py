@@ -12,6 +12,7 @@ from rich.table import Table
 
 from burnish.commands.opening import open_run
 from burnish.disk import writing
+from burnish.errors import UserError
 from burnish.judging import judge
 
 
@@ -37,4 +38,6 @@ def evaluate(source: str, overrides: Sequence[str], *, output: str | None) -> in
         with writing(target):
             (target / "metrics.json").write_text(json.dumps({"update": update} | metrics, indent=1) + "\n")
         console.print(f"Pictures and verdicts are in [bold]{target}[/bold]")
+    if metrics["val-aux/missing"] == 1:
+        raise UserError(f"no sample has a reward, so that {source} is not judged; the warnings above say why")
     return 0

@@ -9,12 +9,12 @@ from pathlib import Path
 from burnish.config.language import LanguageConfig
 from burnish.config.run import RunConfig
 from burnish.errors import ConfigError, UserError
-from burnish.models.language.loading import family_of as language_family_of
-from burnish.models.language.loading import read_config
+from burnish.models.language.loading import check_files
 from burnish.models.loading import family_of, read_index
 from burnish.paths import PREFIX, holds_run, resolve
 from burnish.rewards.function import Function
 from burnish.rewards.language.function import LanguageFunction
+from burnish.weights import complaints_about
 
 
 def check_disk(config: RunConfig) -> None:
@@ -57,10 +57,15 @@ def _model(config: RunConfig) -> None:
             f"fetch it with: hf download {path} --local-dir DIR, and set model.path=DIR"
         )
     if isinstance(config, LanguageConfig):
-        _, written = read_config(config.model)
-        language_family_of(config.model, written)
+        check_files(config.model)
         return
     _, index = read_index(config.model)
+    parts = [
+        name for name, kind in index.items() if isinstance(kind, list) and (found / name / "config.json").is_file()
+    ]
+    wrong = [problem for name in parts for problem in complaints_about(found / name)]
+    if wrong:
+        raise UserError("\n".join(f"model.path: {problem}" for problem in wrong))
     family_of(config.model, index).check_options(
         found,
         max_sequence_length=config.rollout.max_sequence_length,

@@ -17,7 +17,9 @@ THREADS = 8  # at most: decoders leave Python's lock alone, and disks want no mo
 PAUSE = 20.0  # seconds between two notes on how far it is
 
 
-def check_media(found: Iterable[tuple[str, Media]], unfit: Callable[[int, int], str] = lambda width, height: "") -> None:
+def check_media(
+    found: Iterable[tuple[str, Media]], unfit: Callable[[int, int], str] = lambda width, height: ""
+) -> None:
     """Refuse pictures and videos that can't be decoded; equal ones are looked at once.
 
     Args:
@@ -27,9 +29,9 @@ def check_media(found: Iterable[tuple[str, Media]], unfit: Callable[[int, int], 
     Raises:
         UserError: with the first ones, by record; the others are counted.
     """
-    places: dict[Media, list[str]] = {}
+    places: dict[Media, dict[str, None]] = {}  # a record may come twice: to learn from, and to judge by
     for where, media in found:
-        places.setdefault(media, []).append(where)
+        places.setdefault(media, {})[where] = None
     problems: list[str] = []
     start = noted = time.monotonic()
     with ThreadPoolExecutor(max(1, min(THREADS, os.cpu_count() or 1))) as pool:

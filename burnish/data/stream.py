@@ -90,9 +90,10 @@ class Stream(Generic[T]):
             changed = [i for i, (old, new) in enumerate(zip(before, now, strict=True)) if old != new]
             if 2 * len(changed) > len(now):
                 return None
+            names = _listed([self.items[i].where or f"record {i + 1}" for i in changed])
             log.warning(
                 "%d of %d training records have changed since the checkpoint: %s; the run goes on at the same place in "
-                "the data", len(changed), len(now), _listed([self.items[i].where or f"record {i + 1}" for i in changed]),
+                "the data", len(changed), len(now), names,
             )  # fmt: skip
             return int(state["position"])
         here = set(now)
@@ -100,9 +101,9 @@ class Stream(Generic[T]):
         if len(now) > len(before) or 2 * len(gone) > len(before) or not gone:
             return None
         log.warning(
-            "the training data had %d records at the checkpoint and have %d; taken out or changed: %s. The run goes on as "
-            "far into the epoch as it was; in this epoch some records may come twice or not at all, in later ones each "
-            "comes once", len(before), len(now), _listed([f"record {i + 1}" for i in gone]),
+            "the training data had %d records at the checkpoint and have %d; taken out or changed: %s. The run goes on "
+            "as far into the epoch as it was; in this epoch some records may come twice or not at all, in later ones "
+            "each comes once", len(before), len(now), _listed([f"record {i + 1}" for i in gone]),
         )  # fmt: skip
         epoch, index = divmod(int(state["position"]), len(before))
         return epoch * len(now) + min(index, len(now))

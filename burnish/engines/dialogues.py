@@ -15,9 +15,11 @@ from burnish.batch import Gathered
 from burnish.completion import Completion, Encoded, Features, follow
 from burnish.engines.language import AnswerJob, Encoder, SamplingRoles
 from burnish.environments.base import Environment, Episode, Observation
+from burnish.errors import UserError
 from burnish.language.decoding import decode
 from burnish.language.model import LanguageModel, Video
 from burnish.prompt import Prompt
+from burnish.rewards.judging import place_of
 from burnish.rewards.language.base import POLICY, Dialogue, Response
 
 
@@ -117,7 +119,7 @@ class Dialogues:
                 row.episode = self.environment.episode()
                 told = row.episode.reset(prompt, start)
                 _check_first(told)
-            except Exception as error:  # the environment may be the user's: anything may go wrong in it
+            except (Exception, SystemExit) as error:  # the environment may be the user's: anything may go wrong in it
                 row.end(_reason(error))
             else:
                 row.hear(told)
@@ -174,9 +176,8 @@ class Dialogues:
         assert row.episode is not None, "the dialogue is over"
         try:
             told = row.episode.step(words)
-            if not isinstance(told, Observation):
-                raise TypeError(f"step returned {type(told).__name__}; it must be an Observation")
-        except Exception as error:
+            _check_next(told)
+        except (Exception, SystemExit) as error:
             row.rewards.append(None)
             row.grow(response, logprob, nothing)
             row.end(_reason(error))
@@ -199,6 +200,29 @@ class Dialogues:
         row.end()
 
 
+def try_out(environment: Environment, prompt: Prompt, response: str) -> None:
+    """Begin a dialogue and answer it once with something made up.
+
+    Raises:
+        UserError: the environment can't stand it.
+    """
+    try:
+        episode = environment.episode()
+        told = episode.reset(prompt, 0)
+        _check_first(told)
+        _check_next(episode.step(response))
+    except (Exception, SystemExit) as error:
+        raise UserError(
+            f"{_reason(error)}, for a made-up response to {prompt.name}, which is tried before a run begins; put the "
+            "environment right, or, if it can answer only what a model has made, start with scoring.probe=false"
+        ) from error
+
+
+def _check_next(told: Any) -> None:
+    if not isinstance(told, Observation):
+        raise TypeError(f"step returned {type(told).__name__}; it must be an Observation")
+
+
 def _check_first(told: Any) -> None:
     if not isinstance(told, Observation):
         raise TypeError(f"reset returned {type(told).__name__}; it must be an Observation")
@@ -211,8 +235,8 @@ def _fingerprint(told: Observation) -> tuple[Any, ...]:
     return (told.role, *(part if isinstance(part, str) else (part.size, part.tobytes()) for part in told.content))
 
 
-def _reason(error: Exception) -> str:
-    return f"the environment failed: {type(error).__name__}: {error}"
+def _reason(error: BaseException) -> str:
+    return f"the environment failed: {type(error).__name__}: {error}{place_of(error)}"
 
 
 def _nothing(model: LanguageModel) -> Encoded:

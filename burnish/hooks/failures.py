@@ -84,10 +84,12 @@ class Failures(Hook):
                 "look at critic/rewards and train/ in metrics.jsonl, or raise the limit"
             )
         last = self._last
-        return f"{begin}rewards are missing, the last one for {last.prompt}: {' '.join(last.why.split())}; {self._where()}"
+        return (
+            f"{begin}rewards are missing, the last one for {last.prompt}: {' '.join(last.why.split())}; {self._where()}"
+        )
 
     def _where(self) -> str:
-        tracebacks = f", tracebacks are in {self.folder.failures}" if self._lines else ""
+        tracebacks = f" (all that is missing is in {self.folder.failures})" if self._lines else ""
         return (
             f"put the reward right{tracebacks}, and run the same command again: it goes on from the last checkpoint, "
             "if there is one"

@@ -58,8 +58,7 @@ def standard_side(path: Path) -> int:
 
 
 def _written(file: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-    return found
+    return read_object(file) if file.is_file() else {}
 
 
 def family_of(options: ModelOptions, index: dict[str, Any]) -> Any:
@@ -113,9 +112,12 @@ def load_model(
             path, index, dtype=stored, compute=compute, device=device,
             max_sequence_length=max_sequence_length, embedded_guidance=embedded_guidance, network_only=network_only,
         )  # fmt: skip
-    except (OSError, ValueError) as error:
+    except UserError as error:
+        raise UserError(f"model.path is {options.path}: {error}") from error
+    except Exception as error:  # the files are the user's: libraries raise whatever they like
         raise UserError(
-            f"model.path is {options.path}, which can't be loaded as a {family.pipeline_class}: {error}"
+            f"model.path is {options.path}, which can't be loaded as a {family.pipeline_class}: "
+            f"{type(error).__name__}: {error}"
         ) from error
     if options.gradient_checkpointing and not network_only:
         model.recompute_activations()

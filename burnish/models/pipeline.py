@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -12,6 +13,7 @@ from burnish.errors import UserError
 from burnish.json_text import read_object
 from burnish.models.lora import rounded_by_folding
 from burnish.pictures import Spoilt
+from burnish.weights import load_network, refuse_not_finite
 
 if TYPE_CHECKING:
     import numpy as np
@@ -123,11 +125,17 @@ class PipelineModel:
             import diffusers
 
             kind = getattr(diffusers, cls.pipeline_class)
-            pipeline = kind.from_pretrained(path, dtype=precision, local_files_only=True, **absent)
+            parts = {
+                name: load_network(network, path / name, dtype=precision.get(name, dtype))
+                for name, network in _networks(index).items()
+                if name not in absent
+            }
+            pipeline = kind.from_pretrained(path, dtype=precision, local_files_only=True, **absent, **parts)
         pipeline.set_progress_bar_config(disable=True)
-        for part in pipeline.components.values():
+        for name, part in pipeline.components.items():
             if isinstance(part, torch.nn.Module):
                 part.requires_grad_(False).eval().to(device)
+                refuse_not_finite(part, path / name)
         model = cls(
             pipeline, compute=compute, max_sequence_length=max_sequence_length, embedded_guidance=embedded_guidance
         )
@@ -259,6 +267,20 @@ class PipelineModel:
         import torch
 
         return torch.autocast(self._device.type, self.compute, enabled=self.compute != torch.float32)
+
+
+def _networks(index: dict[str, Any]) -> dict[str, type[nn.Module]]:
+    """The parts of a pipeline that have weights, by the classes that its model_index.json names."""
+    import torch
+
+    found: dict[str, type[nn.Module]] = {}
+    for name, value in index.items():
+        library, kind = value if isinstance(value, list) and len(value) == 2 else (None, None)
+        if library in ("diffusers", "transformers"):
+            made = getattr(import_module(library), str(kind), None)
+            if isinstance(made, type) and issubclass(made, torch.nn.Module):
+                found[name] = made
+    return found
 
 
 @contextmanager

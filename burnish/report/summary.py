@@ -212,7 +212,13 @@ class Summary:
             if share:
                 whose = f"{100 * share:.1f} % of its {self.words.samples}"
                 found.append(f"Validation {update} lacks the reward of {whose}.")
-        skipped = sum(row.get("actor/skipped_updates") or 0 for row in self.rows)
+        empty = sum(row.get("actor/empty_updates") or 0 for row in self.rows)
+        if empty:
+            found.append(
+                f"{empty:.0f} optimizer steps were left out because there was nothing to learn from: rewards were "
+                "missing (failures.jsonl says why), or all equal."
+            )
+        skipped = sum(row.get("actor/skipped_updates") or 0 for row in self.rows) - empty
         if skipped:
             found.append(
                 f"{skipped:.0f} optimizer steps were skipped because loss or gradient was not finite; "

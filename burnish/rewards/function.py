@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @register("reward", "function")
 @options
 class Function(Reward):
-    """function(images, prompts, **arguments) -> one number per picture, None where there is none; it may be ``async``."""
+    """function(images, prompts, **arguments), async or not -> one number per picture, None where there is none."""
 
     takes: ClassVar[str] = "images, prompts"  # by place
 

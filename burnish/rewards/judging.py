@@ -70,14 +70,14 @@ def failed(error: BaseException) -> Verdict:
     while trace is not None and trace.tb_next is not None and _is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next  # how it came to be called is nothing to its author
     text = "".join(traceback.format_exception(type(error), error, trace))
-    return missing(f"{type(error).__name__}: {error}{_place(error)}", text[-LONGEST:].rstrip())
+    return missing(f"{type(error).__name__}: {error}{place_of(error)}", text[-LONGEST:].rstrip())
 
 
 def _is_ours(file: str) -> bool:
     return file.startswith(str(OURS))
 
 
-def _place(error: BaseException) -> str:
+def place_of(error: BaseException) -> str:
     """Where in the user's code an error was raised; nothing where none of it was reached."""
     libraries = (*sysconfig.get_paths().values(), "<")
     frames = traceback.extract_tb(error.__traceback__)

@@ -219,7 +219,6 @@ class Scorer:
         if complete and pending.scores.set_running_or_notify_cancel():
             pending.scores.set_result(mix(self.rewards, pending.verdicts))
 
-
     def _warn(self, label: str, verdicts: Sequence[Verdict], prompts: Sequence[Prompt]) -> None:
         """Tell each reason for missing rewards once, with the first prompt that it met."""
         if self._silent:

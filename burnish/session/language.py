@@ -13,7 +13,7 @@ from burnish.config.language import LanguageConfig
 from burnish.data.language.given import AnswerData, AnswerRecord, read_answers
 from burnish.data.language.prompts import read_questions, within_length
 from burnish.data.stream import PromptStream, Stream
-from burnish.engines.dialogues import Dialogues
+from burnish.engines.dialogues import Dialogues, try_out
 from burnish.engines.language import AnswerEngine, Encoder, LanguageEngine
 from burnish.language.sampling import Sampling
 from burnish.media import Media
@@ -223,6 +223,12 @@ class LanguageSession(Session):
         check_experts(self.config.model)
         super().check_data()
 
+    def check(self) -> None:
+        super().check()
+        # templates and processors are the model's own: they are tried on the first prompt of each kind
+        kinds = {(bool(p.images), bool(p.videos)): p for p in reversed((*self.train_prompts, *self.val_prompts))}
+        self.engine.encode(list(kinds.values()))
+
     def media(self) -> Iterator[tuple[str, Media]]:
         records = [*(self.answers or ()), *(self.more_answers or ())]
         for prompt in (*self.train_prompts, *self.val_prompts, *(record.prompt for record in records)):
@@ -242,6 +248,11 @@ class LanguageSession(Session):
             return prompts
         encode = Encoder(self.roles.model)
         return within_length(prompts, [encode([prompt]).table.lengths[0] for prompt in prompts], self.config.data)
+
+    def probe(self) -> None:
+        if self.config.environment is not None:
+            try_out(self.config.environment, self.train_prompts[0], MADE_UP)
+        super().probe()
 
     def made_up(self) -> Response:
         talks = self.config.environment is not None

@@ -18,8 +18,8 @@ from burnish.types import Answered, Conditioning, Denoising, Failure, Rollouts, 
 KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        Answered, Completion, Conditioning, Denoising, Encoded, Failure, Features, Gathered, Media, Message, Part, Prompt,
-        Scored, Scores,
+        Answered, Completion, Conditioning, Denoising, Encoded, Failure, Features, Gathered, Media, Message, Part,
+        Prompt, Scored, Scores,
     )
 }  # fmt: skip
 ONCE = (Features, Media, Prompt)  # what many rows may share: it is stored once

@@ -46,5 +46,5 @@ class LanguageDataOptions:
     overlong: Literal["filter", "error"] = "error"
     """What happens to longer ones before the run: filter leaves them out and says how many, error refuses them."""
     decode_check: bool = True
-    """Decode every picture and video once before the run begins, in parallel, and name the records of broken ones; false
-    reads only headers, and a broken one ends the run when its turn comes."""
+    """Decode every picture and video once before the run begins, in parallel, and name the records of broken ones;
+    false reads only headers, and a broken one ends the run when its turn comes."""

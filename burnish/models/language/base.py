@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from burnish.errors import UserError
+from burnish.weights import load_network, refuse_not_finite
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +33,7 @@ class TransformersModel:
 
     name: ClassVar[str]
     model_types: ClassVar[tuple[str, ...]]  # model_type in config.json that this family reads
+    sees: ClassVar[bool] = False
     axes = 1
     look_always = False
 
@@ -70,6 +72,7 @@ class TransformersModel:
         with quietly():
             network = cls._network(path, dtype)
         network.requires_grad_(False).eval().to(device)
+        refuse_not_finite(network, path)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         return cls(path, network, tokenizer, compute=compute)
 
@@ -84,8 +87,8 @@ class TransformersModel:
     def _network(cls, path: Path, dtype: torch.dtype) -> Any:
         from transformers import AutoModelForCausalLM
 
-        return AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, local_files_only=True, trust_remote_code=False, attn_implementation="sdpa"
+        return load_network(
+            AutoModelForCausalLM, path, dtype=dtype, trust_remote_code=False, attn_implementation="sdpa"
         )
 
     def _check(self, text: Any) -> None:

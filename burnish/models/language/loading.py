@@ -10,11 +10,23 @@ from burnish.json_text import read_object
 from burnish.options import LanguageModelOptions, ModelOptions
 from burnish.paths import resolve
 from burnish.registry import lookup, names
+from burnish.weights import complaints_about
 
 if TYPE_CHECKING:
     from burnish.language.model import LanguageModel
 
 KIND = "language model"
+TOKENIZERS = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "tekken.json",
+    "*.tiktoken",
+)
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 
 
 def read_config(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
@@ -69,6 +81,32 @@ def family_of(options: ModelOptions, config: dict[str, Any]) -> Any:
     return families[written]
 
 
+def check_files(options: ModelOptions) -> None:
+    """Refuse a directory that lacks what a model of its family needs beside its configuration, or holds half of it.
+
+    Raises:
+        UserError: with all that is wrong.
+    """
+    path, config = read_config(options)
+    family = family_of(options, config)
+    found = list(complaints_about(path))
+    if not any(list(path.glob(name)) for name in TOKENIZERS):
+        found.append(f"{path} has no tokenizer (tokenizer.json); fetch the model again")
+    if family.sees and not any((path / name).is_file() for name in PROCESSORS):
+        found.append(f"{path} has no {PROCESSORS[0]}, which says how pictures are processed; fetch the model again")
+    if family.sees and not _has_template(path):
+        found.append(f"{path} has no chat template (chat_template.jinja), which says where pictures stand in a prompt")
+    if found:
+        raise UserError("\n".join(f"model.path: {one}" for one in found))
+
+
+def _has_template(path: Path) -> bool:
+    if any((path / name).is_file() for name in TEMPLATES):
+        return True
+    described = [path / name for name in ("tokenizer_config.json", "processor_config.json")]
+    return any("chat_template" in read_object(file) for file in described if file.is_file())
+
+
 def load_language_model(options: ModelOptions) -> LanguageModel:
     """Load the model that ``options`` describe, frozen and in evaluation mode."""
     import torch
@@ -87,8 +125,9 @@ def load_language_model(options: ModelOptions) -> LanguageModel:
         model: LanguageModel = family.load(path, dtype=stored, compute=compute, device=device)
     except UserError:
         raise
-    except (OSError, ValueError) as error:
-        raise UserError(f"model.path is {options.path}, which can't be loaded as {family.name}: {error}") from error
+    except Exception as error:  # the files are the user's: libraries raise whatever they like
+        why = f"{type(error).__name__}: {error}"
+        raise UserError(f"model.path is {options.path}, which can't be loaded as {family.name}: {why}") from error
     if options.gradient_checkpointing:
         _checkpoint(model.network)
     return model

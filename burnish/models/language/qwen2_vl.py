@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from burnish.models.language.base import TransformersModel
 from burnish.models.language.processing import PatchVideos, part_config
 from burnish.registry import register
+from burnish.weights import load_network
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +31,7 @@ class Qwen2VL(TransformersModel):
 
     name = "qwen2_vl"
     model_types = ("qwen2_vl",)
+    sees = True
     axes = 3
     videos_as_a_whole = False  # the limits on pixels are per frame
     videos_are_sampled = False
@@ -44,8 +46,8 @@ class Qwen2VL(TransformersModel):
     def _network(cls, path: Path, dtype: torch.dtype) -> Any:
         from transformers import AutoModelForImageTextToText
 
-        return AutoModelForImageTextToText.from_pretrained(
-            path, dtype=dtype, local_files_only=True, trust_remote_code=False, attn_implementation="sdpa"
+        return load_network(
+            AutoModelForImageTextToText, path, dtype=dtype, trust_remote_code=False, attn_implementation="sdpa"
         )
 
     def _attending(self) -> Sequence[Any]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @register("language reward", "function")
 @options
 class LanguageFunction(LanguageReward):
-    """function(responses, prompts, **arguments) -> one number per response, None where there is none; it may be ``async``."""
+    """function(responses, prompts, **arguments), async or not -> one number per response, None where there is none."""
 
     takes: ClassVar[str] = "responses, prompts"  # by place
 
