@@ -12,6 +12,7 @@ from burnish.options.flow import (
 )
 from burnish.options.language import (
     CriticOptions,
+    LanguageLoraOptions,
     LanguageModelOptions,
     LanguageRolloutOptions,
     LanguageTrainerOptions,
@@ -47,6 +48,7 @@ __all__ = [
     "EmaOptions",
     "FilterOptions",
     "Fraction",
+    "LanguageLoraOptions",
     "LanguageModelOptions",
     "LanguageRolloutOptions",
     "LanguageTrainerOptions",
