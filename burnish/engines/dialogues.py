@@ -79,8 +79,11 @@ class Dialogues:
 
     def __init__(self, roles: SamplingRoles, environment: Environment, *, batch_size: int, seed: int) -> None:
         self.roles, self.environment, self.batch_size, self.seed = roles, environment, batch_size, seed
-        self.encode = Encoder(roles.model)
+        self.tools = environment.tools()
+        self.encode = Encoder(roles.model, self.tools)
         self.metrics: dict[str, float] = {}
+        for role in environment.roles:  # a template that refuses one would do so in the middle of a run
+            roles.model.turn((), [{"role": role, "content": [{"type": "text", "text": "?"}]}], tools=self.tools)
 
     def sample(self, job: AnswerJob) -> tuple[Completion, list[Response]]:
         """Dialogues in the order of the job's rows: all turns of a row are one response of the completion."""
@@ -139,7 +142,7 @@ class Dialogues:
         else:
             chat.append({"role": told.role, "content": told.parts})
         images = [media.image() for media in prompt.images] + told.pictures
-        return self.roles.model.encode(chat, images, [Video(*media.video()) for media in prompt.videos])
+        return self.roles.model.encode(chat, images, [Video(*media.video()) for media in prompt.videos], self.tools)
 
     def _respond(
         self, network: nn.Module, rows: Sequence[_Row], job: AnswerJob, turn: int, alike: dict[Any, Encoded]
@@ -190,7 +193,7 @@ class Dialogues:
             end = response[-1:].tolist()  # a turn depends on how the response before it ends, and on nothing else of it
             same = (*end, _fingerprint(told))
             if same not in alike:
-                alike[same] = model.turn(end, [{"role": told.role, "content": told.parts}], told.pictures)
+                alike[same] = model.turn(end, told.messages, told.pictures, tools=self.tools)
             turn = alike[same]
             most = self.environment.max_length
             if most is None or row.length + len(response) + turn.lengths[0] < most:

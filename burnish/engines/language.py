@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -97,8 +97,9 @@ class AnswerEngine(Protocol):
 class Encoder:
     """Prompts as tokens and pixels; the processor sees each of them once, however many responses it gets."""
 
-    def __init__(self, model: LanguageModel) -> None:
-        self.model = model
+    def __init__(self, model: LanguageModel, tools: Sequence[dict[str, Any]] = ()) -> None:
+        """Args: ``tools`` are JSON schemas of functions that the prompts tell of."""
+        self.model, self.tools = model, tools
         self._encoded: OrderedDict[str, Encoded] = OrderedDict()
 
     def __call__(self, prompts: Sequence[Prompt]) -> Gathered[Encoded]:
@@ -119,7 +120,7 @@ class Encoder:
         try:
             images = [media.image() for media in prompt.images]
             videos = [Video(*media.video()) for media in prompt.videos]
-            return self.model.encode(prompt.chat(), images, videos)
+            return self.model.encode(prompt.chat(), images, videos, self.tools)
         except (OSError, ValueError) as error:  # of decoders and processors, where a file broke in the course of a run
             if not (prompt.images or prompt.videos):
                 raise

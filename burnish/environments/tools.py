@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from burnish.environments.base import Environment, Episode, Observation
 from burnish.environments.calls import ToolProcess
+from burnish.environments.schemas import schema
 from burnish.errors import UserError
 from burnish.json_text import parse_json
 from burnish.options import Count, Positive
@@ -20,6 +21,7 @@ from burnish.rewards.calling import load_function
 if TYPE_CHECKING:
     from burnish.prompt import Prompt
 
+RESULT = "<tool_response>\n{}\n</tool_response>"
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)  # as Qwen and Hermes write it
 
 
@@ -37,9 +39,21 @@ class Tools(Environment):
     """Who speaks, as the model's chat template knows it."""
     longest_result: Count = 2000
     """Characters of a result that are shown."""
+    describe: bool = True
+    """Give the functions' names, docstrings and parameters to the chat template, which tells the model of them if it
+    has a place for tools. false leaves that to the prompts."""
 
     def episode(self) -> Episode:
         return _Calls(self)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return (self.role,)
+
+    def tools(self) -> list[dict[str, Any]]:
+        if not self.describe:
+            return []
+        return [schema(name, load_function(path, "tool")) for name, path in self.functions.items()]
 
     def check(self) -> None:
         for path in self.functions.values():
@@ -80,5 +94,7 @@ class _Calls:
         calls = CALL.findall(response)
         if not calls:
             return Observation(done=True)
-        results = [f"<tool_response>\n{self.tools.answer(call)}\n</tool_response>" for call in calls]
-        return Observation("\n".join(results), role=self.tools.role)
+        results = [self.tools.answer(call) for call in calls]
+        if self.tools.role == "tool":  # whose form is the chat template's, or its model's
+            return Observation(results, role="tool")
+        return Observation("\n".join(map(RESULT.format, results)), role=self.tools.role)

@@ -12,6 +12,7 @@ from burnish.options.flow import (
 )
 from burnish.options.language import (
     CriticOptions,
+    LanguageLoraOptions,
     LanguageModelOptions,
     LanguageRolloutOptions,
     LanguageTrainerOptions,
@@ -49,6 +50,7 @@ __all__ = [
     "FilterOptions",
     "Finite",
     "Fraction",
+    "LanguageLoraOptions",
     "LanguageModelOptions",
     "LanguageRolloutOptions",
     "LanguageTrainerOptions",

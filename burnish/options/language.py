@@ -20,6 +20,23 @@ from burnish.registry import options
 
 
 @options
+class LanguageLoraOptions(LoraOptions):
+    """Low-rank adapters. The reference is the model with them switched off."""
+
+    targets: list[str] | None = None
+    """Endings of the names of the linear layers that get an adapter, wherever they are; one that matches nothing is an
+    error. null takes the projections of attention and MLP in the language model."""
+    vision: bool = False
+    """Adapt every linear layer of the vision tower and of what leads from it to the language model, too."""
+
+    @model_validator(mode="after")
+    def _vision_is_read(self) -> Self:
+        if self.vision and self.targets is not None:
+            raise ValueError("vision is never read when targets are given; name layers of the tower among them")
+        return self
+
+
+@options
 class LanguageModelOptions(ModelOptions):
     """Which network is trained, and how much of it."""
 
@@ -29,7 +46,7 @@ class LanguageModelOptions(ModelOptions):
     """Model family by name; auto reads it from config.json."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the network's forward; log-probs and losses are always float32."""
-    lora: LoraOptions | None = None
+    lora: LanguageLoraOptions | None = None
     """Train low-rank adapters with these options; null trains all weights that are not frozen."""
     freeze: list[str] = Field(default_factory=list)
     """Parts that are not trained: beginnings of parameter names, or patterns with * (model.visual*). One that matches

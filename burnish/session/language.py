@@ -246,7 +246,8 @@ class LanguageSession(Session):
     def _short(self, prompts: list[Prompt]) -> list[Prompt]:
         if self.config.data.max_prompt_length is None:
             return prompts
-        encode = Encoder(self.roles.model)
+        environment = self.config.environment
+        encode = Encoder(self.roles.model, environment.tools() if environment is not None else ())
         return within_length(prompts, [encode([prompt]).table.lengths[0] for prompt in prompts], self.config.data)
 
     def probe(self) -> None:

@@ -17,8 +17,9 @@ from burnish.completion import Completion
 from burnish.errors import UserError
 from burnish.language.logprobs import ResponseStates, TokenScores, response_states, score
 from burnish.language.model import LanguageModel
+from burnish.models.language.adapters import default_targets
 from burnish.models.lora import add_adapters, folded, layers, rounded_by_folding, switch_adapter
-from burnish.options import CriticOptions, LoraOptions, ShardingOptions
+from burnish.options import CriticOptions, LanguageLoraOptions, ShardingOptions
 from burnish.workers.balance import Balance
 from burnish.workers.ranks import Ranks
 from burnish.workers.sharding import Shards, fill, held, mesh_of, shard
@@ -26,7 +27,6 @@ from burnish.workers.sharding import Shards, fill, held, mesh_of, shard
 Layout = Literal["auto", "padded", "packed", "shared"]
 T = TypeVar("T")
 P = TypeVar("P")
-LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 class TokenRole:
@@ -53,7 +53,7 @@ class LanguageRoles:
         self,
         model: LanguageModel,
         needs: LanguageNeeds,
-        lora: LoraOptions | None,
+        lora: LanguageLoraOptions | None,
         *,
         critic: CriticOptions,
         freeze: Sequence[str],
@@ -80,9 +80,8 @@ class LanguageRoles:
         self._active = "policy"
         if lora is not None:
             names = ["policy", *(["critic"] if own_trunk else []), *(["reference"] if needs.refreshed else [])]
-            add_adapters(
-                model.network, lora, names, seed=random.key(seed, "lora") % 2**32, default_targets=LORA_TARGETS
-            )
+            targets = default_targets(model.network, model.text(model.network), lora)
+            add_adapters(model.network, lora, names, seed=random.key(seed, "lora") % 2**32, default_targets=targets)
             self._carriers: list[Any] = layers(model.network)
             for name, parameter in model.network.named_parameters():
                 parameter.requires_grad_(name.endswith((".policy.weight", ".critic.weight")))

@@ -29,10 +29,14 @@ def asked(tools, response):
 
 def test_a_call_is_answered_and_a_response_without_one_ends_the_dialogue(tools):
     seen = asked(tools, f"Let me see. {SUM}")
-    assert seen.words == "<tool_response>\n42\n</tool_response>"
+    assert (seen.words, seen.messages) == ("42", [{"role": "tool", "content": [{"type": "text", "text": "42"}]}])
     assert (seen.role, seen.done, seen.reward) == ("tool", False, None)
     assert asked(tools, SUM + SUM).words.count("42") == 2
+    assert len(asked(tools, SUM + SUM).messages) == 2
     assert asked(tools, "It is 42.").done
+    asking = Tools(functions=tools.functions, role="user")
+    assert asked(asking, SUM).words == "<tool_response>\n42\n</tool_response>"
+    asking.close()
 
 
 @pytest.mark.parametrize(

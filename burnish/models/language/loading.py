@@ -27,6 +27,7 @@ TOKENIZERS = (
 )
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
+EXPERTS = ("num_experts", "num_local_experts")  # what config.json may call them: transformers has renamed them
 
 
 def read_config(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
@@ -57,10 +58,10 @@ def check_experts(options: LanguageModelOptions) -> None:
         return
     _, config = read_config(options)
     text = config.get("text_config") or config
-    if not text.get("num_experts"):
+    if not any(text.get(name) for name in EXPERTS):
         raise UserError(
             f"model.router_aux_loss_coef is {options.router_aux_loss_coef:g}, but {options.path} is no mixture of "
-            "experts (its config.json has no num_experts); leave it out"
+            f"experts (its config.json has no {' or '.join(EXPERTS)}); leave it out"
         )
 
 
