@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from PIL import Image
 
-from burnish.algorithms.correction import Rule
 from burnish.registry import names
 from tests.factory import tiny_flux, tiny_pipeline
-from tests.pretend_gpu.runs import PRECISIONS, check, train, write_recipe
+from tests.pretend_gpu.runs import PRECISIONS, check, write_recipe
 
 pytestmark = pytest.mark.slow
 

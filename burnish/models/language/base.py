@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from burnish.errors import UserError
-from burnish.weights import load_network, refuse_not_finite
 from burnish.models.language.templates import RESULT, knows_results, read_template, rendered
+from burnish.weights import load_network, refuse_not_finite
 
 if TYPE_CHECKING:
     import torch
