@@ -189,6 +189,19 @@ class TestGradients:
         (wrong * difference).mean().backward()
         torch.testing.assert_close(roles.weight.grad, weight.grad)
 
+    def test_crd_is_scaled_by_its_bound_over_beta(self):
+        """As in its code: advantage_clip / beta times (beta r - a)^2, both centred within the group."""
+        algorithm = CRD(beta=2.0, matching="mse", train_timesteps=1, advantage_clip=3.0)
+        batch, _ = algorithm.credit(scored())
+        roles = Linear()
+        value, _ = total(algorithm, batch, roles)
+        part = next(batch.terms(100))
+        asked = (part.noisy, part.time, part.conditioning, part.unconditional)
+        errors = [(role(*asked) - part.target).square().mean(1) for role in (roles.old, roles.policy)]
+        implicit, target = ((v.view(GROUPS, SIZE) - v.view(GROUPS, SIZE).mean(1, keepdim=True)).flatten()
+                            for v in (errors[0] - errors[1], part.value))  # fmt: skip
+        torch.testing.assert_close(value, 3.0 / 2.0 * (2.0 * implicit - target).square().mean())
+
 
 class TestInvariance:
     @pytest.mark.parametrize("size", [1, 3, 8, 13])
