@@ -49,10 +49,24 @@ def test_a_call_is_answered_and_a_response_without_one_ends_the_dialogue(tools):
         ('{"name": "add", "arguments": [2, 40]}', "error: arguments must be an object"),
         ('{"name": "add", "arguments": {"a": 2}}', "error: TypeError: add() missing 1 required"),
         ('{"name": "add", "arguments": {"a": 2, "b": "x"}}', "error: TypeError"),
+        (
+            '{"name": "add", "arguments": {"a": ' + 920 * "[" + 920 * "]" + "}}",
+            "error: the arguments of add are nested",
+        ),
+        ("[" * 100_000, "error: a call must be JSON"),
     ],
+    ids=lambda text: text[:40],
 )
 def test_a_wrong_call_is_told_so_to_the_model(tools, call, message):
     assert message in asked(tools, f"<tool_call>{call}</tool_call>").words
+
+
+@pytest.mark.parametrize("depth", [100, 500, 800, 900, 940, 980, 5000, 100_000])
+def test_however_deep_a_call_is_nested_the_model_is_told(tools, depth):
+    """Python's JSON and pickles end at depths of their own."""
+    call = '{"name": "add", "arguments": {"a": ' + depth * "[" + depth * "]" + "}}"
+    assert asked(tools, f"<tool_call>{call}</tool_call>").words.startswith("<tool_response>\nerror: ")
+    assert "42" in asked(tools, SUM).words
 
 
 def test_a_tool_that_never_returns_or_dies_is_ended_and_the_next_call_works():
