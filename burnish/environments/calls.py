@@ -45,8 +45,6 @@ class ToolProcess:
                 answer: str = self._pipe.recv()
                 return answer
             why = f"took longer than {self._timeout:g} seconds"
-        except RecursionError:  # nothing was sent: a pickle can't hold what JSON just can
-            return f"error: the arguments of {name} are nested too deeply"
         except (EOFError, OSError):
             why = "ended its process"
         self.close()
