@@ -43,7 +43,7 @@ class _Loader(yaml.SafeLoader):
 
         A few lines of aliases to aliases stand for billions of values, so they are counted before any is made.
         """
-        event = self.peek_event()
+        event: Any = self.peek_event()
         self._depth += 1
         if self._depth > DEEPEST:
             raise yaml.composer.ComposerError(None, None, f"nested more than {DEEPEST} deep", event.start_mark)
