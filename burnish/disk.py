@@ -54,7 +54,8 @@ def write_whole(path: Path, content: bytes) -> None:
     new = path.with_name(f".{path.name}.new")
     with writing(path):
         try:
-            with new.open("wb") as file:
+            new.unlink(missing_ok=True)
+            with new.open("xb") as file:  # never through a link, which a stranger may have left there
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())

@@ -90,7 +90,9 @@ class RunFolder:
         except ImportError:
             raise UserError("burnish train needs Linux or macOS; on Windows run it in WSL") from None
         with writing(self.path):
-            file = (self.path / ".claim").open("a+", encoding="utf-8")
+            # never through a link: what is in a folder may come from somebody else, and is written over below
+            number = os.open(self.path / ".claim", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+            file = os.fdopen(number, "a+", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

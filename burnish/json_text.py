@@ -9,6 +9,7 @@ from typing import Any
 
 from burnish.errors import UserError
 
+DEEPEST = 100  # lists and objects inside each other
 LARGEST = 64 << 20  # bytes of a file that describes a model; a vocabulary has a few
 
 
@@ -20,12 +21,27 @@ def parse_json(content: str | bytes | bytearray, pairs: Callable[[list[tuple[str
         pairs: makes a value of an object's names and values; None makes a dict.
 
     Raises:
-        ValueError: it is not JSON (json.JSONDecodeError), not UTF-8, or nested deeper than Python can follow.
+        ValueError: it is not JSON (json.JSONDecodeError), not UTF-8, or nested deeper than what handles it can follow.
     """
     try:
-        return json.loads(content, object_pairs_hook=pairs)
+        value = json.loads(content, object_pairs_hook=pairs)
     except RecursionError:
         raise ValueError("is nested too deeply to be read") from None
+    opening = ("[", "{") if isinstance(content, str) else (b"[", b"{")
+    if sum(map(content.count, opening)) > DEEPEST and _is_deep(value):  # type: ignore[arg-type]
+        raise ValueError("is nested too deeply to be read")
+    return value
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether lists and objects are inside each other more often than pickles, prints and copies of them can stand."""
+    level = [value]
+    for _ in range(DEEPEST):
+        inside = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [item for one in inside for item in one]
+        if not level:
+            return False
+    return True
 
 
 def read_object(file: Path) -> dict[str, Any]:

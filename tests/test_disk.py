@@ -18,6 +18,7 @@ from burnish.errors import UserError
 from burnish.folder import RunFolder
 from burnish.hooks.board import Board
 from burnish.hooks.metrics import MetricsLog
+from burnish.report import write_report
 from burnish.workers.checkpoint import CheckpointStore
 from tests.report.factory import Story, run_folder
 from tests.support.disks import fill, make_read_only, small_disk
@@ -77,6 +78,19 @@ def test_what_was_there_before_is_there_afterwards(disk):
         write_whole(file, b"new" * 10_000)
     assert file.read_bytes() == b"old"
     assert sorted(path.name for path in disk.iterdir()) == ["file", "filler"]
+
+
+def test_nothing_is_written_through_a_link_that_somebody_left_in_a_folder(tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    folder = run_folder(tmp_path / "run", Story(updates=0, guided=False, pictures=False))
+    for name in (".report.html.new", "report.html", ".claim"):
+        (folder.path / name).symlink_to(precious)
+    write_report(folder)
+    with pytest.raises(UserError, match="can't be written"):
+        folder.claim()
+    assert precious.read_text() == "mine"
+    assert not folder.report.is_symlink()
 
 
 def test_the_command_line_says_it_once(disk, capsys):

@@ -44,20 +44,21 @@ class _Loader(yaml.SafeLoader):
         A few lines of aliases to aliases stand for billions of values, so they are counted before any is made.
         """
         event = self.peek_event()
+        where: Any = event.start_mark
         self._depth += 1
         if self._depth > DEEPEST:
-            raise yaml.composer.ComposerError(None, None, f"nested more than {DEEPEST} deep", event.start_mark)
+            raise yaml.composer.ComposerError(None, None, f"nested more than {DEEPEST} deep", where)
         node = super().compose_node(parent, index)
         self._depth -= 1
         if node is None:
             return None
         if node not in self._values:
             if isinstance(event, yaml.AliasEvent):
-                raise yaml.composer.ComposerError(None, None, "a list or section holds itself", event.start_mark)
+                raise yaml.composer.ComposerError(None, None, "a list or section holds itself", where)
             self._values[node] = 1 + sum(self._values[one] for one in _inside(node))
         if self._values[node] > MOST:
             raise yaml.composer.ComposerError(
-                None, None, f"more than {MOST} values, each alias (*) counted as often as it is used", event.start_mark
+                None, None, f"more than {MOST} values, each alias (*) counted as often as it is used", where
             )
         return node
 

@@ -82,9 +82,9 @@ def read(folder: Path, sizes: Mapping[str, int]) -> dict[str, Tensor]:
     from burnish.workers.shard_index import ShardReader
 
     reader = ShardReader(folder, sizes)
+    known: dict[str, Any] = reader.index.state_dict_metadata
     tensors: dict[str, Any] = {
-        name: torch.empty(about.size, dtype=about.properties.dtype)
-        for name, about in reader.index.state_dict_metadata.items()
+        name: torch.empty(about.size, dtype=about.properties.dtype) for name, about in known.items()
     }
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # which is what is meant

@@ -102,7 +102,7 @@ class _Reader(pickle._Unpickler):  # type: ignore[name-defined,misc,unused-ignor
 
 def _metadata(said: Any, sizes: Mapping[str, int]) -> Metadata:
     about = _fields(said, f"{METADATA}.Metadata")
-    tensors = {_text(name): _tensor(one) for name, one in about["state_dict_metadata"].items()}
+    tensors: dict[str, Any] = {_text(name): _tensor(one) for name, one in about["state_dict_metadata"].items()}
     promised = sum(math.prod(one.size) * one.properties.dtype.itemsize for one in tensors.values())
     if promised > sum(sizes.values()):
         raise ValueError(f"its tensors have {promised} bytes, and its files {sum(sizes.values())}")

@@ -55,6 +55,14 @@ def test_a_wrong_call_is_told_so_to_the_model(tools, call, message):
     assert message in asked(tools, f"<tool_call>{call}</tool_call>").words
 
 
+@pytest.mark.parametrize("depth", [100, 500, 800, 900, 940, 980, 5000, 100_000])
+def test_however_deep_a_call_is_nested_the_model_is_told(tools, depth):
+    """Python's JSON and pickles end at depths of their own."""
+    call = '{"name": "add", "arguments": {"a": ' + depth * "[" + depth * "]" + "}}"
+    assert asked(tools, f"<tool_call>{call}</tool_call>").words.startswith("<tool_response>\nerror: ")
+    assert "42" in asked(tools, SUM).words
+
+
 def test_a_tool_that_never_returns_or_dies_is_ended_and_the_next_call_works():
     tools = Tools(functions={name: f"{HERE}:{name}" for name in ("add", "sleep", "leave")}, timeout=1.0)
     assert tools.answer('{"name": "add", "arguments": {"a": 1, "b": 1}}') == "2"

@@ -7,11 +7,12 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from burnish.runtime.publication import Receiver
+if TYPE_CHECKING:
+    from burnish.runtime.publication import Receiver
 
 
 def option(folder: Path) -> str:
@@ -48,6 +49,8 @@ def judge(samples: Sequence[Any], prompts: Sequence[Any], folder: str) -> list[f
         os.kill(os.getpid(), signal.SIGKILL)
     if (spoil := place / f"spoil-{count}").exists():
         spoil.rename(place / f"spoiled-{count}")
+        from burnish.runtime.publication import Receiver
+
         for receiver in (one for one in gc.get_objects() if isinstance(one, Receiver)):
             _spoil(receiver)
     return [0.0] * len(samples)
