@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from burnish import __version__
-from burnish.errors import UserError
+from burnish.errors import UserError, out_of_memory
+from burnish.terminal import console, message, prepare
 
 EXIT_CODES = """\
 exit codes:
@@ -84,7 +85,11 @@ examples:
   burnish doctor      what to put right if the quickstart does not run
 """
 
-SOURCE = "folder of a run or of one of its checkpoints, a recipe, or the directory of a model"
+LESS_MEMORY = (
+    "lower rollout.batch_size, trainer.micro_batch_size or trainer.micro_batch_tokens, which change no result; set "
+    "model.gradient_checkpointing=true; or ask for fewer or smaller samples"
+)
+SOURCE = "folder of a run or of one of its checkpoints, or a recipe, whose untrained model is taken"
 OVERRIDES = "options of the run as section.option=value; the value is YAML, null is none"
 
 
@@ -106,12 +111,19 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    prepare()
     try:
         code = _run(arguments)
         sys.stdout.flush()
         return code
     except UserError as error:
-        _complain(str(error))
+        _complain(error)
+        return 2
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        said = str(error).strip().split("\n")[0]
+        _complain(UserError(f"memory has run out{f': {said}' if said else ''}; {LESS_MEMORY}"))
         return 2
     except BrokenPipeError:  # whoever read what we print has gone, as `head` does
         _drop_output()
@@ -124,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _complain(f"{what} can't be written: {error.strerror}; make room on its disk, or write elsewhere")
         return 2
     except KeyboardInterrupt:
-        _complain("stopped before there was anything to save")
+        _complain(UserError("stopped before there was anything to save"))
         return 130
 
 
@@ -169,13 +181,11 @@ def _top_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _complain(message: str) -> None:
-    from rich.console import Console
+def _complain(error: UserError) -> None:
     from rich.text import Text
 
-    lines = message.split("\n")
-    text = lines[0] if len(lines) == 1 else f"{len(lines)} things are wrong\n" + "\n".join(f"  {one}" for one in lines)
-    Console(stderr=True, highlight=False).print(Text.assemble(("burnish: error: ", "bold red"), text), soft_wrap=True)
+    text = Text.assemble(("burnish: error: ", "bold red"), message(error))
+    console(stderr=True, highlight=False).print(text, soft_wrap=True)
 
 
 def _quiet_threads(threads: int | None = None) -> None:
@@ -228,7 +238,7 @@ def _eval(args: argparse.Namespace) -> int:
 
 
 def _sample_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SOURCE", help=SOURCE)
+    parser.add_argument("source", metavar="SOURCE", help=f"{SOURCE}; or the directory of a model that draws")
     parser.add_argument("prompts", metavar="PROMPT", nargs="*", help="what to draw, or a question, in quotes")
     parser.add_argument(
         "-i", "--image", metavar="FILE", action="append", default=[],
@@ -236,18 +246,26 @@ def _sample_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("-p", "--prompt-file", metavar="FILE", help="more prompts, one a line (.txt or .jsonl)")
     parser.add_argument(
-        "-o", "--output", metavar="DIR", default="samples", help="folder for the pictures (%(default)s)"
+        "-o",
+        "--output",
+        metavar="DIR",
+        default="samples",
+        help="folder for the pictures, in the place of those of an earlier call (%(default)s)",
     )
     parser.add_argument(
-        "-n", "--count", type=_at_least(1), default=4, metavar="N", help="pictures per prompt (%(default)s)"
+        "-n", "--count", type=_whole(1, 10_000), default=4, metavar="N", help="pictures per prompt (%(default)s)"
     )
-    parser.add_argument("--steps", type=_at_least(1), metavar="N", help="denoising steps (those of the run)")
+    parser.add_argument("--steps", type=_whole(1, 1000), metavar="N", help="denoising steps (those of the run)")
     parser.add_argument(
         "--guidance", type=_guidance, metavar="SCALE", help="guidance scale, 1 is none (that of the run)"
     )
-    parser.add_argument("--height", type=_at_least(1), metavar="PIXELS", help="height of a picture (the model's own)")
-    parser.add_argument("--width", type=_at_least(1), metavar="PIXELS", help="width of a picture (the model's own)")
-    parser.add_argument("--seed", type=_at_least(0), default=0, metavar="N", help="seed of the noise (%(default)s)")
+    parser.add_argument(
+        "--height", type=_whole(1, 2**15), metavar="PIXELS", help="height of a picture (the model's own)"
+    )
+    parser.add_argument("--width", type=_whole(1, 2**15), metavar="PIXELS", help="width of a picture (the model's own)")
+    parser.add_argument(
+        "--seed", type=_whole(0, 2**63 - 1), default=0, metavar="N", help="seed of the noise (%(default)s)"
+    )
 
 
 def _sample(args: argparse.Namespace) -> int:
@@ -315,10 +333,10 @@ def _nothing(parser: argparse.ArgumentParser) -> None:
     pass
 
 
-def _at_least(least: int) -> Callable[[str], int]:
+def _whole(least: int, most: int) -> Callable[[str], int]:
     def read(text: str) -> int:
-        if not text.lstrip("+-").isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"it is {text!r}, but must be a whole number >= {least}")
+        if len(text) > 20 or not text.lstrip("+-").isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"it is {text!r}, but must be a whole number >= {least} and <= {most}")
         return int(text)
 
     return read
@@ -329,8 +347,8 @@ def _guidance(text: str) -> float:
         scale = float(text)
     except ValueError:
         scale = 0.0
-    if not 1 <= scale < float("inf"):
-        raise argparse.ArgumentTypeError(f"it is {text!r}, but must be a number >= 1")
+    if not 1 <= scale <= 1000:
+        raise argparse.ArgumentTypeError(f"it is {text!r}, but must be a number >= 1 and <= 1000")
     return scale
 
 

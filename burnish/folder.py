@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -11,10 +12,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from burnish.config import RunConfig, changes, dump, load
+from burnish.config.user_code import digests
 from burnish.disk import write_whole, writing
 from burnish.errors import UserError
 from burnish.json_text import parse_json
 from burnish.paths import CHECKPOINTS, CONFIG, METRICS, holds_run
+from burnish.reading import checked_path, read_file
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +35,7 @@ class RunFolder:
     """The folder of a run: names of its parts, its configuration, and what an earlier attempt left in it."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).expanduser()
+        self.path = checked_path(str(path))
         self.config = self.path / CONFIG
         self.metrics = self.path / METRICS
         self.tensorboard = self.path / "tensorboard"
@@ -41,6 +44,7 @@ class RunFolder:
         self.profiles = self.path / "profiles"
         self.report = self.path / "report.html"
         self.failures = self.path / "failures.jsonl"
+        self.code = self.path / "code.json"
         self._claim: IO[str] | None = None
 
     def validation(self, update: int) -> Path:
@@ -64,7 +68,7 @@ class RunFolder:
         if not self.metrics.exists():
             return []
         rows = []
-        for number, text in enumerate(self.metrics.read_bytes().split(b"\n"), start=1):
+        for number, text in enumerate(read_file(self.metrics).split(b"\n"), start=1):
             if not text.strip():
                 continue
             try:
@@ -134,6 +138,26 @@ class RunFolder:
                     if update > resumed_at:
                         shutil.rmtree(self.validation(update))
         write_whole(self.config, dump(config).encode())
+        self._note_code(digests(config), goes_on=resumed_at is not None)
+
+    def _note_code(self, now: dict[str, str], *, goes_on: bool) -> None:
+        """Remember what the user's functions are, and say what changed since the run last went on."""
+        if goes_on and self.code.exists():
+            try:
+                before = parse_json(self.code.read_bytes())
+                changed = [who for who, digest in now.items() if before.get(who, digest) != digest]
+            except (ValueError, AttributeError):
+                changed = []
+                log.warning("%s is damaged, so that nobody knows whether functions have changed", self.code)
+            if changed:
+                log.warning(
+                    "changed since the run in %s was last at work: the file of %s; it goes on with what is there now, "
+                    "and from here on its metrics are not comparable with those before; give another output_dir to "
+                    "start a run of its own",
+                    self.path,
+                    ", ".join(changed),
+                )
+        write_whole(self.code, json.dumps(now, indent=1).encode() + b"\n")
 
     def refuse_other_configuration(self, config: RunConfig) -> None:
         """Check that this folder's run may go on with ``config``.
@@ -162,7 +186,7 @@ class RunFolder:
         validation = self.path / "validation"
         parts = (
             self.metrics, self.tensorboard, self.reference, validation, self.profiles, self.report, self.failures,
-            self.config,
+            self.code, self.config,
         )  # fmt: skip
         if not any(part.exists() for part in parts):
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -204,6 +205,13 @@ def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
+def _regular(path: str) -> Path:
+    """A file that ends: a pipe or a device would be read for ever."""
+    if not stat.S_ISREG((found := Path(path)).stat().st_mode) and not found.is_dir():
+        raise OSError("it is a pipe or a device")
+    return found
+
+
 @cache
 def _file_digest(path: str) -> str:
-    return _digest(Path(path).read_bytes())  # many prompts may show one file, which is read once
+    return _digest(_regular(path).read_bytes())  # many prompts may show one file, which is read once

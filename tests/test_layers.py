@@ -14,8 +14,9 @@ PACKAGE = Path(__file__).parents[1] / "burnish"
 # algorithm knows a model, and no model an algorithm
 LAYERS = [
     ["errors", "media"],
-    ["disk", "json_text"],
-    ["prompt", "stopwatch", "pictures", "recipes", "weights"],
+    ["json_text"],
+    ["disk", "reading"],
+    ["prompt", "stopwatch", "pictures", "recipes", "terminal", "weights"],
     ["registry", "paths"],
     ["options"],
     ["batch", "random", "profiling"],

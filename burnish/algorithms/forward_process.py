@@ -33,7 +33,7 @@ class ForwardProcess(Algorithm):
     """Part of the way from clean (0) to noise (1) that levels are drawn from: of the steps, or of the draws."""
     time_shift: Positive = 1.0
     """uniform and logit_normal: shift of the levels towards noise; 1 does not shift."""
-    time_mean: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    time_mean: Finite = 0.0
     """logit_normal: mean of the logit of the level; above 0 prefers noise."""
     time_std: Positive = 1.0
     """logit_normal: its standard deviation."""

@@ -20,7 +20,7 @@ from burnish.algorithms.base import (
 )
 from burnish.algorithms.correction import RolloutCorrection
 from burnish.flow.windows import Window
-from burnish.options import Finite, NonNegative, Positive
+from burnish.options import Finite, NonNegative, Positive, Several
 from burnish.registry import options
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 
 Share = Annotated[float, Field(gt=0, le=1)]
-Several = Annotated[int, Field(ge=2)]
 
 
 @options

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from burnish import terminal
 from burnish.config import describe, load
 from burnish.config.disk import missing
 
@@ -14,11 +15,10 @@ def config(recipe: str, overrides: Sequence[str]) -> int:
     What contradicts itself is refused; files that are not there are not, since a recipe is read before its model is
     fetched.
     """
-    from rich.console import Console
     from rich.text import Text
 
     resolved = load(recipe, overrides)
-    console = Console(highlight=False)
+    console = terminal.console(highlight=False)
     for line in describe(resolved, " ".join([recipe, *overrides])).splitlines():
         option, mark, words = ("", "", line) if line.startswith("#") else line.partition("  # ")
         changed = "bold green" if words.startswith("[default ") else ""

@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from rich.console import Console
+from rich.markup import escape
 
-from burnish.commands.opening import open_run
+from burnish import terminal
+from burnish.commands.opening import open_run, output_folder
 from burnish.disk import writing
 from burnish.errors import UserError
 from burnish.models.lora import adapter_state, in_precision, merged_state
 from burnish.paths import resolve
+from burnish.reading import checked_path
 from burnish.session import LanguageSession
 
 LOST = 0.01  # part of an adapter whose loss is worth a line
@@ -31,13 +33,14 @@ def export(
     """
     if dtype is not None and what == "lora":
         raise UserError(f"--dtype is {dtype}, but an adapter is always written in float32; leave it out")
-    target = Path(output)
+    target = checked_path(output, "--output")
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise UserError(f"output is {output}, which exists already and is not an empty folder; choose another")
     session, update = open_run(run, samples=False)
     model, lora = session.roles.model, session.config.model.lora
     if what == "lora" and lora is None:
         raise UserError(f"{run} trained all weights (model.lora is null): there is no adapter; export merged weights")
+    output_folder(output)
     language = isinstance(session, LanguageSession)
     save = model.save if language else model.save_pipeline
     precision, lost = None if dtype is None else getattr(torch, dtype), 0.0
@@ -49,7 +52,7 @@ def export(
         else:
             weights, lost = merged_state(model.network, "policy", dtype=precision)
             save(target, weights)
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal.console(highlight=False, soft_wrap=True)
     if lost > LOST:
         console.print(
             f"The merged weights are bfloat16, which rounds off {lost:.0%} of what the adapter adds to them. "
@@ -58,7 +61,7 @@ def export(
     base = resolve(session.config.model.path) if what == "lora" else target
     lines = (_transformers if language else _diffusers)(model, base, target, what)
     library = "transformers" if language else "diffusers"
-    console.print(f"Weights after {update} policy updates: [bold]{target}[/bold]. With {library} alone:\n")
+    console.print(f"Weights after {update} policy updates: [bold]{escape(str(target))}[/bold]. With {library} alone:\n")
     for line in lines:
         console.print(f"  {line}", markup=False)
     return 0

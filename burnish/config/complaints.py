@@ -83,7 +83,7 @@ def complain(error: Any, path: tuple[str, ...], kind: Any, context: Context) -> 
         return wrong_choice(option, value, choices) + context.origin(option)
     if sort in _BOUNDS:
         key, sign = _BOUNDS[sort]
-        must = f"{sign} {show(_plain(error['ctx'][key]))}"
+        must = f"{sign} {_bound(error['ctx'][key])}"
     elif sort in ("too_long", "too_short", "missing"):
         short = sort == "missing"
         place, length = (place[:-1], _length(kind, error["loc"])) if short else (place, error["ctx"].get("max_length"))
@@ -234,8 +234,12 @@ def _choices(expected: str) -> list[str]:
     return [part.strip().strip("'") for part in expected.replace(" or ", ", ").split(", ")]
 
 
-def _plain(bound: float) -> float | int:
-    return int(bound) if float(bound).is_integer() else bound
+def _bound(bound: float) -> str:
+    """A bound as people write it: 1e9, not 1000000000."""
+    whole = float(bound).is_integer()
+    if whole and abs(bound) >= 1e6 and float(f"{bound:g}") == bound:
+        return f"{bound:g}".replace("e+0", "e").replace("e+", "e")
+    return show(int(bound) if whole else bound)
 
 
 def _short(value: Any) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 from burnish.config.language import LanguageConfig
+from burnish.config.machine import machine_complaints
 from burnish.config.run import RunConfig
 from burnish.errors import ConfigError, UserError
 from burnish.models.language.loading import check_files
 from burnish.models.loading import family_of, read_index
 from burnish.paths import PREFIX, holds_run, resolve
+from burnish.reading import checked_path
 from burnish.rewards.function import Function
 from burnish.rewards.language.function import LanguageFunction
 from burnish.weights import complaints_about
@@ -31,7 +32,7 @@ def check_disk(config: RunConfig) -> None:
 def missing(config: RunConfig) -> list[str]:
     """What keeps a run from starting on this machine: a sentence for each."""
     checks: list[Callable[[RunConfig], None]] = [
-        _model, _train_files, _val_files, _ptx_files, _rewards, _output, _resume,
+        _machine, _model, _train_files, _val_files, _ptx_files, _rewards, _output, _resume,
     ]  # fmt: skip
     complaints = []
     for check in checks:
@@ -42,6 +43,12 @@ def missing(config: RunConfig) -> list[str]:
         except UserError as error:
             complaints.append(str(error))
     return complaints
+
+
+def _machine(config: RunConfig) -> None:
+    complaints = list(machine_complaints(config))
+    if complaints:
+        raise ConfigError(complaints)
 
 
 def _model(config: RunConfig) -> None:
@@ -96,7 +103,7 @@ def _rewards(config: RunConfig) -> None:
         if not isinstance(reward, (Function, LanguageFunction)):
             continue
         where, _, name = reward.path.rpartition(":")
-        if where.endswith(".py") and not Path(where).expanduser().exists():
+        if where.endswith(".py") and not checked_path(where).exists():
             complaints.append(
                 f"rewards.{label}.path is {reward.path}, but there is no {where} in this folder. It is yours to write, "
                 f"and has to define {name}({reward.takes}), which returns one number for each of the {reward.judged}; "
@@ -127,7 +134,7 @@ def _prompts(option: str, path: str, config: RunConfig) -> None:
 
 
 def _output(config: RunConfig) -> None:
-    folder = Path(config.output_dir).expanduser().absolute()
+    folder = checked_path(config.output_dir, "output_dir").absolute()
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if not nearest.is_dir():
         raise UserError(f"output_dir is {config.output_dir}, but {nearest} is a file; give another folder")
@@ -139,10 +146,10 @@ def _resume(config: RunConfig) -> None:
     if config.resume == "auto":
         return
     if config.resume == "never":
-        if holds_run(Path(config.output_dir).expanduser()):
+        if holds_run(checked_path(config.output_dir, "output_dir")):
             raise UserError(
                 f"resume is never, but output_dir {config.output_dir} already has a run in it; "
                 "give another output_dir, or resume=auto goes on with that run"
             )
-    elif not resolve(config.resume).exists():
+    elif not checked_path(config.resume, "resume").exists():
         raise UserError(f"resume is {config.resume}, which is not there; it must be auto, never, or a checkpoint")

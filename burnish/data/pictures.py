@@ -75,7 +75,7 @@ def read_pictures(path: Path, holds: Holds, *, size: tuple[int | None, int | Non
     if size is not None:
         problems += _sizes(records, size)
     if problems:
-        raise told(problems, "records")
+        raise told(problems)
     if not records:
         raise UserError(f"{path} holds no {holds}")
     return records

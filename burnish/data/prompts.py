@@ -28,7 +28,7 @@ def read_prompts(path: Path) -> list[Prompt]:
         UserError: the file can't be read, has no prompt, or has wrong lines; the message names file and line.
     """
     if path.suffix not in (".txt", ".jsonl"):
-        raise UserError(f"{path} is neither .txt (one prompt a line) nor .jsonl (one object a line)")
+        raise UserError(f"{path} is neither .txt (one prompt a line) nor .jsonl (one object a line); give one of these")
     prompts: list[Prompt] = []
     problems: list[str] = []
     for number, line in read_lines(path):

@@ -120,6 +120,10 @@ class Environment:
     def check(self) -> None:
         """Refuse what can never work, before any weights are loaded; a ValueError says what."""
 
+    def user_code(self) -> list[str]:
+        """Paths of the user's own code that it runs, as ``burnish.rewards.calling`` takes them."""
+        return []
+
     def close(self) -> None:
         """End what runs beside this process."""
 

@@ -14,7 +14,7 @@ from burnish.environments.calls import ToolProcess
 from burnish.environments.schemas import schema
 from burnish.errors import UserError
 from burnish.json_text import parse_json
-from burnish.options import Count, Positive
+from burnish.options import Count, Seconds
 from burnish.registry import options, register
 from burnish.rewards.calling import load_function
 
@@ -33,7 +33,7 @@ class Tools(Environment):
     functions: dict[str, str] = Field(min_length=1)
     """Functions by the names that they are called by: package.module:function or path/to/file.py:function. They are
     run in a process of their own, get the arguments as keywords, and what they return is shown as text."""
-    timeout: Positive = 10.0
+    timeout: Seconds = 10.0
     """Seconds that a call may take; one that takes longer is ended, and the model is told so."""
     role: Literal["tool", "user"] = "tool"
     """Who speaks, as the model's chat template knows it."""
@@ -54,6 +54,9 @@ class Tools(Environment):
         if not self.describe:
             return []
         return [schema(name, load_function(path, "tool")) for name, path in self.functions.items()]
+
+    def user_code(self) -> list[str]:
+        return list(self.functions.values())
 
     def check(self) -> None:
         for path in self.functions.values():

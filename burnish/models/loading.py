@@ -10,6 +10,7 @@ from burnish.errors import UserError
 from burnish.json_text import read_object
 from burnish.options import ModelOptions
 from burnish.paths import resolve
+from burnish.reading import check_folder, understood
 from burnish.registry import lookup, names
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def read_index(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
     if not path.is_dir():
         raise UserError(f"model.path is {options.path}, which is not a directory; it must hold a diffusers pipeline")
     index = path / "model_index.json"
+    check_folder(path)
     try:
         content = read_object(index)
     except FileNotFoundError:
@@ -43,7 +45,7 @@ def read_index(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
             f"{index} takes {strange[0]} from {content[strange[0]][0]!r:.80}; parts must be of {' or '.join(LIBRARIES)}"
         )
     if strange := [name for name in parts if not re.fullmatch(r"\w+", name)]:
-        raise UserError(f"{index} lists {strange[0]!r:.80}, which is no name of a pipeline's part")
+        raise UserError(f"{index} lists {strange[0]!r:.80}, which is no name of a pipeline's part; restore it")
     absent = [name for name in parts if not (path / name).is_dir()]
     if absent:
         raise UserError(f"model.path is {options.path}, which lacks {', '.join(absent)}, as its model_index.json lists")
@@ -71,8 +73,9 @@ def family_of(options: ModelOptions, index: dict[str, Any]) -> Any:
         return lookup("model", options.family)
     written = index.get("_class_name")
     families = {lookup("model", name).pipeline_class: lookup("model", name) for name in names("model")}
-    if written not in families:
-        raise UserError(f"model.path is {options.path}, a {written}; Burnish trains {', '.join(sorted(families))}")
+    if not isinstance(written, str) or written not in families:
+        known = ", ".join(sorted(families))
+        raise UserError(f"model.path is {options.path}, a {written}; Burnish trains {known}; give one of these")
     return families[written]
 
 
@@ -107,18 +110,16 @@ def load_model(
     stored = compute if options.lora is not None or network_only else torch.float32
     family = family_of(options, index)
     family.check_options(path, max_sequence_length=max_sequence_length, embedded_guidance=embedded_guidance)
+    where = f"model.path is {options.path}"
     try:
-        model: FlowModel = family.load(
-            path, index, dtype=stored, compute=compute, device=device,
-            max_sequence_length=max_sequence_length, embedded_guidance=embedded_guidance, network_only=network_only,
-        )  # fmt: skip
+        with understood(f"{where}, which can't be loaded as a {family.pipeline_class}"):
+            model: FlowModel = family.load(
+                path, index, dtype=stored, compute=compute, device=device,
+                max_sequence_length=max_sequence_length, embedded_guidance=embedded_guidance,
+                network_only=network_only,
+            )  # fmt: skip
     except UserError as error:
-        raise UserError(f"model.path is {options.path}: {error}") from error
-    except Exception as error:  # the files are the user's: libraries raise whatever they like
-        raise UserError(
-            f"model.path is {options.path}, which can't be loaded as a {family.pipeline_class}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+        raise UserError(str(error) if str(error).startswith(where) else f"{where}: {error}") from error
     if options.gradient_checkpointing and not network_only:
         model.recompute_activations()
     return model

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from peft.tuners.lora import LoraLayer
     from torch import Tensor, nn
 
+TOO_LARGE = 16  # times the weights of the adapted layers that adapters have at most
+
 
 def add_adapters(
     network: nn.Module, options: LoraOptions, names: Sequence[str], *, seed: int, default_targets: Sequence[str] = ()
@@ -34,10 +36,11 @@ def add_adapters(
     import torch
     from peft import LoraConfig
 
-    modules = [name for name, module in network.named_modules() if isinstance(module, torch.nn.Linear)]
+    linear = {name: module for name, module in network.named_modules() if isinstance(module, torch.nn.Linear)}
+    modules = list(linear)
 
     def matches(target: str) -> bool:
-        return any(name == target or name.endswith(f".{target}") for name in modules)
+        return any(_ends(name, [target]) for name in modules)
 
     targets = [target for target in default_targets if matches(target)] if options.targets is None else options.targets
     if not targets:
@@ -48,6 +51,7 @@ def add_adapters(
                 f"model.lora.targets has {target!r}, which is the end of no linear layer's name; "
                 f"layers are called like {', '.join(modules[:3])}"
             )
+    _check_rank(options.rank, [layer for name, layer in linear.items() if _ends(name, targets)])
     alpha = options.alpha if options.alpha is not None else 2 * options.rank
     config = LoraConfig(r=options.rank, lora_alpha=alpha, target_modules=list(targets))  # type: ignore[arg-type]
     for name in names:
@@ -60,6 +64,24 @@ def add_adapters(
             # small steps are lost in half precision; the frozen weights below may well rest in it
             parameter.data = parameter.data.float()
     use_adapter(layers(network), names[0])
+
+
+def _ends(name: str, targets: Sequence[str]) -> bool:
+    """Whether a layer's name ends in one of them, at a dot."""
+    return any(f".{name}".endswith(f".{target}") for target in targets)
+
+
+def _check_rank(rank: int, adapted: Sequence[nn.Linear]) -> None:
+    """Refuse adapters many times as large as their layers; a little more than a layer's rank is no more than waste."""
+    there = sum(layer.in_features * layer.out_features for layer in adapted)
+    added = sum(rank * (layer.in_features + layer.out_features) for layer in adapted)
+    if added > TOO_LARGE * there:
+        widest = max(min(layer.in_features, layer.out_features) for layer in adapted)
+        raise UserError(
+            f"model.lora.rank is {rank}, whose adapters would be {added / there:.3g} times as large as the layers "
+            f"that they adapt; a rank above {widest} adds nothing here: lower it, or train all weights with "
+            "model.lora=null"
+        )
 
 
 def layers(network: nn.Module) -> list[LoraLayer]:

@@ -163,7 +163,10 @@ class PipelineModel:
             tokenizer, limit, what = t5, self.text_length, "tokens of the T5 tokenizer (rollout.max_sequence_length)"
         for text in texts:
             if (length := len(tokenizer(text).input_ids)) > limit:
-                raise UserError(f"prompt {text!r} has {length} tokens; this model reads at most {limit} {what}")
+                shown = text if len(text) <= 60 else f"{text[:57]}..."
+                raise UserError(
+                    f"prompt {shown!r} has {length} tokens; this model reads at most {limit} {what}; shorten it"
+                )
 
     def latent_shape(self, height: int | None, width: int | None) -> tuple[int, ...]:
         standard = self.grid.side * self.scale

@@ -42,7 +42,7 @@ def read_configuration(file: Path) -> dict[str, Any]:
         if wrong := _wrong(content, SHAPE, "") or _wrong_rewards(content):
             raise ConfigError(wrong)
     except (ConfigError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is not the configuration of a run: {error}") from None
+        raise UserError(f"{file} is not the configuration of a run: {error}; restore it") from None
     found: dict[str, Any] = content
     return found
 

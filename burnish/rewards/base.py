@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field
-
+from burnish.options import Finite
 from burnish.registry import options
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ class AnyReward:
     extras: ClassVar[tuple[str, ...]] = ()
     judged: ClassVar[str] = "samples"  # what its samples are, for messages
 
-    weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    weight: Finite = 1.0
     """Share in the sum that is optimised; 0 only watches: logged, never optimised."""
 
     def score(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> list[Verdict]:
@@ -53,6 +52,10 @@ class AnyReward:
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Refuse what this reward can never judge, before anything is sampled; a ValueError says which."""
+
+    def user_code(self) -> list[str]:
+        """Paths of functions of the user that it calls, as ``burnish.rewards.calling`` takes them."""
+        return []
 
     def prepare(self) -> None:
         """Load what scoring needs, so that the first batch need not wait for it."""

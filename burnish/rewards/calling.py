@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.errors import UserError
+from burnish.reading import checked_path
 from burnish.rewards.base import Verdict
 
 
@@ -30,14 +31,15 @@ def load_function(path: str, what: str = "reward function") -> Callable[..., Any
     if not colon or not where or not name:
         raise UserError(f"path of {what} is {path!r}; write package.module:function or file.py:function")
     try:
-        module = _from_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+        module = _from_file(checked_path(where)) if where.endswith(".py") else importlib.import_module(where)
     except (Exception, SystemExit) as error:  # the module is the user's: anything may go wrong in it
         reason = f"{type(error).__name__}: {error}"
-        raise UserError(f"path of {what} is {path!r}, but {where} fails to import: {reason}") from error
+        why = f"{where} fails to import: {reason}; mend it, or give another path"
+        raise UserError(f"path of {what} is {path!r}, but {why}") from error
     function = getattr(module, name, None)
     if not callable(function):
         why = "has no such name" if function is None else "is not a function there"
-        raise UserError(f"path of {what} is {path!r}, but {name} {why}")
+        raise UserError(f"path of {what} is {path!r}, but {name} {why}; give the name of a function")
     return function
 
 
@@ -74,6 +76,18 @@ def call(path: str, samples: Sequence[Any], prompts: Sequence[Any], arguments: M
 
 async def _awaited(found: Awaitable[Any]) -> Any:
     return await found
+
+
+def code_of(path: str) -> bytes | None:
+    """What is in the file of a function, which is not run; None where it has none, or can't be found."""
+    where = path.rpartition(":")[0]
+    try:
+        if where.endswith(".py"):
+            return checked_path(where).read_bytes()
+        spec = importlib.util.find_spec(where)
+        return Path(spec.origin).read_bytes() if spec is not None and spec.origin is not None else None
+    except Exception:  # the user's packages are imported on the way, and whatever is wrong is told when it is called
+        return None
 
 
 def verdicts_of(values: Sequence[Any], count: int, path: str, judged: str) -> list[Verdict]:

@@ -32,6 +32,9 @@ class Function(Reward):
     def check(self, prompts: Sequence[Prompt]) -> None:
         check_call(self.path, self.arguments, self.judged)
 
+    def user_code(self) -> list[str]:
+        return [self.path]
+
     def prepare(self) -> None:
         load_function(self.path)
 

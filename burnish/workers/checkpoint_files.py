@@ -16,6 +16,7 @@ import torch
 
 from burnish.disk import sync
 from burnish.errors import UserError
+from burnish.reading import check_folder
 from burnish.workers import manifest, shard_files
 from burnish.workers.snapshot import Snapshot
 
@@ -85,7 +86,8 @@ def read(path: Path) -> Checkpoint:
 
 def _read(path: Path) -> Checkpoint:
     if not path.is_dir():
-        raise UserError(f"{path} is not a checkpoint: there is no such folder")
+        raise UserError(f"{path} is not a checkpoint: there is no such folder; give one in a run's checkpoints")
+    check_folder(path)
     content = manifest.read(path)
     if VISIBLE.fullmatch(path.name) and int(path.name) != content["update"]:
         raise UserError(f"{path} holds policy update {content['update']}; name it {content['update']:08d}")

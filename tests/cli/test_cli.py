@@ -136,6 +136,31 @@ def test_what_ends_a_command_without_a_traceback(called, monkeypatch, capsys, er
     assert ("x is 3; [use] 4" in capsys.readouterr().err) == (code == 2)
 
 
+class OutOfMemoryError(RuntimeError):
+    """As torch's, which is known by its name: no command line imports torch to be told that it failed."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:129] DefaultCPUAllocator: can't allocate memory: you tried 9"
+        ),
+    ],
+)
+def test_memory_that_has_run_out_is_told_with_what_needs_less(called, monkeypatch, capsys, error):
+    def fail(run):
+        raise error
+
+    monkeypatch.setattr(sys.modules["burnish.commands.report"], "report", fail)
+    assert cli.main(["report", "runs/x"]) == 2
+    said = capsys.readouterr().err
+    assert "memory has run out" in said
+    assert "rollout.batch_size" in said
+
+
 def test_our_own_mistakes_keep_their_traceback(called, monkeypatch):
     def fail(run):
         raise ValueError("ours")

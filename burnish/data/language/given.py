@@ -92,7 +92,7 @@ class AnswerData:
                 f"{len(problems)} of {len(self.records)} records are too long, and nothing is ever cut; raise the "
                 "limit, or leave them out with data.overlong=filter"
             )
-            raise told([head, *problems], "records")
+            raise told(problems, head)
         return AnswerData(kept, self.model, self.encode)
 
     def _too_long(self, record: AnswerRecord, limit: int | None, longest: int) -> str:

@@ -11,6 +11,7 @@ from burnish.data.lines import decoded, parse_object, read_lines
 from burnish.errors import UserError
 from burnish.json_text import parse_json, read_object
 from burnish.paths import resolve
+from burnish.reading import read_text
 
 ROWS = 256  # rows of a table that are made into Python objects at once
 SUFFIXES = (".jsonl", ".json", ".parquet")
@@ -64,10 +65,11 @@ def read_records(path: Path) -> Iterator[Record]:
 
 
 def _list(path: Path) -> Iterator[Record]:
+    text = read_text(path)
     try:
-        records = parse_json(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} can't be read: {error}") from None
+        records = parse_json(text)
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON that can be read: {error}; mend it, or give another file") from None
     if not isinstance(records, list):
         raise UserError(f"{path} holds {type(records).__name__}; it must be a list of objects")
     for number, record in enumerate(records, 1):
@@ -92,7 +94,7 @@ def _table(path: Path) -> Iterator[Record]:
                     number += 1
                     yield Record(f"{path}, row {number}", path.parent, values)
     except (OSError, arrow.ArrowException) as error:
-        raise UserError(f"{path} can't be read after row {number}: {error}") from None
+        raise UserError(f"{path} can't be read after row {number}: {error}; restore it") from None
 
 
 def _dataset(path: Path) -> Iterator[Record]:

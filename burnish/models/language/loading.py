@@ -9,6 +9,7 @@ from burnish.errors import UserError
 from burnish.json_text import read_object
 from burnish.options import LanguageModelOptions, ModelOptions
 from burnish.paths import resolve
+from burnish.reading import check_folder, understood
 from burnish.registry import lookup, names
 from burnish.weights import complaints_about
 
@@ -39,6 +40,7 @@ def read_config(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
     path = resolve(options.path)
     if not path.is_dir():
         raise UserError(f"model.path is {options.path}, which is not a directory; it must hold a transformers model")
+    check_folder(path)
     try:
         return path, read_object(path / "config.json")
     except FileNotFoundError:
@@ -75,9 +77,10 @@ def family_of(options: ModelOptions, config: dict[str, Any]) -> Any:
         return lookup(KIND, options.family)
     written = config.get("model_type")
     families = {kind: lookup(KIND, name) for name in names(KIND) for kind in lookup(KIND, name).model_types}
-    if written not in families:
+    if not isinstance(written, str) or written not in families:
+        known = ", ".join(sorted(families))
         raise UserError(
-            f"model.path is {options.path}, whose model_type is {written}; Burnish trains {', '.join(sorted(families))}"
+            f"model.path is {options.path}, whose model_type is {written}; Burnish trains {known}; give one of these"
         )
     return families[written]
 
@@ -122,13 +125,8 @@ def load_language_model(options: ModelOptions) -> LanguageModel:
     # frozen weights may rest in half precision; trained ones keep a float32 master copy
     stored = compute if options.lora is not None else torch.float32
     family = family_of(options, config)
-    try:
+    with understood(f"model.path is {options.path}, which can't be loaded as {family.name}"):
         model: LanguageModel = family.load(path, dtype=stored, compute=compute, device=device)
-    except UserError:
-        raise
-    except Exception as error:  # the files are the user's: libraries raise whatever they like
-        why = f"{type(error).__name__}: {error}"
-        raise UserError(f"model.path is {options.path}, which can't be loaded as {family.name}: {why}") from error
     if options.gradient_checkpointing:
         _checkpoint(model.network)
     return model

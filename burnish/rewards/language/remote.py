@@ -19,7 +19,7 @@ from pydantic import Field
 
 from burnish.errors import UserError
 from burnish.json_text import parse_json
-from burnish.options import Count, Positive, Whole
+from burnish.options import Count, Seconds, Threads, Whole
 from burnish.registry import options, register
 from burnish.rewards.base import Verdict
 from burnish.rewards.language.base import LanguageReward, Response
@@ -59,9 +59,9 @@ class Remote(LanguageReward):
     """Key of the list of numbers in the answer."""
     batch_size: Count = 64
     """Responses per request."""
-    concurrency: Count = 4
+    concurrency: Threads = 4
     """Requests under way at once."""
-    deadline: Positive = 120.0
+    deadline: Seconds = 120.0
     """Seconds for a batch of responses, all tries included; what has no number by then is missing. Keep it below
     scoring.timeout."""
     retries: Whole = 4
