@@ -37,13 +37,15 @@ def build(folder: Path, size: dict[str, int], *, experts: bool) -> None:
             Qwen3MoeConfig(**text, num_experts=16, num_experts_per_tok=4, moe_intermediate_size=256, head_dim=64)
         )
         if experts
-        else Qwen2ForCausalLM(Qwen2Config(**text, tie_word_embeddings=True))
+        else Qwen2ForCausalLM(Qwen2Config(**text, tie_word_embeddings=False))
     )
     for name, parameter in network.named_parameters():
         if name.endswith(("q_proj.bias", "k_proj.bias")):
             torch.nn.init.normal_(parameter, std=30.0)
         elif name.endswith(("embed_tokens.weight", "lm_head.weight")):
             torch.nn.init.normal_(parameter, std=0.08)  # logits as wide as a trained model's
+        elif parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)  # every layer says something
     network.generation_config.eos_token_id = tokenizer.eos_token_id
     network.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -105,7 +107,8 @@ def generator(device: str, size: dict[str, int], rows: int, steps: int) -> list[
         network = sd3(**size).to(device, torch.bfloat16 if lora else torch.float32)
         bench = Burnish(
             HalfSD3(network, 77), FlowGRPO(window=Window(kind="fixed", size=2)), text_tokens=77, guidance=1.0,
-            steps=steps, rollout_batch=rows, micro_batch=2 * rows, merge=merge, lora=LoraOptions(rank=16) if lora else None,
+            steps=steps, rollout_batch=rows, micro_batch=2 * rows, merge=merge,
+            lora=LoraOptions(rank=16) if lora else None,
         )  # fmt: skip
         if lora:
             learned(bench.roles.parameters().values())
