@@ -25,7 +25,7 @@ MICRO = (64, 48, 24, 8, 5, 1)
 
 
 def build(folder: Path, size: dict[str, int], *, experts: bool) -> None:
-    """A random model of that size, whose biases of queries and keys are as large as Qwen2.5's."""
+    """A random model of that size, whose biases of queries and keys are above all that they are added to."""
     tokenizer = build_tokenizer("text")
     text = {
         "vocab_size": 32_000, "num_key_value_heads": 2, "max_position_embeddings": 4096, "bos_token_id": None,
@@ -41,7 +41,7 @@ def build(folder: Path, size: dict[str, int], *, experts: bool) -> None:
     )
     for name, parameter in network.named_parameters():
         if name.endswith(("q_proj.bias", "k_proj.bias")):
-            torch.nn.init.normal_(parameter, std=30.0)
+            torch.nn.init.normal_(parameter, std=5.0)
         elif name.endswith(("embed_tokens.weight", "lm_head.weight")):
             torch.nn.init.normal_(parameter, std=0.08)  # logits as wide as a trained model's
         elif parameter.ndim > 1:
