@@ -184,9 +184,8 @@ def _through(data: bytes) -> tuple[int, int]:
         raise ImportError("video files need PyAV: pip install 'burnish[data]', or give lists of frames") from None
     size = (0, 0)
     try:
-        with av.open(io.BytesIO(data)) as container:
-            for frame in container.decode(video=0):
-                size = (frame.width, frame.height)
+        for size in _frames(av, data, pixels=False):
+            pass
     except (av.FFmpegError, IndexError) as error:
         raise OSError(f"no video that can be decoded: {error}") from None
     if size == (0, 0):
@@ -197,7 +196,7 @@ def _through(data: bytes) -> tuple[int, int]:
 def _frames(av: Any, data: bytes, *, pixels: bool = True) -> Iterator[Any]:
     with av.open(io.BytesIO(data)) as container:
         for frame in container.decode(video=0):
-            yield frame.to_ndarray(format="rgb24") if pixels else None
+            yield frame.to_ndarray(format="rgb24") if pixels else (frame.width, frame.height)
 
 
 def _digest(data: bytes) -> str:
