@@ -183,22 +183,20 @@ def _through(data: bytes) -> tuple[int, int]:
         import av
     except ImportError:
         raise ImportError("video files need PyAV: pip install 'burnish[data]', or give lists of frames") from None
-    size = (0, 0)
     try:
-        with av.open(io.BytesIO(data)) as container:
-            for frame in container.decode(video=0):
-                size = (frame.width, frame.height)
+        sizes = list(_frames(av, data, pixels=False))
     except (av.FFmpegError, IndexError) as error:
         raise OSError(f"no video that can be decoded: {error}") from None
-    if size == (0, 0):
+    if not sizes:
         raise OSError("no video that can be decoded: it has no frames")
-    return size
+    width, height = sizes[0]
+    return width, height
 
 
 def _frames(av: Any, data: bytes, *, pixels: bool = True) -> Iterator[Any]:
     with av.open(io.BytesIO(data)) as container:
         for frame in container.decode(video=0):
-            yield frame.to_ndarray(format="rgb24") if pixels else None
+            yield frame.to_ndarray(format="rgb24") if pixels else (frame.width, frame.height)
 
 
 def _digest(data: bytes) -> str:

@@ -12,7 +12,7 @@ from burnish.paths import resolve
 from burnish.registry import options, register
 from burnish.rewards.base import Verdict
 from burnish.rewards.language.base import LanguageReward, Response
-from burnish.weights import load_network, refuse_not_finite
+from burnish.weights import complaints_about, load_network, refuse_not_finite
 
 if TYPE_CHECKING:
     from burnish.prompt import Prompt
@@ -40,6 +40,9 @@ class RewardModel(LanguageReward):
     def check(self, prompts: Sequence[Prompt]) -> None:
         if not (resolve(self.path) / "config.json").is_file():
             raise UserError(f"path of reward reward_model is {self.path!r}, which holds no config.json of transformers")
+        cut = list(complaints_about(resolve(self.path)))
+        if cut:
+            raise UserError(f"path of reward reward_model is {self.path!r}: {'; '.join(cut)}")
         for prompt in prompts:
             if self.media == "refuse" and self.judges(prompt) and (prompt.images or prompt.videos):
                 raise UserError(
