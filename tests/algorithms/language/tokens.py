@@ -30,8 +30,8 @@ from burnish.media import Media
 from burnish.models.language.loading import load_language_model
 from burnish.options import (
     CriticOptions,
+    LanguageLoraOptions,
     LanguageTrainerOptions,
-    LoraOptions,
     ModelOptions,
     OptimizerOptions,
     ShardingOptions,
@@ -90,7 +90,7 @@ class Bench:
         dtype: Any = "float32",
         device: Any = "cpu",
     ) -> None:
-        options = LoraOptions(rank=4) if lora else None
+        options = LanguageLoraOptions(rank=4) if lora else None
         model = ModelOptions(
             path=str(folder_of(family)), device=device, dtype=dtype, lora=options, gradient_checkpointing=checkpointing
         )
