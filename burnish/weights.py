@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 NAMED = 3  # tensors that a message names
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")  # whose insides are not looked at
+VOCABULARIES = ("tokenizer.json", "*.model", "vocab.txt", "tekken.json", "*.tiktoken")
 LONGEST = 100 << 20  # bytes of a head: what safetensors reads at most
 
 
@@ -36,6 +37,17 @@ def complaints_about(folder: Path) -> Iterator[str]:
         problem = _problem(file)
         if problem:
             yield f"{file} {problem}; fetch the model again"
+
+
+def tokenizer_complaint(folder: Path) -> str:
+    """What a tokenizer's folder lacks; libraries make one that knows no word of what is there. Empty if nothing."""
+    if any(any(folder.glob(name)) for name in VOCABULARIES):
+        return ""
+    if (folder / "vocab.json").is_file():
+        if (folder / "merges.txt").is_file():
+            return ""
+        return f"{folder} has a vocab.json without its merges.txt; fetch the model again"
+    return f"{folder} has no tokenizer (tokenizer.json, or vocab.json with merges.txt); fetch the model again"
 
 
 def _listed(index: Path) -> list[str]:

@@ -120,11 +120,18 @@ class Encoder:
         try:
             images = [media.image() for media in prompt.images]
             videos = [Video(*media.video()) for media in prompt.videos]
-            return self.model.encode(prompt.chat(), images, videos, self.tools)
+            encoded = self.model.encode(prompt.chat(), images, videos, self.tools)
         except (OSError, ValueError) as error:  # of decoders and processors, where a file broke in the course of a run
             if not (prompt.images or prompt.videos):
                 raise
             raise UserError(f"{prompt.name} shows what can't be read: {error}; put it right or take it out") from error
+        last = int(encoded.ids[0].max()) if len(encoded.ids[0]) else 0
+        if last >= self.model.vocabulary:
+            raise UserError(
+                f"{prompt.name} has token {last}, but the model knows only {self.model.vocabulary}: its tokenizer is "
+                "another model's; fetch the model again"
+            )
+        return encoded
 
 
 class LanguageEngine:
