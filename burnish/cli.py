@@ -119,12 +119,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         _complain(error)
         return 2
-    except Exception as error:
-        if not out_of_memory(error):
-            raise
-        said = str(error).strip().split("\n")[0]
-        _complain(UserError(f"memory has run out{f': {said}' if said else ''}; {LESS_MEMORY}"))
-        return 2
     except BrokenPipeError:  # whoever read what we print has gone, as `head` does
         _drop_output()
         return 1
@@ -133,7 +127,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         _drop_output()
         what = error.filename or "a file"
-        _complain(f"{what} can't be written: {error.strerror}; make room on its disk, or write elsewhere")
+        _complain(UserError(f"{what} can't be written: {error.strerror}; make room on its disk, or write elsewhere"))
+        return 2
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        said = str(error).strip().split("\n")[0]
+        _complain(UserError(f"memory has run out{f': {said}' if said else ''}; {LESS_MEMORY}"))
         return 2
     except KeyboardInterrupt:
         _complain(UserError("stopped before there was anything to save"))

@@ -95,7 +95,7 @@ def understood(what: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        if type(error).__name__ == "GivenUp" or out_of_memory(error):
+        if out_of_memory(error):
             raise
         said = (str(error).strip() or "no reason is given").splitlines()[0]
         raise UserError(f"{what}: {type(error).__name__}: {said}; restore its files, or give another") from error

@@ -98,7 +98,10 @@ def _attempt(
     crew.resume(checkpoint)
     done = checkpoint.update if checkpoint is not None else 0
     resumed_at = done if checkpoint is not None else None
-    folder.begin(config, resumed_at=resumed_at)
+    try:
+        folder.begin(config, resumed_at=resumed_at)
+    except UserError as error:
+        raise UserError(f"output_dir is {config.output_dir}: {error}") from error
     expiry = Expiry(expected, stop, margin=config.trainer.expiry_margin, saving=lambda: crew.saving)
 
     def stopping() -> bool:

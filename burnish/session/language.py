@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from burnish.data.language.given import AnswerData, AnswerRecord, read_answers
 from burnish.data.language.prompts import read_questions, within_length
 from burnish.data.stream import PromptStream, Stream
 from burnish.engines.dialogues import Dialogues, try_out
-from burnish.engines.language import AnswerEngine, Encoder, LanguageEngine
+from burnish.engines.language import AnswerEngine, AnswerJob, Encoder, LanguageEngine
 from burnish.language.sampling import Sampling
 from burnish.media import Media
 from burnish.models.language.loading import check_experts, family_of, load_language_model, read_config
@@ -228,6 +229,12 @@ class LanguageSession(Session):
         # templates and processors are the model's own: they are tried on the first prompt of each kind
         kinds = {(bool(p.images), bool(p.videos)): p for p in reversed((*self.train_prompts, *self.val_prompts))}
         self.engine.encode(list(kinds.values()))
+
+    def try_out(self) -> None:
+        if not isinstance(self.engine, LanguageEngine):  # a server of its own, or an environment, which would be asked
+            return
+        sampling = replace(self.judged_sampling, max_new_tokens=1)
+        self.engine.sample(AnswerJob.groups(self.val_prompts[:1], 1, purpose="trial", update=0, sampling=sampling))
 
     def media(self) -> Iterator[tuple[str, Media]]:
         records = [*(self.answers or ()), *(self.more_answers or ())]
