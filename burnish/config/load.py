@@ -230,10 +230,10 @@ def _registered(
         key = option if name == default or option == "algorithm" else f"{option}.name"
         message = wrong_choice(key, name, names(kind), short=name == default)
         if (other := owner(kind, name, context.config)) is not None:
-            own = next(task for task, config in TASKS.items() if config is context.config)
+            here = next(task for task, config in TASKS.items() if config is context.config)
             message = (
                 f"{key} {'' if name == default else f'is {name}, which '}belongs to task {other}, but this run's is "
-                f"{own}; set task={other}, or choose one of {', '.join(names(kind))}"
+                f"{here}; set task={other}, or choose one of {', '.join(names(kind))}"
             )
         label = f"; {option}.name=... gives it another label" if name == default else ""
         complaints.append(message + label + context.origin(key))
