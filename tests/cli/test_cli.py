@@ -145,9 +145,7 @@ class OutOfMemoryError(RuntimeError):
     [
         MemoryError(),
         OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."),
-        RuntimeError(
-            "[enforce fail at alloc_cpu.cpp:129] DefaultCPUAllocator: can't allocate memory: you tried 9"
-        ),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:129] DefaultCPUAllocator: can't allocate memory: you tried 9"),
     ],
 )
 def test_memory_that_has_run_out_is_told_with_what_needs_less(called, monkeypatch, capsys, error):

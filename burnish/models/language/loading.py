@@ -78,8 +78,8 @@ def family_of(options: ModelOptions, config: dict[str, Any]) -> Any:
         named = lookup(KIND, options.family)
         if written not in named.model_types:
             raise UserError(
-                f"model.family is {options.family}, which computes {', '.join(named.model_types)}, but the model_type of "
-                f"{options.path} is {written}, and would be computed wrongly; leave model.family out"
+                f"model.family is {options.family}, which computes {', '.join(named.model_types)}, but the model_type "
+                f"of {options.path} is {written}, and would be computed wrongly; leave model.family out"
             )
         return named
     families = {kind: lookup(KIND, name) for name in names(KIND) for kind in lookup(KIND, name).model_types}
