@@ -97,9 +97,15 @@ class AnswerEngine(Protocol):
 class Encoder:
     """Prompts as tokens and pixels; the processor sees each of them once, however many responses it gets."""
 
-    def __init__(self, model: LanguageModel, tools: Sequence[dict[str, Any]] = ()) -> None:
-        """Args: ``tools`` are JSON schemas of functions that the prompts tell of."""
-        self.model, self.tools = model, tools
+    def __init__(self, model: LanguageModel, tools: Sequence[dict[str, Any]] = (), *, bounded: bool = True) -> None:
+        """Make one for a model.
+
+        Args:
+            model: the family.
+            tools: JSON schemas of functions that the prompts tell of.
+            bounded: refuse prompts that leave the model no position for a response.
+        """
+        self.model, self.tools, self.bounded = model, tools, bounded
         self._encoded: OrderedDict[str, Encoded] = OrderedDict()
 
     def __call__(self, prompts: Sequence[Prompt]) -> Gathered[Encoded]:
@@ -130,6 +136,12 @@ class Encoder:
             raise UserError(
                 f"{prompt.name} has token {last}, but the model knows only {self.model.vocabulary}: its tokenizer is "
                 "another model's; fetch the model again"
+            )
+        if self.bounded and encoded.lengths[0] >= self.model.longest:
+            raise UserError(
+                f"{prompt.name} has {encoded.lengths[0]} tokens with its pictures and videos, but the model has "
+                f"{self.model.longest} positions (max_position_embeddings); shorten it, or set data.max_prompt_length "
+                "and data.overlong=filter"
             )
         return encoded
 

@@ -12,7 +12,7 @@ from typing import Any
 from burnish.algorithms.language.sft import SFT
 from burnish.config.language import LanguageConfig
 from burnish.data.language.given import AnswerData, AnswerRecord, read_answers
-from burnish.data.language.prompts import read_questions, within_length
+from burnish.data.language.prompts import check_positions, read_questions, within_length
 from burnish.data.stream import PromptStream, Stream
 from burnish.engines.dialogues import Dialogues, try_out
 from burnish.engines.language import AnswerEngine, AnswerJob, Encoder, LanguageEngine
@@ -189,8 +189,10 @@ class LanguageSession(Session):
 
     def _learnable(self, records: list[AnswerRecord]) -> AnswerData:
         """Those that are short enough, as the model has them."""
-        data = AnswerData(records, self.roles.model, self.engine.encode)
-        return data.within(self.config.data, self.config.rollout.max_new_tokens)
+        model, config = self.roles.model, self.config
+        measured = AnswerData(records, model, Encoder(model, self._tools, bounded=False))
+        kept = measured.within(config.data, config.rollout.max_new_tokens).records
+        return AnswerData(kept, model, self.engine.encode)
 
     @cached_property
     def besides(self) -> Supervised | None:
@@ -226,6 +228,9 @@ class LanguageSession(Session):
 
     def check(self) -> None:
         super().check()
+        model = self.roles.model
+        for prompts in (self.learnable_prompts, self.val_prompts):
+            check_positions(prompts, model.longest, lambda prompt: model.words(prompt.chat(), self._tools))
         # templates and processors are the model's own: they are tried on the first prompt of each kind
         kinds = {(bool(p.images), bool(p.videos)): p for p in reversed((*self.train_prompts, *self.val_prompts))}
         self.engine.encode(list(kinds.values()))
@@ -253,9 +258,12 @@ class LanguageSession(Session):
     def _short(self, prompts: list[Prompt]) -> list[Prompt]:
         if self.config.data.max_prompt_length is None:
             return prompts
-        environment = self.config.environment
-        encode = Encoder(self.roles.model, environment.tools() if environment is not None else ())
+        encode = Encoder(self.roles.model, self._tools, bounded=False)
         return within_length(prompts, [encode([prompt]).table.lengths[0] for prompt in prompts], self.config.data)
+
+    @cached_property
+    def _tools(self) -> list[dict[str, Any]]:
+        return self.config.environment.tools() if self.config.environment is not None else []
 
     def probe(self) -> None:
         if self.config.environment is not None:

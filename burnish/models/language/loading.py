@@ -64,9 +64,15 @@ def family_of(options: ModelOptions, config: dict[str, Any]) -> Any:
     Raises:
         UserError: no family does.
     """
-    if options.family != "auto":
-        return lookup(KIND, options.family)
     written = config.get("model_type")
+    if options.family != "auto":
+        named = lookup(KIND, options.family)
+        if written not in named.model_types:
+            raise UserError(
+                f"model.family is {options.family}, which computes {', '.join(named.model_types)}, but the model_type "
+                f"of {options.path} is {written}, and would be computed wrongly; leave model.family out"
+            )
+        return named
     families = {kind: lookup(KIND, name) for name in names(KIND) for kind in lookup(KIND, name).model_types}
     if not isinstance(written, str) or written not in families:
         known = ", ".join(sorted(families))
