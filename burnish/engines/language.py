@@ -23,6 +23,7 @@ from burnish.prompt import Prompt
 from burnish.rewards.language.base import Response
 
 REMEMBERED = 4096  # prompts whose tokens and pixels are kept
+Purpose = Literal["rollout", "greedy", "validation", "sample", "trial"]  # draws of one are never those of another
 
 
 class SamplingRoles(Protocol):
@@ -41,14 +42,14 @@ class AnswerJob:
     prompts: list[Prompt]  # [B]
     group: Tensor  # [B] long
     sample: Tensor  # [B] long
-    purpose: Literal["rollout", "greedy", "validation", "sample"]
+    purpose: Purpose
     update: int
     sampling: Sampling
     between: Callable[[], None] = lambda: None  # called before every token; what it raises ends the job
 
     @classmethod
     def groups(
-        cls, prompts: Sequence[Prompt], n: int, *, purpose: Literal["rollout", "greedy", "validation", "sample"],
+        cls, prompts: Sequence[Prompt], n: int, *, purpose: Purpose,
         update: int, sampling: Sampling,
     ) -> AnswerJob:  # fmt: skip
         """``n`` responses to each prompt."""
