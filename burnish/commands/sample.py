@@ -22,6 +22,7 @@ from burnish.data.prompts import read_prompts
 from burnish.disk import writing
 from burnish.engines.flow import FlowEngine, Job
 from burnish.errors import UserError
+from burnish.json_text import parse_json
 from burnish.models.loading import load_model
 from burnish.options import ModelOptions, RolloutOptions
 from burnish.pictures import Spoilt, grid
@@ -99,7 +100,7 @@ def _remove_earlier(target: Path) -> None:
     listed = target / "samples.jsonl"
     for line in listed.read_bytes().splitlines() if listed.is_file() else ():
         with suppress(ValueError, KeyError, TypeError):
-            name = str(json.loads(line)["file"])
+            name = str(parse_json(line)["file"])
             if DRAWN.fullmatch(name):
                 (target / name).unlink(missing_ok=True)
 
