@@ -61,10 +61,12 @@ def session_of(recipe, *overrides):
 
 
 def test_a_prompt_is_processed_once_and_its_pixels_are_stored_once(recipe):
-    session = session_of(recipe)
+    session = open_session(load(str(recipe)))
     model, seen = session.roles.model, []
     encode = model.encode
     model.encode = lambda *parts: seen.append(parts) or encode(*parts)
+    session.check_data()
+    session.check()
     first, second = session.source.collect(1), session.source.collect(2)
     judge(session, None, n=2)
     assert len(seen) == 3

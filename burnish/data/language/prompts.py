@@ -171,13 +171,10 @@ def check_positions(prompts: Sequence[Prompt], longest: int, length: Callable[[P
             problems.append(f"{length(prompt)} tokens: {prompt.name}")
     if problems:
         raise told(
-            [
-                f"{len(problems)} of {len(prompts)} questions leave no room for a response: the model has {longest} "
-                "positions (max_position_embeddings). Shorten them, or set data.max_prompt_length and "
-                "data.overlong=filter",
-                *problems,
-            ],
-            "prompts",
+            problems,
+            f"{len(problems)} of {len(prompts)} questions leave no room for a response: the model has {longest} "
+            "positions (max_position_embeddings). Shorten them, or set data.max_prompt_length and "
+            "data.overlong=filter",
         )
 
 
