@@ -8,6 +8,7 @@ from typing import Any
 
 from burnish.config.yaml_text import LARGEST, parse
 from burnish.errors import ConfigError, UserError
+from burnish.reading import read_text
 
 NONE = type(None)
 # what a report looks up, and what it may be; with a question mark, what older runs did not write
@@ -38,10 +39,10 @@ def read_configuration(file: Path) -> dict[str, Any]:
     try:
         if file.stat().st_size > LARGEST:
             raise ConfigError(f"it has {file.stat().st_size} bytes")
-        content = parse(file.read_text(encoding="utf-8"))
+        content = parse(read_text(file))
         if wrong := _wrong(content, SHAPE, "") or _wrong_rewards(content):
             raise ConfigError(wrong)
-    except (ConfigError, UnicodeDecodeError) as error:
+    except ConfigError as error:
         raise UserError(f"{file} is not the configuration of a run: {error}; restore it") from None
     found: dict[str, Any] = content
     return found

@@ -31,7 +31,7 @@ STOPPED = 75
 WAY_OUT = re.compile(
     r"\b(must|give|set|lower|raise|leave|choose|use|write|delete|remove|repair|mean|need|needs|wait|make|download|fetch|"
     r"commands|try|keep|say|name|start|restore|put|install|add|save|take|change|export|separate|mend)\b|"
-    r"has: |Known: |--help",
+    r"has: |Known: |see whether|train it|--help",
     re.IGNORECASE,
 )
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -242,8 +242,9 @@ def _become(arguments: Sequence[str], scratch: Path, out: Path, environment: dic
 def _command(arguments: Sequence[str]) -> int:
     from burnish.cli import main
 
+    sys.argv = ["burnish", *arguments]  # as the program itself, which ignores signals once it is at its end
     try:
-        return main(list(arguments))
+        return main()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
 

@@ -63,7 +63,8 @@ def _case(task: str, option: str, value: str, expect: Expect, needed: list[str])
 
     algorithm = next((one.partition("=")[2] for one in needed if one.startswith("algorithm=")), "")
     shown = value if len(value) <= 20 else f"{value[:17]}..."
-    words = (option.rpartition(".")[2],) if option.startswith("algorithm.") else (option,)
+    # at an end of its range a value may be fine, and something else that goes with it be refused
+    words = (option.rpartition(".")[2],) if expect == "refused" else ()
     return Case(kind="values", name=f"{task} {algorithm} {option}={shown}", make=make, expect=expect, words=words)
 
 
@@ -85,7 +86,8 @@ def _options(config: Any) -> Iterator[tuple[str, Any, list[str]]]:
 
 def _beside(config: Any, algorithm: str) -> list[str]:
     if config is FlowConfig:
-        return SMALLER.get(algorithm, [])
+        times = "train_timesteps" in fields(lookup(config.algorithm_kind, algorithm))
+        return [*SMALLER.get(algorithm, []), *(["algorithm.train_timesteps=2"] if times else [])]
     data = {"sft": "demonstrations", "dpo": "preferences", "ipo": "preferences", "kto": "judgements"}.get(algorithm)
     return [f"data.train_files={{place}}/{data}-seeing.jsonl", "algorithm.online=false"] if data else []
 
