@@ -58,6 +58,7 @@ class LanguageSession(Session):
             seed=config.seed,
             router_aux_loss_coef=config.model.router_aux_loss_coef,
             sampled_elsewhere=config.rollout.vllm is not None,
+            mini_batch_size=config.trainer.mini_batch_size,
         )
         if self.ranks.size > 1:
             roles.shard(self.ranks, config.sharding)

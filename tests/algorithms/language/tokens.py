@@ -100,7 +100,7 @@ class Bench:
             load_language_model(model), self.needs, options, critic=critic, freeze=freeze,
             temperature=1.0, layout=layout, micro_batch_size=budget,
             on_policy=mini is None and epochs == 1, memory=algorithm.make_memory(), seed=0,
-            router_aux_loss_coef=router_aux_loss_coef,
+            router_aux_loss_coef=router_aux_loss_coef, mini_batch_size=mini,
         )  # fmt: skip
         if ranks.size > 1:
             self.roles.shard(ranks, ShardingOptions())
