@@ -117,7 +117,8 @@ def rounded_by_folding(network: nn.Module) -> bool:
     """
     import torch
 
-    return any(layer.get_base_layer().weight.dtype != torch.float32 for layer in layers(network))
+    bases: list[Any] = [layer.get_base_layer() for layer in layers(network)]
+    return any(base.weight.dtype != torch.float32 for base in bases)
 
 
 @contextmanager
@@ -165,7 +166,7 @@ def merged_state(network: nn.Module, name: str, *, dtype: torch.dtype | None = N
     whole: dict[str, Tensor] = {}
     for place, layer in network.named_modules():
         if hasattr(layer, "lora_A"):
-            weight = layer.get_base_layer().weight  # type: ignore[operator]
+            weight = layer.get_base_layer().weight
             exact = _sum(layer, name)
             whole[f"{place}.base_layer.weight"] = rounded = exact.to(dtype or weight.dtype)
             lost += float((rounded.float() - exact).square().sum())
