@@ -129,7 +129,7 @@ def folded(network: nn.Module, name: str) -> Iterator[None]:
     """
     rested = []
     for layer in layers(network):
-        base = layer.get_base_layer()
+        base: Any = layer.get_base_layer()
         rested.append((layer, base, base.weight.data))
         base.weight.data = _sum(layer, name).to(base.weight.dtype)
         layer._disable_adapters = True

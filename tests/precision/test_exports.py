@@ -71,7 +71,7 @@ def exported(sd3, monkeypatch):
         config = SimpleNamespace(model=SimpleNamespace(lora=LoraOptions(rank=4), path=str(folder_of("qwen2"))))
         kind = LanguageSession if half == "language" else object
         session = type("Run", (kind,), {"roles": bench.roles, "config": config, "trained_weights": nullcontext})
-        monkeypatch.setattr(command, "open_run", lambda _: (session.__new__(session), 3))
+        monkeypatch.setattr(command, "open_run", lambda *_, **__: (session.__new__(session), 3))
         assert command.export("run", output=str(target), **how) == 0
         return bench.roles.model.network
 
