@@ -74,3 +74,24 @@ def test_the_run_does_what_it_says(
     rows = Summary.read(RunFolder(config.output_dir)).rows
     assert sum(row.get("perf/total_num_responses", 0) for row in rows) == 24
     assert len(steps) == 8
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "said"),
+    [
+        ("quickstart", ["rollout.merge_lora=true", "model.dtype=bfloat16"], "rollout.merge_lora=auto samples with"),
+        ("quickstart", ["rollout.merge_lora=true"], None),
+        ("quickstart", ["model.dtype=bfloat16"], None),
+        (
+            "vlm_quickstart",
+            ["model.lora.rank=4", "model.dtype=bfloat16", "rollout.engine=vllm", "rollout.vllm.python=/bin/python3"],
+            "rollout.engine=burnish samples with",
+        ),
+    ],
+)  # fmt: skip
+def test_a_run_says_that_its_sampler_rounds_adapters(recipe, options, said):
+    out = io.StringIO()
+    opening_message(load(recipe, options), 100, done=0, console=Console(file=out, width=2000))
+    notes = [line for line in out.getvalue().splitlines() if line.startswith("Note: ")]
+    assert len(notes) == (said is not None)
+    assert all(said in note for note in notes)

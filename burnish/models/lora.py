@@ -117,7 +117,8 @@ def rounded_by_folding(network: nn.Module) -> bool:
     """
     import torch
 
-    return any(layer.get_base_layer().weight.dtype != torch.float32 for layer in layers(network))
+    bases: list[Any] = [layer.get_base_layer() for layer in layers(network)]
+    return any(base.weight.dtype != torch.float32 for base in bases)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from tests.algorithms.language.tokens import ALGORITHMS as LANGUAGE
 from tests.algorithms.language.tokens import Bench as LanguageBench
 from tests.algorithms.language.tokens import asked
 from tests.algorithms.test_policy_gradients import ALGORITHMS as FLOW
-from tests.precision.forwards import repeated
+from tests.precision.forwards import learned, repeated
 from tests.workers.test_training import Bench as FlowBench
 
 BOTH = pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
@@ -163,3 +163,18 @@ def test_micro_batches_of_other_shapes_change_log_probs_by_less_than_a_clip_rang
         found.append(repeated(bench, steps))
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=0, atol=2e-5)
+
+
+def test_importance_weights_between_sampler_and_trainer_of_one_policy_are_one(sd3, device):
+    for bench, tolerance in (
+        (flow(sd3, "flow_grpo", device, lora=True, **RECOMPUTED["decoupled"]), 0.01),
+        (language("grpo", device, lora=True, **RECOMPUTED["decoupled"]), 0.05),
+    ):
+        learned(bench.roles.parameters().values())
+        _, metrics = bench.algorithm.credit(bench.workers.annotate(bench.collect()))
+        assert metrics["rollout_corr/rollout_is_mean"] == pytest.approx(1, abs=tolerance)
+        assert metrics["rollout_corr/rollout_is_eff_sample_size"] > 1 - tolerance
+        assert metrics["rollout_corr/rollout_is_ratio_fraction_high"] == 0
+        assert abs(metrics["rollout_corr/kl"]) < tolerance
+        if bench.roles.model.name == "sd3" and device == "cpu":
+            assert metrics["rollout_corr/rollout_is_std"] == metrics["rollout_corr/logprob_abs_diff_max"] == 0
