@@ -11,7 +11,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 
 export OMP_WAIT_POLICY := PASSIVE
 export HF_HUB_OFFLINE := 1
 
-.PHONY: quickstart test thorough fast lint install clean
+.PHONY: quickstart test thorough fast pretend-gpu lint install clean
 
 quickstart: $(VENV)/.installed  ## train the quickstart and say where its report is
 	$(BIN)/burnish train quickstart
@@ -24,6 +24,9 @@ thorough: $(VENV)/.installed-dev lint  ## the same with the tests that show a th
 
 fast: $(VENV)/.installed-dev  ## the tests that take seconds
 	$(PYTEST) -m "not slow and not cluster"
+
+pretend-gpu: $(VENV)/.installed-dev  ## every algorithm on a pretended GPU, in float32 and bfloat16
+	$(PYTEST) tests/support tests/pretend_gpu
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

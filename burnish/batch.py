@@ -32,7 +32,12 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Self:
         """The same batch with its tensors on ``device``."""
-        moved = {n: v.to(device) for n, v in self._rows() if isinstance(v, Tensor | Batch)}
+        moved: dict[str, Any] = {}
+        for name, value in self._rows():
+            if isinstance(value, Tensor):
+                moved[name] = to_device(value, device)
+            elif isinstance(value, Batch):
+                moved[name] = value.to(device)
         return dataclasses.replace(self, **moved)  # type: ignore[type-var]
 
     def split(self, size: int) -> Iterator[Self]:
@@ -70,7 +75,7 @@ class Gathered(Batch, Generic[B]):
         return self.table.select(self.index)
 
     def to(self, device: torch.device | str) -> Self:
-        return dataclasses.replace(self, table=self.table.to(device), index=self.index.to(device))
+        return dataclasses.replace(self, table=self.table.to(device), index=to_device(self.index, device))
 
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:
@@ -84,9 +89,23 @@ class Gathered(Batch, Generic[B]):
         return dataclasses.replace(parts[0], table=table, index=index)
 
 
+def to_device(value: Tensor, device: torch.device | str) -> Tensor:
+    """The tensor there. The CPU waits for what comes from a GPU, and does not for what goes to one."""
+    return value.to(device, non_blocking=value.device.type == "cpu")
+
+
+def numbers(values: Sequence[Tensor | float]) -> list[float]:
+    """As Python numbers. Those that lie on a GPU leave it together, so that the CPU waits for it once."""
+    there = [value.double() for value in values if isinstance(value, Tensor) and value.device.type != "cpu"]
+    arrived = iter(torch.stack(there).tolist() if there else [])
+    return [
+        next(arrived) if isinstance(value, Tensor) and value.device.type != "cpu" else float(value) for value in values
+    ]
+
+
 def _take(value: Any, positions: Tensor) -> Any:
     if isinstance(value, Tensor):
-        return value.index_select(0, positions.to(value.device))
+        return value.index_select(0, to_device(positions, value.device))
     if isinstance(value, Batch):
         return value.select(positions)
     return [value[int(i)] for i in positions]

@@ -117,6 +117,10 @@ class Completion(Batch):
         longest = max(part.ids.shape[1] for part in parts)
         return super().cat([part.padded(longest) for part in parts])
 
+    def to(self, device: torch.device | str) -> Self:
+        """These very responses: forward passes are laid out on the CPU, and losses send on what they compare with."""
+        return self
+
     @property
     def lengths(self) -> Lengths:
         """What they are told by where they are not at hand."""

@@ -332,17 +332,23 @@ class Clipped(PolicyGradient):
         return surrogate_of(logprob - old, part.advantage, self.clip, self.clip_high or self.clip)
 
 
-def per_step(values: dict[str, Tensor], index: Tensor) -> dict[str, Any]:
+def per_step(values: dict[str, Tensor], index: list[int]) -> dict[str, Any]:
     """Ratio and KL by denoising step, as (sum, count) under ``NAME/step_K``.
 
     Args:
         values: per term [M] each.
         index: [M] the denoising step of each term.
     """
+    import torch
+
+    from burnish.batch import to_device
+
     metrics: dict[str, Any] = {}
-    for number in index.unique().tolist():
-        here = index == number
-        for name in ("actor/ratio_mean", "actor/ratio_square", "actor/ppo_kl", "actor/kl_loss"):
-            if name in values:
-                metrics[f"{name}/step_{number}"] = (values[name].detach()[here].sum(), int(here.sum()))
+    names = ("actor/ratio_mean", "actor/ratio_square", "actor/ppo_kl", "actor/kl_loss")
+    chosen = {name: values[name].detach() for name in names if name in values}
+    for number in sorted(set(index)):
+        rows = torch.tensor([row for row, step in enumerate(index) if step == number])
+        for name, value in chosen.items():
+            here = to_device(rows, value.device)
+            metrics[f"{name}/step_{number}"] = (value.index_select(0, here).sum(), len(rows))
     return metrics

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from burnish import random
 from burnish.algorithms.base import Name, Recording, Role
-from burnish.batch import Gathered
+from burnish.batch import Gathered, to_device
 from burnish.engines.numbering import numbered
 from burnish.flow.multistep import thinned
 from burnish.flow.sampling import Plan, denoise
@@ -166,7 +166,8 @@ class FlowEngine:
             count = len(index)
             if plan.node is not None and count < LEAST:
                 padded = torch.arange(LEAST).clamp(max=count - 1)
-                x, time, index = x[padded], time[padded], index[padded]
+                there = to_device(padded, device)
+                x, time, index = x[there], time[there], index[padded]
             found = role(x, time, conditioning.select(index), unconditional.select(index), guidance=job.guidance)
             return found[:count]
 
@@ -176,7 +177,7 @@ class FlowEngine:
 
         path = denoise(
             velocity,
-            random.normal(self.shape, starts).to(device),
+            to_device(random.normal(self.shape, starts), device),
             plan,
             noise_at,
         )

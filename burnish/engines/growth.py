@@ -9,6 +9,7 @@ from torch import Tensor
 
 from burnish import random
 from burnish.algorithms.base import Metrics, Name, Role
+from burnish.batch import to_device
 from burnish.types import Scored
 
 ROWS = 16  # samples that are looked at: few, as their forwards teach nothing
@@ -44,7 +45,7 @@ def velocity_growth(roles: ComparedRoles, some: Scored) -> Metrics:
         (some.seed, "growth", some.update, prompt.uid, sample)
         for prompt, sample in zip(some.prompts, some.sample.tolist(), strict=True)
     ]
-    noise = random.normal(clean.shape[1:], keys).to(clean.device)
+    noise = to_device(random.normal(clean.shape[1:], keys), clean.device)
     given = (
         (1 - TIME) * clean + TIME * noise,
         clean.new_full((len(some),), TIME),

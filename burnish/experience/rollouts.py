@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from burnish import random
-from burnish.batch import Batch, Gathered
+from burnish.batch import Batch, Gathered, to_device
 from burnish.types import Conditioning, Prompt, Scored
 
 
@@ -45,9 +45,9 @@ class Ends(Batch):
             for prompt, sample in zip(scored.prompts, scored.sample.tolist(), strict=True)
             for copy in range(copies)
         ]
-        clean = trace.latents[rows.to(trace.latents.device)]
-        noise = random.normal(clean.shape[1:], keys).to(clean.device)
-        level = trace.schedule[-2].to(clean.device)
+        clean = trace.latents[to_device(rows, trace.latents.device)]
+        noise = to_device(random.normal(clean.shape[1:], keys), clean.device)
+        level = to_device(trace.schedule[-2], clean.device)
         return cls(
             conditioning=trace.conditioning.select(rows),
             unconditional=trace.unconditional.select(rows),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from burnish import random
-from burnish.batch import Batch, Gathered, shared
+from burnish.batch import Batch, Gathered, shared, to_device
 from burnish.experience.levels import NoiseLevels
 from burnish.flow.times import diffuse
 from burnish.types import Conditioning, Given, Scored
@@ -58,9 +58,9 @@ class JudgedSamples(Batch):
             for r, s, k in zip(row.tolist(), sample.tolist(), level.tolist(), strict=True)
         ]
         device = self.clean.device
-        noise = random.normal(self.clean.shape[2:], keys).to(device)
-        clean = self.clean[row.to(device), member.to(device)]
-        time = self.time.cpu()[row, level].to(device)
+        noise = to_device(random.normal(self.clean.shape[2:], keys), device)
+        clean = self.clean[to_device(row, device), to_device(member, device)]
+        time = to_device(self.time.cpu()[row, level], device)
         return ForwardTerms(
             conditioning=self.conditioning.select(row),
             unconditional=self.unconditional.select(row),
@@ -68,8 +68,8 @@ class JudgedSamples(Batch):
             noisy=diffuse(clean, noise, time),
             target=noise - clean,
             time=time,
-            value=self.value.cpu()[row, member].to(device),
-            atom=atom.to(device),
+            value=to_device(self.value.cpu()[row, member], device),
+            atom=to_device(atom, device),
         )
 
     def judged(self) -> int:
@@ -120,7 +120,7 @@ def judge(
     return JudgedSamples(
         conditioning=scored.trace.conditioning.select(first),
         unconditional=scored.trace.unconditional.select(first),
-        clean=latents[members.to(latents.device)],
+        clean=latents[to_device(members, latents.device)],
         value=value[members],
         present=present,
         time=levels.draw(keys, scored.trace.schedule) if keys else scored.trace.schedule.new_zeros(0, 1),

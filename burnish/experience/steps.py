@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from burnish import random
-from burnish.batch import Batch, shared
+from burnish.batch import Batch, shared, to_device
 from burnish.types import Denoising, Scored, Steps
 
 
@@ -40,10 +40,10 @@ class LearnedSteps(Batch):
 
     def terms(self) -> StepTerms:
         """One term per trained step of a sample: [M], the steps of a sample next to each other."""
-        index = (self.trace.time[..., None] - self.trace.schedule[:-1].to(self.trace.time.device)).abs().argmin(-1)
+        schedule = to_device(self.trace.schedule[:-1], self.trace.time.device)
         whole = StepTerms(
             steps=self.trace.steps(),
-            index=index.flatten(),
+            index=(self.trace.time[..., None] - schedule).abs().argmin(-1).flatten().tolist(),
             advantage=self.advantage.flatten(),
             weight=self.weight.flatten(),
             old=self.old.flatten(),
@@ -63,7 +63,7 @@ class StepTerms(Batch):
     """Terms of the loss: one row of a forward each."""
 
     steps: Steps
-    index: Tensor  # [M] long: which denoising step of the schedule
+    index: list[int]  # [M] which denoising step of the schedule
     advantage: Tensor  # [M]
     weight: Tensor  # [M]
     old: Tensor  # [M]

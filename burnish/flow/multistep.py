@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from burnish.batch import to_device
 from burnish.flow.solvers import extrapolation
 
 Solver = Literal["euler", "dpm2"]
@@ -29,14 +30,14 @@ class Multistep:
             t, t_next: scalars, falling.
             restart: [B] bool, rows whose step is stochastic.
         """
-        clean = x - t.to(x.device) * velocity.float()
+        clean = x - to_device(t, x.device) * velocity.float()
         before, self._before = self._before, (clean, t, ~restart)
         added = torch.zeros_like(clean)
         if before is None or t_next <= 0:
             return added
-        change = extrapolation(before[1], t, t_next).to(x.device) * (clean - before[0])
-        ready = (before[2] & ~restart).to(x.device).view(-1, *[1] * (x.ndim - 1))
-        return torch.where(ready, (1 - t_next / t).to(x.device) * change, added)
+        change = to_device(extrapolation(before[1], t, t_next), x.device) * (clean - before[0])
+        ready = to_device(before[2] & ~restart, x.device).view(-1, *[1] * (x.ndim - 1))
+        return torch.where(ready, to_device(1 - t_next / t, x.device) * change, added)
 
 
 def thinned(times: Tensor, start: int, share: float) -> Tensor:

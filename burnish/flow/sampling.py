@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from burnish.batch import to_device
 from burnish.flow.multistep import Multistep, Solver
 from burnish.flow.transitions import Density, Kind, transition
 
@@ -70,18 +71,18 @@ def denoise(velocity: Velocity, x: Tensor, plan: Plan, noise_at: Callable[[int],
         if plan.solver == "dpm2":
             moved = moved + solver.correction(x, v, plan.times[i], plan.times[i + 1], restart=plan.recorded[:, i])
         if len(rows):
-            where = rows.to(x.device)
-            at = (where, slot[rows].to(x.device))
+            where = to_device(rows, x.device)
+            at = (where, to_device(slot[rows], x.device))
             state[at] = x[where]
             if plan.kind != "ode":
                 part = transition(
                     plan.kind, v[where], x[where], plan.times[i], plan.times[i + 1], noise=plan.noise, t_max=t_max
                 )
-                landed = part.sample(noise_at(i)[rows].to(x.device))
+                landed = part.sample(to_device(noise_at(i)[rows], x.device))
                 logprob[at] = part.logprob(landed, plan.density)
                 moved[where] = landed
             next_state[at] = moved[where]
-            time[at], time_next[at] = t, t_next
+            time[at], time_next[at] = x.new_full((len(rows),), t), x.new_full((len(rows),), t_next)
             slot[rows] += 1
         x = moved
     return Trajectory(x, state, next_state, time, time_next, logprob)
@@ -90,11 +91,11 @@ def denoise(velocity: Velocity, x: Tensor, plan: Plan, noise_at: Callable[[int],
 def _predict(velocity: Velocity, x: Tensor, plan: Plan, i: int) -> Tensor:
     """The velocity at step i, asked once for rows that are one state."""
     rows = torch.arange(len(x))
-    times = plan.times[i].to(x.device)
+    times = to_device(plan.times[i], x.device)
     if plan.node is None:
         return velocity(x, times.expand(len(x)), rows)
     _, source = torch.unique(plan.node[:, i], return_inverse=True)
     first = torch.full((int(source.max()) + 1,), len(x), dtype=torch.long)
     first.scatter_reduce_(0, source, rows, "amin")
-    v = velocity(x[first.to(x.device)], times.expand(len(first)), first)
-    return v[source.to(x.device)]
+    v = velocity(x[to_device(first, x.device)], times.expand(len(first)), first)
+    return v[to_device(source, x.device)]

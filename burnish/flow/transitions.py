@@ -12,6 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from burnish.batch import to_device
+
 Kind = Literal["sde", "cps", "dance", "ddim", "ode"]
 Density = Literal["gaussian", "squared_error"]
 
@@ -98,7 +100,9 @@ def _open(t: Tensor, t_next: Tensor) -> Tensor:
 
 
 def _per_sample(value: Tensor | float, batch: int, like: Tensor) -> Tensor:
-    return torch.as_tensor(value, dtype=torch.float32, device=like.device).expand(batch)
+    if not isinstance(value, Tensor):
+        return like.new_full((), value, dtype=torch.float32).expand(batch)
+    return to_device(value.to(torch.float32), like.device).expand(batch)
 
 
 def _column(value: Tensor, like: Tensor) -> Tensor:

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from burnish.batch import to_device
+
 NAME = "burnish_flash"
 WASTE = 0.8  # segments share a call where the shorter ones have at least this part of the longest one's length
 
@@ -41,8 +43,9 @@ class Bucket:
     before: Tensor  # [S] long: tokens of each segment's prefix
 
     def to(self, device: torch.device | str) -> Bucket:
-        mask = None if self.mask is None else self.mask.to(device)
-        return Bucket(self.queries.to(device), self.keys.to(device), mask, self.contiguous, self.before.to(device))
+        mask = None if self.mask is None else to_device(self.mask, device)
+        queries, keys, before = (to_device(value, device) for value in (self.queries, self.keys, self.before))
+        return Bucket(queries, keys, mask, self.contiguous, before)
 
     def within(self, window: int) -> Bucket:
         """The same where a token sees no more than ``window`` tokens, itself included."""
@@ -92,7 +95,7 @@ class Plan:
             offset += own.numel()
         moved = [bucket.to(device) for bucket in buckets]
         ordered = offset == total and bool((place == torch.arange(total)).all())
-        return cls(moved, None if ordered else place.to(device))
+        return cls(moved, None if ordered else to_device(place, device))
 
 
 def _fit(segment: Segment, longest: Segment) -> bool:

@@ -9,7 +9,7 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
-from burnish.batch import Gathered
+from burnish.batch import Gathered, to_device
 from burnish.completion import Completion, Encoded, Features
 from burnish.language.attention import Plan, Segment
 from burnish.language.cache import Cache
@@ -231,16 +231,15 @@ class _Job:
             hot = aimed * (sampling.scored_at / sampling.first_temperature)
             aimed = torch.where((live.place == 0)[:, None], hot, aimed)
         if sampling.min_new_tokens:
-            early = (live.place < sampling.min_new_tokens).nonzero().flatten()
-            aimed = aimed.clone()
-            aimed[early[:, None], self.stops] = -torch.inf
+            early = (live.place < sampling.min_new_tokens)[:, None]
+            aimed = aimed.index_copy(-1, self.stops, aimed[:, self.stops].masked_fill(early, -torch.inf))
         return keep_likely(aimed, sampling) if sampling.filters else aimed
 
     def _note(self, tokens: Tensor, live: _Live) -> None:
         """Count the tokens that were chosen, and see which rows have ended."""
         going = ~live.done
         if self.seen is not None:
-            self.seen[live.row, tokens] = True
+            self.seen[live.row, tokens] = torch.ones_like(live.done)
         live.place += going
         live.position += going
         ended = tokens == self.stops[0] if len(self.stops) == 1 else torch.isin(tokens, self.stops)
@@ -258,11 +257,13 @@ class _Job:
         """Which rows end with a stop string."""
         # a character is at most four tokens, so the string lies in the last so many
         reach = 4 * max(len(text) for text in self.sampling.stop) + 4
+        columns = live.place[:, None] - reach + torch.arange(reach, device=self.device)
+        last = self.ids[live.row[:, None], columns.clamp_min(0)]
         found = []
-        for row, place in zip(live.row.tolist(), live.place.tolist(), strict=True):
-            written = self.model.decode(self.ids[row, max(place - reach, 0) : place].tolist())
+        for ids, place in zip(last.tolist(), live.place.tolist(), strict=True):
+            written = self.model.decode(ids[max(reach - place, 0) :])
             found.append(any(text in written for text in self.sampling.stop))
-        return torch.tensor(found, device=self.device)
+        return to_device(torch.tensor(found), self.device)
 
     def completion(self) -> Completion:
         """What was sampled, on the CPU."""

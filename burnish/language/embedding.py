@@ -42,6 +42,8 @@ def fill(tokens: Tensor, ids: Tensor, slots: Tensor, outputs: Sequence[VisionOut
 def at_rows(embedded: Embedded, source: Tensor) -> tuple[Tensor, list[Tensor]]:
     """Which tokens of a line stand for pixels [1, N], and the deep features of those, in order."""
     slots = embedded.slots[source]
+    if not embedded.deep:
+        return slots[None], []
     rank = embedded.slots.cumsum(0) - 1
     taken = rank[source[slots]]
     return slots[None], [layer.index_select(0, taken) for layer in embedded.deep]

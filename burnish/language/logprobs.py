@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from burnish.batch import to_device
 from burnish.completion import Completion
 from burnish.language.cost import cheapest
 from burnish.language.head import chosen_scores
@@ -56,11 +57,11 @@ def response_states(
         layout = "shared"  # there are prompts at least, so that there is a graph
     rows = lay_out(table, layout)
     device = next(network.parameters()).device
-    embedded = model.embed(network, table.ids.to(device), table.slots.to(device), table.features)
-    source = rows.source.to(device)
-    states = model.states(network, embedded, source, table.positions.to(device)[:, source], rows.plan(device))
-    chosen = rows.predicts[table.chosen].to(device)
-    return ResponseStates(states.index_select(0, chosen), completion.mask.to(device), chosen)
+    embedded = model.embed(network, to_device(table.ids, device), to_device(table.slots, device), table.features)
+    source = to_device(rows.source, device)
+    states = model.states(network, embedded, source, to_device(table.positions, device)[:, source], rows.plan(device))
+    chosen = to_device(rows.predicts[table.chosen], device)
+    return ResponseStates(states.index_select(0, chosen), to_device(completion.mask, device), chosen)
 
 
 def response_logprobs(
@@ -90,8 +91,8 @@ def score(
 ) -> TokenScores:
     """Log-prob and entropy from states that were computed before, e.g. for a critic that shares them."""
     device = states.hidden.device
-    ids = completion.ids.to(device)[states.at]
+    ids = to_device(completion.ids[completion.mask], device)
     logprob, entropy = chosen_scores(
-        states.hidden, model.head(network), ids, temperature=temperature, banned=model.banned.to(device)
+        states.hidden, model.head(network), ids, temperature=temperature, banned=to_device(model.banned, device)
     )
     return TokenScores(states.spread(logprob), states.spread(entropy))

@@ -53,6 +53,8 @@ class FLUX(PipelineModel):
         return Conditioning(tokens=tokens.float(), pooled=pooled.float())
 
     def velocity(self, network: nn.Module, x: Tensor, time: Tensor, conditioning: Conditioning) -> Tensor:
+        from burnish.batch import to_device
+
         rows, columns = x.shape[-2] // PATCH, x.shape[-1] // PATCH
         guidance = None if self.embedded_guidance is None else x.new_full((len(x),), self.embedded_guidance)
         with self._autocast():
@@ -63,7 +65,7 @@ class FLUX(PipelineModel):
                 encoder_hidden_states=conditioning.tokens,
                 pooled_projections=conditioning.pooled,
                 txt_ids=x.new_zeros(conditioning.tokens.shape[1], 3),
-                img_ids=positions(rows, columns).to(x.device),
+                img_ids=to_device(positions(rows, columns), x.device),
                 return_dict=False,
             )[0]
         return unpack(velocity.float(), rows, columns)

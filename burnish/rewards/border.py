@@ -30,8 +30,15 @@ class BorderDarkness(Reward):
         return [Verdict(self._darkness(image)) for image in images]
 
     def differentiable(self, pictures: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-        ring = pictures.new_tensor(self._ring(*pictures.shape[-2:]))
-        luminance = (pictures * pictures.new_tensor(LUMA).view(1, 3, 1, 1)).sum(1)
+        import torch
+
+        from burnish.batch import to_device
+
+        ring, luma = (
+            to_device(torch.tensor(value, dtype=pictures.dtype), pictures.device)
+            for value in (self._ring(*pictures.shape[-2:]), LUMA)
+        )
+        luminance = (pictures * luma.view(1, 3, 1, 1)).sum(1)
         return 1 - (luminance * ring).sum((1, 2)) / ring.sum()
 
     def _darkness(self, image: np.ndarray) -> float:

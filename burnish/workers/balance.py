@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from burnish.algorithms.base import Metrics
+from burnish.batch import numbers, to_device
 from burnish.language.logprobs import ResponseStates
 from burnish.losses.tokens import expert_load, load_balancing
 from burnish.workers.ranks import Ranks
@@ -31,7 +32,8 @@ class Balance:
         self._heard: list[Tensor] | None = None
         self._does: Literal["nothing", "count", "learn"] = "nothing"
         self._load: Tensor = torch.zeros(0)
-        self._tokens, self._total = 0, 0.0
+        self._tokens = 0
+        self._losses: list[Tensor] = []
         routers: list[Any] = [module for module in network.modules() if hasattr(module, "top_k")]
         routers = [module for module in routers if hasattr(module, "num_experts") and hasattr(module, "weight")]
         assert routers, "a dense model should have been refused"
@@ -46,7 +48,7 @@ class Balance:
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Forward passes of the policy in here count which experts are used."""
-        self._load, self._tokens, self._total = torch.zeros(0), 0, 0.0
+        self._load, self._tokens, self._losses = torch.zeros(0), 0, []
         with torch.no_grad(), self._doing("count"):
             yield
 
@@ -81,7 +83,7 @@ class Balance:
 
     def metrics(self) -> Metrics:
         """The loss of the batch; as large as experts per token where all are used alike."""
-        return {"actor/router_aux_loss": self._total} if self._tokens else {}
+        return {"actor/router_aux_loss": sum(numbers(self._losses))} if self._tokens else {}
 
     def through(self, run: Callable[[], ResponseStates]) -> ResponseStates:
         """A forward pass of the policy: counted, or with the loss behind its states."""
@@ -99,8 +101,10 @@ class Balance:
             self._load = self._load.to(load.device) + load if len(self._load) else load
             self._tokens += every.numel()
             return states
-        loss = load_balancing(logits, every, self._load.to(logits[0].device), self.top_k).sum() / max(self._tokens, 1)
-        self._total += float(loss.detach())
+        loss = load_balancing(logits, every, to_device(self._load, logits[0].device), self.top_k).sum() / max(
+            self._tokens, 1
+        )
+        self._losses.append(loss.detach())
         return replace(states, hidden=_Behind.apply(states.hidden, self.coef * loss))
 
 

@@ -9,10 +9,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from burnish import random
 from burnish.algorithms.base import Algorithm, Metrics
-from burnish.batch import Batch
+from burnish.batch import Batch, numbers
 from burnish.errors import UserError
 from burnish.options import StepOptions
 from burnish.stopwatch import Stopwatch
@@ -224,6 +225,7 @@ class LocalWorkers:
     def _backward(self, mini: Batch, size: int) -> dict[str, float]:
         """Gradients of a mini-batch, a micro-batch at a time: this rank's share of the sums that ``summary`` reads."""
         share: defaultdict[str, float] = defaultdict(float, {"loss": 0.0})
+        told: list[tuple[str, Tensor | float]] = []
         if self.balance is not None:
             with self.balance.counting():
                 for part, weight in self._pieces(mini):
@@ -237,10 +239,12 @@ class LocalWorkers:
                 (loss.total * weight / size).backward()
                 if not weight:
                     continue
-                share["loss"] += float(loss.total.detach())
+                told.append(("loss", loss.total.detach()))
                 for name, (value, count) in loss.metrics.items():
-                    share[f"sum {name}"] += float(value)
-                    share[f"count {name}"] += float(count)
+                    told += [(f"sum {name}", value), (f"count {name}", count)]
+        # read only now, so that the GPU need not be waited for between micro-batches
+        for (name, _), number in zip(told, numbers([value for _, value in told]), strict=True):
+            share[name] += number
         reported = self.balance.metrics() if self.balance else {}
         return share | {f"report {name}": value for name, value in reported.items()}
 

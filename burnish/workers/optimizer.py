@@ -56,6 +56,7 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float | None) -
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm([g.float() for g in gradients])))
     if is_sharded(found[0]):
         norm = _over_ranks(norm, found[0])
+    norm = norm.cpu()  # once: whoever compares it on a GPU waits each time
     if max_norm is not None and norm > max_norm and torch.isfinite(norm):
         torch._foreach_mul_(gradients, float(max_norm / norm))
     return norm

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from burnish.algorithms.base import Algorithm, Metrics
+from burnish.batch import numbers
 from burnish.types import Given, GivenAnswers
 from burnish.workers.pieces import pieces
 from burnish.workers.ranks import ALONE, Ranks
@@ -28,9 +29,10 @@ class Supervised:
     def backward(self, step: int, roles: Any, ranks: Ranks = ALONE) -> tuple[float, Metrics]:
         """Add its gradients at optimizer step ``step``: this rank's share of its weighted loss and of its reports."""
         batch, _ = self.algorithm.credit(self.draw(step))
-        size, total = self.algorithm.size(batch), 0.0
+        size, told = self.algorithm.size(batch), []
         for part, weight in pieces(self.algorithm, batch, roles.micro_batch_size, ranks):
             loss = self.algorithm.loss(part.to(roles.device), roles).total * weight / size
             (self.coef * loss).backward()
-            total += float(loss.detach())
+            told.append(loss.detach())
+        total = sum(numbers(told))
         return self.coef * total, {self.metric: total}

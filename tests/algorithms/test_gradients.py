@@ -42,7 +42,7 @@ def terms(algorithm, weight):
     steps.next_state = before.sample(noise)
     return StepTerms(
         steps=steps,
-        index=torch.arange(MANY),
+        index=list(range(MANY)),
         advantage=torch.tensor([1.0, -2.0, 0.5, -0.3, 0.0, 1.5]),
         weight=torch.tensor([1.0, 0.5, 2.0, 1.0, 1.0, 0.25]),
         old=before.logprob(steps.next_state, algorithm._density),

@@ -57,7 +57,8 @@ CASES: dict[str, tuple[str, list[str]]] = {
         "sd3", ["algorithm.splits=[0, 1]", "algorithm.leaf_pruning=extreme", "algorithm.keep_leaves=2"],
     ),
     "branch_grpo parent_best": (
-        "flux", ["algorithm.splits=[0, 1]", "algorithm.leaf_pruning=parent_best", "algorithm.skip_depths=1", CORRECTION],
+        "flux",
+        ["algorithm.splits=[0, 1]", "algorithm.leaf_pruning=parent_best", "algorithm.skip_depths=1", CORRECTION],
     ),
     "diffusion_nft": ("sd3", ["algorithm.train_timesteps=2", "algorithm.kl_coef=0.1"]),
     "diffusion_nft slow": ("flux", [*MOVING, *SEVERAL, "model.lora=null", "rollout.guidance_scale=2"]),
@@ -89,6 +90,9 @@ CASES: dict[str, tuple[str, list[str]]] = {
          "algorithm.prompt_dropout=0.5", "rollout.guidance_scale=2", "model.lora=null"],
     ),
 }  # fmt: skip
+
+# of a micro-batch: which of its samples are compared with each other, and pictures that are imitated for the first time
+WAITS = {"crd": 6, "crd reference": 6, "dgpo": 2, "dgpo slow": 3, "flow_grpo supervised": 3}
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +149,7 @@ def options(folder: Path, name: str) -> tuple[Path, list[str]]:
 @pytest.mark.parametrize("name", CASES)
 def test_a_run(name: str, precision: str, folder: Path) -> None:
     recipe, given = options(folder, name)
-    check(recipe, given, precision)
+    check(recipe, given, precision, waits=WAITS.get(name, 0), beside_cpu=" " not in name)
 
 
 def test_every_algorithm_is_among_them() -> None:

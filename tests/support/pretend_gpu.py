@@ -301,7 +301,10 @@ class PretendGpu:
             size = args[0].element_size() if about.name == "_local_scalar_dense" else 8
             self.note("to host", size)
         elif about.name in INDEXING and _pretended(args[0]):
-            filled = "put" in about.name and not _pretended(args[2]) and args[2].dim() == 0
+            number = "put" in about.name and not _pretended(args[2])  # a 0-dim one, the others were refused
+            filled = number and any(index is not None and index.dtype == torch.bool for index in args[1])
+            if number and not filled:
+                self.note("to device", args[2].element_size())
             for index in args[1]:
                 if index is None:
                     continue

@@ -184,6 +184,8 @@ WAITS: dict[str, tuple[Callable[[Tensor], Any], int | None]] = {
     "where": (lambda x: torch.where(x > 0), 1),
     "mask as index": (lambda x: x[x > 0], 1),
     "number written by mask": (lambda x: x.__setitem__(x > 0, 2.0), 0),
+    "number written by index": (lambda x: x.__setitem__(x.argsort(), 2.0), 1),
+    "values written by index": (lambda x: x.__setitem__(x.argsort(), x.clone()), 0),
     "values written by mask": (lambda x: x.__setitem__(x > 0, x.clone()), 1),
     "masked select": (lambda x: x.masked_select(x > 0), 1),
     "masked fill": (lambda x: x.masked_fill(x > 0, 2.0), 0),

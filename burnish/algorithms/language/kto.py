@@ -109,13 +109,15 @@ class KTO(AgainstReference):
     def loss(self, part: LearnedAnswers, roles: LanguageRoles) -> Loss:
         import torch
 
+        from burnish.batch import to_device
         from burnish.losses.tokens import kto
         from burnish.types import Loss
 
         trace = part.answers.trace
-        logprob = self.whole(roles.policy(trace).logprob, trace.mask)
+        logprob = roles.policy(trace).logprob
+        logprob = self.whole(logprob, to_device(trace.mask, logprob.device))
         loss, values = kto(
-            logprob, part.reference[:, 0], part.good, torch.tensor(part.point, device=logprob.device),
+            logprob, part.reference[:, 0], part.good, logprob.new_full((), part.point),
             beta=self.beta, desirable_weight=self.desirable_weight, undesirable_weight=self.undesirable_weight,
         )  # fmt: skip
         nothing = torch.nan

@@ -97,16 +97,18 @@ class Paired(AgainstReference):
         return LearnedAnswers(answers=answers, reference=reference, good=good, point=0.0), metrics
 
     def loss(self, part: LearnedAnswers, roles: LanguageRoles) -> Loss:
+        from burnish.batch import to_device
         from burnish.losses.tokens import sequence_mean
         from burnish.types import Loss
 
         trace = part.answers.trace
         logprob = roles.policy(trace).logprob
-        whole, reference = self.whole(logprob, trace.mask).view(-1, 2), part.reference
+        mask = to_device(trace.mask, logprob.device)
+        whole, reference = self.whole(logprob, mask).view(-1, 2), part.reference
         loss, values = self.preferred(whole[:, 0], whole[:, 1], reference[:, 0], reference[:, 1])
         values |= {f"actor/{self.name}_loss": loss, "logps/chosen": whole[:, 0], "logps/rejected": whole[:, 1]}
         if self.rpo_alpha > 0:
-            unlikely = -sequence_mean(logprob[::2], trace.mask[::2])
+            unlikely = -sequence_mean(logprob[::2], mask[::2])
             values["actor/nll_loss"] = unlikely
             loss = loss + self.rpo_alpha * unlikely
         return Loss(loss.sum(), {name: (value.detach().sum(), len(value)) for name, value in values.items()})

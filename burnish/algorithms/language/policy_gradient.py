@@ -167,7 +167,9 @@ class TokenPolicyGradient(RewardShaping):
 
     def policy_loss(self, part: LearnedTokens, scores: TokenScores, roles: LanguageRoles) -> Loss:
         """Surrogate, KL and entropy of a micro-batch."""
+        from burnish.batch import to_device
         from burnish.losses.tokens import kl_estimate, masked
+        from burnish.losses.tokens import terms as count
         from burnish.types import Loss
 
         mask, logprob = part.mask, scores.logprob
@@ -190,14 +192,15 @@ class TokenPolicyGradient(RewardShaping):
             ratio = values.pop("ratio")
             values |= {"actor/ratio_mean": ratio, "actor/ratio_square": ratio.square()}
         if not roles.moved:
-            values["rollout_corr/logprob_abs_diff"] = masked((logprob - part.trace.logprob).abs(), mask)
+            sampled = to_device(part.trace.logprob, logprob.device)
+            values["rollout_corr/logprob_abs_diff"] = masked((logprob - sampled).abs(), mask)
         values["actor/entropy"] = entropy
-        tokens = int(mask.sum())
+        tokens, size = mask.sum(), count(mask, self.loss_agg_mode)
         metrics: dict[str, Any] = {name: (value.detach().sum(), tokens) for name, value in values.items()}
-        metrics |= {name: (self._total(value, part).detach(), self.size(part)) for name, value in terms.items()}
+        metrics |= {name: (self._total(value, part).detach(), size) for name, value in terms.items()}
         if self.kl is not None and not part.kl_measured and roles.fresh:
             estimate = kl_estimate(logprob.detach(), part.reference, mask, self.kl.value_kind)
-            metrics["actor/kl_per_response"] = estimate.sum(), int(mask.any(1).sum())
+            metrics["actor/kl_per_response"] = estimate.sum(), mask.any(1).sum()
         return Loss(self._total(loss, part), metrics)
 
     def _total(self, values: Tensor, part: LearnedTokens) -> Tensor:

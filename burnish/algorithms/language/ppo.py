@@ -65,11 +65,12 @@ class PPO(TurnRewards, Clipped):
         return Loss(actor.total + critic.total, actor.metrics | critic.metrics)
 
     def _value_loss(self, part: LearnedTokens, value: Tensor) -> Loss:
-        from burnish.losses.tokens import masked, value_loss
+        from burnish.losses.tokens import masked, terms, value_loss
         from burnish.types import Loss
 
         loss, values = value_loss(value, part.value, part.returns, part.mask, clip=self.value_clip)
-        tokens, total = int(part.mask.sum()), self._total(loss, part)
+        tokens, total = part.mask.sum(), self._total(loss, part)
         values["critic/vpred_mean"] = masked(value, part.mask)
         metrics: dict[str, Any] = {name: (one.detach().sum(), tokens) for name, one in values.items()}
-        return Loss(self.value_coef * total, metrics | {"critic/vf_loss": (total.detach(), self.size(part))})
+        size = terms(part.mask, self.loss_agg_mode)
+        return Loss(self.value_coef * total, metrics | {"critic/vf_loss": (total.detach(), size)})

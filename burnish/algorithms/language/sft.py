@@ -78,13 +78,15 @@ class SFT(WholeResponses):
         return rows if self.min_reward is None else rows[scores.reward[rows] >= self.min_reward]
 
     def loss(self, part: LearnedAnswers, roles: LanguageRoles) -> Loss:
+        from burnish.batch import to_device
         from burnish.losses.tokens import masked, sft, weights
         from burnish.types import Loss
 
         trace = part.answers.trace
-        scores = roles.policy(trace)
-        total = (sft(scores.logprob, trace.mask) * weights(trace.mask, self.loss_agg_mode)).sum()
-        entropy, tokens = masked(scores.entropy, trace.mask).detach().sum(), int(trace.mask.sum())
+        scores, tokens = roles.policy(trace), int(trace.mask.sum())
+        mask = to_device(trace.mask, scores.logprob.device)
+        total = (sft(scores.logprob, mask) * weights(mask, self.loss_agg_mode)).sum()
+        entropy = masked(scores.entropy, mask).detach().sum()
         return Loss(total, {"actor/sft_loss": (total.detach(), self.size(part)), "actor/entropy": (entropy, tokens)})
 
     def size(self, batch: LearnedAnswers) -> int:

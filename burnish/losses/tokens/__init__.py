@@ -1,6 +1,6 @@
 """Losses over response tokens [B, T] with a mask of the tokens that the policy chose."""
 
-from burnish.losses.tokens.aggregate import Mode, aggregate, size, weights
+from burnish.losses.tokens.aggregate import Mode, aggregate, size, terms, weights
 from burnish.losses.tokens.balance import expert_load, load_balancing
 from burnish.losses.tokens.entropy import entropy, high_entropy_mask
 from burnish.losses.tokens.kl import AdaptiveKl, FixedKl, Kind, kl_estimate
@@ -40,6 +40,7 @@ __all__ = [
     "sequence_mean",
     "sft",
     "size",
+    "terms",
     "value_loss",
     "weights",
 ]

@@ -44,8 +44,8 @@ def weights(mask: Tensor, mode: Mode, constant: float | None = None) -> Tensor:
     return weight / constant if constant is not None else weight
 
 
-def size(mask: Tensor, mode: Mode) -> int:
-    """What the sum is divided by: chosen tokens, or sequences that have one.
+def terms(mask: Tensor, mode: Mode) -> Tensor:
+    """What the sum is divided by, []: chosen tokens, or sequences that have one.
 
     A sequence without a chosen token says nothing, and is not counted as having said zero.
 
@@ -53,7 +53,12 @@ def size(mask: Tensor, mode: Mode) -> int:
         mask: [B, T] bool.
         mode: as in ``weights``.
     """
-    return int(mask.sum() if mode == "token-mean" else mask.any(-1).sum())
+    return mask.sum() if mode == "token-mean" else mask.any(-1).sum()
+
+
+def size(mask: Tensor, mode: Mode) -> int:
+    """The same as a number, for which a GPU has to be waited for."""
+    return int(terms(mask, mode))
 
 
 def aggregate(values: Tensor, mask: Tensor, mode: Mode, constant: float | None = None) -> Tensor:

@@ -131,11 +131,17 @@ class Qwen2VL(TransformersModel):
         return network.model.language_model  # type: ignore[union-attr]
 
     def _pixels(self, network: nn.Module, features: Features, device: torch.device) -> list[VisionOutput]:
+        from burnish.batch import to_device
+
         kinds = (
             (self.config.image_token_id, features.images, features.image_grid),
             (self.config.video_token_id, features.videos, features.video_grid),
         )
-        return [self._see(network, p, pixels.to(device), grid.to(device)) for p, pixels, grid in kinds if len(pixels)]
+        return [
+            self._see(network, place, to_device(pixels, device), to_device(grid, device))
+            for place, pixels, grid in kinds
+            if len(pixels)
+        ]
 
     def _see(self, network: Any, placeholder: int, pixels: Tensor, grid: Tensor) -> VisionOutput:
         from burnish.language.embedding import VisionOutput

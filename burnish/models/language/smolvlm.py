@@ -119,8 +119,9 @@ class SmolVLM(TransformersModel):
     def _pixels(self, network: Any, features: Features, device: torch.device) -> list[VisionOutput]:
         import torch
 
+        from burnish.batch import to_device
         from burnish.language.embedding import VisionOutput
 
-        tiles: Tensor = features.images.to(device)[None]
+        tiles: Tensor = to_device(features.images, device)[None]
         seen = network.model.get_image_features(tiles, return_dict=True).pooler_output
         return [VisionOutput(self.config.image_token_id, torch.cat(list(seen)))]
