@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from burnish import __version__
-from burnish.errors import UserError
+from burnish.errors import GivenUp, UserError
+from burnish.hooks.stop import EXIT_INTERRUPTED, EXIT_STOPPED, StopRequest, ignore_further_signals
 
 EXIT_CODES = """\
 exit codes:
   0    done
   1    failed, with a traceback; or doctor found something that must be put right
   2    refused: one message says what is wrong with the command, the recipe or the files
-  75   stopped by Ctrl-C, SIGTERM or the machine's announced expiry after saving: run the same command again to go on
-  130  stopped by Ctrl-C before there was anything to save
+  75   stopped by Ctrl-C, SIGTERM, SIGHUP or the machine's announced expiry, and everything that was learned is saved:
+       run the same command again to go on
+  130  interrupted by Ctrl-C; train saves first, and is interrupted by a second one, after which it says what was lost
 """
 
 TRAIN = """\
@@ -105,13 +107,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _run(arguments)
+        code = _run(arguments)
     except UserError as error:
         _complain(str(error))
-        return 2
-    except KeyboardInterrupt:
-        _complain("stopped before there was anything to save")
-        return 130
+        code = 2
+    except KeyboardInterrupt as error:
+        _complain(str(error) or "interrupted")
+        code = EXIT_INTERRUPTED
+    if argv is None:
+        ignore_further_signals()  # Python's own end takes a while, and the exit code is to be what it is
+    return code
 
 
 def _run(arguments: list[str]) -> int:
@@ -177,19 +182,24 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(args: argparse.Namespace) -> int:
-    from burnish.config import load
-    from burnish.config.disk import check_disk
-
     if args.sweep:
         from burnish.commands.sweep import sweep
 
         return sweep(args.recipe, args.overrides)
-    config = load(args.recipe, args.overrides)
-    check_disk(config)
-    _quiet_threads(config.threads)
-    from burnish.commands.train import train
+    with StopRequest() as stop:
+        try:
+            with stop.giving_up():
+                from burnish.config import load
+                from burnish.config.disk import check_disk
 
-    return train(config)
+                config = load(args.recipe, args.overrides)
+                check_disk(config)
+                _quiet_threads(config.threads)
+                from burnish.commands.train import train
+        except GivenUp:
+            print(f"Stopped by {stop.requested} before the run began; the same command starts again")
+            return EXIT_STOPPED
+        return train(config, stop)
 
 
 def _eval_arguments(parser: argparse.ArgumentParser) -> None:

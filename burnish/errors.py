@@ -1,4 +1,4 @@
-"""The one class of error that the user can put right: shown as a message, never as a traceback."""
+"""What the user can put right, shown as a message and never as a traceback; and the end that a user asks for."""
 
 from __future__ import annotations
 
@@ -16,3 +16,10 @@ class ConfigError(UserError):
         lines = [complaints] if isinstance(complaints, str) else list(dict.fromkeys(complaints))
         super().__init__("\n".join(lines))
         self.complaints = lines
+
+
+class GivenUp(KeyboardInterrupt):
+    """The run is to stop, so what was being sampled or judged is given up. Nobody has learned from it.
+
+    It is no ``Exception``: code of users, such as a reward, must not take it for an error of theirs.
+    """

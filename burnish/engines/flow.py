@@ -122,8 +122,8 @@ class FlowEngine:
         lineage = Lineage.of(job, plan.recorded)
         shared = job.recording is not None and job.recording.shared_noise
         plan = replace(plan, node=lineage.node if shared else None)
-        conditioning = self.embed([prompt.text for prompt in job.prompts])
-        unconditional = self.embed([prompt.negative for prompt in job.prompts])
+        conditioning = self.embed([prompt.text for prompt in job.prompts], between=job.between)
+        unconditional = self.embed([prompt.negative for prompt in job.prompts], between=job.between)
         merge = job.merge and self.options.merge_lora
         with self.roles.sampling(job.role, merge=merge) as role:
             for start in range(0, len(job.prompts), self.options.batch_size):
@@ -220,11 +220,17 @@ class FlowEngine:
             chosen[row, window.choose(steps, update=job.update - 1, key=key, stochastic=stochastic)] = True
         return chosen
 
-    def embed(self, texts: Sequence[str]) -> Gathered[Conditioning]:
-        """Embeddings by reference; a text is encoded once, however many samples or updates use it."""
+    def embed(self, texts: Sequence[str], *, between: Callable[[], None] = lambda: None) -> Gathered[Conditioning]:
+        """Embeddings by reference; a text is encoded once, however many samples or updates use it.
+
+        Args:
+            texts: that are wanted.
+            between: called before a text is encoded; what it raises ends the work.
+        """
         unique = list(dict.fromkeys(texts))
         for text in unique:
             if text not in self._embedded:
+                between()
                 # one at a time: an embedding must not depend on what else was encoded with it
                 self._embedded[text] = self.model.encode([text])
         table = Conditioning.cat([self._embedded[text] for text in unique])

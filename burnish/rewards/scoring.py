@@ -8,6 +8,7 @@ import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, wait
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -29,7 +30,11 @@ LOOK = 0.5  # seconds between two looks at what one waits for
 
 
 class Judged(Protocol):
-    """Samples that somebody judges."""
+    """Samples that somebody judges elsewhere."""
+
+    def there(self, seconds: float) -> bool:
+        """Whether ``result`` returns, or raises, at once; waits for it so long."""
+        ...
 
     def result(self) -> Scores:
         """The verdicts, when they are there."""
@@ -45,7 +50,7 @@ class AnyScorer(Protocol):
         """Be ready, or begin to get ready."""
         ...
 
-    def submit(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> Judged:
+    def submit(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> Judged | Future[Scores]:
         """Start judging samples: pictures, uint8 [H, W, 3] each, or responses."""
         ...
 
@@ -76,8 +81,16 @@ class Scorer:
     why. Without processes there is no deadline: nothing can stop what runs in the run's own process.
     """
 
-    def __init__(self, rewards: Mapping[str, AnyReward], options: ScoringOptions) -> None:
+    def __init__(
+        self,
+        rewards: Mapping[str, AnyReward],
+        options: ScoringOptions,
+        *,
+        around: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """Args: ``around`` is entered for every reward that judges in the run's own process, and may end it."""
         assert rewards, "nothing to score by"
+        self._around = around
         component_names(rewards)  # refuses two of one name, before anything is sampled
         self.rewards, self.options = dict(rewards), options
         self._questions: queue.SimpleQueue[tuple[str, Pending] | None] = queue.SimpleQueue()
@@ -121,7 +134,9 @@ class Scorer:
             if self.options.processes:
                 self._questions.put((label, pending))
             else:
-                self._answer(pending, label, judge(reward, pending.samples, pending.prompts))
+                with self._around():
+                    verdicts = judge(reward, pending.samples, pending.prompts)
+                self._answer(pending, label, verdicts)
         return pending.scores
 
     def score(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> Scores:
@@ -208,9 +223,9 @@ class Scorer:
             pending.scores.set_result(mix(self.rewards, pending.verdicts))
 
 
-def awaited(scores: Judged, between: Callable[[], None]) -> Scores:
+def awaited(scores: Judged | Future[Scores], between: Callable[[], None]) -> Scores:
     """Wait for what ``submit`` gave; ``between`` is called meanwhile, and what it raises ends the wait."""
-    while isinstance(scores, Future) and not wait([scores], timeout=LOOK).done:
+    while not (wait([scores], timeout=LOOK).done if isinstance(scores, Future) else scores.there(LOOK)):
         between()
     return scores.result()
 
