@@ -224,7 +224,8 @@ class Scorer:
 
 
 def awaited(scores: Judged | Future[Scores], between: Callable[[], None]) -> Scores:
-    """Wait for what ``submit`` gave; ``between`` is called meanwhile, and what it raises ends the wait."""
+    """Wait for what ``submit`` gave; ``between`` is called before and meanwhile, and what it raises ends the wait."""
+    between()
     while not (wait([scores], timeout=LOOK).done if isinstance(scores, Future) else scores.there(LOOK)):
         between()
     return scores.result()

@@ -164,6 +164,8 @@ class RayCrew:
         self._announce()
 
     def judge(self, target: Path | None, guidance: float | None) -> Metrics:
+        if self.stop():
+            raise GivenUp
         call = self.trainers.submit("judge", target, guidance)
         given_up(self.trainers, [call], lambda: self.stop())
         found: Metrics | None = call.results()[0]
