@@ -281,9 +281,10 @@ def next_steps(folder: RunFolder, run: Summary) -> list[tuple[str, str]]:
     train = _train(folder, run)
     if run.updates < run.planned:
         return [("finish the run", train), *steps]
-    if run.config.get("optimizer", {}).get("schedule") != "constant":
-        return steps  # the learning rate has come to its end: more updates would be another run
-    return [*steps, ("train for longer", f"{train} steps={2 * run.planned}")]
+    longer = f"{train} steps={2 * run.planned}"
+    if run.config.get("optimizer", {}).get("schedule", "constant") != "constant":
+        longer += f" optimizer.schedule_updates={2 * run.planned}"  # it has come to its end
+    return [*steps, ("train for longer", longer)]
 
 
 def _train(folder: RunFolder, run: Summary) -> str:

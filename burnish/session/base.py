@@ -71,7 +71,8 @@ class Session:
     def groups(self) -> list[ParameterGroup]:
         """What learns, the actor first."""
         config = self.config
-        return [ParameterGroup("actor", self.roles.parameters(), config.optimizer, total_steps=config.optimizer_steps)]
+        steps = config.schedule_steps(config.optimizer)
+        return [ParameterGroup("actor", self.roles.parameters(), config.optimizer, total_steps=steps)]
 
     @cached_property
     def workers(self) -> LocalWorkers:

@@ -20,6 +20,7 @@ import pytest
 from burnish.commands.train import train
 from burnish.config import load
 from burnish.crew import LocalCrew
+from burnish.errors import UserError
 from burnish.hooks.stop import EXIT_STOPPED, StopRequest
 from burnish.session import Session
 from burnish.sources.online import OnlineSource
@@ -303,6 +304,24 @@ def test_nobody_who_reads_need_be_there_any_more(recipe, tmp_path):
         assert train(load(str(recipe / "recipe.yaml"), [f"output_dir={tmp_path / 'run'}"]), stop) == EXIT_STOPPED
     assert (tmp_path / "run" / "checkpoints" / "00000001").is_dir()
     assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_a_run_whose_learning_rate_falls_is_made_longer(recipe, tmp_path):
+    falling = ["optimizer.schedule=linear", "validation.every=0"]
+    rates = {}
+    for name, attempts in {
+        "whole": [["steps=3"]],
+        "planned": [["steps=2", "optimizer.schedule_updates=3"], ["steps=3", "optimizer.schedule_updates=3"]],
+        "longer": [["steps=2"], ["steps=3", "optimizer.schedule_updates=3"]],
+    }.items():
+        assert [start(recipe, tmp_path / name, *falling, *more) for more in attempts] == [0] * len(attempts)
+        rates[name] = [line["actor/lr"] for line in metrics_of(tmp_path / name)[1:]]
+    assert last_state(tmp_path / "planned") == last_state(tmp_path / "whole")
+    assert rates["planned"] == rates["whole"]
+    assert rates["whole"][2] == rates["longer"][2] > 0
+    assert rates["longer"][:2] == pytest.approx([3e-4, 1.5e-4])
+    with pytest.raises(UserError, match=r"over how many .*: optimizer\.schedule_updates=4$"):
+        start(recipe, tmp_path / "whole", *falling, "steps=4")
 
 
 def test_a_machine_that_is_taken_away_too_soon(recipe, tmp_path, capsys):
