@@ -182,8 +182,8 @@ class RunConfig:
         for section, optimizer in self.optimizers.items():
             if optimizer.schedule_updates is not None and optimizer.schedule_updates < self.steps:
                 yield (
-                    f"{section}.schedule_updates is {optimizer.schedule_updates}, but steps is {self.steps}: the learning "
-                    "rate is zero from there on; raise it, or lower steps"
+                    f"{section}.schedule_updates is {optimizer.schedule_updates}, but steps is {self.steps}: the "
+                    "learning rate is zero from there on; raise it, or lower steps"
                 )
 
     def _choices(self) -> Iterator[str]:
