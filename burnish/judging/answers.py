@@ -14,6 +14,7 @@ from burnish.algorithms.base import Metrics
 from burnish.completion import Lengths
 from burnish.engines.dialogues import dialogue_metrics
 from burnish.engines.language import AnswerJob
+from burnish.judging.scores import write_scores
 from burnish.judging.shares import of_all, share
 from burnish.metrics import given_metrics, length_metrics, validation_metrics
 from burnish.prompt import Prompt
@@ -36,6 +37,8 @@ def judge(session: LanguageSession, target: Path | None, *, n: int) -> Metrics:
     lengths = Lengths.cat([some for _, some, _ in shares])
     scores = Scores.cat([some for _, _, some in shares])
     if target is not None:
+        tokens = {"tokens": lengths.response.tolist()}
+        write_scores(target, job.prompts, job.group.tolist(), n, scores, tokens)
         _keep(target, job, lengths, responses, scores, n)
     return (
         validation_metrics(scores, job.prompts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from contextlib import closing
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from PIL import Image
 
 from burnish.algorithms.base import Metrics
 from burnish.engines.flow import Job
+from burnish.judging.scores import write_scores
 from burnish.judging.shares import of_all, share
-from burnish.metrics import group_diversity, validation_metrics
+from burnish.metrics import group_diversities, group_diversity, validation_metrics
 from burnish.pictures import grid
 from burnish.rewards.scoring import awaited
 from burnish.session import FlowSession
@@ -28,6 +30,11 @@ def judge(session: FlowSession, target: Path | None, *, n: int, guidance: float 
     pictures = [picture for some, _ in shares for picture in some]
     scores = Scores.cat([score for _, some in shares for score in some])
     if target is not None:
+        group = job.group.tolist()
+        varied = group_diversities(pictures, job.group)
+        write_scores(
+            target, job.prompts, group, n, scores, {"variety": [varied.get(number, math.nan) for number in group]}
+        )
         _keep(target, job, pictures, scores, n)
     return validation_metrics(scores, job.prompts) | {
         "val-aux/variety": group_diversity(pictures, job.group),

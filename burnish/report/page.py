@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from html import escape
 from pathlib import Path
 
@@ -9,8 +10,9 @@ from burnish import __version__
 from burnish.folder import STEP, RunFolder, write_whole
 from burnish.report.curves import Chart, Series
 from burnish.report.gallery import gallery
+from burnish.report.health import health, points_of
 from burnish.report.style import STYLE
-from burnish.report.summary import REWARD, Measure, Summary, mean, next_steps
+from burnish.report.summary import REWARD, Measure, Summary, next_steps
 from burnish.report.verdict import headline, verdict
 from burnish.report.words import DRAWS
 
@@ -20,7 +22,6 @@ WORDS = {
     "lost": ("bad", "− lost"),
     "weigh": ("", "to weigh"),
 }
-HEALTH = ("actor/", "old_policy/", "rollout_corr/", "critic/")
 PARTS = {
     "reward": "Waiting for rewards",
     "old_log_prob": "Asking the old policy",
@@ -42,7 +43,7 @@ def write_report(folder: RunFolder) -> Path:
         _warnings(run),
         _curves(run),
         gallery(folder, run),
-        _details("Health of the training", _health(run)),
+        _details("Health of the training", health(run, {_trained_key(measure) for measure in run.measures()})),
         _details("Where the time goes", _time(run)),
         _details("Configuration", _configuration(folder)),
         _next(folder, run),
@@ -96,15 +97,15 @@ def _cell(measure: Measure, value: float | None, kind: str = "") -> str:
 def _change(measure: Measure, before: float | None, after: float | None) -> str:
     if before is None or after is None:
         return '<td class="n">–</td>'
-    number, _, unit = measure.show(abs(after - before)).partition("\N{NO-BREAK SPACE}")
-    if number == measure.show(0.0).partition("\N{NO-BREAK SPACE}")[0]:
-        return '<td class="n">0</td>'
-    way = measure.sign(before, after) * measure.better
+    sign = measure.sign(before, after)
+    way = sign * measure.better
     kind = {1: "good", -1: "bad", 0: ""}[way]
-    words = ["points"] if unit else []
-    words += {1: ["better"], -1: ["worse"], 0: []}[way]
-    sign = "+" if after > before else "−"
-    return f'<td class="n {kind}">{sign}{number}<small>{", ".join(words)}</small></td>'
+    number, _, chance = measure.change(before, after).removesuffix(" points").partition(" ± ")
+    words = [f"± {chance}"] if chance else ["too few prompts"] if measure.chance == math.inf else []
+    words += ["points"] if measure.percent else []
+    text = " ".join(words)
+    text += {1: ", better", -1: ", worse", 0: ""}[way] if sign else ", no clear change" if chance else ""
+    return f'<td class="n {kind}">{number}<small>{text.removeprefix(", ")}</small></td>'
 
 
 def _verdict(run: Summary) -> str:
@@ -132,15 +133,15 @@ def _curves(run: Summary) -> str:
         guided = None
         if run.reference is not None and reached is not None:
             guided = (f"untrained, guidance {run.reference['guidance_scale']:g}", reached)
-        lines = [Series("validation", "validation", _points(run, measure.key), dots=True)]
+        lines = [Series("validation", "validation", points_of(run, measure.key), dots=True)]
         trained = "critic/rewards/mean" if measure.key == REWARD.key else _trained_key(measure)
         if trained:
-            lines.insert(0, Series("training", "training", _points(run, trained)))
+            lines.insert(0, Series("training", "training", points_of(run, trained)))
         # so that a change too small to speak of does not look like a cliff
         span = 0.0 if measure.relative else 4 * measure.enough
         title = "Reward" if measure.key == REWARD.key else measure.title
         charts.append(Chart(title, lines, run.updates, guided, measure.percent, span, measure.relative).html())
-    if not charts and (points := _points(run, "critic/rewards/mean")):
+    if not charts and (points := points_of(run, "critic/rewards/mean")):
         charts = [Chart("Reward", [Series("training", "training", points)], run.updates).html()]
     if not any(charts):
         return ""
@@ -150,30 +151,6 @@ def _curves(run: Summary) -> str:
 def _trained_key(measure: Measure) -> str:
     parts = measure.key.split("/")
     return f"critic/{parts[2]}/mean" if len(parts) == 4 else ""
-
-
-def _points(run: Summary, key: str) -> list[tuple[int, float | None]]:
-    found = ((row[STEP], mean(row, key)) for row in run.rows)
-    return [(update, value) for update, value in found if value is not None]
-
-
-def _health(run: Summary) -> str:
-    shown = {"critic/rewards/mean", *(_trained_key(measure) for measure in run.measures())}
-    names = sorted({name for row in run.rows for name in row if name.startswith(HEALTH)} - shown)
-    charts, constant = [], []
-    rewards = _points(run, "critic/rewards/mean")
-    for name in names:
-        points = _points(run, name)
-        if points == rewards:
-            continue  # the only component is the reward
-        values = {value for _, value in points}
-        if len(values) > 1:
-            charts.append(Chart(name, [Series("training", "training", points)], run.updates).html())
-        elif values:
-            constant.append(f"{name} = {values.pop():g}")
-    if constant:
-        constant = [f"<p>The same at every update: {escape(', '.join(constant))}.</p>"]
-    return f'<div class="charts small">{"".join(charts)}</div>{"".join(constant)}' if charts else ""
 
 
 def _time(run: Summary) -> str:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 from burnish.config.yaml_text import parse
 from burnish.folder import STEP, RunFolder
-from burnish.report.samples import chance, read_samples
+from burnish.report.habits import Habit, lost_habits
+from burnish.report.samples import Samples, chance, read_samples, read_scores
 from burnish.report.words import DRAWS, Words, words_of
 
 TITLES = {  # where a paper writes its name in more than capitals
@@ -34,6 +37,7 @@ TITLES = {  # where a paper writes its name in more than capitals
     "sft": "Supervised fine-tuning",
     "tempflow_grpo": "TempFlow-GRPO",
 }
+MOST_DIGITS = 7
 FELL_BACK = 0.02  # a last validation this far below the best one is worth a word
 
 Row = dict[str, Any]
@@ -49,14 +53,22 @@ class Measure:
     percent: bool = False
     enough: float = 0.005  # a smaller change is none
     relative: bool = False  # enough is a share of the value before
+    chance: float = 0.0  # a change that is smaller may be chance; infinity where nobody can tell
+    digits: int = 3  # behind the point
 
     def of(self, row: Row | None) -> float | None:
         """The value in one line of metrics, averaged over data sources; None if it is not there."""
         return mean(row, self.key)
 
+    @property
+    def column(self) -> str:
+        """What the verdict of a sample calls it."""
+        named = {VARIETY.key: "variety", LENGTH.key: "tokens"}
+        return named.get(self.key) or self.key.split("/")[-2]
+
     def sign(self, before: float, after: float) -> int:
         """1 if the number rose by enough to speak of, -1 if it fell, 0 if neither."""
-        enough = self.enough * abs(before) if self.relative else self.enough
+        enough = max(self.enough * abs(before) if self.relative else self.enough, self.chance)
         return 0 if abs(after - before) < enough else 1 if after > before else -1
 
     def show(self, value: float | None) -> str:
@@ -64,9 +76,28 @@ class Measure:
         if value is None:
             return "–"
         if self.percent:
-            return f"{100 * value:.1f}\N{NO-BREAK SPACE}%"
-        digits = 3 if abs(value) < 100 else 1
+            return f"{100 * value:.{self.digits - 2}f}\N{NO-BREAK SPACE}%".replace("-", "−")
+        digits = self.digits if abs(value) < 100 else 1
         return f"{value:.{digits}f}".replace("-", "−")
+
+    def change(self, before: float, after: float) -> str:
+        """The change with its sign and what may be chance of it: +1.1 ± 1.9 points."""
+        number, _, unit = self.show(abs(after - before)).partition("\N{NO-BREAK SPACE}")
+        sign = "" if not float(number) else "+" if after > before else "−"
+        words = f"{sign}{number}"
+        if 0 < self.chance < math.inf:
+            words += f" ± {self.show(self.chance).partition(chr(0xA0))[0]}"
+        return f"{words} points" if unit else words
+
+    def precise(self, values: Sequence[float]) -> Measure:
+        """The measure with as many digits as rounded values need to have the difference that is written beside them."""
+        for digits in range(self.digits, MOST_DIGITS):
+            unit = 10.0**-digits
+            rounded = [round(value / unit) for value in values]
+            pairs = zip(pairwise(values), pairwise(rounded), strict=True)
+            if all(round(abs(b - a) / unit) == abs(d - c) for (a, b), (c, d) in pairs):
+                return replace(self, digits=digits)
+        return self
 
 
 REWARD = Measure("Validation reward", "val-core/*/reward/mean@*", 1)
@@ -95,6 +126,8 @@ class Summary:
     rows: list[Row]  # of metrics.jsonl
     reference: Row | None  # the untrained model, guided
     doubt: dict[str, float] = field(default_factory=dict)  # by key: a change below it may be chance
+    habits: list[Habit] = field(default_factory=list)  # that it had, and has no more
+    kept: Samples = field(default_factory=dict)  # of the newest validation
 
     @classmethod
     def read(cls, folder: RunFolder) -> Summary:
@@ -105,14 +138,14 @@ class Summary:
             rows=folder.read_metrics(),
             reference=_read_reference(folder),
         )
+        newest = max(folder.validations(), default=None)
+        if newest is not None:
+            run.kept = read_samples(folder.validation(newest))
         if run.before is not None and run.after is not None:
-            first, last = (read_samples(folder.validation(row[STEP])) for row in (run.before, run.after))
-            run.doubt = {
-                REWARD.key: chance(first, last, "reward"),
-                EXACT.key: chance(first, last, "ocr_exact"),
-                STRICT.key: chance(first, last, "exact"),
-                FORMAT.key: chance(first, last, "format"),
-            }
+            places = [folder.validation(row[STEP]) for row in (run.before, run.after)]
+            first, last = map(read_scores, places)
+            run.doubt = {one.key: chance(first, last, one.column) for one in run.measures()}
+            run.habits = lost_habits(*map(read_samples, places))
         return run
 
     @property
@@ -176,8 +209,9 @@ class Summary:
         return [self.doubted(one) for one in found if any(one.of(row) is not None for row in self.judged)]
 
     def doubted(self, measure: Measure) -> Measure:
-        """The measure, for which no change counts that may be chance."""
-        return replace(measure, enough=max(measure.enough, self.doubt.get(measure.key, 0.0)))
+        """The measure, for which no change counts that may be chance, in digits that do not contradict each other."""
+        known = [value for row in (self.before, self.after) if (value := measure.of(row)) is not None]
+        return replace(measure.precise(known), chance=self.doubt.get(measure.key, 0.0))
 
     def sentence(self) -> str:
         """What was trained."""

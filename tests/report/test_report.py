@@ -168,8 +168,10 @@ def test_a_change_that_may_be_chance_is_no_gain(tmp_path):
         file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     points = said(folder)
     assert "gained" not in points
-    assert "from 0.800 to 0.830; prompts differ so much that this may be chance (±0.2" in points["weigh"]
-    assert "60.0 % before, 62.0 % after, which may be chance" in points["weigh"]
+    chance = "; prompts differ so much that this may be chance (+0.030 ± 0.2"
+    assert f"No clear change of the validation reward, which went from 0.800 to 0.830{chance}" in points["weigh"]
+    assert "60.0 % before, 62.0 % after (+2.0 ± " in points["weigh"]
+    assert "points): no clear change, as this may be chance" in points["weigh"]
     assert "No clear change" in headline(Summary.read(folder))
     write_report(folder)
     assert "better</small>" not in folder.report.read_text().replace("is better</small>", "")
