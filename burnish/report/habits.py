@@ -11,6 +11,8 @@ from burnish.report.samples import ENOUGH, Sample, Samples, Score, chance
 FREQUENT = 0.2  # share of the responses before
 RARE = 1 / 3  # of that share, that is left
 MOST = 3  # that are told
+ALIKE = 0.7  # share of responses that two things have in common, above which they are one
+KINDS = ["tag", "mark", "opening", "phrase"]  # those that say the most come first
 PHRASE = 4  # words of a turn of phrase
 TAG = re.compile(r"</?([A-Za-z][\w-]{0,30})>")
 MARKS = {"code block": "```", "bold type": "**", "box": r"\boxed", "heading": "\n#", "list": "\n- "}
@@ -36,40 +38,36 @@ def lost_habits(before: Samples, after: Samples) -> list[Habit]:
     pairs = [(before[place], after[place]) for place in common]
     if len({index for index, _ in common}) < ENOUGH or any(one.response is None for pair in pairs for one in pair):
         return []
-    sides = [[_features(sample) for sample in side] for side in zip(*pairs, strict=True)]
-    counts: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for side, found in enumerate(sides):
-        for features in found:
-            for feature in features:
-                counts[feature][side] += 1
-    lost = []
-    for what, (was, now) in counts.items():
-        if was < FREQUENT * len(common) or now > RARE * was:
+    was, now = (_where(list(side)) for side in zip(*pairs, strict=True))
+    lost: dict[str, Habit] = {}
+    # a tag is said to be a tag, not the words between it and the next one
+    for what in sorted(was, key=lambda one: (KINDS.index(one.partition(" ")[0]), -len(was[one]), one)):
+        had, has = was[what], now.get(what, set())
+        if len(had) < FREQUENT * len(common) or len(has) > RARE * len(had):
             continue
-        scores = [
-            {place: Score("", None, {"": float(what in has)}) for place, has in zip(common, found, strict=True)}
-            for found in sides
+        if any(len(had & was[other]) > ALIKE * len(had | was[other]) for other in lost):
+            continue
+        marked = [
+            {place: Score("", None, {"": float(row in rows)}) for row, place in enumerate(common)}
+            for rows in (had, has)
         ]
-        if (was - now) / len(common) > chance(*scores, ""):
-            lost.append(Habit(what, was / len(common), now / len(common)))
-    lost.sort(key=lambda habit: (habit.after - habit.before, habit.what))
-    kept: list[Habit] = []
-    for habit in lost:
-        alike = [one for one in kept if _same(one, habit)]
-        if not alike:
-            kept.append(habit)
-    return kept[:MOST]
+        if (len(had) - len(has)) / len(common) > chance(*marked, ""):
+            lost[what] = Habit(what, len(had) / len(common), len(has) / len(common))
+    return sorted(lost.values(), key=lambda habit: habit.after - habit.before)[:MOST]
 
 
-def _same(one: Habit, other: Habit) -> bool:
-    """Phrases that share words are one; an opening is one with the tag or phrase that it begins with."""
-    words = [set(re.findall(r"\w+", habit.what.partition(" ")[2])) for habit in (one, other)]
-    return bool(words[0] & words[1])
+def _where(samples: list[Sample]) -> dict[str, set[int]]:
+    """In which of some responses, by their places, things are found."""
+    found: defaultdict[str, set[int]] = defaultdict(set)
+    for place, sample in enumerate(samples):
+        for feature in _features(sample):
+            found[feature].add(place)
+    return found
 
 
 def _features(sample: Sample) -> set[str]:
     text = sample.response or ""
-    found = {f"the tag <{name}>" for name in TAG.findall(text)}
+    found = {f"tag <{name}>" for name in TAG.findall(text)}
     found |= {f"mark {what}" for what, sign in MARKS.items() if sign in f"\n{text}"}
     words = re.findall(r"[^\W\d_]+(?:\'[^\W\d_]+)?", TAG.sub(" ", text).lower())
     if words:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 
@@ -39,6 +40,7 @@ def write_report(folder: RunFolder) -> Path:
         f"<h1>{escape(folder.path.resolve().name)}</h1>",
         f'<p class="lead">{escape(run.sentence())}</p>',
         _numbers(run),
+        _by_source(run),
         _verdict(run),
         _warnings(run),
         _curves(run),
@@ -62,6 +64,8 @@ def write_report(folder: RunFolder) -> Path:
 
 def _numbers(run: Summary) -> str:
     last = run.after or run.before
+    if last is None and any(row.get("val-aux/missing") == 1 for row in run.rows):
+        return "<p>No reward of any validation could be computed, so there is nothing to compare.</p>"
     if last is None:
         return "<p>There is no validation yet, so there is nothing to compare.</p>"
     heads = ["before", f"after {last[STEP]} updates", "change"] if run.after else ["before training"]
@@ -88,6 +92,29 @@ def _number_row(run: Summary, measure: Measure) -> str:
     if run.reference is not None:
         cells.append(_cell(measure, measure.of(run.reference)))
     return f"<tr>{''.join(cells)}</tr>"
+
+
+def _by_source(run: Summary) -> str:
+    """Reward and strictest measure of each data source, where there are several."""
+    sources = run.sources()
+    if len(sources) < 2 or run.before is None or run.after is None:
+        return ""
+    measures = [one for one in run.measures() if one.key in (REWARD.key, run.exact.key)]
+    heads = "".join(
+        f'<th class="n">{escape(measure.title)}, before</th><th class="n">after</th>' for measure in measures
+    )
+    rows = []
+    for source in sources:
+        own = [replace(measure, key=measure.key.replace("*", source, 1)) for measure in measures]
+        cells = "".join(
+            _cell(measure, measure.of(run.before)) + _cell(measure, measure.of(run.after), "now") for measure in own
+        )
+        rows.append(f"<tr><td>{escape(source)}</td>{cells}</tr>")
+    return (
+        "<h2>By data source</h2><p>The numbers above are means over these, each counted alike.</p>"
+        f'<div class="wide"><table class="sources"><thead><tr><th></th>{heads}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
 
 
 def _cell(measure: Measure, value: float | None, kind: str = "") -> str:

@@ -62,6 +62,9 @@ td.n:last-child, th.n:last-child { padding-right: 0; }
 .sides { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 320px), 1fr));
   gap: 14px 36px; }
 .sides.alone { max-width: 500px; }
+.way { border: 0; padding: .6em 0 0; font-size: .85rem; }
+.way summary { font-weight: 500; color: var(--soft); }
+.between { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 220px), 1fr)); gap: 14px 28px; }
 .pictures { display: grid; grid-template-columns: repeat(var(--columns), minmax(0, 1fr)); gap: 10px; }
 .pictures figure { margin: 0; min-width: 0; }
 .pictures img { width: 100%; height: auto; display: block; border: 1px solid var(--rule); background: #fff; }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -208,6 +209,13 @@ class Summary:
         found.sort(key=lambda measure: places.get(measure.key, order.index(None)))
         return [self.doubted(one) for one in found if any(one.of(row) is not None for row in self.judged)]
 
+    def sources(self) -> list[str]:
+        """The data sources of the last validation."""
+        head, _, tail = REWARD.key.partition("*")
+        end = tail.removesuffix("*")
+        last = self.judged[-1] if self.judged else {}
+        return [name[len(head) :].rpartition(end)[0] for name in last if name.startswith(head) and end in name]
+
     def doubted(self, measure: Measure) -> Measure:
         """The measure, for which no change counts that may be chance, in digits that do not contradict each other."""
         known = [value for row in (self.before, self.after) if (value := measure.of(row)) is not None]
@@ -247,6 +255,9 @@ class Summary:
             if share:
                 whose = f"{100 * share:.1f} % of its {self.words.samples}"
                 found.append(f"Validation {update} lacks the reward of {whose}.")
+        notes = Counter(one.note for one in self.kept.values() if one.reward is None and one.note)
+        if found and notes:
+            found.append(f"Why, by what the last validation kept: {notes.most_common(1)[0][0]}")
         skipped = sum(row.get("actor/skipped_updates") or 0 for row in self.rows)
         if skipped:
             found.append(
