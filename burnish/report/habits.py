@@ -29,7 +29,7 @@ class Habit:
     def text(self) -> str:
         """As a sentence begins with it."""
         was, now = (f"{100 * share:.0f}\N{NO-BREAK SPACE}%" for share in (self.before, self.after))
-        return f"{self.what}: in {was} of the responses before, in {now} now"
+        return f"{self.what}, in {was} of the responses before and in {now} now"
 
 
 def lost_habits(before: Samples, after: Samples) -> list[Habit]:

@@ -13,7 +13,7 @@ from burnish.report.curves import Chart, Series
 from burnish.report.gallery import gallery
 from burnish.report.health import health, points_of
 from burnish.report.style import STYLE
-from burnish.report.summary import REWARD, Measure, Summary, next_steps
+from burnish.report.summary import PLUS_MINUS, REWARD, SPACE, Measure, Summary, next_steps
 from burnish.report.verdict import headline, verdict
 from burnish.report.words import DRAWS
 
@@ -127,8 +127,8 @@ def _change(measure: Measure, before: float | None, after: float | None) -> str:
     sign = measure.sign(before, after)
     way = sign * measure.better
     kind = {1: "good", -1: "bad", 0: ""}[way]
-    number, _, chance = measure.change(before, after).removesuffix(" points").partition(" ± ")
-    words = [f"± {chance}"] if chance else ["too few prompts"] if measure.chance == math.inf else []
+    number, _, chance = measure.change(before, after).removesuffix(f"{SPACE}points").partition(PLUS_MINUS)
+    words = [f"±{SPACE}{chance}"] if chance else ["too few prompts"] if measure.chance == math.inf else []
     words += ["points"] if measure.percent else []
     text = " ".join(words)
     text += {1: ", better", -1: ", worse", 0: ""}[way] if sign else ", no clear change" if chance else ""

@@ -27,7 +27,7 @@ td.n:last-child, th.n:last-child { padding-right: 0; }
 .numbers td.good small, .numbers td.bad small { color: inherit; }
 .numbers td:first-child { font-size: 1rem; }
 .numbers td small { display: block; color: var(--soft); font-weight: 400; font-size: .78rem;
-  line-height: 1.2; }
+  line-height: 1.2; white-space: normal; }
 .numbers .now { font-weight: 650; }
 .good { color: var(--blue); }
 .bad { color: var(--orange); }
@@ -87,6 +87,7 @@ td.n:last-child, th.n:last-child { padding-right: 0; }
 details { border-top: 1px solid var(--rule); padding: .7em 0; }
 summary { cursor: pointer; font-weight: 600; }
 details > :nth-child(2) { margin-top: 1em; }
+details .charts + p { margin-top: 1.2em; }
 details h3 { margin: 1.4em 0 .6em; }
 .bar { display: block; height: 9px; background: var(--blue); min-width: 1px; }
 .parts { width: 100%; max-width: 720px; }

@@ -39,6 +39,8 @@ TITLES = {  # where a paper writes its name in more than capitals
     "tempflow_grpo": "TempFlow-GRPO",
 }
 MOST_DIGITS = 7
+SPACE = "\N{NO-BREAK SPACE}"
+PLUS_MINUS = f"{SPACE}±{SPACE}"
 FELL_BACK = 0.02  # a last validation this far below the best one is worth a word
 
 Row = dict[str, Any]
@@ -77,18 +79,18 @@ class Measure:
         if value is None:
             return "–"
         if self.percent:
-            return f"{100 * value:.{self.digits - 2}f}\N{NO-BREAK SPACE}%".replace("-", "−")
+            return f"{100 * value:.{self.digits - 2}f}{SPACE}%".replace("-", "−")
         digits = self.digits if abs(value) < 100 else 1
         return f"{value:.{digits}f}".replace("-", "−")
 
     def change(self, before: float, after: float) -> str:
         """The change with its sign and what may be chance of it: +1.1 ± 1.9 points."""
-        number, _, unit = self.show(abs(after - before)).partition("\N{NO-BREAK SPACE}")
+        number, _, unit = self.show(abs(after - before)).partition(SPACE)
         sign = "" if not float(number) else "+" if after > before else "−"
         words = f"{sign}{number}"
         if 0 < self.chance < math.inf:
-            words += f" ± {self.show(self.chance).partition(chr(0xA0))[0]}"
-        return f"{words} points" if unit else words
+            words += f"{PLUS_MINUS}{self.show(self.chance).partition(SPACE)[0]}"
+        return f"{words}{SPACE}points" if unit else words
 
     def precise(self, values: Sequence[float]) -> Measure:
         """The measure with as many digits as rounded values need to have the difference that is written beside them."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 OFF = 2.0**-23  # about a last bit of float32
-KINDS = 3  # ways of rounding that shapes are shared out among
+KINDS = 2  # ways of rounding that shapes are shared out among
 aten = torch.ops.aten
 KERNELS = {
     aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.convolution, aten.linear,
@@ -29,9 +29,8 @@ class OtherRounding(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
         if func.overloadpacket in KERNELS:
-            shapes = [tuple(one.shape) for one in args if isinstance(one, Tensor)]
-            off = 1 + OFF * (zlib.crc32(repr(shapes).encode()) % KINDS)
             for one in found if isinstance(found, tuple) else (found,):
-                if isinstance(one, Tensor) and one.dtype == torch.float32:
-                    one.mul_(off)
+                if isinstance(one, Tensor) and one.dtype == torch.float32 and one.ndim:
+                    shape = (one.numel() // max(one.shape[-1], 1), one.shape[-1])  # rows and columns
+                    one.mul_(1 + OFF * (zlib.crc32(repr(shape).encode()) % KINDS))
         return found
