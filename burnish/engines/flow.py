@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
@@ -116,7 +116,7 @@ class FlowEngine:
         self.times = self._schedule(options.num_inference_steps)
         self._embedded: OrderedDict[str, Conditioning] = OrderedDict()
 
-    def sample(self, job: Job) -> Iterator[tuple[slice, Denoising, list[np.ndarray]]]:
+    def sample(self, job: Job) -> Generator[tuple[slice, Denoising, list[np.ndarray]]]:
         """Denoise and decode, ``batch_size`` pictures at a time, in order: rows, trajectories, pictures uint8."""
         plan = self._plan(job)
         lineage = Lineage.of(job, plan.recorded)

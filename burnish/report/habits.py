@@ -47,11 +47,11 @@ def lost_habits(before: Samples, after: Samples) -> list[Habit]:
             continue
         if any(len(had & was[other]) > ALIKE * len(had | was[other]) for other in lost):
             continue
-        marked = [
+        was_marked, now_marked = (
             {place: Score("", None, {"": float(row in rows)}) for row, place in enumerate(common)}
             for rows in (had, has)
-        ]
-        if (len(had) - len(has)) / len(common) > chance(*marked, ""):
+        )
+        if (len(had) - len(has)) / len(common) > chance(was_marked, now_marked, ""):
             lost[what] = Habit(what, len(had) / len(common), len(has) / len(common))
     return sorted(lost.values(), key=lambda habit: habit.after - habit.before)[:MOST]
 

@@ -119,7 +119,9 @@ def _read(path: Path) -> Checkpoint:
 
 def _numbers(found: dict[str, float | None] | None) -> Metrics | None:
     """Metrics as they were before JSON, which knows no NaN."""
-    return found and {name: math.nan if value is None else value for name, value in found.items()}
+    if found is None:
+        return None
+    return {name: math.nan if value is None else value for name, value in found.items()}
 
 
 def _sha256(file: Path) -> str:
