@@ -58,7 +58,7 @@ class Burnish:
 
     def __init__(
         self,
-        network: SD3Transformer2DModel,
+        network: SD3Transformer2DModel | RandomSD3,
         algorithm: FlowGRPO,
         *,
         text_tokens: int,
@@ -66,13 +66,13 @@ class Burnish:
         rollout_batch: int,
         micro_batch: int,
         steps: int = 10,
-        merge: bool = True,
+        merge: bool | str = True,
         lora: LoraOptions | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.needs = algorithm.needs()
         self.roles = NetworkRoles(
-            RandomSD3(network, text_tokens), self.needs, lora,
+            network if isinstance(network, RandomSD3) else RandomSD3(network, text_tokens), self.needs, lora,
             guidance=guidance, rescale=False, micro_batch_size=micro_batch, on_policy=True, seed=0,
         )  # fmt: skip
         options = RolloutOptions(num_inference_steps=steps, batch_size=rollout_batch, merge_lora=merge)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -11,8 +12,9 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from burnish import __version__
-from burnish.errors import GivenUp, UserError
+from burnish.errors import GivenUp, UserError, out_of_memory
 from burnish.hooks.stop import EXIT_INTERRUPTED, EXIT_STOPPED, StopRequest, ignore_further_signals
+from burnish.terminal import console, message, prepare
 
 EXIT_CODES = """\
 exit codes:
@@ -77,6 +79,7 @@ examples:
   burnish config quickstart                             every option, explained; what differs is marked
   burnish config quickstart algorithm=flow_grpo
   burnish config quickstart rollout.n=16 > mine.yaml    the output is a recipe: burnish train mine.yaml
+  burnish config sd35/flow_grpo                         a recipe whose files are not here yet: it says what is missing
 """
 
 DOCTOR = """\
@@ -84,7 +87,11 @@ examples:
   burnish doctor      what to put right if the quickstart does not run
 """
 
-SOURCE = "folder of a run or of one of its checkpoints, a recipe, or the directory of a model"
+LESS_MEMORY = (
+    "lower rollout.batch_size, trainer.micro_batch_size or trainer.micro_batch_tokens, which change no result; set "
+    "model.gradient_checkpointing=true; or ask for fewer or smaller samples"
+)
+SOURCE = "folder of a run or of one of its checkpoints, or a recipe, whose untrained model is taken"
 OVERRIDES = "options of the run as section.option=value; the value is YAML, null is none"
 
 
@@ -106,17 +113,47 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    prepare()
     try:
         code = _run(arguments)
+        sys.stdout.flush()
     except UserError as error:
-        _complain(str(error))
+        _complain(error)
         code = 2
+    except Exception as error:
+        code = _unforeseen(error)
     except KeyboardInterrupt as error:
-        _complain(str(error) or "interrupted")
+        _complain(UserError(str(error) or "interrupted"))
         code = EXIT_INTERRUPTED
     if argv is None:
         ignore_further_signals()  # Python's own end takes a while, and the exit code is to be what it is
     return code
+
+
+def _unforeseen(error: Exception) -> int:
+    """Say what the machine could not do, and return the exit code.
+
+    Raises:
+        Exception: the same, where it is an error of the code.
+    """
+    if out_of_memory(error):
+        said = str(error).strip().split("\n")[0]
+        _complain(UserError(f"memory has run out{f': {said}' if said else ''}; {LESS_MEMORY}"))
+        return 2
+    if isinstance(error, BrokenPipeError):  # whoever read what we print has gone, as `head` does
+        _drop_output()
+        return 1
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        raise error
+    _drop_output()
+    what = error.filename or "a file"
+    _complain(UserError(f"{what} can't be written: {error.strerror}; make room on its disk, or write elsewhere"))
+    return 2
+
+
+def _drop_output() -> None:
+    """Python would write what is left of it at its end, and complain once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _run(arguments: list[str]) -> int:
@@ -146,7 +183,8 @@ def _top_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="burnish",
         usage="burnish COMMAND ...",
-        description=f"Reinforcement-learning post-training for models that draw.\n\ncommands:\n{commands}",
+        description="Reinforcement-learning post-training for models that draw and models that see.\n\n"
+        f"commands:\n{commands}",
         epilog=f"start here:\n  burnish doctor\n  burnish train quickstart\n\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -154,13 +192,11 @@ def _top_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _complain(message: str) -> None:
-    from rich.console import Console
+def _complain(error: UserError) -> None:
     from rich.text import Text
 
-    lines = message.split("\n")
-    text = lines[0] if len(lines) == 1 else f"{len(lines)} things are wrong\n" + "\n".join(f"  {one}" for one in lines)
-    Console(stderr=True, highlight=False).print(Text.assemble(("burnish: error: ", "bold red"), text), soft_wrap=True)
+    text = Text.assemble(("burnish: error: ", "bold red"), message(error))
+    console(stderr=True, highlight=False).print(text, soft_wrap=True)
 
 
 def _quiet_threads(threads: int | None = None) -> None:
@@ -218,7 +254,7 @@ def _eval(args: argparse.Namespace) -> int:
 
 
 def _sample_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SOURCE", help=SOURCE)
+    parser.add_argument("source", metavar="SOURCE", help=f"{SOURCE}; or the directory of a model that draws")
     parser.add_argument("prompts", metavar="PROMPT", nargs="*", help="what to draw, or a question, in quotes")
     parser.add_argument(
         "-i", "--image", metavar="FILE", action="append", default=[],
@@ -226,18 +262,26 @@ def _sample_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("-p", "--prompt-file", metavar="FILE", help="more prompts, one a line (.txt or .jsonl)")
     parser.add_argument(
-        "-o", "--output", metavar="DIR", default="samples", help="folder for the pictures (%(default)s)"
+        "-o",
+        "--output",
+        metavar="DIR",
+        default="samples",
+        help="folder for the pictures, in the place of those of an earlier call (%(default)s)",
     )
     parser.add_argument(
-        "-n", "--count", type=_at_least(1), default=4, metavar="N", help="pictures per prompt (%(default)s)"
+        "-n", "--count", type=_whole(1, 10_000), default=4, metavar="N", help="pictures per prompt (%(default)s)"
     )
-    parser.add_argument("--steps", type=_at_least(1), metavar="N", help="denoising steps (those of the run)")
+    parser.add_argument("--steps", type=_whole(1, 1000), metavar="N", help="denoising steps (those of the run)")
     parser.add_argument(
         "--guidance", type=_guidance, metavar="SCALE", help="guidance scale, 1 is none (that of the run)"
     )
-    parser.add_argument("--height", type=_at_least(1), metavar="PIXELS", help="height of a picture (the model's own)")
-    parser.add_argument("--width", type=_at_least(1), metavar="PIXELS", help="width of a picture (the model's own)")
-    parser.add_argument("--seed", type=_at_least(0), default=0, metavar="N", help="seed of the noise (%(default)s)")
+    parser.add_argument(
+        "--height", type=_whole(1, 2**15), metavar="PIXELS", help="height of a picture (the model's own)"
+    )
+    parser.add_argument("--width", type=_whole(1, 2**15), metavar="PIXELS", help="width of a picture (the model's own)")
+    parser.add_argument(
+        "--seed", type=_whole(0, 2**63 - 1), default=0, metavar="N", help="seed of the noise (%(default)s)"
+    )
 
 
 def _sample(args: argparse.Namespace) -> int:
@@ -259,13 +303,17 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
         "--format", choices=("merged", "lora"), default="merged",
         help="merged: a whole pipeline with the trained weights; lora: only the adapters (%(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"),
+        help="precision of merged weights (that in which they were trained)",
+    )  # fmt: skip
 
 
 def _export(args: argparse.Namespace) -> int:
     _quiet_threads()
     from burnish.commands.export import export
 
-    return export(args.run, output=args.output, what=args.format)
+    return export(args.run, output=args.output, what=args.format, dtype=args.dtype)
 
 
 def _report_arguments(parser: argparse.ArgumentParser) -> None:
@@ -301,10 +349,10 @@ def _nothing(parser: argparse.ArgumentParser) -> None:
     pass
 
 
-def _at_least(least: int) -> Callable[[str], int]:
+def _whole(least: int, most: int) -> Callable[[str], int]:
     def read(text: str) -> int:
-        if not text.lstrip("+-").isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"it is {text!r}, but must be a whole number >= {least}")
+        if len(text) > 20 or not text.lstrip("+-").isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"it is {text!r}, but must be a whole number >= {least} and <= {most}")
         return int(text)
 
     return read
@@ -315,8 +363,8 @@ def _guidance(text: str) -> float:
         scale = float(text)
     except ValueError:
         scale = 0.0
-    if not 1 <= scale < float("inf"):
-        raise argparse.ArgumentTypeError(f"it is {text!r}, but must be a number >= 1")
+    if not 1 <= scale <= 1000:
+        raise argparse.ArgumentTypeError(f"it is {text!r}, but must be a number >= 1 and <= 1000")
     return scale
 
 

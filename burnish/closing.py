@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from burnish import terminal
 from burnish.config import RunConfig
 from burnish.folder import STEP, RunFolder
 from burnish.report.summary import Summary, next_steps
@@ -23,7 +24,7 @@ def closing_message(folder: RunFolder, config: RunConfig, outcome: str, *, conso
         outcome: how it ended, e.g. "finished" or "stopped by SIGTERM".
         console: where to print; None is standard output.
     """
-    console = console or Console()
+    console = console or terminal.console()
     run = Summary.read(folder)
     console.print()
     console.print(

@@ -18,7 +18,7 @@ from burnish.session import open_session
 from burnish.sources.base import Source
 from burnish.stopwatch import Stopwatch
 from burnish.workers.checkpoint import CheckpointStore
-from burnish.workers.checkpoint_files import Checkpoint
+from burnish.workers.checkpoint_files import PARTS, Checkpoint
 from burnish.workers.ranks import ALONE, Ranks
 
 
@@ -149,11 +149,13 @@ class LocalCrew:
         self.session.check_data()
 
     def check(self) -> None:
+        if self.session.config.scoring.probe and self.session.ranks.rank == 0:
+            self.session.probe()
         self.session.check()
 
     def resume(self, checkpoint: Checkpoint | None) -> None:
         if checkpoint is not None:
-            self.session.load_state_dict(checkpoint.load(self.session.identity))
+            self.session.load_state_dict(checkpoint.load(self.session.identity, PARTS))
 
     def judge(self, target: Path | None, guidance: float | None) -> Metrics:
         session = self.session

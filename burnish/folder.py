@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -13,8 +12,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from burnish.config import RunConfig, changes, dump, load
+from burnish.config.user_code import digests
+from burnish.disk import write_whole, writing
 from burnish.errors import UserError
+from burnish.json_text import parse_json
 from burnish.paths import CHECKPOINTS, CONFIG, METRICS, holds_run
+from burnish.reading import checked_path, read_file
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +27,8 @@ STEP = "training/global_step"  # first in every line of metrics.jsonl
 _MAY_CHANGE = re.compile(
     r"(steps|output_dir|resume|runtime|pools\..*|ray\..*|pipeline\.(max_staleness|drop|timeout)|checkpoint\..*|scoring\..*"
     r"|validation\.every|sharding\..*|rollout\.batch_size|trainer\.micro_batch_(size|tokens)"
-    r"|(critic\.)?optimizer\.schedule_updates|trainer\.(max_skipped_updates|expires_at|expiry_margin)|model\.gradient_checkpointing|profiler(\..*)?)$"
+    r"|(critic\.)?optimizer\.schedule_updates|trainer\.(max_(skipped|empty)_updates|expires_at|expiry_margin)"
+    r"|model\.gradient_checkpointing|profiler(\..*)?)$"
 )
 
 
@@ -32,7 +36,7 @@ class RunFolder:
     """The folder of a run: names of its parts, its configuration, and what an earlier attempt left in it."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).expanduser()
+        self.path = checked_path(str(path))
         self.config = self.path / CONFIG
         self.metrics = self.path / METRICS
         self.tensorboard = self.path / "tensorboard"
@@ -40,6 +44,8 @@ class RunFolder:
         self.checkpoints = self.path / CHECKPOINTS
         self.profiles = self.path / "profiles"
         self.report = self.path / "report.html"
+        self.failures = self.path / "failures.jsonl"
+        self.code = self.path / "code.json"
         self._claim: IO[str] | None = None
 
     def validation(self, update: int) -> Path:
@@ -63,12 +69,16 @@ class RunFolder:
         if not self.metrics.exists():
             return []
         rows = []
-        for number, text in enumerate(self.metrics.read_bytes().split(b"\n"), start=1):
+        for number, text in enumerate(read_file(self.metrics).split(b"\n"), start=1):
             if not text.strip():
                 continue
             try:
-                rows.append(json.loads(text))
+                row = parse_json(text)
             except ValueError:  # of json, or of a character cut in two
+                row = None
+            if is_row(row) and type(row.get(STEP)) is int:
+                rows.append(row)
+            else:
                 log.warning("line %d of %s is not whole and is left out", number, self.metrics)
         return rows
 
@@ -80,7 +90,14 @@ class RunFolder:
         """
         if self._claim is not None or not self.path.is_dir():
             return
-        file = (self.path / ".claim").open("a+", encoding="utf-8")
+        try:
+            import fcntl
+        except ImportError:
+            raise UserError("burnish train needs Linux or macOS; on Windows run it in WSL") from None
+        with writing(self.path):
+            # never through a link: what is in a folder may come from somebody else, and is written over below
+            number = os.open(self.path / ".claim", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+            file = os.fdopen(number, "a+", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -93,9 +110,10 @@ class RunFolder:
             ) from None
         except OSError as error:  # a file system without locks
             log.warning("%s can't be kept from other processes: %s", self.path, error.strerror)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
+        with writing(self.path):
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
         self._claim = file
 
     def close(self) -> None:
@@ -110,15 +128,37 @@ class RunFolder:
         An attempt that starts anew moves what an earlier one left into ``earlier/``; one that goes on
         removes the validations that it will repeat.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
         self.claim()
-        if resumed_at is None:
-            self._put_aside()
-        else:
-            for update in self.validations():
-                if update > resumed_at:
-                    shutil.rmtree(self.validation(update))
+        with writing(self.path):
+            if resumed_at is None:
+                self._put_aside()
+            else:
+                for update in self.validations():
+                    if update > resumed_at:
+                        shutil.rmtree(self.validation(update))
         write_whole(self.config, dump(config).encode())
+        self._note_code(digests(config), goes_on=resumed_at is not None)
+
+    def _note_code(self, now: dict[str, str], *, goes_on: bool) -> None:
+        """Remember what the user's functions are, and say what changed since the run last went on."""
+        if goes_on and self.code.exists():
+            try:
+                before = parse_json(self.code.read_bytes())
+                changed = [who for who, digest in now.items() if before.get(who, digest) != digest]
+            except (ValueError, AttributeError):
+                changed = []
+                log.warning("%s is damaged, so that nobody knows whether functions have changed", self.code)
+            if changed:
+                log.warning(
+                    "changed since the run in %s was last at work: the file of %s; it goes on with what is there now, "
+                    "and from here on its metrics are not comparable with those before; give another output_dir to "
+                    "start a run of its own",
+                    self.path,
+                    ", ".join(changed),
+                )
+        write_whole(self.code, json.dumps(now, indent=1).encode() + b"\n")
 
     def refuse_other_configuration(self, config: RunConfig) -> None:
         """Check that this folder's run may go on with ``config``.
@@ -158,7 +198,8 @@ class RunFolder:
         """Keep what an attempt without a checkpoint left, but out of the way of the new one."""
         validation = self.path / "validation"
         parts = (
-            self.metrics, self.tensorboard, self.reference, validation, self.profiles, self.report, self.config,
+            self.metrics, self.tensorboard, self.reference, validation, self.profiles, self.report, self.failures,
+            self.code, self.config,
         )  # fmt: skip
         if not any(part.exists() for part in parts):
             return
@@ -169,18 +210,9 @@ class RunFolder:
         for part in parts:
             if part.exists():
                 part.rename(aside / part.name)
+        log.warning("an earlier attempt in %s saved no checkpoint; what it left is in %s", self.path, aside)
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Replace a file in one step, so that a reader or a crash finds the old content or the new."""
-    new = path.with_name(f".{path.name}.new")
-    with new.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the name, too, has to survive a power cut
-    finally:
-        os.close(folder)
+def is_row(value: Any) -> bool:
+    """Whether something that was read is metrics by their names: numbers, and None for what is missing."""
+    return isinstance(value, dict) and all(one is None or type(one) in (int, float) for one in value.values())

@@ -57,6 +57,6 @@ def run(
 def _learn(scored: Collected, workers: Workers, update: int) -> Metrics:
     """Credit and update. Where nothing was collected, the update is skipped and counted."""
     if not len(scored):
-        return {"actor/skipped_updates": 1.0}
+        return {"actor/skipped_updates": 1.0, "actor/empty_updates": 1.0}
     batch, credited = workers.credit(workers.annotate(scored))
     return credited | workers.update(batch, update)

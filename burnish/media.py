@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -123,6 +124,28 @@ class Media:
         else:
             _decode(self.read(), 1)
 
+    def decode(self) -> tuple[int, int]:
+        """Go through all of it once, as cheaply as its format allows: width and height, not turned upright.
+
+        Raises:
+            OSError, ImportError, ValueError: as ``image`` and ``video``; decoders may raise others.
+        """
+        from PIL import Image, ImageOps
+
+        if self.frames:
+            sizes = {frame.decode() for frame in self.frames}
+            if len(sizes) != 1:
+                raise ValueError(f"its frames differ in size: {', '.join(f'{w}x{h}' for w, h in sorted(sizes))}")
+            return sizes.pop()
+        if self.kind == "video":
+            return _through(self.read())
+        with Image.open(io.BytesIO(self.read())) as opened:
+            width, height = opened.size
+            # a JPEG: all of its data are read, but few pixels made of them
+            opened.draft("RGB", (max(width // 8, 1), max(height // 8, 1)))
+            ImageOps.exif_transpose(opened).convert("RGB")
+        return width, height
+
 
 def _spread(count: int, limit: int | None) -> list[int]:
     """Numbers of at most ``limit`` frames, the first and the last among them."""
@@ -154,16 +177,39 @@ def _decode(data: bytes, limit: int | None) -> tuple[list[np.ndarray], float, in
     return frames, float(rate or DEFAULT_FPS), len(frames) if total is None else total
 
 
+def _through(data: bytes) -> tuple[int, int]:
+    """Decode every frame of a video file, and keep none: width and height."""
+    try:
+        import av
+    except ImportError:
+        raise ImportError("video files need PyAV: pip install 'burnish[data]', or give lists of frames") from None
+    try:
+        sizes = list(_frames(av, data, pixels=False))
+    except (av.FFmpegError, IndexError) as error:
+        raise OSError(f"no video that can be decoded: {error}") from None
+    if not sizes:
+        raise OSError("no video that can be decoded: it has no frames")
+    width, height = sizes[0]
+    return width, height
+
+
 def _frames(av: Any, data: bytes, *, pixels: bool = True) -> Iterator[Any]:
     with av.open(io.BytesIO(data)) as container:
         for frame in container.decode(video=0):
-            yield frame.to_ndarray(format="rgb24") if pixels else None
+            yield frame.to_ndarray(format="rgb24") if pixels else (frame.width, frame.height)
 
 
 def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
+def _regular(path: str) -> Path:
+    """A file that ends: a pipe or a device would be read for ever."""
+    if not stat.S_ISREG((found := Path(path)).stat().st_mode) and not found.is_dir():
+        raise OSError("it is a pipe or a device")
+    return found
+
+
 @cache
 def _file_digest(path: str) -> str:
-    return _digest(Path(path).read_bytes())  # many prompts may show one file, which is read once
+    return _digest(_regular(path).read_bytes())  # many prompts may show one file, which is read once

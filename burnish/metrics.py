@@ -12,6 +12,7 @@ from torch import Tensor
 
 from burnish.completion import Lengths
 from burnish.credit import group_statistics
+from burnish.pictures import Spoilt
 from burnish.prompt import Prompt
 from burnish.types import Collected, Rollouts, Scores
 
@@ -204,7 +205,8 @@ def group_diversities(pictures: Sequence[np.ndarray], group: Tensor) -> dict[int
     """The same of each prompt that has two samples, by its number."""
     members: dict[int, list[np.ndarray]] = defaultdict(list)
     for picture, number in zip(pictures, group.tolist(), strict=True):
-        members[number].append(_coarse(picture))
+        if not isinstance(picture, Spoilt):
+            members[number].append(_coarse(picture))
     return {number: float(np.stack(some).std(0).mean()) for number, some in members.items() if len(some) > 1}
 
 

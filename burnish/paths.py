@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from burnish.errors import UserError
+from burnish.reading import checked_path
 
 PREFIX = "burnish:"
 ASSETS = Path(__file__).parent / "assets"
@@ -19,10 +20,10 @@ def resolve(path: str) -> Path:
     """The file that an option means.
 
     Raises:
-        UserError: a ``burnish:`` path that does not exist, or leads out of what ships with Burnish.
+        UserError: it is no path; or a ``burnish:`` path that does not exist, or leads out of what ships with Burnish.
     """
     if not path.startswith(PREFIX):
-        return Path(path).expanduser()
+        return checked_path(path)
     found = (ASSETS / path.removeprefix(PREFIX)).resolve()
     if not found.is_relative_to(ASSETS.resolve()):
         raise UserError(f"{path} leads out of the files that ship with Burnish; give it without {PREFIX}")

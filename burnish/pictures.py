@@ -12,6 +12,18 @@ SMALL, LARGE = 128, 384  # pixels: smaller pictures are enlarged to about SMALL,
 PAPER = (236, 238, 240)  # not white, so that one sees where a white picture ends
 RIGHT, WRONG = (0, 114, 178), (213, 94, 0)  # blue and vermilion: told apart by everybody
 
+NOT_FINITE = "the picture has values that are not finite"
+
+
+class Spoilt(np.ndarray):
+    """A picture some of whose values were not finite: black there, to be looked at and never to be judged."""
+
+    @classmethod
+    def of(cls, picture: np.ndarray) -> Spoilt:
+        """The same pixels, marked."""
+        return picture.view(cls)
+
+
 Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
 
 

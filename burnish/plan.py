@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.markup import escape
 
+from burnish import terminal
 from burnish.config import RunConfig
 from burnish.report.words import words_of
 
@@ -55,6 +56,6 @@ def opening_message(config: RunConfig, items: int, *, done: int, console: Consol
         config, items, done: as ``plan`` takes them.
         console: where to print; None is standard output.
     """
-    console = console or Console()
-    for line in plan(config, items, done=done):
+    console = console or terminal.console()
+    for line in [*plan(config, items, done=done), *(f"Note: {caution}." for caution in config.cautions())]:
         console.print(escape(line), highlight=False, soft_wrap=not console.is_terminal)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from burnish.disk import writing
 from burnish.errors import UserError
 from burnish.options import ProfilerOptions
 from burnish.stopwatch import Stopwatch
@@ -108,10 +109,11 @@ class Profiler:
     def _write(self, update: int, ending: str, export: Callable[[str], Any]) -> None:
         """Whole or not there: whoever looks at a run while it trains finds no half of a recording."""
         folder = self.folder / f"update-{update:08d}"
-        folder.mkdir(parents=True, exist_ok=True)
-        aside = folder / f".{self.name}.{ending}"
-        export(str(aside))
-        aside.rename(folder / f"{self.name}.{ending}")
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            aside = folder / f".{self.name}.{ending}"
+            export(str(aside))
+            aside.rename(folder / f"{self.name}.{ending}")
 
 
 def _named(options: ProfilerOptions, role: str, rank: int) -> bool:

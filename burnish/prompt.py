@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+from burnish.json_text import parse_json
 from burnish.media import Media
+
+SHOWN = 60  # characters of a prompt in a message
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class Prompt:
     videos: tuple[Media, ...] = ()
     label: str | None = None  # which rewards judge it
     extra: str = ""  # a JSON object of the user's own, for rewards
+    where: str = field(default="", compare=False)  # file and line, for messages
 
     @cached_property
     def uid(self) -> str:
@@ -59,9 +63,15 @@ class Prompt:
         return hashlib.blake2b(json.dumps(content, ensure_ascii=False).encode(), digest_size=8).hexdigest()
 
     @property
+    def name(self) -> str:
+        """What it is called in messages: its beginning, and where it stands."""
+        text = self.text if len(self.text) <= SHOWN else f"{self.text[:SHOWN]}..."
+        return f"prompt {text!r}" + (f" ({self.where})" if self.where else "")
+
+    @property
     def info(self) -> dict[str, Any]:
         """The user's own keys."""
-        return json.loads(self.extra) if self.extra else {}
+        return parse_json(self.extra) if self.extra else {}
 
     @property
     def turns(self) -> tuple[Message, ...]:

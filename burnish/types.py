@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ __all__ = [
     "Conditioning",
     "Denoising",
     "Elsewhere",
+    "Failure",
     "Given",
     "GivenAnswers",
     "Loss",
@@ -25,7 +27,10 @@ __all__ = [
     "Scored",
     "Scores",
     "Steps",
+    "failures_of",
 ]
+
+REASONS = 20  # why rewards of one batch are missing, that are kept
 
 
 @dataclass(kw_only=True)
@@ -91,6 +96,34 @@ class Scores(Batch):
     names: tuple[str, ...] = shared()
     weights: tuple[float, ...] = shared(default=())  # of each column in the sum; 0 is watched only
     notes: list[str]  # [B] what a reward has to say about the sample, e.g. the text that it read
+    faults: list[str] = field(default_factory=list)  # [B] a reward that failed, why, and its traceback; else empty
+
+    def __post_init__(self) -> None:
+        self.faults = self.faults or [""] * len(self.notes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Samples whose rewards are missing for the same reason: the first of them, and how many there are."""
+
+    prompt: str  # its name for messages
+    sample: int  # its number among those of the prompt
+    why: str
+    traceback: str  # where a reward raised
+    count: int = 1
+
+
+def failures_of(prompts: Sequence[Prompt], sample: Tensor, scores: Scores) -> list[Failure]:
+    """Why rewards of a batch are missing, each reason once, in the order in which they are met."""
+    found: dict[str, Failure] = {}
+    for row in scores.missing.nonzero().flatten().tolist():
+        fault, _, trace = scores.faults[row].partition("\n")
+        why = fault or scores.notes[row]
+        if why not in found:
+            name = prompts[row].name
+            found[why] = Failure(prompt=name, sample=int(sample[row]), why=why, traceback=trace, count=0)
+        found[why] = replace(found[why], count=found[why].count + 1)
+    return list(found.values())[:REASONS]
 
 
 @dataclass(kw_only=True)
@@ -106,6 +139,7 @@ class Rollouts(Batch):
     seed: int = shared()  # of the run: with update, prompt and sample it names every further draw
     metrics: dict[str, float] = shared(default_factory=dict)  # of its collection
     counts: dict[str, float] = shared(default_factory=dict)  # what those that are means were taken over
+    failures: list[Failure] = shared(default_factory=list)  # of all that was sampled, also what is left out here
 
     @property
     def lengths(self) -> Lengths | None:

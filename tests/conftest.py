@@ -1,10 +1,28 @@
 """Fixtures that more than one folder of tests uses."""
 
 import os
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 from tests.config import stand_ins
+
+HERE = Path(__file__).parent
+NEED_RAY = ("runtime/test_", "system/test_ray")  # modules of tests, by what their paths begin with
+
+
+class WithoutRay(pytest.Module):
+    """A module of tests that is not even imported where Ray is not installed."""
+
+    def collect(self):
+        pytest.skip("needs Ray: pip install 'burnish[ray]'", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    if find_spec("ray") is None and module_path.relative_to(HERE).as_posix().startswith(NEED_RAY):
+        return WithoutRay.from_parent(parent, path=module_path)
+    return None
 
 
 def pytest_collection_modifyitems(items):

@@ -15,7 +15,7 @@ LONG = [pytest.param(name, marks=pytest.mark.thorough) for name in ("flow_grpo_s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["flops", "step_time", "overhead", *LONG])
+@pytest.mark.parametrize("name", ["flops", "precision", "step_time", "overhead", *LONG])
 def test_smoke(name, tmp_path):
     output = tmp_path / "result.json"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}

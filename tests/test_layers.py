@@ -14,7 +14,9 @@ PACKAGE = Path(__file__).parents[1] / "burnish"
 # algorithm knows a model, and no model an algorithm
 LAYERS = [
     ["errors", "media"],
-    ["prompt", "stopwatch", "pictures", "recipes"],
+    ["json_text"],
+    ["disk", "reading"],
+    ["prompt", "stopwatch", "pictures", "recipes", "terminal", "weights"],
     ["registry", "paths"],
     ["options"],
     ["batch", "random", "profiling"],

@@ -10,7 +10,6 @@ import yaml
 from burnish.cli import VERBS
 from burnish.config import RunConfig, load
 from burnish.config.load import recipe_names
-from burnish.runtime.room import Node, lacking, needs
 from tests.shown import MINE, ROOT, commands, own_recipe, words
 
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "examples" / "slurm.sbatch"]
@@ -57,14 +56,17 @@ def test_pages_about_clusters_show_commands():
 
 @pytest.mark.parametrize(("name", "where"), [("slurm.sbatch", "slurm"), ("kuberay.yaml", "kubernetes")])
 def test_the_pools_of_an_example_fit_its_machines(name, where, tmp_path):
+    pytest.importorskip("ray")
+    from burnish.runtime.room import Node, lacking, needs
+
     config = loaded(example(name), tmp_path)
-    nodes = slurm() if where == "slurm" else kubernetes()
+    nodes = [Node(*machine) for machine in (slurm() if where == "slurm" else kubernetes())]
     assert lacking(needs(config.pools, gpus_there=True), nodes) == []
     assert lacking(needs(config.pools, gpus_there=True), nodes[1:]) != [], "a machine of the example does nothing"
 
 
-def slurm() -> list[Node]:
-    """The machines that the script asks Slurm for."""
+def slurm() -> list[tuple[str, float, float]]:
+    """The machines that the script asks Slurm for: address, CPUs, GPUs."""
     text = (ROOT / "examples" / "slurm.sbatch").read_text()
     asked = dict(
         line.removeprefix("#SBATCH --").split("#")[0].strip().partition("=")[::2]
@@ -72,15 +74,15 @@ def slurm() -> list[Node]:
         if line.startswith("#SBATCH")
     )
     cpus, gpus = float(asked["cpus-per-task"]), float(asked["gpus-per-node"])
-    return [Node(f"10.0.0.{i}", cpus, gpus) for i in range(int(asked["nodes"]))]
+    return [(f"10.0.0.{i}", cpus, gpus) for i in range(int(asked["nodes"]))]
 
 
-def kubernetes() -> list[Node]:
+def kubernetes() -> list[tuple[str, float, float]]:
     """The pods that the manifest asks Kubernetes for, without the head, which holds no workers."""
     nodes = []
     for group in MANIFEST["spec"]["rayClusterSpec"]["workerGroupSpecs"]:
         (container,) = group["template"]["spec"]["containers"]
         limits = container["resources"]["limits"]
         for i in range(group["replicas"]):
-            nodes.append(Node(f"{group['groupName']} {i}", float(limits["cpu"]), float(limits["nvidia.com/gpu"])))
+            nodes.append((f"{group['groupName']} {i}", float(limits["cpu"]), float(limits["nvidia.com/gpu"])))
     return nodes

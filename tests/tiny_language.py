@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,21 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    MinistralConfig,
+    MinistralForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
+    Qwen3Config,
+    Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
     Qwen3VLConfig,
@@ -51,15 +60,15 @@ PLACES = {
 HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 
 
-def build_tokenizer(kind: str) -> PreTrainedTokenizerFast:
-    """A token per byte, and the special tokens of a kind of family: qwen, smol or text."""
+def build_tokenizer(kind: str, marks: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """A token per byte, the special tokens of a kind of family (qwen, smol or text), and further ones."""
     letters = {symbol: number for number, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=PAD)
     further = {"qwen": QWEN, "smol": SMOL, "text": ()}[kind]
-    made.add_special_tokens({"additional_special_tokens": [START, *further]})
+    made.add_special_tokens({"additional_special_tokens": [START, *further, *marks]})
     image, video = PLACES.get(kind, ("", ""))
     made.chat_template = CHAT.replace("IMAGE", image).replace("VIDEO", video)
     return made
@@ -83,8 +92,8 @@ def _qwen_ids(tokenizer: Any) -> dict[str, int]:
     return dict(zip(names, tokenizer.convert_tokens_to_ids(list(QWEN)), strict=True))
 
 
-def _network(family: str, tokenizer: Any) -> Any:
-    text = _decoder(tokenizer)
+def _network(family: str, tokenizer: Any, more: dict[str, Any]) -> Any:
+    text = _decoder(tokenizer, **more)
     merged = {"patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2, "depth": 3, "num_heads": 2}
     if family == "qwen2_vl":
         vision = merged | {"embed_dim": 16, "hidden_size": 24, "mlp_ratio": 2}
@@ -121,6 +130,16 @@ def _network(family: str, tokenizer: Any) -> Any:
     if family == "qwen3_moe":
         experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
         return Qwen3MoeForCausalLM(Qwen3MoeConfig(**text, **experts, tie_word_embeddings=False))
+    if family == "qwen2_moe":
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+        experts |= {"shared_expert_intermediate_size": 16}
+        return Qwen2MoeForCausalLM(Qwen2MoeConfig(**text, **experts, tie_word_embeddings=False))
+    if family == "mistral":
+        return MistralForCausalLM(MistralConfig(**text, tie_word_embeddings=False))
+    if family == "ministral":
+        return MinistralForCausalLM(MinistralConfig(**text, head_dim=6, tie_word_embeddings=False))
+    if family == "qwen3":
+        return Qwen3ForCausalLM(Qwen3Config(**text, head_dim=8, tie_word_embeddings=True))
     return Qwen2ForCausalLM(Qwen2Config(**text, tie_word_embeddings=True))
 
 
@@ -138,14 +157,17 @@ def _processor(family: str, folder: Path) -> None:
         file.write_text(json.dumps(common | more | {f"{part}_processor_type": f"{name}{part.title()}Processor"}))
 
 
-def tiny_language(folder: Path, family: str, *, seed: int = 0) -> Path:
-    """A directory in transformers layout with an untrained model whose words differ enough to tell models apart."""
+def tiny_language(folder: Path, family: str, *, seed: int = 0, marks: Sequence[str] = (), **more: Any) -> Path:
+    """A directory in transformers layout with an untrained model whose words differ enough to tell models apart.
+
+    ``marks`` are further special tokens, ``more`` options of the decoder's configuration.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     kind = "smol" if family == "smolvlm" else "qwen" if family in SEEING else "text"
-    tokenizer = build_tokenizer(kind)
+    tokenizer = build_tokenizer(kind, marks)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = _network(family, tokenizer)
+        network = _network(family, tokenizer, more)
         for name, parameter in network.named_parameters():
             if parameter.ndim > 1:
                 # far from flat: a slip shows in the logits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar
@@ -116,8 +117,10 @@ class Roles(Protocol):
 
     on_policy: bool  # the whole update is one optimizer step on samples of these very weights
     moved: bool  # the policy differs from the one that sampled: it has been stepped, or was newer from the start
+    fresh: bool  # the policy is still the one that annotated this batch
     old_is_policy: bool  # the old policy has the same weights
     micro_batch_size: int
+    optimizer_steps: int  # of the run so far
 
     device: torch.device  # where the networks compute
 
@@ -162,6 +165,19 @@ class Algorithm:
     def after_update(self, roles: Any, update: int) -> Metrics:
         """What happens once all optimizer steps of a policy update are done; ``update`` counts from 1."""
         return {}
+
+
+def clip_range(name: str, low: float | None, high: float | None) -> tuple[float, float]:
+    """The range of an option ``name`` and its ``name_low``: symmetric if low is None, open where nothing bounds it.
+
+    Raises:
+        ValueError: it is empty.
+    """
+    if low is None:
+        low = -math.inf if high is None else -high
+    elif high is not None and low >= high:
+        raise ValueError(f"{name}_low is {low:g} and {name} is {high:g}: nothing lies between; lower {name}_low")
+    return low, math.inf if high is None else high
 
 
 @options

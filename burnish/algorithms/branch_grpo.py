@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from burnish.algorithms.base import Needs, Recording
 from burnish.algorithms.policy_gradient import Clipped
-from burnish.options import Count, Positive, Whole
+from burnish.options import Count, Positive, Several, Whole
 from burnish.registry import options, register
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class BranchGRPO(Clipped):
 
     splits: Splits = Field(default_factory=lambda: [0, 3, 6])
     """Denoising steps at which every path parts; rollout.n must be branching ** (number of splits)."""
-    branching: Annotated[int, Field(ge=2)] = 2
+    branching: Several = 2
     """Into how many."""
     shared_noise: bool = True
     """A tree has one root, so this is always true."""
@@ -38,7 +38,7 @@ class BranchGRPO(Clipped):
     leaf_pruning: Literal["none", "extreme", "parent_best"] = "none"
     """Which paths are trained after the last split: all; those to the best and worst leaves; or the best of each
     parent."""
-    keep_leaves: Annotated[int, Field(ge=2)] | None = None
+    keep_leaves: Several | None = None
     """extreme: how many leaves of a prompt are kept, the best half and the worst."""
     skip_depths: Whole = 0
     """Depths of the tree that are not trained at, a run of them that moves towards the leaves and starts again."""
@@ -95,7 +95,8 @@ class BranchGRPO(Clipped):
         import torch
 
         trained, trace = super().trained_steps(scored), scored.trace
-        started = torch.stack([trace.time <= float(trace.schedule[split]) for split in self.splits])
+        time = trace.time.to(trained.device)  # the trace may be on a GPU; what is trained is not
+        started = torch.stack([time <= float(trace.schedule[split]) for split in self.splits])
         depth = started.sum(0)  # [B, K] 0 before the first split, len(splits) on the way to the leaves
         if self.leaf_pruning != "none":
             trained &= (depth < len(self.splits)) | self._kept_leaves(scored)[:, None]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from burnish.algorithms.base import Metrics, Needs, Roles
 from burnish.algorithms.forward_process import WithOldPolicy, summed
-from burnish.options import Positive
+from burnish.options import Positive, SomeGuidance
 from burnish.registry import options, register
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class CRD(WithOldPolicy):
     """Divide each squared error by its own mean absolute error, which evens out the noise levels."""
     shared_noise: bool = True
     """The samples of a group get the same noise, so that only they differ."""
-    kl_guidance: Annotated[float, Field(gt=1)] | None = None
+    kl_guidance: SomeGuidance | None = None
     """Guidance scale of the reference in the KL, so that the policy stays near to what is sampled with guidance; null
     takes that of the policy."""
     kl_adaptive: bool = False

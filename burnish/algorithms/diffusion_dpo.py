@@ -39,8 +39,6 @@ class DiffusionDPO(ForwardProcess):
     times: Literal["schedule", "uniform", "logit_normal"] = "uniform"
     """Draw noise levels from the sampling schedule without repetition, uniformly from (0, 1), or mostly from the
     middle (Stable Diffusion 3)."""
-    train_guidance: Literal["rollout", "none"] = "none"
-    """Train the velocity with the guidance of the rollout, or the plain one."""
 
     @model_validator(mode="after")
     def _pair_options_are_read(self) -> Self:

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from burnish.algorithms.base import Algorithm, Metrics, Needs, Recording, Roles, spread_metrics
 from burnish.flow.windows import Window
-from burnish.options import Count, NonNegative, Whole
+from burnish.options import Count, Finite, NonNegative, Whole
 from burnish.registry import options, register
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Draft(Algorithm):
     """refl: first step that may be drawn."""
     last: Count | None = DEFAULTS["last"]
     """refl: end of the steps that may be drawn, exclusive; null means all."""
-    ceiling: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    ceiling: Finite | None = None
     """Nothing is learned from pictures whose reward is above this (ReFL's hinge); null has no ceiling."""
     kl_coef: NonNegative = 0.0
     """Weight of the squared distance to the reference's velocity along those steps; 0 needs no reference."""

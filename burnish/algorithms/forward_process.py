@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.algorithms.base import Algorithm, GroupRelative, Metrics, Role, Roles, advantage_metrics
-from burnish.options import BelowOne, Count, Fraction, NonNegative, Positive
+from burnish.algorithms.base import Algorithm, GroupRelative, Metrics, Role, Roles, advantage_metrics, clip_range
+from burnish.options import BelowOne, Count, Finite, Fraction, NonNegative, Positive
 from burnish.registry import options
 
 if TYPE_CHECKING:
@@ -33,15 +33,15 @@ class ForwardProcess(Algorithm):
     """Part of the way from clean (0) to noise (1) that levels are drawn from: of the steps, or of the draws."""
     time_shift: Positive = 1.0
     """uniform and logit_normal: shift of the levels towards noise; 1 does not shift."""
-    time_mean: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    time_mean: Finite = 0.0
     """logit_normal: mean of the logit of the level; above 0 prefers noise."""
     time_std: Positive = 1.0
     """logit_normal: its standard deviation."""
     time_stratified: bool = False
     """uniform and logit_normal: one level from each of train_timesteps equal parts."""
-    train_guidance: Literal["rollout", "none"] = "rollout"
-    """Train the velocity with the guidance of the rollout, or the plain one; none after guided rollouts teaches the
-    network to do without guidance."""
+    train_guidance: Literal["rollout", "none"] = "none"
+    """Train the plain velocity, as all papers of the forward process do, or the one with the guidance of the rollout;
+    none after guided rollouts teaches the network to do without guidance."""
 
     @model_validator(mode="after")
     def _levels_are_drawn_as_they_say(self) -> Self:
@@ -85,10 +85,18 @@ class ForwardProcess(Algorithm):
         return int(batch.present.sum()) * batch.time.shape[1]
 
 
+Ramp = tuple[NonNegative, Fraction, NonNegative, Fraction]  # delay, start, slope, end
+
+
+def ramp(delay: float, start: float, slope: float, end: float) -> Callable[[int], float]:
+    """A weight of the past that is 0 before ``delay`` steps, and rises from ``start`` to ``end`` in a line then."""
+    return lambda n: 0.0 if n < delay else min(start + slope * (n - delay), end)
+
+
 DECAYS = {
-    "copy": lambda update: 0.0,
-    "linear_to_0_5": lambda update: min(0.001 * update, 0.5),
-    "delayed_linear_to_0_999": lambda update: min(max(0.0075 * (update - 75), 0.0), 0.999),
+    "copy": lambda n: 0.0,
+    "linear_to_0_5": ramp(0, 0.0, 0.001, 0.5),
+    "delayed_linear_to_0_999": ramp(75, 0.0, 0.0075, 0.999),
 }
 
 
@@ -96,12 +104,20 @@ DECAYS = {
 class WithOldPolicy(ForwardProcess, GroupRelative):
     """Base of those that sample online and keep an old policy beside the one that learns."""
 
-    old_decay: Literal["copy", "ema", "linear_to_0_5", "delayed_linear_to_0_999"] = "copy"
-    """How the old policy follows: copied after every update, averaged, or by the two schedules of DiffusionNFT."""
+    old_decay: Literal["copy", "ema", "linear", "linear_to_0_5", "delayed_linear_to_0_999"] = "copy"
+    """How the old policy follows: copied after every update, averaged, or averaged with a weight of the past that
+    rises: as old_linear says, or by the two schedules of DiffusionNFT."""
     old_ema: BelowOne | None = None
     """ema: weight of the past in the old policy."""
+    old_linear: Ramp | None = None
+    """linear: [delay, start, slope, end]: at step n that weight is 0 before delay, then start + slope (n - delay), and
+    end at most."""
+    old_decay_counts: Literal["gradient_steps", "updates"] = "gradient_steps"
+    """What n counts where the weight rises: optimizer steps, as DiffusionNFT does, or policy updates."""
     advantage_clip: Positive = 5.0
     """Largest size of an advantage."""
+    advantage_clip_low: Finite | None = None
+    """Smallest advantage if negative ones are to be bounded otherwise; null takes -advantage_clip."""
     kl_coef: NonNegative = 0.0
     """Weight of the squared distance to the reference's velocity; 0 needs no reference."""
 
@@ -112,14 +128,23 @@ class WithOldPolicy(ForwardProcess, GroupRelative):
                 f"old_ema is {self.old_ema} and old_decay is {self.old_decay}: "
                 "ema needs old_ema, and the others never read it"
             )
+        if (self.old_decay == "linear") != (self.old_linear is not None):
+            raise ValueError(
+                f"old_linear is {self.old_linear} and old_decay is {self.old_decay}: "
+                "linear needs old_linear, and the others never read it"
+            )
+        if self.old_decay in ("copy", "ema") and self.old_decay_counts != "gradient_steps":
+            raise ValueError(f"old_decay_counts is never read when old_decay is {self.old_decay}; leave it out")
+        clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
         return self
 
     def clipped_advantages(self, scored: Scored) -> tuple[Tensor, Metrics]:
-        """Advantages within +-advantage_clip, [B], and their metrics."""
+        """Advantages within their bounds, [B], and their metrics."""
         scores, advantage = scored.scores, self.advantages(scored)
         present = (~scores.missing).nonzero().flatten()
         metrics = advantage_metrics(scores.reward[present], advantage[present])
-        return advantage.clamp(-self.advantage_clip, self.advantage_clip), metrics
+        low, high = clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
+        return advantage.clamp(low, high), metrics
 
     def velocities(self, part: ForwardTerms, roles: Roles) -> tuple[Tensor, Tensor]:
         """Of the policy, and without gradient of the old one, which needs no forward where it is the same."""
@@ -138,7 +163,7 @@ class WithOldPolicy(ForwardProcess, GroupRelative):
             return self.predict(roles.reference, part, guidance)
 
     def after_update(self, roles: Roles, update: int) -> Metrics:
-        decay = self.old_ema if self.old_ema is not None else DECAYS[self.old_decay](update)
+        decay = self._decay(roles.optimizer_steps if self.old_decay_counts == "gradient_steps" else update)
         roles.blend_old(decay)
         return {
             "old_policy/update_applied": 1.0,
@@ -146,6 +171,12 @@ class WithOldPolicy(ForwardProcess, GroupRelative):
             "old_policy/ema_update": float(decay > 0),
             "old_policy/decay": decay,
         }
+
+    def _decay(self, n: int) -> float:
+        """Weight of the past in the old policy at step or update ``n``."""
+        if self.old_ema is not None:
+            return self.old_ema
+        return (ramp(*self.old_linear) if self.old_linear is not None else DECAYS[self.old_decay])(n)
 
 
 def summed(loss: Tensor, values: dict[str, Any], extra: dict[str, Any] | None = None) -> Loss:

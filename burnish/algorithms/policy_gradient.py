@@ -7,10 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from burnish.algorithms.base import GroupRelative, Metrics, Needs, Recording, Role, Roles, advantage_metrics, in_parts
+from burnish.algorithms.base import (
+    GroupRelative,
+    Metrics,
+    Needs,
+    Recording,
+    Role,
+    Roles,
+    advantage_metrics,
+    clip_range,
+    in_parts,
+)
 from burnish.algorithms.correction import RolloutCorrection
 from burnish.flow.windows import Window
-from burnish.options import NonNegative, Positive
+from burnish.options import Finite, NonNegative, Positive, Several
 from burnish.registry import options
 
 if TYPE_CHECKING:
@@ -18,11 +28,10 @@ if TYPE_CHECKING:
 
     from burnish.experience import AnnotatedSteps, LearnedSteps, StepTerms
     from burnish.flow.transitions import Density, Transition
-    from burnish.types import Loss, Scored, Steps
+    from burnish.types import Denoising, Loss, Scored, Steps
 
 
 Share = Annotated[float, Field(gt=0, le=1)]
-Several = Annotated[int, Field(ge=2)]
 
 
 @options
@@ -45,12 +54,15 @@ class PolicyGradient(GroupRelative):
     relative to all of them."""
     shared_noise: bool = False
     """Start all samples of a prompt from the same noise (DanceGRPO); their common steps are computed once."""
-    advantage_clip: Positive = 5.0
-    """Largest size of an advantage."""
+    advantage_clip: Positive | None = 5.0
+    """Largest size of an advantage; null never clips."""
+    advantage_clip_low: Finite | None = None
+    """Smallest advantage if negative ones are to be bounded otherwise; null takes -advantage_clip."""
     kl_coef: NonNegative = 0.0
     """Weight of the KL to the reference; 0 needs no reference."""
-    kl_form: Literal["published", "exact"] = "published"
-    """published leaves the step length out of the SDE's variance, as Flow-GRPO's code does; exact keeps it."""
+    kl_form: Literal["published", "exact", "means"] = "published"
+    """published leaves the step length out of the SDE's variance, as Flow-GRPO's code does; exact keeps it; means is
+    the squared distance of the means, without any variance (Flow-Factory's x-based KL)."""
     old_logprob: Literal["auto", "sampler", "recompute"] = "auto"
     """Log-probs that ratios refer to: the sampler's, recomputed, or auto: the policy's own until it is stepped, then
     the sampler's if a check shows that they are the trainer's, else recomputed."""
@@ -74,6 +86,7 @@ class PolicyGradient(GroupRelative):
     def _consistent(self) -> Self:
         if self.kl_coef == 0 and self.kl_form != "published":
             raise ValueError("kl_form is never read when kl_coef is 0; set kl_coef, or leave kl_form out")
+        clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
         mode = self.rollout_correction.mode if self.rollout_correction else None
         if (mode, self.old_logprob) in (("decoupled", "sampler"), ("bypass", "recompute")):
             raise ValueError(
@@ -144,6 +157,7 @@ class PolicyGradient(GroupRelative):
             learner=learner.view(shape) if correction else learner.new_empty(shape[0], 0),
             old_mean=old_mean.view(*shape, *old_mean.shape[1:]),
             reference_mean=reference.view(*shape, *reference.shape[1:]),
+            recomputed=recompute and not self._bypasses,
             metrics=metrics,
         )
 
@@ -151,13 +165,17 @@ class PolicyGradient(GroupRelative):
         from burnish.experience import LearnedSteps
 
         scored, scores = annotated.scored, annotated.scored.scores
-        advantage = self.step_advantages(scored).clamp(-self.advantage_clip, self.advantage_clip)
-        weight, metrics = self.step_weights(scored), dict(annotated.metrics)
+        low, high = clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
+        advantage = self.step_advantages(scored).clamp(low, high)
         trained = self.trained_steps(scored)
+        # rewards and masks are on the CPU, the trace may be on a GPU: credit is given where the former are
+        weight, metrics = self.step_weights(scored).to(trained.device), dict(annotated.metrics)
         if self.rollout_correction is not None:
-            factor, trained, corrected = self.rollout_correction.apply(
-                annotated.learner, scored.trace.logprob, trained, scored.trace.time
+            trace = scored.trace
+            learner, sampled, time, nats = (
+                value.to(trained.device) for value in (annotated.learner, trace.logprob, trace.time, self._nats(trace))
             )
+            factor, trained, corrected = self.rollout_correction.apply(learner, sampled, trained, time, nats)
             weight, metrics = weight * factor, metrics | corrected
         learned = LearnedSteps(
             trace=scored.trace,
@@ -167,6 +185,7 @@ class PolicyGradient(GroupRelative):
             old=annotated.old,
             old_mean=annotated.old_mean,
             reference_mean=annotated.reference_mean,
+            recomputed=annotated.recomputed,
         )
         present = (~scores.missing).nonzero().flatten()
         metrics |= advantage_metrics(scores.reward[present], advantage[present])
@@ -203,13 +222,14 @@ class PolicyGradient(GroupRelative):
         return (part for step in by_step for part in step.split(size))
 
     def loss(self, part: StepTerms, roles: Roles) -> Loss:
-        from burnish.losses import gaussian_kl, variance_proxies
+        from burnish.losses import variance_proxies
         from burnish.types import Loss
 
         count = len(part)
         step = self._step(part.steps, roles.policy)
         logprob = step.logprob(part.steps.next_state, self._density)
-        itself = self._is_old(roles)
+        # then its own log-probs are exactly the old ones; another micro-batch may have rounded them otherwise
+        itself = self._is_old(roles) or (part.recomputed and roles.fresh)
         old = logprob.detach() if itself else part.old
         old_mean = step.mean.detach() if itself else part.old_mean
         loss, values = self.surrogate(part, step, logprob, old, old_mean)
@@ -221,11 +241,19 @@ class PolicyGradient(GroupRelative):
         if not roles.moved:
             values["rollout_corr/logprob_abs_diff"] = (logprob - part.steps.logprob).abs()
         if self.kl_coef > 0:
-            std = step.std if self.kl_form == "exact" or self.transition != "sde" else step.std / step.step.sqrt()
-            values["actor/kl_loss"] = kl = gaussian_kl(step.mean, part.reference_mean, std)
+            values["actor/kl_loss"] = kl = self._kl(step, part.reference_mean)
             loss = loss + self.kl_coef * kl
         metrics: dict[str, Any] = {name: (value.detach().sum(), count) for name, value in values.items()}
         return Loss(loss.sum(), metrics | per_step(values, part.index))
+
+    def _kl(self, step: Transition, reference_mean: Tensor) -> Tensor:
+        """Of a step and the reference's, in the form that is asked for: [M]."""
+        from burnish.losses import gaussian_kl, squared_distance
+
+        if self.kl_form == "means":
+            return squared_distance(step.mean, reference_mean)
+        published = self.kl_form == "published" and self.transition == "sde"
+        return gaussian_kl(step.mean, reference_mean, step.std / step.step.sqrt() if published else step.std)
 
     def surrogate(
         self, part: StepTerms, step: Transition, logprob: Tensor, old: Tensor, old_mean: Tensor
@@ -247,6 +275,25 @@ class PolicyGradient(GroupRelative):
     def _bypasses(self) -> bool:
         """Whether ratios refer to the sampler, whatever the policy makes of its steps."""
         return self.rollout_correction is not None and self.rollout_correction.mode == "bypass"
+
+    def _nats(self, trace: Denoising) -> Tensor:
+        """What a recorded step's log-prob, a mean over elements, is to be multiplied by to be that of the step: [B, K].
+
+        A squared error is in nats once it is divided by twice the variance.
+        """
+        elements = trace.state[0, 0].numel() if trace.time.numel() else 0
+        if self._density == "gaussian":
+            return trace.time.new_full(trace.time.shape, elements)
+        std = self.step_std(trace.time.flatten(), trace.time_next.flatten(), trace.schedule)
+        return elements / (2 * std.square().view_as(trace.time))
+
+    def step_std(self, time: Tensor, time_next: Tensor, schedule: Tensor) -> Tensor:
+        """Standard deviation of steps [M]; it depends on nothing but their times."""
+        from burnish.flow.transitions import transition
+
+        nothing = time.new_zeros(len(time), 1)
+        t_max = float(schedule[1])
+        return transition(self.transition, nothing, nothing, time, time_next, noise=self.noise_level, t_max=t_max).std
 
     def _step(self, steps: Steps, role: Role) -> Transition:
         from burnish.flow.transitions import transition

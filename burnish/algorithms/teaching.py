@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field
-
-from burnish.options import Positive
+from burnish.options import Guidance, Positive
 from burnish.registry import options
 
 
@@ -18,7 +14,7 @@ class Teacher:
     """Directory of its pipeline, of the family of model.path; null is the run's own untrained model."""
     lora: str | None = None
     """Directory of an adapter for it, as diffusers' load_lora_weights reads one; null adds none."""
-    guidance_scale: Annotated[float, Field(ge=1)] | None = None
+    guidance_scale: Guidance | None = None
     """Classifier-free guidance that it predicts with; null takes rollout.guidance_scale."""
     weight: Positive = 1.0
     """Share of its loss in the sum."""

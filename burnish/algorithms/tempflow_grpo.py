@@ -35,14 +35,6 @@ class TempFlowGRPO(Clipped):
         trace = scored.trace
         steps = self.window.within(len(trace.schedule) - 1)
         levels = trace.schedule[steps.start : steps.stop + 1]
-        mean = self._std(levels[:-1], levels[1:], trace.schedule).mean()
-        own = self._std(trace.time.flatten(), trace.time_next.flatten(), trace.schedule)
+        mean = self.step_std(levels[:-1], levels[1:], trace.schedule).mean()
+        own = self.step_std(trace.time.flatten(), trace.time_next.flatten(), trace.schedule)
         return own.view_as(weight) / mean
-
-    def _std(self, time: Tensor, time_next: Tensor, schedule: Tensor) -> Tensor:
-        """Standard deviation of steps [M]; it depends on nothing but their times."""
-        from burnish.flow.transitions import transition
-
-        nothing = time.new_zeros(len(time), 1)
-        t_max = float(schedule[1])
-        return transition(self.transition, nothing, nothing, time, time_next, noise=self.noise_level, t_max=t_max).std

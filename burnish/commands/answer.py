@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import closing
-from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 
+from burnish import terminal
+from burnish.commands.opening import output_folder
+from burnish.disk import writing
 from burnish.engines.language import AnswerJob
 from burnish.errors import UserError
 from burnish.media import Media
 from burnish.prompt import Message, Part, Prompt
+from burnish.reading import checked_path
 from burnish.session import LanguageSession
 
 
@@ -23,32 +25,34 @@ def answer(
     """Write and print ``n`` responses to each question; every question is about all of the pictures, in order."""
     system = session.config.data.system_prompt
     asked = [_prompt(question, [_picture(path) for path in images], system) for question in questions]
-    target = Path(output)
-    target.mkdir(parents=True, exist_ok=True)
+    target = output_folder(output)
     session.engine.seed = seed
     with closing(session), session.trained_weights():
         # the session's sampling is that of training; people want what validation shows
         job = AnswerJob.groups(asked, n, purpose="sample", update=0, sampling=session.judged_sampling)
         _, responses = session.engine.sample(job)
-    console = Console(soft_wrap=True)
-    with (target / "samples.jsonl").open("w") as lines:
-        for i, (prompt, response) in enumerate(zip(job.prompts, responses, strict=True)):
-            if i % n == 0:
-                console.print(f"[bold]{escape(prompt.text)}[/bold]")
-            cut = "" if response.finished else " [dim](cut at rollout.max_new_tokens)[/dim]"
-            console.print(f"  {escape(response.whole)}{cut}", highlight=False)
-            record = {"prompt": prompt.text, "images": list(images), "response": response.whole}
-            lines.write(json.dumps(record | {"finished": response.finished, "seed": seed}) + "\n")
-    console.print(f"{len(responses)} responses in [bold]{target / 'samples.jsonl'}[/bold]")
+    console = terminal.console(soft_wrap=True)
+    records = []
+    for i, (prompt, response) in enumerate(zip(job.prompts, responses, strict=True)):
+        if i % n == 0:
+            console.print(f"[bold]{escape(terminal.cut(prompt.text))}[/bold]")
+        cut = "" if response.finished else " [dim](cut at rollout.max_new_tokens)[/dim]"
+        console.print(f"  {escape(response.whole)}{cut}", highlight=False)
+        record = {"prompt": prompt.text, "images": list(images), "response": response.whole}
+        records.append(json.dumps(record | {"finished": response.finished, "seed": seed}) + "\n")
+    with writing(target):
+        (target / "samples.jsonl").write_text("".join(records))
+    console.print(f"{len(responses)} responses in [bold]{escape(str(target / 'samples.jsonl'))}[/bold]")
     return 0
 
 
 def _picture(path: str) -> Media:
     try:
-        media = Media.file(path)
+        media = Media.file(checked_path(path, "--image"))
         media.check()
-    except OSError as error:
-        raise UserError(f"--image {path} is no picture that can be read: {error}") from None
+    except (OSError, ValueError, SyntaxError) as error:
+        reason = getattr(error, "strerror", None) or "it is no picture of a kind that is known"
+        raise UserError(f"--image is {path}, which can't be read: {reason}; give a picture") from None
     return media
 
 

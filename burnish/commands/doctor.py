@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from burnish import terminal
 from burnish.errors import UserError
 
 GB = 1e9
@@ -33,7 +34,6 @@ class Finding:
 
 def doctor() -> int:
     """Print every check; 0 if the quickstart can run."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -45,7 +45,7 @@ def doctor() -> int:
         states.append(finding.state)
         state = Text(finding.state, style=colours[finding.state])
         table.add_row(name, state, Text(finding.found), Text(finding.advice))
-    console = Console()
+    console = terminal.console()
     console.print(table)
     if "fail" in states:
         console.print("\nThe quickstart can't run yet: put right what failed.")

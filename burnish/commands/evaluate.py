@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from contextlib import closing
-from pathlib import Path
 
-from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from burnish.commands.opening import open_run
+from burnish import terminal
+from burnish.commands.opening import open_run, output_folder
+from burnish.config.overrides import read_overrides
+from burnish.disk import writing
+from burnish.errors import ConfigError, UserError
 from burnish.judging import judge
+
+# options that decide what is judged, and how
+_READ = re.compile(
+    r"(task|model(\..*)?|data\.(?!train_batch_size|shuffle|fit)\w+|rewards(\..*)?|environment(\..*)?|scoring\..*"
+    r"|threads|seed|ema(\..*)?|algorithm\.name|validation\.(n|max_prompts|temperature|top_k|top_p|min_p)"
+    r"|rollout\.(num_inference_steps|guidance_scale|guidance_rescale|embedded_guidance|height|width|schedule|shift"
+    r"|max_sequence_length|merge_lora|batch_size|max_new_tokens|stop|engine|vllm(\..*)?))$"
+)
 
 
 def evaluate(source: str, overrides: Sequence[str], *, output: str | None) -> int:
@@ -22,17 +34,30 @@ def evaluate(source: str, overrides: Sequence[str], *, output: str | None) -> in
         overrides: dotted options that differ from the run's, e.g. ``validation.n=16``.
         output: folder for metrics.json, pictures and verdicts; None only prints.
     """
+    _refuse_unread(overrides)
     session, update = open_run(source, overrides)
-    target = Path(output) if output else None
+    target = output_folder(output) if output else None
     with closing(session), closing(session.scorer), session.trained_weights():
         metrics = judge(session, target, n=session.config.validation.n)
-    table = Table("metric", "value", title=f"{source} after {update} policy updates")
+    table = Table("metric", "value", title=escape(f"{source} after {update} policy updates"))
     table.columns[1].justify = "right"
     for name, value in metrics.items():
-        table.add_row(name, f"{value:.4f}")
-    console = Console()
+        table.add_row(escape(name), f"{value:.4f}")
+    console = terminal.console()
     console.print(table)
     if target:
-        (target / "metrics.json").write_text(json.dumps({"update": update} | metrics, indent=1) + "\n")
-        console.print(f"Pictures and verdicts are in [bold]{target}[/bold]")
+        with writing(target):
+            (target / "metrics.json").write_text(json.dumps({"update": update} | metrics, indent=1) + "\n")
+        console.print(f"Pictures and verdicts are in [bold]{escape(str(target))}[/bold]")
+    if metrics["val-aux/missing"] == 1:
+        raise UserError(f"no sample has a reward, so that {source} is not judged; the warnings above say why")
     return 0
+
+
+def _refuse_unread(overrides: Sequence[str]) -> None:
+    for option in read_overrides(overrides):
+        if not _READ.match(option):
+            raise ConfigError(
+                f"{option} is given, but judging never reads it: it is an option of training; leave it out, or train "
+                "with it"
+            )

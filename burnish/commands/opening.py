@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from burnish.commands.reach import reach
 from burnish.config import RunConfig, load
+from burnish.config.load import recipe_names
 from burnish.errors import UserError
 from burnish.folder import RunFolder
+from burnish.reading import checked_path
 from burnish.session import Session, open_session
 from burnish.workers.checkpoint import CheckpointStore
+from burnish.workers.checkpoint_files import PARTS
+
+log = logging.getLogger(__name__)
 
 
-def open_run(source: str, overrides: Sequence[str] = ()) -> tuple[Session, int]:
+def open_run(source: str, overrides: Sequence[str] = (), *, samples: bool = True) -> tuple[Session, int]:
     """A session with the weights of a run, or with the untrained weights of a recipe.
 
     Args:
         source: a run folder (its newest checkpoint), a folder inside its ``checkpoints``, or a recipe.
         overrides: dotted options that differ from the run's.
+        samples: whether it will be sampled from or judged, for which its configuration may name code of its own.
 
     Returns:
         The session and how many policy updates its weights have seen.
@@ -25,18 +34,55 @@ def open_run(source: str, overrides: Sequence[str] = ()) -> tuple[Session, int]:
     Raises:
         UserError: there is no such run or checkpoint, or the checkpoint is of another model.
     """
-    path = Path(source)
+    path = checked_path(source, "SOURCE")
     if not path.is_dir():
+        if not path.is_file() and (len(path.parts) != 1 or path.suffix) and source not in recipe_names():
+            raise UserError(
+                f"{source} is not there; give the folder of a run, one of its checkpoints, or a recipe (burnish "
+                "recipes lists those that ship with Burnish)"
+            )
         return open_session(load(source, list(overrides))), 0
     wanted = path if path.parent.name == "checkpoints" else None
     folder = RunFolder(path.parent.parent if wanted else path)
     if not folder.config.exists():
-        raise UserError(f"{source} is neither a run (it has no config.yaml), a checkpoint of one, nor a recipe")
+        index = next((name for name in ("model_index.json", "config.json") if (path / name).exists()), None)
+        if index is not None:
+            raise UserError(
+                f"{source} is a model, not a run: it has {index}, but no prompts and no rewards; name a recipe that "
+                f"has some, with model.path={source}"
+            )
+        raise UserError(
+            f"{source} is neither a run (it has no config.yaml), a checkpoint of one, nor a recipe; give one of these"
+        )
     config: RunConfig = load(str(folder.config), list(overrides))
+    if samples and (named := reach(config)):
+        # the folder may come from somebody else: nothing of this has been imported, started or asked yet
+        log.warning(
+            "%s has this machine use %s; look at it first if the run is not yours", folder.config, ", ".join(named)
+        )
     store = CheckpointStore(folder.checkpoints, config.checkpoint)
     checkpoint = store.open(wanted) if wanted else store.latest()
     if checkpoint is None:
-        raise UserError(f"{source} has no whole checkpoint yet; training writes one every checkpoint.every updates")
+        raise UserError(
+            f"{source} has no whole checkpoint yet; training writes one every checkpoint.every updates; train it first"
+        )
     session = open_session(config)
-    session.load_weights(checkpoint.load(session.identity))
+    session.load_weights(checkpoint.load(session.identity, PARTS))
     return session, checkpoint.update
+
+
+def output_folder(output: str) -> Path:
+    """The folder that a command writes to, made before anything is computed.
+
+    Raises:
+        UserError: it can't be written.
+    """
+    folder = checked_path(output, "--output")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = "it is a file" if folder.is_file() else error.strerror
+        raise UserError(f"--output is {output}, which can't be written: {reason}; give another folder") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"--output is {output}, which you may not write to; give another folder")
+    return folder

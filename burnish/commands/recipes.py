@@ -5,17 +5,17 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
+from burnish import terminal
 from burnish.config.load import BASE, find_recipe, recipe_names
 from burnish.paths import RECIPES
 
 
 def recipes() -> int:
     """Print every recipe with its description, folder by folder."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
+    console = terminal.console()
     names = sorted(recipe_names(), key=lambda name: (name.count("/"), name))
     width = max(map(len, names))
     for folder, group in groupby(names, key=lambda name: name.rpartition("/")[0]):

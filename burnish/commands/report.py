@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-
+from burnish import terminal
 from burnish.errors import UserError
 from burnish.folder import RunFolder
 from burnish.report import write_report
@@ -14,5 +13,5 @@ def report(run: str) -> int:
     folder = RunFolder(run)
     if not folder.has_run():
         raise UserError(f"{run} is not the folder of a run; give one that burnish train wrote (output_dir)")
-    Console().print(f"The report is {write_report(folder)}", soft_wrap=True, markup=False, highlight=False)
+    terminal.console().print(f"The report is {write_report(folder)}", soft_wrap=True, markup=False, highlight=False)
     return 0

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from PIL import Image
-from rich.console import Console
+from rich.markup import escape
 from rich.progress import track
 
+from burnish import terminal
 from burnish.algorithms.base import Needs
 from burnish.commands.answer import answer
-from burnish.commands.opening import open_run
+from burnish.commands.opening import open_run, output_folder
 from burnish.data.prompts import read_prompts
+from burnish.disk import writing
 from burnish.engines.flow import FlowEngine, Job
 from burnish.errors import UserError
 from burnish.models.loading import load_model
 from burnish.options import ModelOptions, RolloutOptions
-from burnish.pictures import grid
+from burnish.pictures import Spoilt, grid
+from burnish.reading import checked_path
 from burnish.session import LanguageSession
 from burnish.types import Prompt
 from burnish.workers.roles import NetworkRoles
+
+log = logging.getLogger(__name__)
+
+DRAWN = re.compile(r"\d{3,}-\d{2,}\.png")  # names of pictures that are drawn here
 
 
 def sample(
@@ -44,40 +53,61 @@ def sample(
 
     A model that sees answers instead, about ``images``.
     """
+    if not all(text.strip() for text in prompts):
+        raise UserError("a prompt is empty; write what to draw, or a question")
     wanted = {"num_inference_steps": steps, "guidance_scale": guidance, "height": height, "width": width}
     changes = {name: value for name, value in wanted.items() if value is not None}
-    drawn = (Path(source) / "model_index.json").exists()
+    drawn = (checked_path(source, "SOURCE") / "model_index.json").exists()
     session = None if drawn else open_run(source)[0]
     if isinstance(session, LanguageSession):
         if changes or prompt_file:
-            raise UserError("--steps, --guidance, --height, --width and --prompt-file are for models that draw")
+            raise UserError(
+                "--steps, --guidance, --height, --width and --prompt-file are for models that draw; leave them out"
+            )
         return answer(session, prompts, images, output=output, n=n, seed=seed)
     if images:
         raise UserError(f"--image is given, but {source} is a model that draws; give it words alone")
-    asked = [Prompt(text=text) for text in prompts] + (read_prompts(Path(prompt_file)) if prompt_file else [])
+    asked = [Prompt(text=text) for text in prompts] + (
+        read_prompts(checked_path(prompt_file, "--prompt-file")) if prompt_file else []
+    )
     if not asked:
-        raise UserError("no prompt is given; write it after the source, or use --prompts FILE")
-    target = Path(output)
-    target.mkdir(parents=True, exist_ok=True)
+        raise UserError("no prompt is given; write it after the source, or use --prompt-file FILE")
+    target = output_folder(output)
     with _engine(source, changes, seed) as engine:
         job = Job.groups(asked, n, purpose="sample", update=0)
         # small parts, so that one can watch the progress
         parts = engine.sample(job)
         pictures = [p for _, _, chunk in track(parts, "Sampling", transient=True) for p in chunk]
-    with (target / "samples.jsonl").open("w") as lines:
+    _remove_earlier(target)
+    with writing(target), (target / "samples.jsonl").open("w") as lines:
         for i, (prompt, picture) in enumerate(zip(job.prompts, pictures, strict=True)):
             name = f"{int(job.group[i]):03d}-{int(job.sample[i]):02d}.png"
             Image.fromarray(picture).save(target / name)
             lines.write(json.dumps({"file": name, "prompt": prompt.text, "seed": seed}) + "\n")
-    grid(pictures, columns=n, labels=[prompt.text for prompt in asked]).save(target / "grid.png")
-    Console().print(f"{len(pictures)} pictures in [bold]{target}[/bold]; all of them in {target / 'grid.png'}")
+    spoilt = sum(isinstance(picture, Spoilt) for picture in pictures)
+    if spoilt:
+        log.warning("%d of %d pictures have values that are not finite, and are black", spoilt, len(pictures))
+    with writing(target):
+        grid(pictures, columns=n, labels=[prompt.text for prompt in asked]).save(target / "grid.png")
+    where = escape(str(target))
+    terminal.console().print(f"{len(pictures)} pictures in [bold]{where}[/bold]; all of them in {where}/grid.png")
     return 0
+
+
+def _remove_earlier(target: Path) -> None:
+    """Remove the pictures that an earlier call drew here, so that what is in the folder is of one call."""
+    listed = target / "samples.jsonl"
+    for line in listed.read_bytes().splitlines() if listed.is_file() else ():
+        with suppress(ValueError, KeyError, TypeError):
+            name = str(json.loads(line)["file"])
+            if DRAWN.fullmatch(name):
+                (target / name).unlink(missing_ok=True)
 
 
 @contextmanager
 def _engine(source: str, changes: dict[str, int | float], seed: int) -> Iterator[FlowEngine]:
     """The engine that draws, with the trained weights where there are some."""
-    if (Path(source) / "model_index.json").exists():
+    if (checked_path(source, "SOURCE") / "model_index.json").exists():
         defaults: dict[str, int | float] = {"num_inference_steps": 28, "guidance_scale": 7.0, "batch_size": 8}
         rollout = RolloutOptions(**(defaults | changes))  # type: ignore[arg-type]
         roles = NetworkRoles(

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from burnish import terminal
 from burnish.config import load
 from burnish.config.disk import check_disk
 from burnish.errors import ConfigError
+from burnish.json_text import parse_json
 from burnish.paths import METRICS
 
 STOPPED = 75
@@ -42,7 +43,7 @@ def sweep(recipe: str, overrides: Sequence[str]) -> int:
     codes: list[int] = []
     with _forwarding() as run:
         for number, member in enumerate(members, 1):
-            print(f"sweep: run {number} of {len(members)}: {member.folder}", flush=True)
+            print(terminal.printable(f"sweep: run {number} of {len(members)}: {member.folder}"), flush=True)
             codes.append(run([sys.executable, "-m", "burnish.cli", "train", recipe, *member.overrides]))
             if codes[-1] == STOPPED:
                 break
@@ -82,9 +83,10 @@ def expand(overrides: Sequence[str], base: str) -> list[Member]:
     for option, values in varied:
         text = ",".join(values)
         if option in ("output_dir", "resume"):
-            raise ConfigError(f"{option} is {text}; a sweep has one, with a folder below output_dir for each run")
+            why = "a sweep has one, with a folder below output_dir for each run"
+            raise ConfigError(f"{option} is {text}; {why}; give one")
         if "" in values:
-            raise ConfigError(f"{option} is {text}; there is nothing between two of its commas")
+            raise ConfigError(f"{option} is {text}; there is nothing between two of its commas; write a value there")
         repeated = [value for value, count in Counter(values).items() if count > 1]
         if repeated:
             raise ConfigError(f"{option} is {text}; {repeated[0]} is there twice, leave one out")
@@ -132,8 +134,10 @@ def final_metrics(folder: Path) -> dict[str, float]:
         return found
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            record: dict[str, Any] = json.loads(line)
+            record = parse_json(line)
         except ValueError:  # the line that was being written when the run was killed
+            continue
+        if not isinstance(record, dict):
             continue
         found = {key: value for key, value in record.items() if key.startswith(PREFIX)} or found
     return found
@@ -141,7 +145,6 @@ def final_metrics(folder: Path) -> dict[str, float]:
 
 def show(members: Sequence[Member], codes: Sequence[int]) -> None:
     """Print how each member ended; those that were not started are left out."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -152,7 +155,7 @@ def show(members: Sequence[Member], codes: Sequence[int]) -> None:
         numbers = [f"{result[key]:.4g}" if key in result else "" for key in metrics]
         ended = {0: "done", STOPPED: "stopped"}.get(code, f"failed ({code})")
         table.add_row(*map(Text, [*member.values.values(), *numbers, ended]))
-    Console().print(table)
+    terminal.console().print(table)
 
 
 def _first(overrides: Sequence[str]) -> list[str]:

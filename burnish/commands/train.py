@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import ExitStack, closing, nullcontext, suppress
 
 from burnish.algorithms.base import Metrics
 from burnish.closing import closing_message
@@ -16,6 +16,7 @@ from burnish.folder import STEP, RunFolder
 from burnish.hooks.base import Hook
 from burnish.hooks.checkpoints import Ahead, Checkpoints
 from burnish.hooks.expiry import Announced, Expiry, announced
+from burnish.hooks.failures import Failures, NothingLearned
 from burnish.hooks.metrics import MetricsLog
 from burnish.hooks.progress import Progress
 from burnish.hooks.stop import EXIT_STOPPED, StopRequest
@@ -78,12 +79,16 @@ def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
             command = controller_command(config.profiler, local=config.runtime == "local", folder=folder.profiles)
             log.warning("Nsight Systems sees this process if it was started by: %s", shlex.join(command))
         crew.check_data()
+    crew.stop = lambda: stop.requested is not None
     with crew:
         with stop.giving_up():
             crew.check()
         while True:
             try:
                 return _attempt(config, folder, crew, checkpoint, stop, expected)
+            except NothingLearned:
+                write_report(folder)
+                raise
             except Exception as error:
                 crew.recover(error)
                 checkpoint = store.latest()
@@ -129,11 +134,7 @@ def _attempt(
     metrics = checkpoint.unvalidated if checkpoint is not None else None
     # the last update is not recorded whole where its validation is still to be done
     recorded = None if checkpoint is None else done if metrics is None else done - 1
-    try:
-        folder.begin(config, resumed_at=recorded)
-    except OSError as error:
-        raise UserError(f"output_dir is {config.output_dir}, which can't be written: {error.strerror}") from None
-
+    folder.begin(config, resumed_at=recorded)
     expiry = Expiry(expected, stop, margin=config.trainer.expiry_margin, saving=lambda: crew.saving)
     validation = Validation(config, folder, crew.judge)
     here = checkpoint is not None and checkpoint.path.resolve().parent == folder.checkpoints.resolve()
@@ -144,6 +145,7 @@ def _attempt(
         Ahead(checkpoints),
         validation,
         MetricsLog(folder, resumed_at=recorded),
+        failures := Failures(folder, config.trainer, steps=config.steps),
         checkpoints,
         Progress(config, done=done),
         expiry,
@@ -163,14 +165,15 @@ def _attempt(
         if not stopping():
             with suppress(GivenUp):
                 run(
-                    range(done + 1, config.steps + 1), crew.source, crew.workers, hooks,
+                    range(done + 1, config.steps + 1), failures.watched(crew.source), crew.workers, hooks,
                     watch=crew.watch, stop=stopping, around=crew.profiler.during, devices=config.devices,
                 )  # fmt: skip
         for hook in hooks:
             hook.finish()
     finally:
-        for hook in hooks:
-            hook.close()
+        with ExitStack() as ends:  # all of them, whatever the disk says to one
+            for hook in reversed(hooks):
+                ends.callback(hook.close)
     return max(done, checkpoints.last) >= config.steps and not validation.given_up
 
 
@@ -188,7 +191,6 @@ def _starting_point(config: RunConfig, folder: RunFolder, store: CheckpointStore
                 "choose another output_dir, or resume=auto to go on with it"
             )
         return None
-    folder.refuse_other_configuration(config)
     checkpoint = store.latest() if config.resume == "auto" else store.open(config.resume)
     if checkpoint is None:
         if folder.checkpoints.is_dir() and any(path.name.isdecimal() for path in folder.checkpoints.iterdir()):
@@ -196,6 +198,8 @@ def _starting_point(config: RunConfig, folder: RunFolder, store: CheckpointStore
                 f"{folder.checkpoints} holds checkpoints, but none of them is whole, so the run can't go on; "
                 "give another output_dir, or delete them to begin anew"
             )
+        # an attempt that ended before it saved anything has nothing that other options could spoil
         return None
+    folder.refuse_other_configuration(config)
     log.info("going on from %s", checkpoint.path)
     return checkpoint

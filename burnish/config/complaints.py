@@ -83,9 +83,10 @@ def complain(error: Any, path: tuple[str, ...], kind: Any, context: Context) -> 
         return wrong_choice(option, value, choices) + context.origin(option)
     if sort in _BOUNDS:
         key, sign = _BOUNDS[sort]
-        must = f"{sign} {show(_plain(error['ctx'][key]))}"
+        must = f"{sign} {_bound(error['ctx'][key])}"
     elif sort in ("too_long", "too_short", "missing"):
-        place, length = (place[:-1], 2) if sort == "missing" else (place, error["ctx"].get("max_length"))
+        short = sort == "missing"
+        place, length = (place[:-1], _length(kind, error["loc"])) if short else (place, error["ctx"].get("max_length"))
         option = ".".join(place)
         must = f"a list of {length} values"
     else:
@@ -156,6 +157,15 @@ def section_class(annotation: Any) -> Any:
     return next((one for one in candidates if isinstance(one, type) and dataclasses.is_dataclass(one)), None)
 
 
+def _length(kind: Any, loc: Sequence[str | int]) -> int:
+    """How many values the tuple has that lacks the one at ``loc``, within the options ``kind``."""
+    annotation = kind
+    for name in loc[:-1]:
+        annotation = fields(section_class(annotation))[str(name)].annotation
+    kinds = (one for one in (annotation, *typing.get_args(annotation)) if typing.get_origin(one) is tuple)
+    return len(typing.get_args(next(kinds)))
+
+
 def _options(cls: Any) -> Iterator[str]:
     if cls is None:
         return
@@ -224,8 +234,12 @@ def _choices(expected: str) -> list[str]:
     return [part.strip().strip("'") for part in expected.replace(" or ", ", ").split(", ")]
 
 
-def _plain(bound: float) -> float | int:
-    return int(bound) if float(bound).is_integer() else bound
+def _bound(bound: float) -> str:
+    """A bound as people write it: 1e9, not 1000000000."""
+    whole = float(bound).is_integer()
+    if whole and abs(bound) >= 1e6 and float(f"{bound:g}") == bound:
+        return f"{bound:g}".replace("e+0", "e").replace("e+", "e")
+    return show(int(bound) if whole else bound)
 
 
 def _short(value: Any) -> str:

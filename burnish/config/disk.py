@@ -4,30 +4,49 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 from burnish.config.language import LanguageConfig
+from burnish.config.machine import machine_complaints
 from burnish.config.run import RunConfig
 from burnish.errors import ConfigError, UserError
-from burnish.models.language.loading import family_of as language_family_of
-from burnish.models.language.loading import read_config
+from burnish.models.language.loading import check_files
 from burnish.models.loading import family_of, read_index
 from burnish.paths import PREFIX, holds_run, resolve
+from burnish.reading import checked_path
+from burnish.rewards.function import Function
+from burnish.rewards.language.function import LanguageFunction
+from burnish.weights import complaints_about
 
 
 def check_disk(config: RunConfig) -> None:
-    """Refuse a run whose model or prompts are not there, or whose folder can't be written.
+    """Refuse a run whose model, prompts or functions are not there, or whose folder can't be written.
 
     Raises:
         ConfigError: with every complaint.
     """
-    checks: list[Callable[[RunConfig], None]] = [_model, _train_files, _val_files, _ptx_files, _output, _resume]
+    complaints = missing(config)
+    if complaints:
+        raise ConfigError(complaints)
+
+
+def missing(config: RunConfig) -> list[str]:
+    """What keeps a run from starting on this machine: a sentence for each."""
+    checks: list[Callable[[RunConfig], None]] = [
+        _machine, _model, _train_files, _val_files, _ptx_files, _rewards, _output, _resume,
+    ]  # fmt: skip
     complaints = []
     for check in checks:
         try:
             check(config)
+        except ConfigError as error:
+            complaints += error.complaints
         except UserError as error:
             complaints.append(str(error))
+    return complaints
+
+
+def _machine(config: RunConfig) -> None:
+    complaints = list(machine_complaints(config))
     if complaints:
         raise ConfigError(complaints)
 
@@ -45,10 +64,15 @@ def _model(config: RunConfig) -> None:
             f"fetch it with: hf download {path} --local-dir DIR, and set model.path=DIR"
         )
     if isinstance(config, LanguageConfig):
-        _, written = read_config(config.model)
-        language_family_of(config.model, written)
+        check_files(config.model)
         return
     _, index = read_index(config.model)
+    parts = [
+        name for name, kind in index.items() if isinstance(kind, list) and (found / name / "config.json").is_file()
+    ]
+    wrong = [problem for name in parts for problem in complaints_about(found / name)]
+    if wrong:
+        raise UserError("\n".join(f"model.path: {problem}" for problem in wrong))
     family_of(config.model, index).check_options(
         found,
         max_sequence_length=config.rollout.max_sequence_length,
@@ -72,6 +96,23 @@ def _ptx_files(config: RunConfig) -> None:
             _prompts("ptx.train_files", path, config)
 
 
+def _rewards(config: RunConfig) -> None:
+    """Files of functions that users bring."""
+    complaints = []
+    for label, reward in config.rewards.items():
+        if not isinstance(reward, (Function, LanguageFunction)):
+            continue
+        where, _, name = reward.path.rpartition(":")
+        if where.endswith(".py") and not checked_path(where).exists():
+            complaints.append(
+                f"rewards.{label}.path is {reward.path}, but there is no {where} in this folder. It is yours to write, "
+                f"and has to define {name}({reward.takes}), which returns one number for each of the {reward.judged}; "
+                f"or choose another reward: rewards.{label}=null rewards.NAME.weight=1"
+            )
+    if complaints:
+        raise ConfigError(complaints)
+
+
 def _listed(files: str | list[str]) -> list[str]:
     return [files] if isinstance(files, str) else files
 
@@ -93,7 +134,7 @@ def _prompts(option: str, path: str, config: RunConfig) -> None:
 
 
 def _output(config: RunConfig) -> None:
-    folder = Path(config.output_dir).expanduser().absolute()
+    folder = checked_path(config.output_dir, "output_dir").absolute()
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if not nearest.is_dir():
         raise UserError(f"output_dir is {config.output_dir}, but {nearest} is a file; give another folder")
@@ -105,10 +146,10 @@ def _resume(config: RunConfig) -> None:
     if config.resume == "auto":
         return
     if config.resume == "never":
-        if holds_run(Path(config.output_dir).expanduser()):
+        if holds_run(checked_path(config.output_dir, "output_dir")):
             raise UserError(
                 f"resume is never, but output_dir {config.output_dir} already has a run in it; "
                 "give another output_dir, or resume=auto goes on with that run"
             )
-    elif not resolve(config.resume).exists():
+    elif not checked_path(config.resume, "resume").exists():
         raise UserError(f"resume is {config.resume}, which is not there; it must be auto, never, or a checkpoint")

@@ -180,6 +180,14 @@ class FlowConfig(RunConfig):
             if section is not None and section.fit == "centre_crop" and unsized:
                 yield f"{option} is centre_crop, but to what size? Set rollout.height and rollout.width"
 
+    def cautions(self) -> Iterator[str]:
+        if self.rollout.merge_lora is True and self.model.lora is not None and self.model.dtype == "bfloat16":
+            yield (
+                "rollout.merge_lora is true and model.dtype is bfloat16: adapters are rounded with the weights that "
+                "they are folded into. Most of an early step is lost, and log-probs of sampler and trainer differ by "
+                "about 1e-3; rollout.merge_lora=auto samples with the policy that learns"
+            )
+
     def unread(self, given: Collection[str]) -> Iterator[str]:
         yield from super().unread(given)
         needs = self.algorithm.needs()
@@ -187,6 +195,8 @@ class FlowConfig(RunConfig):
             yield f"rollout.n is given, but {self.algorithm.name} learns from {needs.data} that are given; leave it out"
         if "data.fit" in given and needs.data == "prompts":
             yield f"data.fit is given, but {self.algorithm.name} learns from prompts, which have no size; leave it out"
+        if "data.decode_check" in given and needs.data == "prompts" and self.supervised is None:
+            yield f"data.decode_check is given, but {self.algorithm.name} reads no pictures here; leave it out"
         if "rollout.merge_lora" in given and self.model.lora is None:
             yield (
                 "rollout.merge_lora is given, but model.lora is null: there are no adapters to fold in; "

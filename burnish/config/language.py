@@ -180,6 +180,14 @@ class LanguageConfig(RunConfig):
         critic = {"critic.optimizer": self.critic.optimizer} if self.algorithm.needs().critic else {}
         return super().optimizers | critic
 
+    def cautions(self) -> Iterator[str]:
+        if self.rollout.engine == "vllm" and self.model.lora is not None and self.model.dtype == "bfloat16":
+            yield (
+                "rollout.engine is vllm and model.dtype is bfloat16: vLLM is sent weights with the adapters folded in, "
+                "which rounds most of an early step off (watch rollout_corr/logprob_abs_diff); "
+                "rollout.engine=burnish samples with the policy that learns"
+            )
+
     def unread(self, given: Collection[str]) -> Iterator[str]:
         yield from super().unread(given)
         if not self.algorithm.needs().critic:

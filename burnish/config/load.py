@@ -21,8 +21,9 @@ from burnish.config.run import RunConfig
 from burnish.config.tasks import config_class
 from burnish.config.text import fields
 from burnish.config.yaml_text import parse, show
-from burnish.errors import ConfigError
+from burnish.errors import ConfigError, UserError
 from burnish.paths import RECIPES
+from burnish.reading import checked_path, read_text
 from burnish.registry import lookup, names
 
 BASE = "base"  # name of a file in a folder of recipes that the others extend
@@ -70,7 +71,7 @@ def find_recipe(recipe: str) -> Path:
     known = recipe_names()
     if recipe in _shipped():
         return RECIPES / f"{recipe}.yaml"
-    path = Path(recipe).expanduser()
+    path = checked_path(recipe, "recipe")
     if path.suffix in (".yaml", ".yml") and path.is_file():
         return path
     if "=" in recipe:
@@ -111,16 +112,16 @@ def _shown(path: Path) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = parse(path.read_text(encoding="utf-8"))
+        text = read_text(path)
+    except UserError as error:
+        raise ConfigError(str(error)) from None
+    try:
+        content = parse(text)
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not a recipe: it is not text in UTF-8") from None
-    except OSError as error:
-        raise ConfigError(f"{path} can't be read: {error.strerror}") from None
+        raise ConfigError(f"{path}: {error}; put that right, or give another recipe") from None
     if not isinstance(content, dict):
         raise ConfigError(
-            f"{path} is not a recipe: it must hold options, such as 'steps: 30', but holds {show(content)}"
+            f"{path} is not a recipe: it must hold options, such as 'steps: 30', but holds {show(content):.80}"
         )
     return _named(content)
 

@@ -22,8 +22,9 @@ from burnish.options import (
     ProfilerOptions,
     RayOptions,
     ScoringOptions,
+    Seed,
     ShardingOptions,
-    Whole,
+    Threads,
 )
 from burnish.registry import names, options
 
@@ -68,14 +69,14 @@ class RunConfig:
     """What is recorded in every detail, in which policy updates; null records nothing."""
     steps: Count = 100
     """Policy updates."""
-    seed: Whole = 0
+    seed: Seed = 0
     """Seed of every random draw."""
     output_dir: str = "runs/latest"
     """Folder of the run: metrics, samples, checkpoints, report."""
     resume: str = "auto"
     """auto goes on from the newest whole checkpoint in output_dir if there is one; never starts anew and
     refuses a folder that has a run in it; a path goes on from that checkpoint."""
-    threads: Count = 1
+    threads: Threads = 1
     """CPU threads of the trainer; part of what makes two runs equal bit by bit."""
     runtime: Literal["local", "ray"] = "local"
     """Where the run's workers live: local is this process; ray is processes of a Ray cluster, as pools says."""
@@ -153,6 +154,10 @@ class RunConfig:
         ]  # fmt: skip
         if complaints:
             raise ConfigError(complaints)
+
+    def cautions(self) -> Iterator[str]:
+        """What is obeyed, but seldom meant."""
+        yield from ()
 
     def sampling_complaints(self) -> Iterator[str]:
         """What is wrong with how this task samples."""

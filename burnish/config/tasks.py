@@ -19,6 +19,6 @@ def config_class(task: Any) -> type[RunConfig]:
     Raises:
         ConfigError: there is no such task.
     """
-    if task not in TASKS:
+    if not isinstance(task, str) or task not in TASKS:
         raise ConfigError(wrong_choice("task", task, list(TASKS)))
     return TASKS[task]

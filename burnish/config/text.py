@@ -20,7 +20,7 @@ COLUMN = 34  # where explanations begin; behind a longer option they follow it
 # what changes where and how fast a run works, and how it is watched, but not the weights that it arrives at
 _SILENT = re.compile(
     r"(output_dir|resume|runtime|checkpoint\..*|scoring\..*|validation\..*|data\.val_files|rollout\.batch_size"
-    r"|rollout\.merge_lora|trainer\.micro_batch_(size|tokens)|trainer\.(max_skipped_updates|expires_at|expiry_margin)"
+    r"|rollout\.merge_lora|trainer\.micro_batch_(size|tokens)|trainer\.(max_(skipped|empty)_updates|expires_at|expiry_margin)"
     r"|model\.gradient_checkpointing|algorithm\.fold_timesteps|pipeline\.timeout|profiler(\..*)?)$"
 )
 

@@ -10,6 +10,10 @@ import yaml
 
 from burnish.errors import ConfigError
 
+LARGEST = 1 << 20  # bytes of a recipe
+MOST = 100_000  # values in it, each alias counted as often as it is used
+DEEPEST = 60  # lists and sections inside each other
+
 _FLOAT = re.compile(
     r"^(?:[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
 )
@@ -21,6 +25,9 @@ _WORDS = [
 ]
 
 
+DEEPEST = 50  # levels of a value
+
+
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[Any]] = {}  # noqa: RUF012
     yaml_constructors = {  # noqa: RUF012
@@ -28,6 +35,35 @@ class _Loader(yaml.SafeLoader):
         for tag, construct in yaml.SafeLoader.yaml_constructors.items()
         if tag is None or tag.rpartition(":")[2] in ("null", "bool", "int", "float", "str", "seq", "map")
     }
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+        self._values: dict[yaml.Node, int] = {}  # in a node, with all that its aliases stand for
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """The next node, while it is not too deep and does not stand for too much.
+
+        A few lines of aliases to aliases stand for billions of values, so they are counted before any is made.
+        """
+        event = self.peek_event()
+        where: Any = event.start_mark
+        self._depth += 1
+        if self._depth > DEEPEST:
+            raise yaml.composer.ComposerError(None, None, f"nested more than {DEEPEST} deep", where)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if node is None:
+            return None
+        if node not in self._values:
+            if isinstance(event, yaml.AliasEvent):
+                raise yaml.composer.ComposerError(None, None, "a list or section holds itself", where)
+            self._values[node] = 1 + sum(self._values[one] for one in _inside(node))
+        if self._values[node] > MOST:
+            raise yaml.composer.ComposerError(
+                None, None, f"more than {MOST} values, each alias (*) counted as often as it is used", where
+            )
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -38,6 +74,12 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, f"{key.value} is given twice", key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+def _inside(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [one for pair in node.value for one in pair]
+    return node.value if isinstance(node, yaml.SequenceNode) else []
 
 
 class _Dumper(yaml.SafeDumper):
@@ -55,9 +97,13 @@ def parse(text: str) -> Any:
     Raises:
         ConfigError: it is not YAML; the message says on which line and why.
     """
+    if len(text) > LARGEST:
+        raise ConfigError(f"it has {len(text)} letters, and a recipe at most {LARGEST}")
     try:
         value = yaml.load(text, _Loader)
         json.dumps(value)
+        if _depth(value) > DEEPEST:
+            raise ConfigError(f"it is nested in more than {DEEPEST} levels, as no option is; give options by name")
         return value
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -65,8 +111,20 @@ def parse(text: str) -> Any:
         raise ConfigError(f"{line}{error.problem or error.context}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"it can't be read: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ConfigError(
+            f"it is nested in more than {DEEPEST} levels, as no option is; give options by name"
+        ) from None
+    except ConfigError:
+        raise
     except (ValueError, KeyError) as error:  # !!int on text that is no number, or a list that holds itself
         raise ConfigError(f"it has a value that can't be read: {error}") from None
+
+
+def _depth(value: Any) -> int:
+    """Levels of lists and objects."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(_depth, inner), default=0)
 
 
 def show(value: Any) -> str:

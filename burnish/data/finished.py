@@ -104,8 +104,9 @@ class EncodedPictures:
 
         try:
             image = media.image()
-        except OSError as error:
-            raise UserError(f"{record.where}: has a picture that can't be decoded: {error}") from None
+        except (OSError, ValueError, SyntaxError) as error:  # PIL's, of a file that broke in the course of a run
+            name = f"has a picture {media.path or 'in bytes'}"
+            raise UserError(f"{record.where}: {name} that can't be decoded: {error}") from None
         if self.crop is not None:
             height, width = self.crop
             image = ImageOps.fit(image, (width, height), Image.Resampling.LANCZOS)
@@ -118,6 +119,11 @@ class StoredRow:
 
     number: int
     uid: str
+
+    @property
+    def where(self) -> str:
+        """Where it stands, for messages."""
+        return f"row {self.number + 1}"
 
 
 class StoredLatents:

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from burnish.errors import UserError
+from burnish.errors import ConfigError, UserError
+from burnish.json_text import parse_json
+from burnish.reading import read_file
 
 SHOWN = 10  # problems that one message lists
 
@@ -19,11 +21,8 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     Raises:
         UserError: it can't be read.
     """
-    try:
-        # some editors write a byte order mark, which is no part of the first line
-        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
-    except OSError as error:
-        raise UserError(f"{path} can't be read: {error.strerror}") from None
+    # some editors write a byte order mark, which is no part of the first line
+    lines = read_file(path).removeprefix(codecs.BOM_UTF8).split(b"\n")
     yield from ((number, line) for number, line in enumerate(lines, 1) if line.strip())
 
 
@@ -46,11 +45,9 @@ def parse_object(text: str) -> dict[str, Any]:
         ValueError: it is none, or has a key twice.
     """
     try:
-        record = json.loads(text, object_pairs_hook=_unique)
+        record = parse_json(text, _unique)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from None
-    except RecursionError:
-        raise ValueError("is nested too deeply to be read") from None
     if not isinstance(record, dict):
         raise ValueError(f"holds {type(record).__name__}, not an object like {{'prompt': 'a cat'}}")
     return record
@@ -65,10 +62,17 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return record
 
 
-def told(problems: Sequence[str], what: str = "lines") -> UserError:
-    """All problems of a file in one error: the first in words, the others counted."""
-    more = [f"and {len(problems) - SHOWN} {what} more"] if len(problems) > SHOWN else []
-    return UserError("\n".join([*problems[:SHOWN], *more]))
+def told(problems: Sequence[str], head: str = "") -> UserError:
+    """All problems of a file in one error: the first in words, the others counted.
+
+    Args:
+        problems: a line each.
+        head: what they have in common, and the way out; the problems are then examples of one thing that is wrong.
+    """
+    if not head:
+        return ConfigError(problems[:SHOWN], count=len(problems), way_out="mend such records, or remove them")
+    more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
+    return UserError("\n".join([head, *problems[:SHOWN], *more]))
 
 
 def is_text(value: Any) -> bool:

@@ -75,7 +75,7 @@ def read_pictures(path: Path, holds: Holds, *, size: tuple[int | None, int | Non
     if size is not None:
         problems += _sizes(records, size)
     if problems:
-        raise told(problems, "records")
+        raise told(problems)
     if not records:
         raise UserError(f"{path} holds no {holds}")
     return records
@@ -89,7 +89,7 @@ def _from_lines(path: Path, holds: Holds) -> Iterator[PictureRecord | str]:
             pictures = tuple(_picture(record, keys, path.parent) for keys in KEYS[holds])
             if len(pictures) == 2 and pictures[0] == pictures[1]:
                 raise ValueError("has the same picture as chosen and as rejected")
-            yield PictureRecord(prompt_of(record), pictures, where)
+            yield PictureRecord(prompt_of(record, where), pictures, where)
         except ValueError as error:
             yield f"{where}: {error}"
 
@@ -112,7 +112,9 @@ def _from_folder(path: Path) -> Iterator[PictureRecord | str]:
             text = decoded(caption.read_bytes())
             if not text:
                 raise ValueError(f"has an empty prompt in {caption.name}")
-            yield PictureRecord(Prompt(text=text), (media_of(str(file), "image", path),), str(file))
+            # absolute: a relative path would be taken to start in the folder, and is part of it already
+            picture = media_of(str(file.absolute()), "image", path)
+            yield PictureRecord(Prompt(text=text, where=str(file)), (picture,), str(file))
         except OSError:
             yield f"{file}: has no prompt beside it; write one into {caption.name}"
         except ValueError as error:

@@ -28,14 +28,16 @@ def read_prompts(path: Path) -> list[Prompt]:
         UserError: the file can't be read, has no prompt, or has wrong lines; the message names file and line.
     """
     if path.suffix not in (".txt", ".jsonl"):
-        raise UserError(f"{path} is neither .txt (one prompt a line) nor .jsonl (one object a line)")
+        raise UserError(f"{path} is neither .txt (one prompt a line) nor .jsonl (one object a line); give one of these")
     prompts: list[Prompt] = []
     problems: list[str] = []
     for number, line in read_lines(path):
         try:
             text = decoded(line)
             if text:
-                prompts.append(Prompt(text=text) if path.suffix == ".txt" else prompt_of(parse_object(text)))
+                where = f"{path}:{number}"
+                plain = path.suffix == ".txt"
+                prompts.append(Prompt(text=text, where=where) if plain else prompt_of(parse_object(text), where))
         except ValueError as error:
             problems.append(f"{path}:{number}: {error}")
     if problems:
@@ -45,8 +47,8 @@ def read_prompts(path: Path) -> list[Prompt]:
     return prompts
 
 
-def prompt_of(record: Mapping[str, Any]) -> Prompt:
-    """The prompt of a record.
+def prompt_of(record: Mapping[str, Any], where: str = "") -> Prompt:
+    """The prompt of a record that stands at ``where``.
 
     Raises:
         ValueError: it has none, or one that is no text.
@@ -56,7 +58,7 @@ def prompt_of(record: Mapping[str, Any]) -> Prompt:
         raise ValueError(f"has no prompt; its keys are {', '.join(map(repr, record)) or 'none'}")
     if not fields["text"].strip():
         raise ValueError("has an empty prompt")
-    return Prompt(**fields)
+    return Prompt(**fields, where=where)
 
 
 def _fields(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import logging
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
@@ -11,6 +13,11 @@ from burnish import random
 from burnish.errors import UserError
 from burnish.prompt import Prompt
 
+log = logging.getLogger(__name__)
+
+SHORT = 8  # bytes by which a checkpoint remembers a record
+NAMED = 5  # records that a message names
+
 
 class Item(Protocol):
     """What a stream hands out."""
@@ -18,6 +25,10 @@ class Item(Protocol):
     @property
     def uid(self) -> str:
         """A hash of its content."""
+
+    @property
+    def where(self) -> str:
+        """Where it stands, for messages."""
 
 
 T = TypeVar("T", bound=Item)
@@ -46,20 +57,56 @@ class Stream(Generic[T]):
         return [self._at(i) for i in range(number * self.batch_size, (number + 1) * self.batch_size)]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"position": self.position, "data": self._fingerprint}
+        return {
+            "position": self.position,
+            "data": self._fingerprint,
+            "records": self._records,
+            "order": f"{self.shuffle}{self.seed}",
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a stream over the same items stopped.
+        """Go on where a stream over the same items stopped, or over items some of which were mended or taken out.
 
         Raises:
-            UserError: these are other items, or another order of them.
+            UserError: most of these are other items, or in another order, or there are more of them.
         """
-        if state["data"] != self._fingerprint:
+        if state["data"] == self._fingerprint:
+            self.position = state["position"]
+            return
+        position = self._mended(state)
+        if position is None:
             raise UserError(
                 "data.train_files, data.shuffle or seed differ from those of the checkpoint, so its position "
                 "in the data means nothing here; give the same, or start anew in another output_dir"
             )
-        self.position = state["position"]
+        self.position = position
+
+    def _mended(self, state: dict[str, Any]) -> int | None:
+        """The position in data some of which changed, and says so; None where they are other data."""
+        if state.get("order") != f"{self.shuffle}{self.seed}":  # also of a checkpoint that remembers no records
+            return None
+        before, now = _apart(state["records"]), _apart(self._records)
+        if len(now) == len(before):
+            changed = [i for i, (old, new) in enumerate(zip(before, now, strict=True)) if old != new]
+            if 2 * len(changed) > len(now):
+                return None
+            names = _listed([self.items[i].where or f"record {i + 1}" for i in changed])
+            log.warning(
+                "%d of %d training records have changed since the checkpoint: %s; the run goes on at the same place in "
+                "the data", len(changed), len(now), names,
+            )  # fmt: skip
+            return int(state["position"])
+        here = set(now)
+        gone = [i for i, old in enumerate(before) if old not in here]
+        if len(now) > len(before) or 2 * len(gone) > len(before) or not gone:
+            return None
+        log.warning(
+            "the training data had %d records at the checkpoint and have %d; taken out or changed: %s. The run goes on "
+            "as far into the epoch as it was; in this epoch some records may come twice or not at all, in later ones "
+            "each comes once", len(before), len(now), _listed([f"record {i + 1}" for i in gone]),
+        )  # fmt: skip
+        epoch, index = divmod(int(state["position"]), len(before))
+        return epoch * len(now) + min(index, len(now))
 
     def _at(self, position: int) -> T:
         epoch, index = divmod(position, len(self.items))
@@ -73,6 +120,22 @@ class Stream(Generic[T]):
     def _fingerprint(self) -> str:
         content = "".join(item.uid for item in self.items) + f"{self.shuffle}{self.seed}"
         return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+    @cached_property
+    def _records(self) -> str:
+        """What a checkpoint remembers the items by, to say later which of them have changed."""
+        digests = [hashlib.blake2b(item.uid.encode(), digest_size=SHORT).digest() for item in self.items]
+        return base64.b64encode(b"".join(digests)).decode()
+
+
+def _apart(records: str) -> list[bytes]:
+    joined = base64.b64decode(records)
+    return [joined[start : start + SHORT] for start in range(0, len(joined), SHORT)]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
 
 
 PromptStream = Stream[Prompt]

@@ -15,9 +15,11 @@ from burnish.batch import Gathered
 from burnish.completion import Completion, Encoded, Features, follow
 from burnish.engines.language import AnswerJob, Encoder, SamplingRoles
 from burnish.environments.base import Environment, Episode, Observation
+from burnish.errors import UserError
 from burnish.language.decoding import decode
 from burnish.language.model import LanguageModel, Video
 from burnish.prompt import Prompt
+from burnish.rewards.judging import place_of
 from burnish.rewards.language.base import POLICY, Dialogue, Response
 
 
@@ -77,8 +79,11 @@ class Dialogues:
 
     def __init__(self, roles: SamplingRoles, environment: Environment, *, batch_size: int, seed: int) -> None:
         self.roles, self.environment, self.batch_size, self.seed = roles, environment, batch_size, seed
-        self.encode = Encoder(roles.model)
+        self.tools = environment.tools()
+        self.encode = Encoder(roles.model, self.tools)
         self.metrics: dict[str, float] = {}
+        for role in environment.roles:  # a template that refuses one would do so in the middle of a run
+            roles.model.turn((), [{"role": role, "content": [{"type": "text", "text": "?"}]}], tools=self.tools)
 
     def sample(self, job: AnswerJob) -> tuple[Completion, list[Response]]:
         """Dialogues in the order of the job's rows: all turns of a row are one response of the completion."""
@@ -118,7 +123,7 @@ class Dialogues:
                 row.episode = self.environment.episode()
                 told = row.episode.reset(prompt, start)
                 _check_first(told)
-            except Exception as error:  # the environment may be the user's: anything may go wrong in it
+            except (Exception, SystemExit) as error:  # the environment may be the user's: anything may go wrong in it
                 row.end(_reason(error))
             else:
                 row.hear(told)
@@ -138,7 +143,7 @@ class Dialogues:
         else:
             chat.append({"role": told.role, "content": told.parts})
         images = [media.image() for media in prompt.images] + told.pictures
-        return self.roles.model.encode(chat, images, [Video(*media.video()) for media in prompt.videos])
+        return self.roles.model.encode(chat, images, [Video(*media.video()) for media in prompt.videos], self.tools)
 
     def _respond(
         self, network: nn.Module, rows: Sequence[_Row], job: AnswerJob, turn: int, alike: dict[Any, Encoded]
@@ -176,9 +181,8 @@ class Dialogues:
         assert row.episode is not None, "the dialogue is over"
         try:
             told = row.episode.step(words)
-            if not isinstance(told, Observation):
-                raise TypeError(f"step returned {type(told).__name__}; it must be an Observation")
-        except Exception as error:
+            _check_next(told)
+        except (Exception, SystemExit) as error:
             row.rewards.append(None)
             row.grow(response, logprob, nothing)
             row.end(_reason(error))
@@ -191,7 +195,7 @@ class Dialogues:
             end = response[-1:].tolist()  # a turn depends on how the response before it ends, and on nothing else of it
             same = (*end, _fingerprint(told))
             if same not in alike:
-                alike[same] = model.turn(end, [{"role": told.role, "content": told.parts}], told.pictures)
+                alike[same] = model.turn(end, told.messages, told.pictures, tools=self.tools)
             turn = alike[same]
             most = self.environment.max_length
             if most is None or row.length + len(response) + turn.lengths[0] < most:
@@ -199,6 +203,29 @@ class Dialogues:
                 return
         row.grow(response, logprob, nothing)
         row.end()
+
+
+def try_out(environment: Environment, prompt: Prompt, response: str) -> None:
+    """Begin a dialogue and answer it once with something made up.
+
+    Raises:
+        UserError: the environment can't stand it.
+    """
+    try:
+        episode = environment.episode()
+        told = episode.reset(prompt, 0)
+        _check_first(told)
+        _check_next(episode.step(response))
+    except (Exception, SystemExit) as error:
+        raise UserError(
+            f"{_reason(error)}, for a made-up response to {prompt.name}, which is tried before a run begins; put the "
+            "environment right, or, if it can answer only what a model has made, start with scoring.probe=false"
+        ) from error
+
+
+def _check_next(told: Any) -> None:
+    if not isinstance(told, Observation):
+        raise TypeError(f"step returned {type(told).__name__}; it must be an Observation")
 
 
 def _check_first(told: Any) -> None:
@@ -213,8 +240,8 @@ def _fingerprint(told: Observation) -> tuple[Any, ...]:
     return (told.role, *(part if isinstance(part, str) else (part.size, part.tobytes()) for part in told.content))
 
 
-def _reason(error: Exception) -> str:
-    return f"the environment failed: {type(error).__name__}: {error}"
+def _reason(error: BaseException) -> str:
+    return f"the environment failed: {type(error).__name__}: {error}{place_of(error)}"
 
 
 def _nothing(model: LanguageModel) -> Encoded:

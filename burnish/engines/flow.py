@@ -20,6 +20,7 @@ from burnish.flow.multistep import thinned
 from burnish.flow.sampling import Plan, denoise
 from burnish.flow.schedules import schedule
 from burnish.models.base import FlowModel
+from burnish.models.lora import rounded_by_folding
 from burnish.options import RolloutOptions
 from burnish.types import Conditioning, Denoising, Prompt
 
@@ -53,7 +54,6 @@ class Job:
     role: Name = "policy"
     guidance: float | None = None  # None takes the run's
     steps: int | None = None  # denoising steps; None takes the run's
-    merge: bool = True
     between: Callable[[], None] = lambda: None  # called before every denoising step; what it raises ends the job
 
     @classmethod
@@ -124,7 +124,9 @@ class FlowEngine:
         plan = replace(plan, node=lineage.node if shared else None)
         conditioning = self.embed([prompt.text for prompt in job.prompts], between=job.between)
         unconditional = self.embed([prompt.negative for prompt in job.prompts], between=job.between)
-        merge = job.merge and self.options.merge_lora
+        merge = self.options.merge_lora
+        if merge == "auto":
+            merge = not rounded_by_folding(self.model.network)
         with self.roles.sampling(job.role, merge=merge) as role:
             for start in range(0, len(job.prompts), self.options.batch_size):
                 rows = slice(start, min(start + self.options.batch_size, len(job.prompts)))

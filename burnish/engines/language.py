@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from burnish import random
 from burnish.batch import Gathered
 from burnish.completion import Completion, Encoded
 from burnish.engines.numbering import numbered
+from burnish.errors import UserError
 from burnish.language.decoding import decode
 from burnish.language.model import LanguageModel, Video
 from burnish.language.sampling import Sampling
@@ -29,8 +30,8 @@ class SamplingRoles(Protocol):
 
     model: LanguageModel
 
-    def sampling(self) -> AbstractContextManager[nn.Module]:
-        """The policy's network for a while, its adapter folded into the weights."""
+    def sampling(self, *, merge: bool | None = None) -> AbstractContextManager[nn.Module]:
+        """The policy's network for a while, its adapter folded into the weights; None leaves that to the trainer."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,9 @@ class AnswerEngine(Protocol):
 class Encoder:
     """Prompts as tokens and pixels; the processor sees each of them once, however many responses it gets."""
 
-    def __init__(self, model: LanguageModel) -> None:
-        self.model = model
+    def __init__(self, model: LanguageModel, tools: Sequence[dict[str, Any]] = ()) -> None:
+        """Args: ``tools`` are JSON schemas of functions that the prompts tell of."""
+        self.model, self.tools = model, tools
         self._encoded: OrderedDict[str, Encoded] = OrderedDict()
 
     def __call__(self, prompts: Sequence[Prompt]) -> Gathered[Encoded]:
@@ -115,9 +117,14 @@ class Encoder:
         return Gathered(table=table, index=torch.tensor([row[prompt.uid] for prompt in prompts], dtype=torch.long))
 
     def _encode(self, prompt: Prompt) -> Encoded:
-        images = [media.image() for media in prompt.images]
-        videos = [Video(*media.video()) for media in prompt.videos]
-        return self.model.encode(prompt.chat(), images, videos)
+        try:
+            images = [media.image() for media in prompt.images]
+            videos = [Video(*media.video()) for media in prompt.videos]
+            return self.model.encode(prompt.chat(), images, videos, self.tools)
+        except (OSError, ValueError) as error:  # of decoders and processors, where a file broke in the course of a run
+            if not (prompt.images or prompt.videos):
+                raise
+            raise UserError(f"{prompt.name} shows what can't be read: {error}; put it right or take it out") from error
 
 
 class LanguageEngine:

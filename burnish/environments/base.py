@@ -39,6 +39,13 @@ class Observation:
         return [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in self.content]
 
     @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The content as messages; each text of role tool is the result of one call, and a message of its own."""
+        if self.role == "tool" and not self.pictures and self.parts:
+            return [{"role": self.role, "content": [part]} for part in self.parts]
+        return [{"role": self.role, "content": self.parts}]
+
+    @property
     def pictures(self) -> list[Image]:
         """The pictures, in their order."""
         return [part for part in self.content if not isinstance(part, str)]  # type: ignore[misc]
@@ -46,7 +53,8 @@ class Observation:
     @property
     def words(self) -> str:
         """The content for people."""
-        return "".join(part if isinstance(part, str) else SHOWN for part in self.content)
+        between = "\n" if self.role == "tool" else ""
+        return between.join(part if isinstance(part, str) else SHOWN for part in self.content)
 
 
 def _part(part: Any) -> Any:
@@ -100,8 +108,21 @@ class Environment:
         """A fresh one, for one dialogue."""
         raise NotImplementedError
 
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Who is known beforehand to answer the policy: a chat template that refuses them is refused at the start."""
+        return ()
+
+    def tools(self) -> list[dict[str, Any]]:
+        """JSON schemas of functions that the policy may call, for chat templates that show them."""
+        return []
+
     def check(self) -> None:
         """Refuse what can never work, before any weights are loaded; a ValueError says what."""
+
+    def user_code(self) -> list[str]:
+        """Paths of the user's own code that it runs, as ``burnish.rewards.calling`` takes them."""
+        return []
 
     def close(self) -> None:
         """End what runs beside this process."""

@@ -44,5 +44,5 @@ def answer(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
     """What a function returned, as text, or what it failed with."""
     try:
         return str(function(**arguments))
-    except Exception as error:  # the function is the user's, the arguments are the model's
+    except (Exception, SystemExit) as error:  # the function is the user's, the arguments are the model's
         return f"error: {type(error).__name__}: {error}"

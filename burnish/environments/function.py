@@ -26,6 +26,9 @@ class FunctionEnvironment(Environment):
         made: Episode = load_function(self.path, "environment")(**self.arguments)
         return made
 
+    def user_code(self) -> list[str]:
+        return [self.path]
+
     def check(self) -> None:
         try:
             made = self.episode()

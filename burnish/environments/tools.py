@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from burnish.environments.base import Environment, Episode, Observation
 from burnish.environments.calls import ToolProcess
+from burnish.environments.schemas import schema
 from burnish.errors import UserError
-from burnish.options import Count, Positive
+from burnish.json_text import parse_json
+from burnish.options import Count, Seconds
 from burnish.registry import options, register
 from burnish.rewards.calling import load_function
 
 if TYPE_CHECKING:
     from burnish.prompt import Prompt
 
+RESULT = "<tool_response>\n{}\n</tool_response>"
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)  # as Qwen and Hermes write it
 
 
@@ -31,15 +33,30 @@ class Tools(Environment):
     functions: dict[str, str] = Field(min_length=1)
     """Functions by the names that they are called by: package.module:function or path/to/file.py:function. They are
     run in a process of their own, get the arguments as keywords, and what they return is shown as text."""
-    timeout: Positive = 10.0
+    timeout: Seconds = 10.0
     """Seconds that a call may take; one that takes longer is ended, and the model is told so."""
     role: Literal["tool", "user"] = "tool"
     """Who speaks, as the model's chat template knows it."""
     longest_result: Count = 2000
     """Characters of a result that are shown."""
+    describe: bool = True
+    """Give the functions' names, docstrings and parameters to the chat template, which tells the model of them if it
+    has a place for tools. false leaves that to the prompts."""
 
     def episode(self) -> Episode:
         return _Calls(self)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return (self.role,)
+
+    def tools(self) -> list[dict[str, Any]]:
+        if not self.describe:
+            return []
+        return [schema(name, load_function(path, "tool")) for name, path in self.functions.items()]
+
+    def user_code(self) -> list[str]:
+        return list(self.functions.values())
 
     def check(self) -> None:
         for path in self.functions.values():
@@ -58,7 +75,7 @@ class Tools(Environment):
     def answer(self, text: str) -> str:
         """The result of one call, or what is wrong with it."""
         try:
-            call = json.loads(text)
+            call = parse_json(text)
             name, arguments = call["name"], call.get("arguments", {})
         except (ValueError, KeyError, TypeError, AttributeError):
             return 'error: a call must be JSON like {"name": "...", "arguments": {...}}'
@@ -80,5 +97,7 @@ class _Calls:
         calls = CALL.findall(response)
         if not calls:
             return Observation(done=True)
-        results = [f"<tool_response>\n{self.tools.answer(call)}\n</tool_response>" for call in calls]
-        return Observation("\n".join(results), role=self.tools.role)
+        results = [self.tools.answer(call) for call in calls]
+        if self.tools.role == "tool":  # whose form is the chat template's, or its model's
+            return Observation(results, role="tool")
+        return Observation("\n".join(map(RESULT.format, results)), role=self.tools.role)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from burnish import random
-from burnish.batch import Batch
+from burnish.batch import Batch, shared
 from burnish.types import Denoising, Scored, Steps
 
 
@@ -21,6 +21,7 @@ class AnnotatedSteps:
     learner: Tensor  # [B, K] log-probs under the policy that learns, before its first step; [B, 0] if unread
     old_mean: Tensor  # [B, K, ...] mean of each step under the policy that old belongs to; [B, K, 0, ...] if unread
     reference_mean: Tensor  # [B, K, ...] mean of each step under the reference; [B, K, 0, ...] if unread
+    recomputed: bool  # old is the policy that learns, before its first step
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -35,6 +36,7 @@ class LearnedSteps(Batch):
     old: Tensor  # [B, K]
     old_mean: Tensor  # [B, K, ...]
     reference_mean: Tensor  # [B, K, ...]
+    recomputed: bool = shared(default=False)  # old is the policy that learns, before its first step
 
     def terms(self) -> StepTerms:
         """One term per trained step of a sample: [M], the steps of a sample next to each other."""
@@ -47,6 +49,7 @@ class LearnedSteps(Batch):
             old=self.old.flatten(),
             old_mean=self.old_mean.flatten(0, 1),
             reference_mean=self.reference_mean.flatten(0, 1),
+            recomputed=self.recomputed,
         )
         return whole if self.trained.all() else whole.select(self.trained.flatten().nonzero().flatten())
 
@@ -66,6 +69,7 @@ class StepTerms(Batch):
     old: Tensor  # [M]
     old_mean: Tensor  # [M, ...]
     reference_mean: Tensor  # [M, ...]
+    recomputed: bool = shared(default=False)
 
 
 def taken_once(trace: Denoising, group: Tensor, present: Tensor) -> Tensor:

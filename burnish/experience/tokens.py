@@ -21,7 +21,9 @@ class AnnotatedTokens:
     learner: Tensor  # [B, T] log-probs under the policy that learns, before its first step
     entropy: Tensor  # [B, T] of that policy, in nats
     reference: Tensor  # [B, T] log-probs under the reference
+    compared: Tensor  # [B, T] log-probs whose distance from the reference's is the KL before the update
     value: Tensor  # [B, T] the critic's prediction
+    recomputed: bool  # old is the policy that learns, before its first step
     memory: Any  # what the algorithm remembers between updates
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -52,5 +54,7 @@ class LearnedTokens(Batch):
     value: Tensor  # [B, T] the critic's prediction before the update
     returns: Tensor  # [B, T]
     kl_coef: float = shared()  # of the KL in the loss
+    recomputed: bool = shared(default=False)  # old is the policy that learns, before its first step
+    kl_measured: bool = shared(default=True)  # the KL before the update was; else the loss reports it
     limit: int = shared()  # tokens that a response could have at most
     update: int = shared()

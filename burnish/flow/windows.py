@@ -11,6 +11,8 @@ from pydantic import model_validator
 from burnish.options import Count, Positive, Whole
 from burnish.registry import options
 
+EXACT = 1e-9  # a whole number that rounding errors of floats moved is still that number
+
 
 @options
 class Window:
@@ -32,8 +34,8 @@ class Window:
     every: Count = 25
     """progressive: policy updates before the window moves on."""
     interval: Literal["constant", "linear", "exponential"] = "constant"
-    """progressive: whether that number stays, or falls as the window moves: d steps on, every * (1 - decay * d) or
-    every * exp(-decay * d), and 1 at least. Late steps matter less than early ones."""
+    """progressive: whether that number stays, or falls as the window moves: d steps on, every * (1 - decay * d) rounded
+    down or every * exp(-decay * d) rounded up, and 1 at least. Late steps matter less than early ones."""
     decay: Positive = 0.1
     """linear and exponential: how fast it falls with d."""
     decay_after: Whole = 0
@@ -134,7 +136,7 @@ class Window:
         """Policy updates that a window stays where it is, ``place`` steps from the start of the range."""
         beyond = max(place - self.decay_after, 0)
         if self.interval == "linear":
-            return max(round(self.every * (1 - self.decay * beyond)), 1)
+            return max(math.floor(self.every * (1 - self.decay * beyond) + EXACT), 1)
         if self.interval == "exponential":
-            return max(round(self.every * math.exp(-self.decay * beyond)), 1)
+            return max(math.ceil(self.every * math.exp(-self.decay * beyond) - EXACT), 1)
         return self.every

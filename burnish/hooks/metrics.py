@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
+from contextlib import ExitStack
 from typing import IO, Any
 
-from torch.utils.tensorboard import SummaryWriter
-
-from burnish.folder import STEP, RunFolder, write_whole
+from burnish.disk import write_whole, writing
+from burnish.folder import STEP, RunFolder
 from burnish.hooks.base import Hook
+from burnish.hooks.board import Board
 
 
 class MetricsLog(Hook):
@@ -19,15 +20,15 @@ class MetricsLog(Hook):
     def __init__(self, folder: RunFolder, *, resumed_at: int | None) -> None:
         self.folder, self.resumed_at = folder, resumed_at
         self._lines: IO[str] | None = None
-        self._board: SummaryWriter | None = None
+        self._board: Board | None = None
 
     def start(self, done: int) -> None:
         """Forget what an earlier process recorded after the checkpoint that this one goes on from."""
-        self.folder.path.mkdir(parents=True, exist_ok=True)
-        drop_after(self.folder, -1 if self.resumed_at is None else self.resumed_at)
-        self._lines = self.folder.metrics.open("a", encoding="utf-8")
-        purge = None if self.resumed_at is None else self.resumed_at + 1
-        self._board = SummaryWriter(str(self.folder.tensorboard), purge_step=purge)
+        with writing(self.folder.metrics):
+            self.folder.path.mkdir(parents=True, exist_ok=True)
+            drop_after(self.folder, -1 if self.resumed_at is None else self.resumed_at)
+            self._lines = self.folder.metrics.open("a", encoding="utf-8")
+        self._board = Board(self.folder.tensorboard, None if self.resumed_at is None else self.resumed_at + 1)
 
     def __call__(self, update: int, metrics: dict[str, float]) -> None:
         assert self._lines is not None, "start comes first"
@@ -35,18 +36,19 @@ class MetricsLog(Hook):
         line: dict[str, Any] = {STEP: update}
         # JSON knows no NaN, and readers other than Python's refuse it
         line |= {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        self._lines.write(json.dumps(line, ensure_ascii=False) + "\n")
-        self._lines.flush()
-        os.fsync(self._lines.fileno())
-        for name, value in metrics.items():
-            self._board.add_scalar(name, value, update)
-        self._board.flush()
+        with writing(self.folder.metrics):
+            self._lines.write(json.dumps(line, ensure_ascii=False) + "\n")
+            self._lines.flush()
+            os.fsync(self._lines.fileno())
+        self._board.add(update, metrics)
 
     def close(self) -> None:
-        if self._lines is not None:
-            self._lines.close()
-        if self._board is not None:
-            self._board.close()
+        with ExitStack() as ends:
+            if self._board is not None:
+                ends.callback(self._board.close)
+            if self._lines is not None:
+                ends.enter_context(writing(self.folder.metrics))
+                ends.callback(self._lines.close)
 
 
 def drop_after(folder: RunFolder, update: int) -> None:

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
+from burnish import terminal
 from burnish.config import RunConfig
 from burnish.hooks.base import Hook
 
@@ -32,7 +33,7 @@ class Progress(Hook):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.total, self.done, self.clock = config.steps, done, clock
-        self.console = console or Console()
+        self.console = console or terminal.console()
         self._ends: list[float] = []
         self._judged = ""
         self._written = -math.inf

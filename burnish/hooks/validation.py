@@ -10,6 +10,7 @@ from pathlib import Path
 from burnish.algorithms.base import Metrics
 from burnish.config import RunConfig
 from burnish.config.flow import FlowConfig
+from burnish.disk import writing
 from burnish.errors import GivenUp
 from burnish.folder import RunFolder
 from burnish.hooks.base import Hook
@@ -32,7 +33,8 @@ class Validation(Hook):
         if scale is not None:
             metrics = self.judge(self.folder.reference, scale)
             text = json.dumps({"guidance_scale": scale} | metrics, indent=1)
-            (self.folder.reference / "metrics.json").write_text(text)
+            with writing(self.folder.reference):
+                (self.folder.reference / "metrics.json").write_text(text)
 
     def due(self, update: int) -> bool:
         """Whether the policy is judged after so many updates."""

@@ -12,6 +12,7 @@ from PIL import Image
 
 from burnish.algorithms.base import Metrics
 from burnish.completion import Lengths
+from burnish.disk import writing
 from burnish.engines.dialogues import dialogue_metrics
 from burnish.engines.language import AnswerJob
 from burnish.judging.scores import write_scores
@@ -62,7 +63,8 @@ def _keep(
     target: Path, job: AnswerJob, lengths: Lengths, responses: Sequence[Response], scores: Scores, n: int
 ) -> None:
     folder = target / "pictures"
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     lines = []
     for i in range(min(len(responses), SHOWN * n)):
         prompt, group = job.prompts[i], int(job.group[i])
@@ -85,7 +87,8 @@ def _keep(
                 }
             )
         )
-    (target / "samples.jsonl").write_text("\n".join(lines) + "\n")
+    with writing(target):
+        (target / "samples.jsonl").write_text("\n".join(lines) + "\n")
 
 
 def _pictures(folder: Path, prompt: Prompt, response: Response, group: int) -> list[str]:
@@ -95,8 +98,9 @@ def _pictures(folder: Path, prompt: Prompt, response: Response, group: int) -> l
         frames, _ = media.video(FRAMES)
         shown += [Image.fromarray(np.asarray(frame)) for frame in frames]
     shown += response.dialogue.pictures if response.dialogue is not None else ()
-    for number, picture in enumerate(shown):
-        picture.save(folder / f"{group:03d}-{number}.png")
+    with writing(folder):
+        for number, picture in enumerate(shown):
+            picture.save(folder / f"{group:03d}-{number}.png")
     return _names(folder, group)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from burnish.algorithms.base import Metrics
+from burnish.disk import writing
 from burnish.engines.flow import Job
 from burnish.judging.scores import write_scores
 from burnish.judging.shares import of_all, share
@@ -32,10 +33,10 @@ def judge(session: FlowSession, target: Path | None, *, n: int, guidance: float 
     if target is not None:
         group = job.group.tolist()
         varied = group_diversities(pictures, job.group)
-        write_scores(
-            target, job.prompts, group, n, scores, {"variety": [varied.get(number, math.nan) for number in group]}
-        )
-        _keep(target, job, pictures, scores, n)
+        measured = {"variety": [varied.get(number, math.nan) for number in group]}
+        with writing(target):
+            write_scores(target, job.prompts, group, n, scores, measured)
+            _keep(target, job, pictures, scores, n)
     return validation_metrics(scores, job.prompts) | {
         "val-aux/variety": group_diversity(pictures, job.group),
         "val-aux/missing": float(scores.missing.float().mean()),

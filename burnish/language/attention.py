@@ -8,7 +8,7 @@ takes all images in one call.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -38,10 +38,23 @@ class Bucket:
     keys: Tensor  # [S, P + T] long
     mask: Tensor | None  # [S, 1, T, P + T] bool; None is causal
     contiguous: slice | None  # the queries are this stretch of the line, in order
+    before: Tensor  # [S] long: tokens of each segment's prefix
 
     def to(self, device: torch.device | str) -> Bucket:
         mask = None if self.mask is None else self.mask.to(device)
-        return Bucket(self.queries.to(device), self.keys.to(device), mask, self.contiguous)
+        return Bucket(self.queries.to(device), self.keys.to(device), mask, self.contiguous, self.before.to(device))
+
+    def within(self, window: int) -> Bucket:
+        """The same where a token sees no more than ``window`` tokens, itself included."""
+        own, longest = self.queries.shape[1], self.keys.shape[1]
+        if longest <= window:
+            return self
+        device = self.keys.device
+        places = self.before[:, None] + torch.arange(own, device=device)  # [S, T], within segment and prefix
+        shared = torch.arange(longest - own, device=device).expand(len(places), -1)
+        distance = places[:, :, None] - torch.cat([shared, places], 1)[:, None]
+        mask = (distance >= 0 if self.mask is None else self.mask[:, 0]) & (distance < window)
+        return replace(self, mask=mask[:, None])
 
 
 @dataclass(frozen=True)
@@ -50,6 +63,15 @@ class Plan:
 
     buckets: list[Bucket] = field(repr=False)
     place: Tensor | None  # [N] long: where each token's output is among those of all buckets; None: in order
+    _windows: dict[int, Plan] = field(default_factory=dict, repr=False)
+
+    def within(self, window: int | None) -> Plan:
+        """The plan of layers that attend within a window of tokens; made once for all of them."""
+        if window is None:
+            return self
+        if window not in self._windows:
+            self._windows[window] = Plan([bucket.within(window) for bucket in self.buckets], self.place)
+        return self._windows[window]
 
     @classmethod
     def of(cls, segments: Sequence[Segment], *, causal: bool = True, device: torch.device | str = "cpu") -> Plan:
@@ -91,7 +113,7 @@ def _bucket(chosen: list[Segment], segments: Sequence[Segment], causal: bool) ->
     if chosen[0].prefix is None:
         # padding comes after the tokens, so the causal mask hides it; without one it must be hidden by a mask
         mask = None if causal or bool(own.all()) else own[:, None, None, :].expand(-1, 1, own.shape[1], -1)
-        return Bucket(queries, queries, mask, contiguous), own
+        return Bucket(queries, queries, mask, contiguous, torch.zeros(len(chosen), dtype=torch.long)), own
     prefixes = [segments[segment.prefix] for segment in chosen if segment.prefix is not None]
     before = torch.arange(max(prefix.length for prefix in prefixes))
     seen = before < torch.tensor([prefix.length for prefix in prefixes])[:, None]
@@ -102,7 +124,7 @@ def _bucket(chosen: list[Segment], segments: Sequence[Segment], causal: bool) ->
         [seen[:, None, :].expand(-1, len(places), -1), triangle.expand(len(chosen), -1, -1)],
         2,
     )
-    return Bucket(queries, keys, mask[:, None], contiguous), own
+    return Bucket(queries, keys, mask[:, None], contiguous, seen.sum(1)), own
 
 
 def attend(
@@ -122,7 +144,9 @@ def attend(
     Text comes with a plan of its segments; a vision tower with the boundaries of its images, each seen whole.
     """
     causal = plan is not None
-    if plan is None:
+    if plan is not None:
+        plan = plan.within(window_of(module))
+    else:
         assert cu_seq_lens_q is not None, "neither a plan nor boundaries of images"
         plan = _images(tuple(cu_seq_lens_q.tolist()), query.device)
     lines = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
@@ -144,6 +168,20 @@ def attend(
     if plan.place is not None:
         joined = joined.index_select(0, plan.place)
     return joined[None], None
+
+
+def window_of(attention: Any) -> int | None:
+    """How many tokens an attention layer of transformers sees, itself included; None: all.
+
+    Some families say so in the layer, some in their configuration alone, by layer or for all of them.
+    """
+    if hasattr(attention, "sliding_window"):
+        return attention.sliding_window or None
+    config = getattr(attention, "config", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None and kinds[attention.layer_idx] != "sliding_attention":
+        return None
+    return getattr(config, "sliding_window", None) or None
 
 
 @lru_cache(64)

@@ -1,7 +1,8 @@
 """A decoder stripped to its products, for sampling: fused weights, a fixed cache, one token per row and step.
 
 It computes what transformers' own layers compute (a test holds it to 1e-5) without what they need for generality:
-modules, masks, dictionaries and a cache that grows by copying.
+modules, masks, dictionaries and a cache that grows by copying. In half precision it also rounds where they round, so
+that sampler and trainer differ by no more than two forward passes of transformers do.
 """
 
 from __future__ import annotations
@@ -14,25 +15,64 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from burnish.language.attention import Plan, attend
+from burnish.language.attention import Plan, attend, window_of
 from burnish.language.cache import Cache
 
 
 @dataclass(frozen=True)
+class Adapter:
+    """Low-rank products beside weights that read the same input."""
+
+    inner: Tensor  # [R, D]
+    outer: Tensor  # [O, R], 0 where an adapter and an output belong to different weights
+    scale: Tensor  # [O]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """What they add to the output [N, O] of inputs [N, D]."""
+        return F.linear(F.linear(x, self.inner), self.outer) * self.scale
+
+
+@dataclass(frozen=True)
+class Product:
+    """Weights that read the same input, joined."""
+
+    weight: Tensor  # [O, D]
+    bias: Tensor | None  # [O]
+    adapter: Adapter | None
+
+    @classmethod
+    def of(cls, linears: Sequence[Any], dtype: torch.dtype) -> Product:
+        """Join linear layers. In float32 their adapters are added to the weights; elsewhere that would round them."""
+        apart = dtype != torch.float32
+        bias = None
+        if any(linear.bias is not None for linear in linears):
+            bias = torch.cat([p.bias if p.bias is not None else p.weight.new_zeros(len(p.weight)) for p in linears])
+            bias = bias.to(dtype)
+        weights = [(base(linear) if apart else dense(linear)).to(dtype) for linear in linears]
+        joined = torch.cat(weights) if len(weights) > 1 else weights[0]
+        return cls(joined, bias, _adapter(linears, dtype) if apart else None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Outputs [N, O] of inputs [N, D]."""
+        out = F.linear(x, self.weight, self.bias)
+        return out if self.adapter is None else out + self.adapter(x)
+
+
+@dataclass(frozen=True)
 class Layer:
-    """Weights of one layer; those that read the same input are joined."""
+    """Weights of one layer."""
 
     before: Tensor  # [D] of the norm before attention
-    qkv: Tensor  # [(H + 2 K) W, D]
-    qkv_bias: Tensor | None
+    qkv: Product  # [D] to [(H + 2 K) W]
     q_norm: Tensor | None  # [W]
     k_norm: Tensor | None
-    out: Tensor  # [D, H W]
-    out_bias: Tensor | None
+    out: Product  # [H W] to [D]
     between: Tensor  # [D] of the norm before the MLP
-    gate_up: Tensor | None  # [2 I, D]; None: the module computes it
-    down: Tensor | None  # [D, I]
+    gate_up: Product | None  # [D] to [2 I]; None: the module computes it
+    down: Product | None  # [I] to [D]
     mlp: nn.Module
+    attention: nn.Module
+    window: int | None  # tokens that a token sees, itself included; None: all
 
 
 class Layers:
@@ -43,70 +83,80 @@ class Layers:
         self.compute = compute if compute != torch.float32 else head.dtype
         self.heads, self.pairs = config.num_attention_heads, config.num_key_value_heads
         self.layers = [self._layer(layer) for layer in decoder.layers]
-        self.width = self.layers[0].out.shape[1] // self.heads
+        self.width = self.layers[0].out.weight.shape[1] // self.heads
         self.scale = decoder.layers[0].self_attn.scaling
         self.eps = config.rms_norm_eps
         self.norm = decoder.norm.weight
         self.head = head
         self.rotary = decoder.rotary_emb
-        self.module = decoder.layers[0].self_attn
 
     def _layer(self, layer: Any) -> Layer:
         attention, mlp = layer.self_attn, layer.mlp
-        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-        bias = None
-        if any(projection.bias is not None for projection in projections):
-            bias = torch.cat([p.bias if p.bias is not None else dense(p).new_zeros(len(dense(p))) for p in projections])
         plain = hasattr(mlp, "gate_proj") and mlp.config.hidden_act == "silu" and mlp.down_proj.bias is None
         return Layer(
             before=layer.input_layernorm.weight,
-            qkv=torch.cat([dense(projection) for projection in projections]).to(self.compute),
-            qkv_bias=None if bias is None else bias.to(self.compute),
+            qkv=Product.of([attention.q_proj, attention.k_proj, attention.v_proj], self.compute),
             q_norm=attention.q_norm.weight if hasattr(attention, "q_norm") else None,
             k_norm=attention.k_norm.weight if hasattr(attention, "k_norm") else None,
-            out=dense(attention.o_proj).to(self.compute),
-            out_bias=attention.o_proj.bias,
+            out=Product.of([attention.o_proj], self.compute),
             between=layer.post_attention_layernorm.weight,
-            gate_up=torch.cat([dense(mlp.gate_proj), dense(mlp.up_proj)]).to(self.compute) if plain else None,
-            down=dense(mlp.down_proj).to(self.compute) if plain else None,
+            gate_up=Product.of([mlp.gate_proj, mlp.up_proj], self.compute) if plain else None,
+            down=Product.of([mlp.down_proj], self.compute) if plain else None,
             mlp=mlp,
+            attention=attention,
+            window=window_of(attention),
         )
 
     def rotation(self, positions: Tensor) -> Tensor:
         """Cosine and signed sine [N, 2 W] of positions [A, 1, N] or [1, N]."""
         cos, sin = self.rotary(self.norm.new_zeros(1, dtype=torch.float32), positions)
         half = self.width // 2
-        return torch.cat([cos, -sin[..., :half], sin[..., half:]], -1)[0]
+        return torch.cat([cos, -sin[..., :half], sin[..., half:]], -1)[0].to(self.norm.dtype)
+
+    def _normal(self, x: Tensor, weight: Tensor) -> Tensor:
+        """RMS norm over the last axis."""
+        if self.compute == torch.float32:
+            return F.rms_norm(x, (x.shape[-1],), weight, self.eps)
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return weight * wide.to(x.dtype)
 
     def _attention_input(self, layer: Layer, x: Tensor, turn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [N, H, W], rotated keys [N, K, W] and values [N, K, W]."""
-        normal = F.rms_norm(x, (x.shape[-1],), layer.before, self.eps)
-        joined = F.linear(normal.to(self.compute), layer.qkv)
-        if layer.qkv_bias is not None:
-            joined.add_(layer.qkv_bias)  # a product that begins with a bias is slower
+        normal = self._normal(x, layer.before).to(self.compute)
+        if self.compute == torch.float32 and layer.qkv.bias is not None:
+            joined = F.linear(normal, layer.qkv.weight).add_(layer.qkv.bias)  # faster than a product with a bias
+        else:
+            joined = layer.qkv(normal)
         joined = joined.view(len(x), -1, self.width)
         turned, values = joined[:, : -self.pairs], joined[:, -self.pairs :]
         if layer.q_norm is not None and layer.k_norm is not None:
-            q = F.rms_norm(turned[:, : self.heads], (self.width,), layer.q_norm, self.eps)
-            k = F.rms_norm(turned[:, self.heads :], (self.width,), layer.k_norm, self.eps)
+            q = self._normal(turned[:, : self.heads], layer.q_norm)
+            k = self._normal(turned[:, self.heads :], layer.k_norm)
             turned = torch.cat([q, k], 1)
         cos, sin = turn[:, None, : self.width], turn[:, None, self.width :]
-        turned = torch.addcmul(turned * cos, turned.roll(self.width // 2, -1), sin).to(self.compute)
+        swapped = turned.roll(self.width // 2, -1)
+        if self.compute == torch.float32:
+            turned = torch.addcmul(turned * cos, swapped, sin)
+        else:
+            turned = (turned * cos + swapped * sin).to(self.compute)
         return turned[:, : self.heads], turned[:, self.heads :], values
 
     def _rest(self, layer: Layer, x: Tensor, attended: Tensor) -> Tensor:
         """What follows attention [N, H W] in a layer."""
-        x = x + F.linear(attended, layer.out, layer.out_bias)
-        normal = F.rms_norm(x, (x.shape[-1],), layer.between, self.eps)
+        x = x + layer.out(attended)
+        normal = self._normal(x, layer.between)
         if layer.gate_up is None or layer.down is None:
-            out = layer.mlp(normal[None])
+            # a module takes part in the trainer's precision: experts are chosen and computed as they learn
+            with torch.autocast(x.device.type, self.compute, enabled=self.compute != torch.float32):
+                out = layer.mlp(normal[None])
             return x + (out[0] if isinstance(out, tuple) else out)[0]
-        gate, up = F.linear(normal.to(self.compute), layer.gate_up).chunk(2, -1)
-        return x + F.linear(F.silu(gate).mul_(up), layer.down)
+        gate, up = layer.gate_up(normal.to(self.compute)).chunk(2, -1)
+        return x + layer.down(F.silu(gate).mul_(up))
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits [N, V] float32 of states [N, D] before the final norm."""
-        normal = F.rms_norm(x, (x.shape[-1],), self.norm, self.eps)
+        normal = self._normal(x, self.norm)
         return F.linear(normal.to(self.head.dtype), self.head).float()
 
     def read(
@@ -131,7 +181,7 @@ class Layers:
             q, k, v = self._attention_input(layer, x, turn)
             q, k, v = (part.transpose(0, 1)[None] for part in (q, k, v))
             cached[number, 0], cached[number, 1] = k[0], v[0]
-            attended, _ = attend(self.module, q, k, v, None, scaling=self.scale, plan=plan)
+            attended, _ = attend(layer.attention, q, k, v, None, scaling=self.scale, plan=plan)
             if layer is self.layers[-1]:
                 # of the last layer nobody asks for anything but these
                 return self._rest(layer, x[last], attended[0, last].flatten(1)), cached
@@ -157,21 +207,57 @@ class Layers:
             q, k, v = self._attention_input(layer, x, turn)
             keys[:, -1] = k.flatten(0, 1)
             values[:, -1] = v.flatten(0, 1)
+            near = slice(-layer.window, None) if layer.window is not None else slice(None)  # all rows end alike
             q = q.reshape(count * self.pairs, self.heads // self.pairs, self.width)
-            scores = torch.baddbmm(mask, q, keys.transpose(1, 2), alpha=self.scale)
-            attended = torch.bmm(scores.softmax(-1), values)
+            seen, near_keys, near_values = mask[..., near], keys[:, near], values[:, near]
+            if self.compute == torch.float32:
+                scores = torch.baddbmm(seen, q, near_keys.transpose(1, 2), alpha=self.scale)
+                attended = torch.bmm(scores.softmax(-1), near_values)
+            else:
+                # scores and their softmax stay in float32; a product of their own would round them
+                attended = F.scaled_dot_product_attention(
+                    q[:, None], near_keys[:, None], near_values[:, None], attn_mask=seen[:, None], scale=self.scale
+                )
             x = self._rest(layer, x, attended.view(count, -1))
         return x
 
 
+def base(linear: Any) -> Tensor:
+    """The weight of a linear layer without its adapters."""
+    return linear.get_base_layer().weight if hasattr(linear, "lora_A") else linear.weight
+
+
 def dense(linear: Any) -> Tensor:
     """The weight of a linear layer, with its adapters in it if it has any that are switched on."""
-    if not hasattr(linear, "lora_A"):
-        return linear.weight
-    weight = linear.get_base_layer().weight
-    if linear.disable_adapters or linear.merged:
-        return weight
-    for name in linear.active_adapters:
-        if name in linear.lora_A:
-            weight = weight + linear.get_delta_weight(name).to(weight.dtype)
+    weight = base(linear)
+    for name in _switched_on(linear):
+        weight = weight + linear.get_delta_weight(name).to(weight.dtype)
     return weight
+
+
+def _switched_on(linear: Any) -> list[str]:
+    """Names of the adapters that take part in a forward."""
+    if not hasattr(linear, "lora_A") or linear.disable_adapters or linear.merged:
+        return []
+    return [name for name in linear.active_adapters if name in linear.lora_A]
+
+
+def _adapter(linears: Sequence[Any], dtype: torch.dtype) -> Adapter | None:
+    """Those of joined layers, or None if none is switched on."""
+    inner, outer, scale, rows = [], [], [], 0
+    for linear in linears:
+        count = len(base(linear))
+        for name in _switched_on(linear):
+            inner.append(linear.lora_A[name].weight.to(dtype))
+            outer.append((rows, linear.lora_B[name].weight.to(dtype)))
+            scale.append((rows, count, linear.scaling[name]))
+        rows += count
+    if not inner:
+        return None
+    whole = inner[0].new_zeros(rows, sum(map(len, inner)))
+    scales, column = whole.new_ones(rows), 0
+    for (row, own), (_, count, factor) in zip(outer, scale, strict=True):
+        whole[row : row + count, column : column + own.shape[1]] = own
+        scales[row : row + count] = factor
+        column += own.shape[1]
+    return Adapter(torch.cat(inner), whole, scales)

@@ -46,15 +46,28 @@ class LanguageModel(Protocol):
     placeholders: Tensor  # [K] long: ids that stand for pixels
     banned: Tensor  # [K] long: ids that are never written, neither in sampling nor in training
     stop: tuple[int, ...]  # ids that end a response
+    end: tuple[int, ...]  # what a response of the user ends with, as the chat template writes it
     look_always: bool  # run the vision tower without pixels too, so that no rank of a sharded one waits for the others
     parameters_per_token: int  # weights that every token of the decoder is multiplied with
     attention_width: int  # layers x heads x width of a head: multiplied per pair of tokens
 
-    def encode(self, messages: Chat, images: Sequence[Image] = (), videos: Sequence[Video] = ()) -> Encoded:
+    def encode(
+        self,
+        messages: Chat,
+        images: Sequence[Image] = (),
+        videos: Sequence[Video] = (),
+        tools: Sequence[dict[str, Any]] = (),
+    ) -> Encoded:
         """One prompt as tokens, with a generation prompt at its end. The processor runs here and nowhere else.
 
+        Args:
+            messages: the conversation so far.
+            images, videos: for the places in the messages, in their order.
+            tools: JSON schemas of functions that may be called; a chat template that knows them tells of them.
+
         Raises:
-            UserError: the parts of the messages and the media don't match, or the family has no videos.
+            UserError: the parts of the messages and the media don't match, the family has no videos, or the chat
+                template refuses the messages.
         """
         ...
 
@@ -64,6 +77,7 @@ class LanguageModel(Protocol):
         messages: Chat,
         images: Sequence[Image] = (),
         videos: Sequence[Video] = (),
+        tools: Sequence[dict[str, Any]] = (),
     ) -> Encoded:
         """What comes after a response when the environment says ``messages``: its positions count from 0."""
         ...

@@ -3,6 +3,7 @@
 from burnish.losses.correction import importance_weights, mean_weight, rejection_mask
 from burnish.losses.correction_metrics import (
     correction_metrics,
+    joint_metrics,
     rejected_fractions,
     rejection_metrics,
     variance_proxies,
@@ -52,6 +53,7 @@ __all__ = [
     "guard_weights",
     "hold_clipped",
     "importance_weights",
+    "joint_metrics",
     "kl_trust_region",
     "matching_error",
     "mean_weight",

@@ -28,7 +28,7 @@ PREFIX = "rollout_corr/"
 
 
 def correction_metrics(
-    logprob: Tensor, sampled: Tensor, mask: Tensor, *, time: Tensor | None = None
+    logprob: Tensor, sampled: Tensor, mask: Tensor, *, time: Tensor | None = None, scale: Tensor | None = None
 ) -> dict[str, float]:
     """How far the policy that learns is from the one that sampled, by several measures.
 
@@ -37,10 +37,12 @@ def correction_metrics(
         sampled: [B, K] under the one that sampled.
         mask: [B, K] bool.
         time: [B, K] t in [0, 1]; if given, the absolute difference is reported by timestep (1000 t) as well.
+        scale: [B, K] nats of a step per unit of its log-prob, where that is a mean over elements.
 
     Returns:
-        ``kl`` (k1), ``k3_kl``, perplexities of both and how they differ, ``chi2_token`` and ``chi2_seq``,
-        ``logprob_abs_diff_mean`` and ``_max``, each under ``rollout_corr/``.
+        ``kl`` (k1), ``k3_kl``, ``chi2_token`` and ``chi2_seq``, in nats of whole steps; perplexities of both and how
+        they differ, ``logprob_abs_diff_mean`` and ``_max``, in the units of the log-probs; each under
+        ``rollout_corr/``.
     """
     rows = mask.any(1)
     if not bool(rows.any()):
@@ -48,13 +50,14 @@ def correction_metrics(
     log_ratio = masked(logprob.detach() - sampled, mask)
     ours, theirs = (-row_mean(value.detach(), mask)[rows] for value in (logprob, sampled))
     difference, absolute = ours - theirs, log_ratio.abs()
-    bounded = log_ratio.clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
-    by_sample = log_ratio.sum(1)[rows].clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
+    nats = log_ratio if scale is None else masked(log_ratio * scale, mask)
+    bounded = nats.clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
+    by_sample = nats.sum(1)[rows].clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
     found: dict[str, Tensor] = {
         "training_ppl": ours.exp().mean(),
         "training_log_ppl": ours.mean(),
-        "kl": masked_mean(-log_ratio, mask),
-        "k3_kl": masked_mean(bounded.exp() - log_ratio - 1, mask),
+        "kl": masked_mean(-nats, mask),
+        "k3_kl": masked_mean(bounded.exp() - nats - 1, mask),
         "rollout_ppl": theirs.exp().mean(),
         "rollout_log_ppl": theirs.mean(),
         "log_ppl_diff": difference.mean(),
@@ -121,6 +124,34 @@ def weight_metrics(
         factor = mean if level == "step" else by_sample.mean()
         found["rollout_is_batch_norm_factor"] = torch.where(factor > 1e-8, factor, torch.ones_like(factor))
     return _named(found)
+
+
+def joint_metrics(log_ratio: Tensor, mask: Tensor, *, level: Level, applied: Tensor) -> dict[str, float]:
+    """How many samples the unbounded weights of whole denoising steps are worth.
+
+    In thousands of dimensions bounds hide it: truncated weights look healthy however little two policies share.
+
+    Args:
+        log_ratio: [B, K] in nats.
+        mask: [B, K] bool.
+        level: of each step, or of the whole sample.
+        applied: [B, K] weights after their bounds.
+
+    Returns:
+        The effective sample size, (mean w)^2 / mean w^2, as a share: ``rollout_is_eff_sample_size`` of the unbounded
+        weights, ``rollout_is_applied_eff_sample_size`` of those that are applied.
+    """
+    rows = mask.any(1)
+    if not bool(rows.any()):
+        return {}
+    known = masked(log_ratio.detach(), mask).double()
+    logs = known[mask] if level == "step" else known.sum(1)[rows]
+    return _named(
+        {
+            "rollout_is_eff_sample_size": _effective_share((logs - logs.max()).exp()),
+            "rollout_is_applied_eff_sample_size": _effective_share(applied[mask].double()),
+        }
+    )
 
 
 def rejection_metrics(
@@ -198,7 +229,8 @@ def variance_proxy_metrics(
 ) -> dict[str, float]:
     """How much of the gradient's power is signal: the squared norm of the mean gradient against the mean squared one.
 
-    The squared norm of a token's score is taken as 1 - 2 p + sum over the vocabulary of p^2.
+    What is left over, divided by the number of samples less one, is the variance of the mean gradient. The squared
+    norm of a token's score is taken as 1 - 2 p + sum over the vocabulary of p^2.
 
     Args:
         collision: [B, K] sum of squared probabilities over the vocabulary.
@@ -213,10 +245,11 @@ def variance_proxy_metrics(
     score = masked(1 - 2 * ratio_of(logprob) + collision, mask).sum(1)[rows]
     power = advantage[rows].square()
     total, signal = float((power * score).mean()), gradient_norm**2
+    noise = max(total - signal, 0.0) / (len(power) - 1) if len(power) > 1 else 0.0
     return {
         "variance_proxy/proxy1_signal_strength": signal,
         "variance_proxy/proxy2_total_power": total,
-        "variance_proxy/proxy3_pure_noise": max(total - signal, 0.0),
+        "variance_proxy/proxy3_pure_noise": noise,
         "variance_proxy/expected_a_squared": float(power.mean()),
         "variance_proxy/expected_w": float(score.mean()),
     }
@@ -224,6 +257,11 @@ def variance_proxy_metrics(
 
 def _named(found: dict[str, Tensor]) -> dict[str, float]:
     return {PREFIX + name: float(value) for name, value in found.items()}
+
+
+def _effective_share(weights: Tensor) -> Tensor:
+    square = weights.square().mean()
+    return torch.where(square > 0, weights.mean().square() / square, torch.zeros_like(square))
 
 
 def _share(yes: Tensor) -> Tensor:

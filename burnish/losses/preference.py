@@ -78,7 +78,9 @@ def group_preference(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """DGPO: the good half of a group is preferred to the bad half, each sample by its advantage (arXiv:2510.08425).
 
-    Advantages that sum to 0 within a group make the unknown normaliser of the implicit reward drop out.
+    Advantages that sum to 0 within a group make the unknown normaliser of the implicit reward drop out. The loss is
+    divided by beta, as the authors' gradient is, so that beta says when a group is ordered far enough, and changes
+    neither how hard others are pushed nor what a coefficient of a KL is worth beside it.
 
     Args:
         error, ref_error: [M] matching errors of policy and reference, at the same noise and time within a group.
@@ -87,7 +89,8 @@ def group_preference(
         beta: strength of the pull to the reference.
 
     Returns:
-        Loss per group [G], in rising order of ids, and per group [G]: ``actor/implicit_acc``, ``rewards/margins``.
+        Loss per group [G], -log sigmoid(beta margin) / beta, in rising order of ids, and per group [G]:
+        ``actor/implicit_acc``, ``rewards/margins`` (beta times the margin).
     """
     _, label = torch.unique(group, return_inverse=True)
     size = int(label.max()) + 1 if len(label) else 0
@@ -96,7 +99,7 @@ def group_preference(
     margin = torch.zeros_like(count).index_add(0, label, preferred) / count
     with torch.no_grad():
         metrics = {"actor/implicit_acc": (margin > 0).to(error.dtype), "rewards/margins": beta * margin}
-    return -functional.logsigmoid(beta * margin), metrics
+    return -functional.logsigmoid(beta * margin) / beta, metrics
 
 
 def hold_clipped(error: Tensor, old_error: Tensor, advantage: Tensor, *, clip: float) -> tuple[Tensor, Tensor]:

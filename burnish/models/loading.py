@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.errors import UserError
+from burnish.json_text import read_object
 from burnish.options import ModelOptions
 from burnish.paths import resolve
+from burnish.reading import check_folder, understood
 from burnish.registry import lookup, names
 
 if TYPE_CHECKING:
     from burnish.models.base import FlowModel
+
+STANDARD_SIDE = 128  # latent positions to a side where a transformer's configuration names none: FLUX's pipeline
+LIBRARIES = ("diffusers", "transformers")  # whose classes a pipeline may be made of
 
 
 def read_index(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
@@ -25,20 +30,37 @@ def read_index(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
     if not path.is_dir():
         raise UserError(f"model.path is {options.path}, which is not a directory; it must hold a diffusers pipeline")
     index = path / "model_index.json"
+    check_folder(path)
     try:
-        content = json.loads(index.read_text())
+        content = read_object(index)
     except FileNotFoundError:
         raise UserError(
             f"model.path is {options.path}, which has no model_index.json; "
             "it must be a pipeline as diffusers' save_pretrained writes it"
         ) from None
-    except ValueError as error:
-        raise UserError(f"{index} is not JSON: {error}") from None
-    parts = [name for name, kind in content.items() if isinstance(kind, list) and kind[0] is not None]
+    parts = [name for name, kind in content.items() if isinstance(kind, list) and kind and kind[0] is not None]
+    # diffusers would import whatever module stands there
+    if strange := [name for name in parts if content[name][0] not in LIBRARIES]:
+        raise UserError(
+            f"{index} takes {strange[0]} from {content[strange[0]][0]!r:.80}; parts must be of {' or '.join(LIBRARIES)}"
+        )
+    if strange := [name for name in parts if not re.fullmatch(r"\w+", name)]:
+        raise UserError(f"{index} lists {strange[0]!r:.80}, which is no name of a pipeline's part; restore it")
     absent = [name for name in parts if not (path / name).is_dir()]
     if absent:
         raise UserError(f"model.path is {options.path}, which lacks {', '.join(absent)}, as its model_index.json lists")
     return path, content
+
+
+def standard_side(path: Path) -> int:
+    """Pixels to a side of the pictures that a pipeline draws where no size is asked for, by its configurations."""
+    transformer, vae = (_written(path / part / "config.json") for part in ("transformer", "vae"))
+    side = transformer.get("sample_size") or STANDARD_SIDE
+    return int(side) * 2 ** (len(vae.get("block_out_channels", [0])) - 1)
+
+
+def _written(file: Path) -> dict[str, Any]:
+    return read_object(file) if file.is_file() else {}
 
 
 def family_of(options: ModelOptions, index: dict[str, Any]) -> Any:
@@ -51,8 +73,9 @@ def family_of(options: ModelOptions, index: dict[str, Any]) -> Any:
         return lookup("model", options.family)
     written = index.get("_class_name")
     families = {lookup("model", name).pipeline_class: lookup("model", name) for name in names("model")}
-    if written not in families:
-        raise UserError(f"model.path is {options.path}, a {written}; Burnish trains {', '.join(sorted(families))}")
+    if not isinstance(written, str) or written not in families:
+        known = ", ".join(sorted(families))
+        raise UserError(f"model.path is {options.path}, a {written}; Burnish trains {known}; give one of these")
     return families[written]
 
 
@@ -87,15 +110,16 @@ def load_model(
     stored = compute if options.lora is not None or network_only else torch.float32
     family = family_of(options, index)
     family.check_options(path, max_sequence_length=max_sequence_length, embedded_guidance=embedded_guidance)
+    where = f"model.path is {options.path}"
     try:
-        model: FlowModel = family.load(
-            path, index, dtype=stored, compute=compute, device=device,
-            max_sequence_length=max_sequence_length, embedded_guidance=embedded_guidance, network_only=network_only,
-        )  # fmt: skip
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"model.path is {options.path}, which can't be loaded as a {family.pipeline_class}: {error}"
-        ) from error
+        with understood(f"{where}, which can't be loaded as a {family.pipeline_class}"):
+            model: FlowModel = family.load(
+                path, index, dtype=stored, compute=compute, device=device,
+                max_sequence_length=max_sequence_length, embedded_guidance=embedded_guidance,
+                network_only=network_only,
+            )  # fmt: skip
+    except UserError as error:
+        raise UserError(str(error) if str(error).startswith(where) else f"{where}: {error}") from error
     if options.gradient_checkpointing and not network_only:
         model.recompute_activations()
     return model

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from burnish.errors import UserError
+from burnish.json_text import read_object
+from burnish.models.lora import rounded_by_folding
+from burnish.pictures import Spoilt
+from burnish.weights import load_network, refuse_not_finite
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,7 +83,7 @@ class PipelineModel:
             )
         if embedded_guidance is None:
             return
-        config = json.loads((path / "transformer" / "config.json").read_text())
+        config = read_object(path / "transformer" / "config.json")
         if not config.get("guidance_embeds", False):
             raise UserError(
                 f"rollout.embedded_guidance is {embedded_guidance}, but this {cls.pipeline_class} has no guidance "
@@ -121,11 +125,17 @@ class PipelineModel:
             import diffusers
 
             kind = getattr(diffusers, cls.pipeline_class)
-            pipeline = kind.from_pretrained(path, dtype=precision, local_files_only=True, **absent)
+            parts = {
+                name: load_network(network, path / name, dtype=precision.get(name, dtype))
+                for name, network in _networks(index).items()
+                if name not in absent
+            }
+            pipeline = kind.from_pretrained(path, dtype=precision, local_files_only=True, **absent, **parts)
         pipeline.set_progress_bar_config(disable=True)
-        for part in pipeline.components.values():
+        for name, part in pipeline.components.items():
             if isinstance(part, torch.nn.Module):
                 part.requires_grad_(False).eval().to(device)
+                refuse_not_finite(part, path / name)
         model = cls(
             pipeline, compute=compute, max_sequence_length=max_sequence_length, embedded_guidance=embedded_guidance
         )
@@ -153,7 +163,10 @@ class PipelineModel:
             tokenizer, limit, what = t5, self.text_length, "tokens of the T5 tokenizer (rollout.max_sequence_length)"
         for text in texts:
             if (length := len(tokenizer(text).input_ids)) > limit:
-                raise UserError(f"prompt {text!r} has {length} tokens; this model reads at most {limit} {what}")
+                shown = text if len(text) <= 60 else f"{text[:57]}..."
+                raise UserError(
+                    f"prompt {shown!r} has {length} tokens; this model reads at most {limit} {what}; shorten it"
+                )
 
     def latent_shape(self, height: int | None, width: int | None) -> tuple[int, ...]:
         standard = self.grid.side * self.scale
@@ -179,9 +192,13 @@ class PipelineModel:
         import torch
 
         with torch.no_grad():
+            pixels = self.decode_tensor(latents)
+            # an infinite pixel is cut to 1, so it is the latents that tell; what a VAE made of finite ones can be NaN
+            finite = (latents.flatten(1).isfinite().all(1) & pixels.flatten(1).isfinite().all(1)).tolist()
             # the same rounding as diffusers' image processor
-            whole = (self.decode_tensor(latents) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu()
-        return [picture.contiguous().numpy() for picture in whole]
+            whole = (pixels.nan_to_num(0.0) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu()
+        pictures = [picture.contiguous().numpy() for picture in whole]
+        return [picture if good else Spoilt.of(picture) for picture, good in zip(pictures, finite, strict=True)]
 
     def encode_pictures(self, pictures: Sequence[np.ndarray]) -> Tensor:
         import numpy as np
@@ -218,8 +235,9 @@ class PipelineModel:
     def fold_lora(self, folder: Path) -> None:
         with _quietly():
             self.pipeline.load_lora_weights(folder)
-            self.pipeline.fuse_lora(components=["transformer"])
-            self.pipeline.unload_lora_weights()
+            if not rounded_by_folding(self.network):
+                self.pipeline.fuse_lora(components=["transformer"])
+                self.pipeline.unload_lora_weights()
         self.network.requires_grad_(False)
 
     def save_pipeline(self, folder: Path, weights: dict[str, Tensor]) -> None:
@@ -252,6 +270,20 @@ class PipelineModel:
         import torch
 
         return torch.autocast(self._device.type, self.compute, enabled=self.compute != torch.float32)
+
+
+def _networks(index: dict[str, Any]) -> dict[str, type[nn.Module]]:
+    """The parts of a pipeline that have weights, by the classes that its model_index.json names."""
+    import torch
+
+    found: dict[str, type[nn.Module]] = {}
+    for name, value in index.items():
+        library, kind = value if isinstance(value, list) and len(value) == 2 else (None, None)
+        if library in ("diffusers", "transformers"):
+            made = getattr(import_module(library), str(kind), None)
+            if isinstance(made, type) and issubclass(made, torch.nn.Module):
+                found[name] = made
+    return found
 
 
 @contextmanager

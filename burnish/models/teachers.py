@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.errors import UserError
+from burnish.json_text import read_object
 from burnish.models.loading import load_model, read_index
 from burnish.options import ModelOptions
 from burnish.paths import resolve
+from burnish.weights import complaints_about
 
 if TYPE_CHECKING:
     from burnish.models.base import FlowModel
@@ -40,6 +41,11 @@ def check_teacher(student: ModelOptions, path: str | None, lora: str | None, opt
     except UserError as error:
         raise UserError(str(error).replace("model.path", f"{option}.path")) from None
     ours, our_index = read_index(student)
+    cut = [
+        one for part in ("transformer", "vae") if (theirs / part).is_dir() for one in complaints_about(theirs / part)
+    ]
+    if cut:
+        raise UserError(f"{option}.path is {path}: {'; '.join(cut)}")
     kinds = their_index.get("_class_name"), our_index.get("_class_name")
     if kinds[0] != kinds[1]:
         raise UserError(f"{option}.path is {path}, a {kinds[0]}; model.path is a {kinds[1]}: a teacher must be one too")
@@ -61,9 +67,12 @@ def check_teacher(student: ModelOptions, path: str | None, lora: str | None, opt
 def load_teacher(
     student: ModelOptions, path: str | None, lora: str | None, *, embedded_guidance: float | None = None
 ) -> FlowModel:
-    """A frozen model in the student's precision, without text encoders, an adapter folded into its weights."""
+    """A frozen model in the student's precision, without text encoders, with an adapter if one is given."""
     options = replace(student, path=path or student.path)
-    model = load_model(options, embedded_guidance=embedded_guidance, network_only=True)
+    try:
+        model = load_model(options, embedded_guidance=embedded_guidance, network_only=True)
+    except UserError as error:
+        raise UserError(str(error).replace("model.path is", "algorithm.teachers has")) from error
     if lora is not None:
         model.fold_lora(resolve(lora))
     return model
@@ -78,4 +87,4 @@ def _config(pipeline: Path, part: str) -> dict[str, Any]:
     file = pipeline / part / "config.json"
     if not file.is_file():
         return {}
-    return {key: value for key, value in json.loads(file.read_text()).items() if key not in NAMES}
+    return {key: value for key, value in read_object(file).items() if key not in NAMES}

@@ -6,7 +6,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from burnish.options.shared import Count, NonNegative, Positive, StepOptions, Whole
+from burnish.options.shared import (
+    Count,
+    DenoisingSteps,
+    Guidance,
+    Pixels,
+    Positive,
+    SomeGuidance,
+    StepOptions,
+    Whole,
+)
 from burnish.registry import options
 
 
@@ -14,7 +23,7 @@ from burnish.registry import options
 class LoraOptions:
     """Low-rank adapters. The reference is the model with them switched off."""
 
-    rank: Count = 32
+    rank: Annotated[int, Field(ge=1, le=2**16)] = 32
     """Rank of each adapter."""
     alpha: Positive | None = None
     """Scale of the adapters is alpha / rank; null means alpha = 2 x rank, as in Flow-GRPO."""
@@ -57,6 +66,9 @@ class DataOptions:
     """Draw a new order every epoch; false keeps the order of the file."""
     fit: Literal["exact", "centre_crop"] = "exact"
     """Pictures of another size than the run draws: refused, or scaled and cut around their centre."""
+    decode_check: bool = True
+    """Decode every picture once before the run begins, in parallel, and name the records of broken ones; false
+    reads only headers, and a broken one ends the run when its turn comes."""
 
 
 @options
@@ -79,9 +91,9 @@ class SupervisedOptions:
 class CandidateOptions:
     """The best and the worst few of a larger group."""
 
-    n: Annotated[int, Field(ge=3)]
+    n: Annotated[int, Field(ge=3, le=10**6)]
     """Candidates per prompt; rollout.n of them are kept, half of those the best and half the worst."""
-    num_inference_steps: Count | None = None
+    num_inference_steps: DenoisingSteps | None = None
     """Denoising steps of candidates, without noise between them; the kept ones are drawn again from their own seeds in
     the run's steps, and judged again. null draws candidates as they are learned from, and nothing twice."""
 
@@ -90,7 +102,7 @@ class CandidateOptions:
 class FilterOptions:
     """What is done about prompts that nothing can be learned from (DAPO's dynamic sampling)."""
 
-    max_num_gen_batches: Count = 1
+    max_num_gen_batches: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Batches that are sampled at most until data.train_batch_size prompts are left; 1 replaces none. An update for
     which nothing is left is skipped."""
 
@@ -105,18 +117,18 @@ class RolloutOptions:
     """Sample more, and learn from the best and the worst rollout.n of each prompt alone; null samples just those."""
     filter_groups: FilterOptions | None = None
     """Leave out prompts whose samples all got the same reward, and draw others in their place; null keeps them."""
-    num_inference_steps: Count = 10
+    num_inference_steps: DenoisingSteps = 10
     """Denoising steps."""
-    guidance_scale: Annotated[float, Field(ge=1)] = 1.0
+    guidance_scale: Guidance = 1.0
     """Classifier-free guidance in rollout and training; 1 is none and costs half."""
     guidance_rescale: bool = False
     """Give the guided velocity the norm of the conditional one, per position (true CFG of Qwen-Image)."""
-    embedded_guidance: NonNegative | None = None
+    embedded_guidance: Annotated[float, Field(ge=0, le=1000)] | None = None
     """Guidance scale given to a network that has it as an input (FLUX.1-dev), in rollout and training; null takes the
     pipeline's default, 3.5."""
-    height: Count | None = None
+    height: Pixels | None = None
     """Height of a picture in pixels; null takes the model's own size."""
-    width: Count | None = None
+    width: Pixels | None = None
     """Width of a picture in pixels; null takes the model's own size."""
     schedule: Literal["diffusers", "shift_once"] = "diffusers"
     """Noise levels: as the model's own pipeline in diffusers places them, or linear and shifted once (Flow-Factory,
@@ -129,8 +141,10 @@ class RolloutOptions:
     batch_size: Count = 96
     """Pictures that are denoised in one forward; changes no picture, only speed and memory. On a CPU 4 to 8 thousand
     tokens (pictures x image and text tokens) are fastest."""
-    merge_lora: bool = True
-    """Fold the adapters into the weights while sampling: the same pictures to 1e-6, a third faster."""
+    merge_lora: Literal["auto"] | bool = "auto"
+    """Fold the adapters into the weights while sampling: a third faster, and in float32 the same pictures to 1e-6.
+    In bfloat16 that rounds the adapters, so that another policy samples than the one that learns; auto folds where
+    the weights rest in float32."""
 
 
 @options
@@ -152,5 +166,5 @@ class ValidationOptions:
     """Pictures per prompt."""
     max_prompts: Count | None = None
     """Use only the first so many prompts; null uses all."""
-    reference_guidance: Annotated[float, Field(gt=1)] | None = None
+    reference_guidance: SomeGuidance | None = None
     """Also judge the untrained model at this guidance scale, as a line to compare with; null does not."""

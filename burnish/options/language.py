@@ -14,9 +14,29 @@ from burnish.options.shared import (
     OptimizerOptions,
     Positive,
     StepOptions,
+    Temperature,
+    TemperatureOrGreedy,
+    Tokens,
     Whole,
 )
 from burnish.registry import options
+
+
+@options
+class LanguageLoraOptions(LoraOptions):
+    """Low-rank adapters. The reference is the model with them switched off."""
+
+    targets: list[str] | None = None
+    """Endings of the names of the linear layers that get an adapter, wherever they are; one that matches nothing is an
+    error. null takes the projections of attention and MLP in the language model."""
+    vision: bool = False
+    """Adapt every linear layer of the vision tower and of what leads from it to the language model, too."""
+
+    @model_validator(mode="after")
+    def _vision_is_read(self) -> Self:
+        if self.vision and self.targets is not None:
+            raise ValueError("vision is never read when targets are given; name layers of the tower among them")
+        return self
 
 
 @options
@@ -29,7 +49,7 @@ class LanguageModelOptions(ModelOptions):
     """Model family by name; auto reads it from config.json."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the network's forward; log-probs and losses are always float32."""
-    lora: LoraOptions | None = None
+    lora: LanguageLoraOptions | None = None
     """Train low-rank adapters with these options; null trains all weights that are not frozen."""
     freeze: list[str] = Field(default_factory=list)
     """Parts that are not trained: beginnings of parameter names, or patterns with * (model.visual*). One that matches
@@ -43,7 +63,7 @@ class LanguageModelOptions(ModelOptions):
 class SamplingOptions:
     """How responses are drawn from the policy."""
 
-    temperature: NonNegative = 1.0
+    temperature: TemperatureOrGreedy = 1.0
     """Divides the logits, in sampling and in the log-probs of training alike; 0 always takes the likeliest token."""
     top_k: Whole = 0
     """Draw from the so many likeliest tokens; 0 draws from all."""
@@ -59,17 +79,17 @@ class LanguageRolloutOptions(SamplingOptions):
 
     n: Count = 8
     """Responses per prompt; algorithms that compare responses need at least 2."""
-    temperature: Positive = 1.0
+    temperature: Temperature = 1.0
     """Divides the logits, in sampling and in the log-probs of training alike."""
-    max_new_tokens: Count = 128
+    max_new_tokens: Tokens = 128
     """Longest response; one that is longer is cut and counts as truncated."""
     min_new_tokens: Whole = 0
     """No response ends before so many tokens."""
-    repetition_penalty: Positive = 1.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     """Divides the logits of tokens that were there before; 1 is none."""
     stop: list[str] = Field(default_factory=list)
     """Texts that end a response, besides the model's own end tokens."""
-    fire_temperature: Positive | None = None
+    fire_temperature: Temperature | None = None
     """FIRE sampling: the first token of a response is drawn at this higher temperature; null draws it like the rest."""
     filter_groups: FilterOptions | None = None
     """Leave out prompts whose responses all got the same reward, and ask others in their place (DAPO's dynamic
@@ -84,7 +104,7 @@ class LanguageTrainerOptions(StepOptions):
 
     mini_batch_size: Count | None = None
     """Responses per optimizer step; null takes all responses of the update (one step, strictly on-policy)."""
-    epochs: Count = 1
+    epochs: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Passes over the responses of one update."""
     rollouts_per_update: Count = 1
     """Rollouts (data.train_batch_size prompts each, sampled with the same weights) that one policy update learns

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from burnish.options.shared import Positive, Whole
+from typing import Annotated
+
+from pydantic import Field
+
+from burnish.options.shared import Seconds, Whole
 from burnish.registry import options
 
 
@@ -10,7 +14,7 @@ from burnish.registry import options
 class PipelineOptions:
     """How far sampling runs ahead of learning."""
 
-    depth: Whole = 0
+    depth: Annotated[int, Field(ge=0, le=1000)] = 0
     """Batches that may be sampled ahead while another one is learned: 0 samples and learns in turn, 1 is
     one-step-off-policy, more is fully asynchronous. More than 0 needs runtime=ray."""
     max_staleness: Whole | None = None
@@ -19,7 +23,7 @@ class PipelineOptions:
     drop: bool = False
     """Throw away, and count, batches of a checkpoint that would be older than max_staleness when their turn comes, as
     it may be where that was lowered; false learns from them all the same."""
-    timeout: Positive = 3600.0
+    timeout: Seconds = 3600.0
     """Seconds to wait for samples, or for weights to be published, before the run stops with an error."""
 
     @property

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.options.shared import Count, NonNegative, Positive, Whole
+from burnish.options.shared import NonNegative, Positive, Seconds, Threads, Whole
 from burnish.registry import options
 
 STARTED = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")  # of a cluster that ray.init starts
@@ -16,9 +16,9 @@ STARTED = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
 class PoolOptions:
     """Processes that do one kind of work, and what each of them takes of its machine."""
 
-    nodes: Count = 1
+    nodes: Annotated[int, Field(ge=1, le=100_000)] = 1
     """Machines, all different, that the processes are on."""
-    processes: Count = 1
+    processes: Threads = 1
     """Processes on each machine."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """What they compute on; auto takes GPUs where the cluster has any."""
@@ -70,7 +70,7 @@ class PublicationOptions:
     GPUs and gloo on CPUs; auto: the store for what fits into two buckets, such as adapters, and broadcast for more."""
     bucket_mb: Positive = 64.0
     """MiB of weights that travel at a time."""
-    timeout: Positive = 600.0
+    timeout: Seconds = 600.0
     """Seconds that one publication may take."""
 
 
@@ -87,11 +87,11 @@ class RayOptions:
     """Ray's runtime environment of every worker: env_vars, working_dir, pip and so on."""
     timeline: str | None = None
     """File that gets Ray's timeline of the run at its end, for chrome://tracing or Perfetto; null writes none."""
-    placement_timeout: Positive = 300.0
+    placement_timeout: Seconds = 300.0
     """Seconds that a running cluster gets to have room for the pools: at the start, and after it lost a machine."""
-    start_timeout: Positive = 900.0
+    start_timeout: Seconds = 900.0
     """Seconds that workers may take to start and to load what they need."""
-    call_timeout: Positive = 3600.0
+    call_timeout: Seconds = 3600.0
     """Seconds that anything asked of a worker may take."""
     max_restarts: Whole = 3
     """How often workers of a pool that died are replaced in a run before it stops."""

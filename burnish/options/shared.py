@@ -6,14 +6,48 @@ import math
 from datetime import datetime
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from burnish.registry import options
 
-Count = Annotated[int, Field(ge=1)]
-Whole = Annotated[int, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+MOST = 10**9  # of anything that is counted
+LARGEST = 1e12  # of anything that is measured: products of a few such numbers are finite in float32
+SMALLEST = 1e-30  # above zero: in float32 anything smaller is zero as soon as it is multiplied
+LONGEST = 2e6  # seconds, 23 days: waits are counted in milliseconds, with 32 bits
+COLDEST = 1e-3  # temperature: logits that are divided by less overflow
+
+
+def _not_vanishing(value: float) -> float:
+    if 0 < abs(value) < SMALLEST:
+        raise ValueError(
+            f"{value:g} is too small: in float32 it is zero; it must be >= {SMALLEST:g}, or 0 if it may be"
+        )
+    return value
+
+
+def _not_too_cold(value: float) -> float:
+    if 0 < value < COLDEST:
+        raise ValueError(f"{value:g} is too small: logits would overflow; it must be >= {COLDEST:g}")
+    return value
+
+
+Count = Annotated[int, Field(ge=1, le=MOST)]
+Whole = Annotated[int, Field(ge=0, le=MOST)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Positive = Annotated[float, Field(gt=0, le=LARGEST, allow_inf_nan=False), AfterValidator(_not_vanishing)]
+NonNegative = Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False), AfterValidator(_not_vanishing)]
+Finite = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False), AfterValidator(_not_vanishing)]
+Seconds = Annotated[float, Field(gt=0, le=LONGEST, allow_inf_nan=False)]
+Temperature = Annotated[float, Field(gt=0, le=1000), AfterValidator(_not_too_cold)]
+TemperatureOrGreedy = Annotated[float, Field(ge=0, le=1000), AfterValidator(_not_too_cold)]
+LearningRate = Annotated[float, Field(gt=0, le=10, allow_inf_nan=False), AfterValidator(_not_vanishing)]
+Several = Annotated[int, Field(ge=2, le=MOST)]
+Guidance = Annotated[float, Field(ge=1, le=1000)]  # classifier-free; 1 is none
+SomeGuidance = Annotated[float, Field(gt=1, le=1000)]
+DenoisingSteps = Annotated[int, Field(ge=1, le=1000)]  # as many levels of noise as networks are trained on
+Pixels = Annotated[int, Field(ge=1, le=2**15)]
+Tokens = Annotated[int, Field(ge=1, le=2**22)]
+Threads = Annotated[int, Field(ge=1, le=1024)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
@@ -43,7 +77,7 @@ def unix_seconds(moment: float | str) -> float:
 class OptimizerOptions:
     """AdamW and its learning rate."""
 
-    lr: Positive = 3e-4
+    lr: LearningRate = 3e-4
     """Peak learning rate."""
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
     """Decay of the running mean and of the running square of the gradient."""
@@ -74,10 +108,13 @@ class StepOptions:
 
     mini_batch_size: Count | None = None
     """Samples per optimizer step; null takes all samples of the update (one step, strictly on-policy)."""
-    epochs: Count = 1
+    epochs: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Passes over the samples of one update."""
     max_skipped_updates: Whole = 3
     """Optimizer steps in a row that a non-finite loss or gradient may skip before the run stops."""
+    max_empty_updates: Whole = 3
+    """Policy updates in a row that may learn nothing because rewards are missing, before the run stops; ten times as
+    many where all rewards are there but leave nothing to learn."""
     expires_at: float | str | None = None
     """When the machine is taken away, if that is announced: ISO 8601 with a time zone, 2026-01-31T18:00:00+01:00, or
     Unix seconds. The run saves and stops while there is time. null asks the variables that clouds announce it in."""
@@ -150,7 +187,9 @@ class CheckpointOptions:
 class ScoringOptions:
     """Where rewards are computed."""
 
-    processes: Whole = 1
+    processes: Annotated[int, Field(ge=0, le=1024)] = 1
     """Processes of their own that score pictures while others are sampled; 0 scores in the run's own process."""
-    timeout: Positive = 300.0
+    timeout: Seconds = 300.0
     """Seconds that one reward may take for one batch of pictures; what takes longer counts as missing."""
+    probe: bool = True
+    """Have every reward judge made-up samples of the first prompts before the run begins, and refuse one that fails."""

@@ -18,6 +18,7 @@ MOST = 8  # samples of a prompt that are shown
 BETWEEN = 3  # validations between the first and the last that are shown
 GLIMPSE = 2  # samples of a prompt that are shown of each of these
 LONGEST = 256  # pixels: larger pictures are made smaller, so that the page can be sent
+HEAVIEST = 1 << 20  # bytes of a picture's file, which may hold more than the picture
 GONE = '<span class="gone">no picture</span>'
 
 
@@ -122,16 +123,18 @@ def _figure(sample: Sample) -> str:
 
 
 def _picture(path: Path, words: str) -> str:
+    if not path.is_file():
+        return GONE
     try:
         content, kind = path.read_bytes(), "png"
-        with Image.open(io.BytesIO(content)) as image:
+        with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
             width, height = image.size
-            if max(width, height) > LONGEST:
+            if max(width, height) > LONGEST or len(content) > HEAVIEST:
                 image.thumbnail((LONGEST, LONGEST), Image.Resampling.LANCZOS)
                 smaller = io.BytesIO()
                 image.convert("RGB").save(smaller, format="JPEG", quality=85)
                 content, kind = smaller.getvalue(), "jpeg"
-    except OSError:  # removed, or torn by a crash
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # torn by a crash, or no picture at all
         return GONE
     look = ' class="pixels"' if max(width, height) <= 64 else ""
     alt = escape(words, quote=True)

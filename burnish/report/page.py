@@ -8,7 +8,8 @@ from html import escape
 from pathlib import Path
 
 from burnish import __version__
-from burnish.folder import STEP, RunFolder, write_whole
+from burnish.disk import write_whole
+from burnish.folder import STEP, RunFolder
 from burnish.report.curves import Chart, Series
 from burnish.report.gallery import gallery
 from burnish.report.health import health, points_of

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from burnish.json_text import parse_json
+from burnish.report.reading import is_number, leads_out
 
 ENOUGH = 4  # prompts, below which their spread says nothing
 
@@ -40,23 +42,40 @@ def read_samples(validation: Path) -> Samples:
     """What is whole in the folder of a validation; a line that a crash has torn is left out."""
     file = validation / "samples.jsonl"
     found: Samples = {}
-    for line in file.read_bytes().splitlines() if file.exists() else ():
+    run = validation.parents[1]
+    for line in file.read_bytes().splitlines() if file.is_file() and not leads_out(file, run) else ():
         try:
-            said: dict[str, Any] = json.loads(line)
-            place = (int(said["index"]), int(said["sample"]))
-            found[place] = Sample(
-                prompt=said["prompt"],
-                reward=said["reward"],
-                components=said["components"],
-                note=said["note"],
-                picture=validation / "pictures" / f"{place[0]:03d}-{place[1]:02d}.png",
-                response=said.get("response"),
-                shown=tuple(validation / "pictures" / name for name in said.get("images", ())),
-                answer=said.get("answer"),
-            )
+            sample, place = _sample(parse_json(line), validation / "pictures")
+            if any(leads_out(path, run) for path in (sample.picture, *sample.shown)):
+                raise ValueError("a picture is not of this run")
         except (ValueError, KeyError, TypeError):
             continue
+        found[place] = sample
     return found
+
+
+def _sample(said: Any, pictures: Path) -> tuple[Sample, tuple[int, int]]:
+    """What a line says.
+
+    Raises:
+        ValueError, KeyError, TypeError: it says something else than a run writes.
+    """
+    place = (int(said["index"]), int(said["sample"]))
+    sample = Sample(
+        prompt=said["prompt"],
+        reward=said["reward"],
+        components=said["components"],
+        note=said["note"],
+        picture=pictures / f"{place[0]:03d}-{place[1]:02d}.png",
+        response=said.get("response"),
+        shown=tuple(pictures / name for name in said.get("images", ())),
+        answer=said.get("answer"),
+    )
+    texts = [sample.prompt, sample.note, sample.response or "", sample.answer or ""]
+    numbers = [sample.reward, *sample.components.values()] if isinstance(sample.components, dict) else ["none"]
+    if not all(isinstance(text, str) for text in texts) or not all(one is None or is_number(one) for one in numbers):
+        raise ValueError("text is no text, or a number none")
+    return sample, place
 
 
 @dataclass(frozen=True)
@@ -78,16 +97,19 @@ Scores = dict[tuple[int, int], Score]  # by number of the prompt and of the samp
 def read_scores(validation: Path) -> Scores:
     """The verdicts of a validation; of one that an older version made those of the samples that it kept."""
     file = validation / "scores.jsonl"
-    if not file.exists():
+    if not file.is_file() or leads_out(file, validation.parents[1]):
         kept = read_samples(validation)
         return {place: Score("default", sample.reward, sample.components) for place, sample in kept.items()}
     found: Scores = {}
     for line in file.read_bytes().splitlines():
         try:
-            said: dict[str, Any] = json.loads(line)
-            found[int(said["index"]), int(said["sample"])] = Score(said["source"], said["reward"], said["values"])
+            said: Any = parse_json(line)
+            score = Score(str(said["source"]), said["reward"], dict(said["values"]))
+            place = int(said["index"]), int(said["sample"])
         except (ValueError, KeyError, TypeError):
             continue
+        if all(one is None or is_number(one) for one in (score.reward, *score.values.values())):
+            found[place] = score
     return found
 
 

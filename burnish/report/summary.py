@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections import Counter
@@ -12,9 +11,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from burnish.config.yaml_text import parse
-from burnish.folder import STEP, RunFolder
+from burnish.folder import STEP, RunFolder, is_row
+from burnish.json_text import parse_json
 from burnish.report.habits import Habit, lost_habits
+from burnish.report.reading import read_configuration
 from burnish.report.samples import Samples, chance, read_samples, read_scores
 from burnish.report.words import DRAWS, Words, words_of
 
@@ -136,8 +136,7 @@ class Summary:
     def read(cls, folder: RunFolder) -> Summary:
         """Read a folder, of a finished run or of one that is under way."""
         run = cls(
-            # read as plain data: a report needs none of the algorithms and rewards that the names stand for
-            config=parse(folder.config.read_text(encoding="utf-8")) if folder.config.exists() else {},
+            config=read_configuration(folder.config),
             rows=folder.read_metrics(),
             reference=_read_reference(folder),
         )
@@ -260,7 +259,13 @@ class Summary:
         notes = Counter(one.note for one in self.kept.values() if one.reward is None and one.note)
         if found and notes:
             found.append(f"Why, by what the last validation kept: {notes.most_common(1)[0][0]}")
-        skipped = sum(row.get("actor/skipped_updates") or 0 for row in self.rows)
+        empty = sum(row.get("actor/empty_updates") or 0 for row in self.rows)
+        if empty:
+            found.append(
+                f"{empty:.0f} optimizer steps were left out because there was nothing to learn from: rewards were "
+                "missing (failures.jsonl says why), or all equal."
+            )
+        skipped = sum(row.get("actor/skipped_updates") or 0 for row in self.rows) - empty
         if skipped:
             found.append(
                 f"{skipped:.0f} optimizer steps were skipped because loss or gradient was not finite; "
@@ -275,10 +280,10 @@ class Summary:
 
 def _read_reference(folder: RunFolder) -> Row | None:
     try:
-        found: Row = json.loads((folder.reference / "metrics.json").read_bytes())
-    except (FileNotFoundError, ValueError):  # not made yet, or torn by a crash
+        found = parse_json((folder.reference / "metrics.json").read_bytes())
+    except (OSError, ValueError):  # not made yet, or torn by a crash
         return None
-    return found
+    return found if is_row(found) and found.get("guidance_scale") is not None else None
 
 
 def mean(row: Row | None, key: str) -> float | None:

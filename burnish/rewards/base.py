@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field
-
+from burnish.options import Finite
 from burnish.registry import options
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ class Verdict:
     extras: tuple[float, ...] = ()  # one per name in AnyReward.extras: logged, never optimised
     note: str = ""  # for people: the text that was read, or why the value is missing
     asked: bool = True  # False: this reward does not judge the prompt at all, so that nothing is missing
+    fault: str = ""  # where the reward itself failed, and not the sample: the traceback, or what it gave instead
 
 
 @options
@@ -35,7 +35,7 @@ class AnyReward:
     extras: ClassVar[tuple[str, ...]] = ()
     judged: ClassVar[str] = "samples"  # what its samples are, for messages
 
-    weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    weight: Finite = 1.0
     """Share in the sum that is optimised; 0 only watches: logged, never optimised."""
 
     def score(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> list[Verdict]:
@@ -53,6 +53,10 @@ class AnyReward:
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Refuse what this reward can never judge, before anything is sampled; a ValueError says which."""
 
+    def user_code(self) -> list[str]:
+        """Paths of functions of the user that it calls, as ``burnish.rewards.calling`` takes them."""
+        return []
+
     def prepare(self) -> None:
         """Load what scoring needs, so that the first batch need not wait for it."""
 
@@ -62,6 +66,11 @@ class Reward(AnyReward):
     """Base of rewards on pictures. A subclass is a dataclass of its own options and is registered under its name."""
 
     judged: ClassVar[str] = "pictures"
+
+    def unable(self, sample: Any) -> str:
+        from burnish.pictures import NOT_FINITE, Spoilt
+
+        return NOT_FINITE if isinstance(sample, Spoilt) else ""
 
     def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:
         """Judge pictures.

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
+import sysconfig
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.rewards.base import AnyReward, Verdict
@@ -13,6 +16,8 @@ if TYPE_CHECKING:
     from burnish.prompt import Prompt
 
 LARGEST = 3.4e38  # of float32, in which rewards travel on
+OURS = Path(__file__).parents[1]
+LONGEST = 8000  # characters of a traceback that are kept, the last ones
 
 
 def judge(reward: AnyReward, samples: Sequence[Any], prompts: Sequence[Prompt]) -> list[Verdict]:
@@ -24,8 +29,8 @@ def judge(reward: AnyReward, samples: Sequence[Any], prompts: Sequence[Prompt]) 
         prompts: one per sample.
 
     Returns:
-        One verdict per sample. Where the reward raised or gave no finite number, the value is
-        None and the note says why; where it does not judge the prompt, it was not asked.
+        One verdict per sample. Where the reward raised or gave no finite number, the value is None and the note says
+        why, with the traceback as its fault if it raised; where it does not judge the prompt, it was not asked.
     """
     verdicts = [
         missing(reward.unable(sample)) if reward.judges(prompt) else Verdict(None, asked=False)
@@ -47,20 +52,42 @@ def _judge(reward: AnyReward, samples: Sequence[Any], prompts: Sequence[Prompt])
         if len(verdicts) != len(samples):
             raise ValueError(f"it gave {len(verdicts)} verdicts for {len(samples)} {reward.judged}")
         return [_checked(reward, verdict) for verdict in verdicts]
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # exit() in a reward must end neither the run nor its process
         if len(samples) == 1:
-            return [missing(f"{type(error).__name__}: {error}")]
-        return [_judge(reward, [sample], [prompt])[0] for sample, prompt in zip(samples, prompts, strict=True)]
+            return [failed(error)]
+    # not within the handler: what is raised there would drag the first error along
+    return [_judge(reward, [sample], [prompt])[0] for sample, prompt in zip(samples, prompts, strict=True)]
 
 
-def missing(why: str) -> Verdict:
-    """A verdict that could not be given."""
-    return Verdict(None, (), why)
+def missing(why: str, fault: str = "") -> Verdict:
+    """A verdict that could not be given; ``fault`` says so where the reward is to blame."""
+    return Verdict(None, (), why, fault=fault)
+
+
+def failed(error: BaseException) -> Verdict:
+    """The verdict of a reward that raised: what, and where in the code of whoever wrote it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None and _is_ours(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next  # how it came to be called is nothing to its author
+    text = "".join(traceback.format_exception(type(error), error, trace))
+    return missing(f"{type(error).__name__}: {error}{place_of(error)}", text[-LONGEST:].rstrip())
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith(str(OURS))
+
+
+def place_of(error: BaseException) -> str:
+    """Where in the user's code an error was raised; nothing where none of it was reached."""
+    libraries = (*sysconfig.get_paths().values(), "<")
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(libraries) and not _is_ours(frame.filename)]
+    return f" ({own[-1].filename}:{own[-1].lineno}, in {own[-1].name})" if own else ""
 
 
 def _checked(reward: AnyReward, verdict: Verdict) -> Verdict:
     if verdict.value is None:
-        return missing(verdict.note or "it gave no value")
+        return missing(verdict.note or "it gave no value", verdict.fault)
     if not math.isfinite(verdict.value) or abs(verdict.value) > LARGEST:
         return missing(f"its value is {verdict.value}, which is not a finite number")
     if len(verdict.extras) != len(reward.extras):

@@ -65,6 +65,7 @@ def mix(rewards: Mapping[str, AnyReward], verdicts: Mapping[str, Sequence[Verdic
         names=component_names(rewards),
         weights=tuple(w for reward in rewards.values() for w in (reward.weight, *[0.0] * len(reward.extras))),
         notes=[_note({label: verdicts[label][i].note for label in rewards}) for i in range(count)],
+        faults=[_fault({label: verdicts[label][i] for label in rewards}) for i in range(count)],
     )
 
 
@@ -73,3 +74,12 @@ def _note(notes: Mapping[str, str]) -> str:
     if len(said) == 1:
         return next(iter(said.values()))
     return "; ".join(f"{label}: {note}" for label, note in said.items())
+
+
+def _fault(verdicts: Mapping[str, Verdict]) -> str:
+    """What the first reward that failed has to say: its label and why, and behind that its traceback if it raised."""
+    for label, verdict in verdicts.items():
+        if verdict.fault:
+            trace = f"\n{verdict.fault}" if "\n" in verdict.fault else ""
+            return f"{label}: {' '.join(verdict.note.split())}{trace}"
+    return ""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.errors import UserError
-from burnish.options import Count
+from burnish.options import Threads
 from burnish.registry import options, register
 from burnish.rewards.base import Reward, Verdict
 
@@ -37,7 +37,7 @@ class Ocr(Reward):
     detect: bool = False
     """Look for text anywhere in the picture, by RapidOCR's whole pipeline; false reads the picture as one
     line, which is some thirty times faster."""
-    threads: Count = 1
+    threads: Threads = 1
     """Threads of the recognition model; processes (scoring.processes) use cores better."""
 
     def prepare(self) -> None:

@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from burnish.errors import UserError
-from burnish.options import Count
+from burnish.options import Threads
 from burnish.registry import options, register
 from burnish.rewards.base import Reward, Verdict
 from burnish.rewards.ocr import HEIGHT, model_file, recognise, recogniser, wanted
@@ -29,7 +29,7 @@ class OcrCtc(Reward):
     The picture is taken as one line of text. Case and inner white space count, unlike in ``ocr``.
     """
 
-    threads: Count = 1
+    threads: Threads = 1
     """Threads of the recognition model when it scores; processes (scoring.processes) use cores better."""
 
     def prepare(self) -> None:

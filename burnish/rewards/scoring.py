@@ -6,9 +6,9 @@ import logging
 import pickle
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOOK = 0.5  # seconds between two looks at what one waits for
+WARNINGS = 10  # different reasons of one reward that are told; a thousand would hide the first
 
 
 class Judged(Protocol):
@@ -56,6 +57,10 @@ class AnyScorer(Protocol):
 
     def score(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> Scores:
         """Judge samples and wait for the result."""
+        ...
+
+    def silent(self) -> AbstractContextManager[None]:
+        """Without warnings about what is missing."""
         ...
 
     def close(self) -> None:
@@ -98,7 +103,8 @@ class Scorer:
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._closed = False
-        self._warned: set[str] = set()
+        self._silent = False
+        self._warned: dict[str, set[str]] = {label: set() for label in rewards}
 
     def __enter__(self) -> Self:
         self.start()
@@ -142,6 +148,15 @@ class Scorer:
     def score(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> Scores:
         """Judge samples and wait for the result."""
         return self.submit(samples, prompts).result()
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """What is missing meanwhile is told by whoever asked, and not by warnings."""
+        self._silent = True
+        try:
+            yield
+        finally:
+            self._silent = False
 
     def close(self) -> None:
         """End the processes at once; what is not answered yet is cancelled."""
@@ -193,7 +208,7 @@ class Scorer:
                 why = f"the process that scored it died twice ({error})"
                 if not self._closed:
                     log.warning("a process that scored reward %s died (%s) and is replaced", label, error)
-        return [missing(why)] * len(pending.samples)
+        return [missing(why, why)] * len(pending.samples)
 
     def _process(self, place: int) -> ScoringProcess:
         with self._lock:
@@ -213,14 +228,23 @@ class Scorer:
     def _answer(self, pending: Pending, label: str, verdicts: list[Verdict]) -> None:
         with self._lock:
             pending.verdicts[label] = verdicts
-            for note in dict.fromkeys(verdict.note for verdict in verdicts if verdict.asked and verdict.value is None):
-                message = f"reward {label} is missing: {note}"
-                if message not in self._warned:
-                    self._warned.add(message)
-                    log.warning("%s", message)
+            self._warn(label, verdicts, pending.prompts)
             complete = len(pending.verdicts) == len(self.rewards)
         if complete and pending.scores.set_running_or_notify_cancel():
             pending.scores.set_result(mix(self.rewards, pending.verdicts))
+
+    def _warn(self, label: str, verdicts: Sequence[Verdict], prompts: Sequence[Prompt]) -> None:
+        """Tell each reason for missing rewards once, with the first prompt that it met."""
+        if self._silent:
+            return
+        told = self._warned[label]
+        for verdict, prompt in zip(verdicts, prompts, strict=True):
+            if not verdict.asked or verdict.value is not None or verdict.note in told or len(told) >= WARNINGS:
+                continue
+            told.add(verdict.note)
+            log.warning("reward %s is missing: %s; first for %s", label, verdict.note, prompt.name)
+            if len(told) == WARNINGS:
+                log.warning("further reasons why reward %s is missing are not told here", label)
 
 
 def awaited(scores: Judged | Future[Scores], between: Callable[[], None]) -> Scores:

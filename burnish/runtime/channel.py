@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import pickle
+import json
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
+
+from burnish.json_text import parse_json
+from burnish.workers.meeting import open_store, reach_store
 
 
 class Meeting:
@@ -21,9 +24,7 @@ class Meeting:
             address: of this machine, which the others reach.
             seconds: that anything may take.
         """
-        self.store = dist.TCPStore(
-            address, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=seconds)
-        )
+        self.store = open_store(address, 0, seconds)
 
     @property
     def port(self) -> int:
@@ -66,25 +67,25 @@ class Channel:
     @classmethod
     def join(cls, address: str, port: int, rank: int, size: int, *, device: str, seconds: float) -> Channel:
         """Meet the others where rank 0 has opened a ``Meeting``."""
-        store = dist.TCPStore(
-            address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=seconds)
-        )
-        return cls(store, rank, size, device=device, seconds=seconds)
+        return cls(reach_store(address, port, seconds), rank, size, device=device, seconds=seconds)
 
     def tell(self, message: Any) -> None:
-        """Give every receiver a small object."""
-        self._store.set(f"message {self._messages}", pickle.dumps(message))  # type: ignore[arg-type]  # it takes bytes, too
+        """Give every receiver a small message: anything that JSON can say."""
+        self._store.set(f"message {self._messages}", json.dumps(message))
         self._messages += 1
 
     def hear(self) -> Any:
-        """The sender's next small object.
+        """The sender's next message.
+
+        Whoever reaches the store can write one, so it is data and nothing more. The store takes none above 8 MiB.
 
         Raises:
+            ValueError: it is no JSON.
             RuntimeError: none comes in time.
         """
         content = self._store.get(f"message {self._messages}")
         self._messages += 1
-        return pickle.loads(content)
+        return parse_json(content)
 
     def broadcast(self, bucket: Tensor) -> None:
         """Send rank 0's bytes into everybody's ``bucket``: uint8, as long everywhere, on the channel's device."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import ray
@@ -104,7 +105,7 @@ class Sender:
                     if isinstance(bucket, Tensor):
                         self._channel.broadcast(bucket)
                     else:
-                        self._channel.tell(bucket)
+                        self._channel.tell(bucket.said)
             except RuntimeError as error:  # of torch.distributed, which has none of its own for this
                 broken, self._channel = str(error) or repr(error), None
         return None if fingerprint is None else Parcel(fingerprint, watch.drain(), broken=broken)
@@ -197,7 +198,7 @@ class Receiver:
         channel, watch = self._channel, Stopwatch()
         assert channel is not None, "no channel was joined"
         with watch("transfer"):
-            layout: Layout = channel.hear()
+            layout = Layout.read(_heard(channel))
 
         def buckets() -> Iterator[Tensor]:
             for start in range(0, layout.size, self._bucket):
@@ -209,7 +210,7 @@ class Receiver:
 
         self._fill(layout, version, buckets(), watch)
         with watch("transfer"):
-            expected: Fingerprint = channel.hear()
+            expected = Fingerprint.read(_heard(channel))
         return self._receipt(expected, watch)
 
     def switch(self, version: int) -> str:
@@ -254,3 +255,11 @@ class Receiver:
             expected.check(found, "a receiver")
         self._held = expected
         return Receipt(expected.version, expected.digest, watch.drain())
+
+
+def _heard(channel: Channel) -> Any:
+    """A message of the sender's, which is data and nothing more whoever wrote it."""
+    try:
+        return channel.hear()
+    except ValueError as error:
+        raise Mismatch(f"a message about weights can't be read: {error}") from None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -46,7 +47,7 @@ class RewardWorker:
 
     def score(self, samples: Sequence[Any], prompts: Sequence[Prompt], update: int) -> Scores:
         """Judge a batch that belongs to an update; one of validation belongs to none, which is 0."""
-        own = [np.array(sample) if isinstance(sample, np.ndarray) else sample for sample in samples]  # to be written to
+        own = [sample.copy() if isinstance(sample, np.ndarray) else sample for sample in samples]  # to be written to
         with self.profiler.during(update):
             return self.scorer.score(own, prompts)
 
@@ -145,6 +146,10 @@ class PooledScorer:
 
     def close(self) -> None:
         """The driver ends them."""
+
+    def silent(self) -> AbstractContextManager[None]:
+        """The workers warn where they are."""
+        return nullcontext()
 
     def submit(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> Promised:
         """Start judging samples: pictures, uint8 [H, W, 3] each, or responses."""

@@ -23,7 +23,7 @@ from burnish.runtime.transfer import Packed, resolved
 from burnish.sources.asked import Asked
 from burnish.types import Collected, Elsewhere
 from burnish.workers.checkpoint import CheckpointStore
-from burnish.workers.checkpoint_files import Checkpoint
+from burnish.workers.checkpoint_files import PARTS, Checkpoint
 from burnish.workers.ranks import join_ranks
 
 
@@ -77,7 +77,7 @@ class TrainerRank:
 
         The first rank gives it with what was sampled ahead.
         """
-        state = checkpoint.load(self.session.identity)
+        state = checkpoint.load(self.session.identity, PARTS)
         source: dict[str, Any] = state.pop("source")
         self.session.workers.load_state_dict(state)
         if not self.config.online:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +32,24 @@ class Entry:
     def of(cls, name: str, tensor: Tensor) -> Entry:
         """What a tensor is, whatever it holds; of a sharded one, the whole."""
         return cls(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+
+    @classmethod
+    def read(cls, said: Any) -> Entry:
+        """An entry of a message: name, shape and type.
+
+        Raises:
+            Mismatch: it is none.
+        """
+        match said:
+            case [str(name), list(shape), str(dtype)] if all(map(_is_count, shape)):
+                if isinstance(getattr(torch, dtype, None), torch.dtype):
+                    return cls(name, tuple(shape), dtype)
+        raise Mismatch(f"a message about weights has {_kind(said)} where a tensor's name, shape and type belong")
+
+    @property
+    def said(self) -> list[Any]:
+        """What a message says of it."""
+        return [self.name, list(self.shape), self.dtype]
 
     @property
     def size(self) -> int:
@@ -59,6 +78,25 @@ class Layout:
     def of(cls, weights: Mapping[str, Tensor]) -> Layout:
         """Of named weights, in their order."""
         return cls(tuple(Entry.of(name, tensor) for name, tensor in weights.items()))
+
+    @classmethod
+    def read(cls, said: Any) -> Layout:
+        """The layout that a message tells.
+
+        Raises:
+            Mismatch: it tells none.
+        """
+        if not isinstance(said, list):
+            raise Mismatch(f"a message about weights has {_kind(said)} where a list of tensors belongs")
+        entries = tuple(map(Entry.read, said))
+        if len({entry.name for entry in entries}) < len(entries):
+            raise Mismatch("a message about weights names a tensor twice")
+        return cls(entries)
+
+    @property
+    def said(self) -> list[Any]:
+        """What a message says of it."""
+        return [entry.said for entry in self.entries]
 
     @property
     def size(self) -> int:
@@ -201,11 +239,29 @@ class Fingerprint:
         """Of named weights."""
         return cls(version, Layout.of(weights).entries, tuple(map(checksum, weights.values())))
 
+    @classmethod
+    def read(cls, said: Any) -> Fingerprint:
+        """The fingerprint that a message tells.
+
+        Raises:
+            Mismatch: it tells none.
+        """
+        match said:
+            case [version, entries, list(checksums)] if all(map(_is_count, [version, *checksums])):
+                layout = Layout.read(entries)
+                if len(checksums) == len(layout.entries):
+                    return cls(version, layout.entries, tuple(checksums))
+        raise Mismatch(f"a message about weights has {_kind(said)} where checksums belong")
+
+    @property
+    def said(self) -> list[Any]:
+        """What a message says of it."""
+        return [self.version, Layout(self.entries).said, list(self.checksums)]
+
     @property
     def digest(self) -> str:
         """All of it in 16 letters."""
-        content = [self.version, [[e.name, list(e.shape), e.dtype] for e in self.entries], list(self.checksums)]
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(self.said).encode()).hexdigest()[:16]
 
     def check(self, found: Fingerprint, where: str) -> None:
         """See that what was found is this.
@@ -228,3 +284,12 @@ class Fingerprint:
         raise Mismatch(
             f"version {self.version} has {len(self.entries)} tensors, and {where} has {len(found.entries)} of them"
         )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _kind(said: Any) -> str:
+    """What a part of a message is; it may be large, and nested as deep as can be."""
+    return f"a {type(said).__name__}"

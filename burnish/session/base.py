@@ -14,7 +14,10 @@ from typing import Any
 import torch
 
 from burnish.config import RunConfig
+from burnish.data.decoding import check_media
 from burnish.errors import GivenUp
+from burnish.media import Media
+from burnish.rewards.probe import probe
 from burnish.rewards.scoring import AnyScorer, Scorer
 from burnish.sources.asked import Maker
 from burnish.sources.base import StreamSource
@@ -152,9 +155,33 @@ class Session:
             "algorithm": self.config.algorithm.name,
         }
 
+    def media(self) -> Iterator[tuple[str, Media]]:
+        """What the data show, and where it stands."""
+        raise NotImplementedError
+
+    def unfit(self, width: int, height: int) -> str:
+        """Why the model can't see a picture of some size; empty where it can."""
+        return ""
+
     def check_data(self) -> None:
         """Find errors in data, before any weights are loaded."""
         _ = self.train_prompts, self.val_prompts
+        if self.config.data.decode_check:
+            check_media(self.media(), self.unfit)
+
+    def probe(self) -> None:
+        """Have the rewards judge made-up samples of real prompts, by those who will judge what is sampled.
+
+        Raises:
+            UserError: one of them fails.
+        """
+        prompts = [*(self.train_prompts if self.config.online else ()), *self.val_prompts]
+        timeout = self.config.scoring.timeout
+        probe(self.scorer, prompts, self.made_up(), timeout=timeout, between=self.between)
+
+    def made_up(self) -> Any:
+        """A sample that no model has made, for rewards to be tried on."""
+        raise NotImplementedError
 
     def check(self) -> None:
         """Find what only the loaded model can tell, before a run has left anything behind."""

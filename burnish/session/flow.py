@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
+
+import numpy as np
 
 from burnish.algorithms.sft import SFT
 from burnish.config.flow import FlowConfig
@@ -11,7 +14,8 @@ from burnish.data.finished import FinishedData
 from burnish.data.prompts import read_prompts
 from burnish.data.stream import PromptStream, Stream
 from burnish.engines.flow import FlowEngine
-from burnish.models.loading import load_model, read_index
+from burnish.media import Media
+from burnish.models.loading import load_model, read_index, standard_side
 from burnish.models.teachers import check_teacher, load_teacher
 from burnish.paths import resolve
 from burnish.session.base import Session
@@ -121,11 +125,23 @@ class FlowSession(Session):
     def train_prompts(self) -> list[Prompt]:
         return super().train_prompts if self.pictures is None else self.pictures.prompts
 
+    def media(self) -> Iterator[tuple[str, Media]]:
+        for files in (self.pictures, self.more_pictures):
+            if files is not None:
+                yield from ((record.where, media) for record in files.read for media in record.pictures)
+
     def check_data(self) -> None:
         super().check_data()
-        _ = self.pictures, self.more_pictures
         for i, teacher in enumerate(self.needs.teachers):
             check_teacher(self.config.model, teacher.path, teacher.lora, f"algorithm.teachers[{i}]")
+
+    def made_up(self) -> np.ndarray:
+        """A picture of shades, of the size that the run draws."""
+        path, _ = read_index(self.config.model)
+        height, width = self.config.rollout.height, self.config.rollout.width
+        standard = standard_side(path) if height is None or width is None else 0
+        rows, columns = np.indices((height or standard, width or standard))
+        return np.stack([rows % 256, columns % 256, (rows + columns) // 2 % 256], -1).astype(np.uint8)
 
     def weight_files(self) -> tuple[str, list[Path]]:
         path, index = read_index(self.config.model)

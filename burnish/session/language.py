@@ -13,11 +13,12 @@ from burnish.config.language import LanguageConfig
 from burnish.data.language.given import AnswerData, AnswerRecord, read_answers
 from burnish.data.language.prompts import read_questions, within_length
 from burnish.data.stream import PromptStream, Stream
-from burnish.engines.dialogues import Dialogues
+from burnish.engines.dialogues import Dialogues, try_out
 from burnish.engines.language import AnswerEngine, Encoder, LanguageEngine
 from burnish.language.sampling import Sampling
-from burnish.models.language.loading import check_experts, load_language_model, read_config
-from burnish.rewards.language.base import check_labels
+from burnish.media import Media
+from burnish.models.language.loading import check_experts, family_of, load_language_model, read_config
+from burnish.rewards.language.base import POLICY, Dialogue, Response, check_labels
 from burnish.session.base import Session
 from burnish.sources.answer_rollouts import AnswerRollouts
 from burnish.sources.base import StreamSource
@@ -29,6 +30,8 @@ from burnish.workers.balance import Balance
 from burnish.workers.groups import ParameterGroup
 from burnish.workers.language_roles import LanguageRoles
 from burnish.workers.supervised import Supervised
+
+MADE_UP = "A made-up response, to try the rewards before the run begins."
 
 
 class LanguageSession(Session):
@@ -53,6 +56,7 @@ class LanguageSession(Session):
             memory=config.algorithm.make_memory(),
             seed=config.seed,
             router_aux_loss_coef=config.model.router_aux_loss_coef,
+            sampled_elsewhere=config.rollout.vllm is not None,
         )
         if self.ranks.size > 1:
             roles.shard(self.ranks, config.sharding)
@@ -219,7 +223,21 @@ class LanguageSession(Session):
             self.config.environment.check()
         check_experts(self.config.model)
         super().check_data()
-        _ = self.more_answers
+
+    def check(self) -> None:
+        super().check()
+        # templates and processors are the model's own: they are tried on the first prompt of each kind
+        kinds = {(bool(p.images), bool(p.videos)): p for p in reversed((*self.train_prompts, *self.val_prompts))}
+        self.engine.encode(list(kinds.values()))
+
+    def media(self) -> Iterator[tuple[str, Media]]:
+        records = [*(self.answers or ()), *(self.more_answers or ())]
+        for prompt in (*self.train_prompts, *self.val_prompts, *(record.prompt for record in records)):
+            yield from ((prompt.where, media) for media in (*prompt.images, *prompt.videos))
+
+    def unfit(self, width: int, height: int) -> str:
+        model = self.config.model
+        return str(family_of(model, read_config(model)[1]).unfit(width, height))
 
     @cached_property
     def learnable_prompts(self) -> list[Prompt]:
@@ -229,8 +247,18 @@ class LanguageSession(Session):
     def _short(self, prompts: list[Prompt]) -> list[Prompt]:
         if self.config.data.max_prompt_length is None:
             return prompts
-        encode = Encoder(self.roles.model)
+        environment = self.config.environment
+        encode = Encoder(self.roles.model, environment.tools() if environment is not None else ())
         return within_length(prompts, [encode([prompt]).table.lengths[0] for prompt in prompts], self.config.data)
+
+    def probe(self) -> None:
+        if self.config.environment is not None:
+            try_out(self.config.environment, self.train_prompts[0], MADE_UP)
+        super().probe()
+
+    def made_up(self) -> Response:
+        talks = self.config.environment is not None
+        return Response(MADE_UP, dialogue=Dialogue(((POLICY, MADE_UP),), (0.0,)) if talks else None)
 
     def weight_files(self) -> tuple[str, list[Path]]:
         path, config = read_config(self.config.model)

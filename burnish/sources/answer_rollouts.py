@@ -15,7 +15,7 @@ from burnish.rewards.language.environment import turn_rewards
 from burnish.rewards.scoring import AnyScorer, awaited
 from burnish.sources.asked import Asked
 from burnish.stopwatch import Stopwatch
-from burnish.types import Answered
+from burnish.types import Answered, failures_of
 
 
 class AnswerRollouts:
@@ -72,6 +72,7 @@ class AnswerRollouts:
             seed=self.engine.seed,
             metrics=self.engine.metrics | spoken,
             counts={name: dialogues for name in spoken if not name.endswith("/max")},
+            failures=failures_of(job.prompts, job.sample, scores),
         )
 
     def _greedy(self, job: AnswerJob) -> torch.Tensor:

@@ -59,7 +59,8 @@ def join(parts: Sequence[R]) -> R:
     # what has lost all of its rows may have been sampled in other steps than the rest
     there = [part for part in parts if len(part)] or list(parts[:1])
     metrics, counts = _joined(parts)
-    return replace(type(parts[0]).cat(there), metrics=metrics, counts=counts)
+    failures = [failure for part in parts for failure in part.failures]
+    return replace(type(parts[0]).cat(there), metrics=metrics, counts=counts, failures=failures)
 
 
 def _joined(parts: Sequence[Rollouts]) -> tuple[dict[str, float], dict[str, float]]:

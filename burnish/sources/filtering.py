@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from burnish.credit import group_statistics
-from burnish.types import Rollouts
+from burnish.types import Failure, Rollouts
 
 R = TypeVar("R", bound=Rollouts)
 
@@ -36,10 +36,12 @@ def fill(draw: Callable[[], R], wanted: int, most: int) -> R:
     """
     parts: list[R] = []
     drawn, groups, dropped, spare, rewards = 0, 0, 0, 0, []
+    failures: list[Failure] = []
     while drawn < most and groups < wanted:
         batch = draw()
         drawn += 1
         rewards.append(batch.scores.reward[~batch.scores.missing])
+        failures += batch.failures
         kept = batch.select(varied(batch))
         ids, label = torch.unique(kept.group, return_inverse=True)
         dropped += len(torch.unique(batch.group)) - len(ids)
@@ -58,4 +60,4 @@ def fill(draw: Callable[[], R], wanted: int, most: int) -> R:
     if len(everything):
         metrics["train/sampled_reward/mean"] = float(everything.mean())
     whole = type(batch).cat(parts) if parts else batch.select([])
-    return replace(whole, metrics=batch.metrics | metrics)
+    return replace(whole, metrics=batch.metrics | metrics, failures=failures)

@@ -20,7 +20,7 @@ from burnish.options import RolloutOptions
 from burnish.rewards.scoring import AnyScorer, Judged, awaited
 from burnish.sources.asked import Asked
 from burnish.stopwatch import Stopwatch
-from burnish.types import Denoising, Scored, Scores
+from burnish.types import Denoising, Scored, Scores, failures_of
 
 
 class FlowRollouts:
@@ -49,6 +49,7 @@ class FlowRollouts:
             steps=cheap, recording=None if cheap else self.needs.recording, between=self.between,
         )  # fmt: skip
         scored, pictures = self._sample(job, asked.version)
+        failures = scored.failures
         metrics: dict[str, float] = {}
         counts: dict[str, float] = {}
         if candidates:
@@ -58,6 +59,7 @@ class FlowRollouts:
             rows = select_best_worst(scored.scores.reward, job.group, scored.scores.missing, self.rollout.n)
             if cheap and len(rows):
                 scored, pictures = self._sample(_again(job, rows, self.needs), asked.version)
+                failures = [*failures, *scored.failures]
             else:
                 scored, pictures = scored.select(rows), [pictures[row] for row in rows.tolist()]
         if self.rollout.n > 1:
@@ -67,7 +69,8 @@ class FlowRollouts:
         with self.watch("ref"):
             looked = scored.select(watched(self._places(scored.group), asked.groups * self.rollout.n))
             grown = velocity_growth(self.engine.roles, looked)
-        return replace(scored, metrics=metrics | grown, counts=counts | dict.fromkeys(grown, float(len(looked))))
+        counts |= dict.fromkeys(grown, float(len(looked)))
+        return replace(scored, metrics=metrics | grown, counts=counts, failures=failures)
 
     def _places(self, group: Tensor) -> Tensor:
         """Where rows stand in the whole batch, [B] long, if every group of it has all of its samples."""
@@ -95,6 +98,7 @@ class FlowRollouts:
             update=job.update,
             version=version,
             seed=self.engine.seed,
+            failures=failures_of(job.prompts, job.sample, scores),
         )
         return scored, pictures
 

@@ -13,13 +13,13 @@ from burnish.batch import Gathered
 from burnish.completion import Completion, Encoded, Features
 from burnish.media import Media
 from burnish.prompt import Message, Part, Prompt
-from burnish.types import Answered, Conditioning, Denoising, Rollouts, Scored, Scores
+from burnish.types import Answered, Conditioning, Denoising, Failure, Rollouts, Scored, Scores
 
 KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        Answered, Completion, Conditioning, Denoising, Encoded, Features, Gathered, Media, Message, Part, Prompt,
-        Scored, Scores,
+        Answered, Completion, Conditioning, Denoising, Encoded, Failure, Features, Gathered, Media, Message, Part,
+        Prompt, Scored, Scores,
     )
 }  # fmt: skip
 ONCE = (Features, Media, Prompt)  # what many rows may share: it is stored once

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import re
 import secrets
@@ -15,17 +14,17 @@ from types import TracebackType
 from typing import Any, Self
 
 from burnish.algorithms.base import Metrics
+from burnish.disk import FULL, sync
 from burnish.errors import UserError
 from burnish.options import CheckpointOptions
 from burnish.workers import shard_files
 from burnish.workers.background import Background
-from burnish.workers.checkpoint_files import VISIBLE, Checkpoint, mark_validated, read, sync, write
+from burnish.workers.checkpoint_files import VISIBLE, Checkpoint, mark_validated, read, write
 from burnish.workers.ranks import ALONE, Ranks
 from burnish.workers.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
-FULL = {errno.ENOSPC, errno.EDQUOT}
 PASSING = re.compile(r"\.(saving|replaced|removing)-(\d{8,})-[0-9a-f]{8}")  # what a kill may leave behind
 
 
@@ -265,7 +264,9 @@ class CheckpointStore:
         earlier = self.latest()
         intact = f"checkpoint {earlier.path} is intact" if earlier else "there is no earlier one"
         if not (isinstance(error, OSError) and error.errno in FULL):
-            return f"checkpoint {target} can't be written: {error}; {intact}"
+            why = (error.strerror if isinstance(error, OSError) else None) or error
+            way = "put the disk in order, or change the permissions of the folder, and start again to go on"
+            return f"checkpoint {target} can't be written: {why}; {intact}; {way}"
         return (
             f"no space is left in {self.folder}: checkpoint {target.name} needs about "
             f"{state.size / 1e6:.2f} MB beside what is kept; {intact}; make room or lower "

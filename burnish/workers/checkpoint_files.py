@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import re
+import zipfile
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, cast
@@ -14,12 +15,14 @@ from typing import IO, Any, cast
 import torch
 
 from burnish.algorithms.base import Metrics
+from burnish.disk import sync
 from burnish.errors import UserError
-from burnish.workers import shard_files
+from burnish.reading import check_folder
+from burnish.workers import manifest, shard_files
 from burnish.workers.snapshot import Snapshot
 
-MANIFEST = "manifest.json"
-FORMAT = 1
+MANIFEST = manifest.NAME
+PARTS = ("roles", "groups", "ema", "trainer", "source")  # of the state of a run
 VISIBLE = re.compile(r"(\d{8,})")  # names of folders that are whole
 
 
@@ -34,14 +37,16 @@ class Checkpoint:
     files: dict[str, dict[str, Any]]  # size and sha256 by file name
     unvalidated: Metrics | None = None  # of its update, whose validation is still to be done
 
-    def load(self, identity: dict[str, str]) -> dict[str, Any]:
-        """The saved state by part, on the CPU.
+    def load(self, identity: dict[str, str], parts: Collection[str] = ()) -> dict[str, Any]:
+        """The saved state by part, on the CPU. Nothing in a checkpoint can run anything here.
 
         Args:
             identity: what the run that loads is, entry by entry as it was given to ``save``.
+            parts: that have to be there.
 
         Raises:
-            UserError: the checkpoint is of another model or algorithm, or has been removed since.
+            UserError: the checkpoint is of another model or algorithm, has been removed since, or holds something
+                else than what a run writes.
         """
         saved = self.identity
         differing = [
@@ -55,16 +60,18 @@ class Checkpoint:
                 "give the options that it was trained with, or start anew in another output_dir"
             )
         try:
-            parts = {
-                name.removesuffix(".pt"): torch.load(self.path / name, map_location="cpu", weights_only=True)
-                for name in self.files
-                if name.endswith(".pt")
-            }
-            if len(parts) == len(self.files):
-                return parts
-            return shard_files.put_back(parts, shard_files.read(self.path / shard_files.FOLDER))
+            found = {name.removesuffix(".pt"): _part(self.path / name) for name in self.files if name.endswith(".pt")}
+            if missing := [name for name in parts if name not in found]:
+                raise UserError(f"{self.path} lacks {missing[0]}.pt, which every run writes; use another checkpoint")
+            if len(found) == len(self.files):
+                return found
+            start = f"{shard_files.FOLDER}/"
+            sizes = {n.removeprefix(start): one["size"] for n, one in self.files.items() if n.startswith(start)}
+            return shard_files.put_back(found, shard_files.read(self.path / shard_files.FOLDER, sizes))
         except FileNotFoundError as error:
             raise UserError(f"{error.filename} was removed; start again to use what is there now") from None
+        except OSError as error:
+            raise UserError(f"{error.filename or self.path} can't be read: {error.strerror or error}") from None
 
 
 def read(path: Path) -> Checkpoint:
@@ -81,27 +88,17 @@ def read(path: Path) -> Checkpoint:
 
 def _read(path: Path) -> Checkpoint:
     if not path.is_dir():
-        raise UserError(f"{path} is not a checkpoint: there is no such folder")
-    try:
-        raw = (path / MANIFEST).read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"{path} is not a whole checkpoint: {path / MANIFEST} is missing") from None
-    try:
-        content = json.loads(raw)
-        content.pop("sha256")
-        whole = _render(content) == raw
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        whole = False
-    if not whole:
-        raise UserError(f"{path / MANIFEST} is damaged: its {len(raw)} bytes are not what was written")
-    if content["format"] != FORMAT:
-        raise UserError(f"{path} has format {content['format']}, not {FORMAT}; a newer Burnish wrote it")
+        raise UserError(f"{path} is not a checkpoint: there is no such folder; give one in a run's checkpoints")
+    check_folder(path)
+    content = manifest.read(path)
     if VISIBLE.fullmatch(path.name) and int(path.name) != content["update"]:
         raise UserError(f"{path} holds policy update {content['update']}; name it {content['update']:08d}")
     for name, about in content["files"].items():
         file = path / name
         if not file.exists():
             raise UserError(f"{file} is missing")
+        if not file.is_file() or not file.resolve().is_relative_to(path.resolve()):
+            raise UserError(f"{file} leads out of the checkpoint; copy what it stands for there, or use another one")
         size = file.stat().st_size
         if size != about["size"]:
             raise UserError(f"{file} has {size} bytes of {about['size']}")
@@ -122,6 +119,23 @@ def _numbers(found: dict[str, float | None] | None) -> Metrics | None:
     if found is None:
         return None
     return {name: math.nan if value is None else value for name, value in found.items()}
+
+
+def _part(file: Path) -> Any:
+    """What a file of plain data and tensors holds."""
+    try:
+        with zipfile.ZipFile(file) as packed:  # torch packs nothing smaller, so nothing can grow without bound
+            if sum(one.file_size for one in packed.infolist()) > file.stat().st_size:
+                raise ValueError("it would grow when it is read")
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # anything may be wrong with what somebody else has made up
+        why = str(error).split("\n")[0] or type(error).__name__
+        raise UserError(
+            f"{file} holds something else than the tensors, numbers and text of a run: {why}; nothing of it was run; "
+            "use another checkpoint"
+        ) from None
 
 
 def _sha256(file: Path) -> str:
@@ -162,7 +176,7 @@ def mark_validated(checkpoint: Checkpoint, score: float | None) -> Checkpoint:
 
 def _write_manifest(path: Path, about: Snapshot | Checkpoint, files: dict[str, dict[str, Any]]) -> None:
     content = {
-        "format": FORMAT,
+        "format": manifest.FORMAT,
         "update": about.update,
         "identity": about.identity,
         "score": _finite(about.score),
@@ -172,7 +186,7 @@ def _write_manifest(path: Path, about: Snapshot | Checkpoint, files: dict[str, d
         content["unvalidated"] = {name: _finite(value) for name, value in about.unvalidated.items()}
     with path.open("wb") as file:
         sink = _Sink(file)
-        sink.write(_render(content))
+        sink.write(manifest.render(content))
         sink.finish()
 
 
@@ -211,18 +225,3 @@ class _Sink:
             raise self.error
         self.file.flush()
         os.fsync(self.file.fileno())
-
-
-def _render(content: dict[str, Any]) -> bytes:
-    """A manifest with its own hash, so that no bit of it can change unseen."""
-    digest = hashlib.sha256(json.dumps(content, allow_nan=False).encode()).hexdigest()
-    return json.dumps({"sha256": digest} | content, indent=1, allow_nan=False).encode() + b"\n"
-
-
-def sync(folder: Path) -> None:
-    """Put the names in a folder on the disk, not only the files."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -17,8 +17,9 @@ from burnish.completion import Completion
 from burnish.errors import UserError
 from burnish.language.logprobs import ResponseStates, TokenScores, response_states, score
 from burnish.language.model import LanguageModel
-from burnish.models.lora import add_adapters, folded, layers, switch_adapter
-from burnish.options import CriticOptions, LoraOptions, ShardingOptions
+from burnish.models.language.adapters import default_targets
+from burnish.models.lora import add_adapters, folded, layers, rounded_by_folding, switch_adapter
+from burnish.options import CriticOptions, LanguageLoraOptions, ShardingOptions
 from burnish.workers.balance import Balance
 from burnish.workers.ranks import Ranks
 from burnish.workers.sharding import Shards, fill, held, mesh_of, shard
@@ -26,7 +27,6 @@ from burnish.workers.sharding import Shards, fill, held, mesh_of, shard
 Layout = Literal["auto", "padded", "packed", "shared"]
 T = TypeVar("T")
 P = TypeVar("P")
-LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 class TokenRole:
@@ -53,7 +53,7 @@ class LanguageRoles:
         self,
         model: LanguageModel,
         needs: LanguageNeeds,
-        lora: LoraOptions | None,
+        lora: LanguageLoraOptions | None,
         *,
         critic: CriticOptions,
         freeze: Sequence[str],
@@ -64,11 +64,15 @@ class LanguageRoles:
         memory: Any,
         seed: int,
         router_aux_loss_coef: float = 0.0,
+        sampled_elsewhere: bool = False,
     ) -> None:
+        """``sampled_elsewhere`` says that another engine's kernels sample than this project's."""
         self.model, self.needs, self.lora, self.critic = model, needs, lora, critic
         self.temperature, self.layout = temperature, layout
         self.micro_batch_size, self.on_policy, self.memory = micro_batch_size, on_policy, memory
-        self.moved = False
+        self.moved, self.fresh = False, True
+        self.optimizer_steps = 0
+        self.sampler_rounds = sampled_elsewhere or model.compute != torch.float32
         self.shards = Shards()
         self.device = next(model.network.parameters()).device
         own_trunk = needs.critic and critic.trunk == "own"
@@ -76,9 +80,8 @@ class LanguageRoles:
         self._active = "policy"
         if lora is not None:
             names = ["policy", *(["critic"] if own_trunk else []), *(["reference"] if needs.refreshed else [])]
-            add_adapters(
-                model.network, lora, names, seed=random.key(seed, "lora") % 2**32, default_targets=LORA_TARGETS
-            )
+            targets = default_targets(model.network, model.text(model.network), lora)
+            add_adapters(model.network, lora, names, seed=random.key(seed, "lora") % 2**32, default_targets=targets)
             self._carriers: list[Any] = layers(model.network)
             for name, parameter in model.network.named_parameters():
                 parameter.requires_grad_(name.endswith((".policy.weight", ".critic.weight")))
@@ -117,11 +120,12 @@ class LanguageRoles:
         weight = self.model.head(self.model.network)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(random.key(seed, "value head") % 2**32)
-            head = nn.Linear(weight.shape[1], 1, device=weight.device, dtype=torch.float32)
+            # drawn on the CPU: a GPU has a generator of its own, with other numbers
+            head = nn.Linear(weight.shape[1], 1, dtype=torch.float32)
             # small, so that the first values are near 0, as the rewards to come of an unknown policy
             nn.init.normal_(head.weight, std=1e-2)
             nn.init.zeros_(head.bias)
-        return head
+        return head.to(weight.device)
 
     @contextmanager
     def active(self, name: str) -> Iterator[nn.Module]:
@@ -209,11 +213,16 @@ class LanguageRoles:
         return states.spread(self.value_head(hidden)[:, 0])
 
     @contextmanager
-    def sampling(self) -> Iterator[nn.Module]:
-        """The policy's network for a while, its adapter folded into the weights, without gradients."""
+    def sampling(self, *, merge: bool | None = None) -> Iterator[nn.Module]:
+        """The policy's network for a while, without gradients.
+
+        ``merge`` folds its adapter into the weights; None does where that does not round it.
+        """
         network = self._networks["policy"]
         with torch.no_grad(), self.shards.gathered(["policy"]):
-            if self.lora is None:
+            if merge is None:
+                merge = not rounded_by_folding(network)
+            if self.lora is None or not merge:
                 yield network
             else:
                 with folded(network, "policy"):
@@ -258,7 +267,7 @@ class LanguageRoles:
 
     def stepped(self) -> None:
         """The optimizer has moved the policy away from what sampled."""
-        self.moved = True
+        self.moved, self.fresh = True, False
 
     def _parts(self) -> list[str]:
         return [

@@ -32,12 +32,14 @@ class TrainedRoles(Protocol):
     """What a rank needs of its networks, whatever they are."""
 
     moved: bool
+    optimizer_steps: int  # of the run so far
+    fresh: bool
     micro_batch_size: int
     device: torch.device  # where the networks compute
     shards: Shards  # how they lie on the ranks
 
     def stepped(self) -> None:
-        """The policy was moved away from what sampled."""
+        """The policy was moved away from what sampled and from what annotated."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
@@ -135,7 +137,7 @@ class LocalWorkers:
         """Add what needs a forward pass."""
         if self.publisher is not None:
             self.publisher.rest()
-        self.roles.moved = scored.version != self.version
+        self.roles.moved, self.roles.fresh = scored.version != self.version, True
         with self.watch("old_log_prob"):
             return self.algorithm.annotate(scored, self.roles)
 
@@ -147,17 +149,21 @@ class LocalWorkers:
     def update(self, batch: Batch, update: int) -> Metrics:
         """Mini-batches, micro-batches and optimizer steps of one policy update."""
         metrics: defaultdict[str, list[float]] = defaultdict(list)
-        skipped = 0
+        skipped = empty = 0
         with self.watch("update_actor"):
             for mini in self._mini_batches(batch, update):
                 step = self._step(mini, update)
                 skipped += "actor/skipped" in step
+                empty += "actor/empty" in step
                 for name, value in step.items():
                     metrics[name].append(value)
+            self.roles.optimizer_steps = self.optimizer_steps
             after = self.algorithm.after_update(self.roles, update)
         means = {name: sum(values) / len(values) for name, values in metrics.items()}
         means["actor/skipped_updates"] = float(skipped or not metrics)  # or there was nothing to learn from
+        means["actor/empty_updates"] = float(empty or not metrics)
         means.pop("actor/skipped", None)
+        means.pop("actor/empty", None)
         return means | after
 
     def publish(self, version: int) -> None:
@@ -182,7 +188,7 @@ class LocalWorkers:
         """One optimizer step. The loss is divided once, by the size of the whole mini-batch."""
         size = self.algorithm.size(mini)
         if not size:
-            return {"actor/skipped": 1.0}  # nothing in it is to be learned from
+            return {"actor/skipped": 1.0, "actor/empty": 1.0}  # nothing in it is to be learned from
         for group in self.groups:
             group.zero_grad()
         share = self._backward(mini, size)
@@ -200,7 +206,7 @@ class LocalWorkers:
             metrics |= {f"{group.name}/grad_norm": norm, f"{group.name}/lr": group.lr}
         power, actor = metrics.get("variance_proxy/proxy2_total_power"), self.groups[0].name
         if power is not None and actor in norms:
-            metrics |= signal_and_noise(power, norms[actor])
+            metrics |= signal_and_noise(power, norms[actor], whole["count variance_proxy/proxy2_total_power"])
         if not all(map(math.isfinite, [total, *norms.values()])):
             return self._skip(total, norms)
         for group in learning:
@@ -285,12 +291,16 @@ class LocalWorkers:
         self.skipped_in_a_row = state["trainer"]["skipped_in_a_row"]
 
 
-def signal_and_noise(power: float, norm: float) -> Metrics:
-    """verl's proxies of how much of the gradient's power is signal, from the total and the norm of the mean."""
-    return {
-        "variance_proxy/proxy1_signal_strength": norm**2,
-        "variance_proxy/proxy3_pure_noise": max(power - norm**2, 0.0),
-    }
+def signal_and_noise(power: float, norm: float, terms: float) -> Metrics:
+    """verl's proxies of how much of the gradient is signal.
+
+    Args:
+        power: mean over the terms of the squared norms of their gradients.
+        norm: of the mean of those gradients.
+        terms: how many, whose mean has a variance of (power - norm^2) / (terms - 1).
+    """
+    noise = max(power - norm**2, 0.0) / (terms - 1) if terms > 1 else 0.0
+    return {"variance_proxy/proxy1_signal_strength": norm**2, "variance_proxy/proxy3_pure_noise": noise}
 
 
 def summary(whole: Mapping[str, float]) -> Metrics:

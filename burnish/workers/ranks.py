@@ -182,16 +182,20 @@ def join_ranks(rank: int, size: int, address: str, port: int, device: str, timeo
         return ALONE
     import torch.distributed as dist
 
+    from burnish.workers.meeting import open_store, reach_store
+
     try:
+        # not init_method=tcp://..., whose store listens on every network
+        store = (reach_store if rank else open_store)(address, port, timeout)
         dist.init_process_group(
             # what is on the CPU, metrics above all, is never moved to a GPU to be summed
             backend="cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
-            init_method=f"tcp://{address}:{port}",
+            store=store,
             rank=rank,
             world_size=size,
             timeout=timedelta(seconds=timeout),
         )
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         raise RanksLost(
             f"rank {rank} did not meet all {size} ranks at {address}:{port} within {timeout:g} s: look for what ended "
             f"one of them, and whether a firewall is between their machines ({error})"

@@ -118,7 +118,8 @@ class NetworkRoles:
         self.model, self.needs, self.lora = model, needs, lora
         self.guidance, self.rescale = guidance, rescale
         self.micro_batch_size, self.on_policy = micro_batch_size, on_policy
-        self.moved, self.old_is_policy = False, True
+        self.moved, self.fresh, self.old_is_policy = False, True, True
+        self.optimizer_steps = 0
         self._merged = False
         self.shards = Shards()
         network = model.network
@@ -246,7 +247,7 @@ class NetworkRoles:
 
     def stepped(self) -> None:
         """The optimizer has moved the policy away from what sampled."""
-        self.moved, self.old_is_policy = True, False
+        self.moved, self.fresh, self.old_is_policy = True, False, False
 
     def state_dict(self) -> dict[str, object]:
         """Trained weights of every role, and how they relate."""

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import errno
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from burnish.errors import UserError
 from burnish.workers.ranks import Ranks
 from burnish.workers.sharding import is_sharded
 
@@ -37,7 +39,10 @@ def put_back(value: Any, tensors: dict[str, Tensor]) -> Any:
     """The opposite of ``take_out``, with whole tensors."""
     if isinstance(value, dict):
         if value.keys() == {MARK}:
-            return tensors[value[MARK]]
+            where = value[MARK]
+            if not isinstance(where, str) or where not in tensors:
+                raise UserError(f"a tensor of the checkpoint is in no shard: {where!r:.80}; use another checkpoint")
+            return tensors[where]
         return {key: put_back(item, tensors) for key, item in value.items()}
     if isinstance(value, list | tuple):
         items = [put_back(item, tensors) for item in value]
@@ -60,19 +65,33 @@ def write(folder: Path, tensors: dict[str, Tensor], ranks: Ranks) -> None:
         raise _cause(error, folder) from None
 
 
-def read(folder: Path) -> dict[str, Tensor]:
-    """Whole tensors on the CPU, by their names; no other rank is asked."""
-    from torch.distributed.checkpoint import FileSystemReader, load
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+def read(folder: Path, sizes: Mapping[str, int]) -> dict[str, Tensor]:
+    """Whole tensors on the CPU, by their names; no other rank is asked.
 
-    reader = FileSystemReader(folder)
-    tensors: dict[str, Any] = {}
-    for name, about in reader.read_metadata().state_dict_metadata.items():
-        assert isinstance(about, TensorStorageMetadata), "only tensors are written here"
-        tensors[name] = torch.empty(about.size, dtype=about.properties.dtype)
+    Args:
+        folder: of shards.
+        sizes: bytes of every file in it.
+
+    Raises:
+        OSError: a file can't be read.
+        UserError: what the files hold is not what a run has written.
+    """
+    from torch.distributed.checkpoint import load
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    from burnish.workers.shard_index import ShardReader
+
+    reader = ShardReader(folder, sizes)
+    known: dict[str, Any] = reader.index.state_dict_metadata
+    tensors: dict[str, Any] = {
+        name: torch.empty(about.size, dtype=about.properties.dtype) for name, about in known.items()
+    }
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # which is what is meant
-        load(tensors, storage_reader=reader, no_dist=True)
+        try:
+            load(tensors, storage_reader=reader, no_dist=True)
+        except CheckpointException as error:
+            raise _cause(error, folder) from None
     return tensors
 
 

@@ -10,12 +10,13 @@ import torch
 
 from burnish.algorithms.correction import RolloutCorrection
 from burnish.algorithms.flow_grpo import FlowGRPO
+from burnish.flow.transitions import Transition
 from burnish.flow.windows import Window
 from tests.factory import tiny_pipeline
 from tests.workers.test_training import Bench
 
 WINDOW = Window(kind="fixed", size=2)
-SHIFT = torch.tensor([0.1, -0.1, 1.5, -1.5, 0.0, 0.2, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])  # log-ratio of each sample
+SHIFT = torch.tensor([0.1, -0.1, 1.5, -1.5, 0.0, 0.2, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])  # nats by step
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +29,16 @@ def bench_of(pipeline, **options):
     return Bench(pipeline, FlowGRPO(window=WINDOW, clip=0.5, rollout_correction=correction), merge_lora=False)
 
 
+def elements(scored):
+    """Of a latent: what log-probs are means over."""
+    return scored.trace.latents[0].numel()
+
+
 def disagreeing(bench, shift=SHIFT):
-    """Samples whose sampler had other log-probs: the learner's minus ``shift`` at every step."""
+    """Samples whose sampler had other log-probs: the learner's minus ``shift`` nats at every step."""
     scored = bench.collect()
-    return replace(scored, trace=replace(scored.trace, logprob=scored.trace.logprob - shift[:, None]))
+    moved = scored.trace.logprob - shift[:, None] / elements(scored)
+    return replace(scored, trace=replace(scored.trace, logprob=moved))
 
 
 def gradient(bench, scored):
@@ -70,10 +77,13 @@ def test_every_step_pulls_with_its_bounded_weight(pipeline, mode, options, weigh
 
 
 def test_bypass_refers_ratios_to_the_sampler_and_decoupled_to_the_learner(pipeline):
-    for mode, mean in (("bypass", SHIFT.exp().mean()), ("decoupled", torch.tensor(1.0))):
+    shift = 30 * SHIFT
+    for mode in ("bypass", "decoupled"):
         bench = bench_of(pipeline, mode=mode)
-        metrics = bench.train(scored=disagreeing(bench))
-        assert metrics["actor/ratio_mean"] == pytest.approx(float(mean), rel=1e-4)
+        scored = disagreeing(bench, shift)
+        mean = float((shift / elements(scored)).exp().mean()) if mode == "bypass" else 1.0
+        assert mode == "decoupled" or mean > 1.05
+        assert bench.train(scored=scored)["actor/ratio_mean"] == pytest.approx(mean, rel=1e-4)
 
 
 @pytest.mark.parametrize("mode", ["decoupled", "bypass"])
@@ -149,7 +159,101 @@ def test_metrics_are_of_the_steps_that_count(pipeline):
     scored = disagreeing(bench, torch.tensor([5.0] + 11 * [0.1]))
     scores = replace(scored.scores, missing=torch.arange(12) == 0)
     _, _, metrics = gradient(bench, replace(scored, scores=scores))
-    assert metrics["rollout_corr/logprob_abs_diff_max"] == pytest.approx(0.1, abs=1e-4)
+    assert metrics["rollout_corr/logprob_abs_diff_max"] == pytest.approx(0.1 / elements(scored), rel=1e-2)
+    assert metrics["rollout_corr/kl"] == pytest.approx(-0.1, rel=1e-2)
+
+
+def test_a_geometric_mean_over_elements_stays_near_1(pipeline):
+    """As verl-omni measures: what it is worth is in docs/importance_correction.md."""
+    bench = bench_of(pipeline, measure="mean")
+    scored = disagreeing(bench)
+    _, learned, metrics = gradient(bench, scored)
+    expected = (SHIFT / elements(scored)).exp()[:, None].expand(-1, 2)
+    torch.testing.assert_close(learned.weight, expected, rtol=1e-5, atol=0)
+    assert metrics["rollout_corr/rollout_is_eff_sample_size"] > 0.999
+    assert metrics["rollout_corr/kl"] == pytest.approx(-float(SHIFT.mean()) / elements(scored), rel=1e-3)
+
+
+@pytest.mark.parametrize("measure", ["joint", "mean"])
+@pytest.mark.parametrize("rows", [96])
+def test_the_effective_sample_size_of_a_generator_is_that_of_whole_steps(rows, measure):
+    """Means moved by 0.01 std per element at 65,536 elements: 3.3 nats by step, though log-probs differ by 5e-5.
+
+    Of 96 steps 7 are worth anything on average; the mean over elements would say all of them.
+    """
+    correction, std = RolloutCorrection(measure=measure), torch.full((rows,), 0.3)
+    shares, applied = [], []
+    for seed in range(4):
+        noise = torch.randn(rows, 65_536, generator=torch.Generator().manual_seed(seed))
+        sampler = Transition(torch.zeros(rows, 65_536), std, std)
+        learner = Transition(torch.full((rows, 65_536), 0.01 * 0.3), std, std)
+        landed = sampler.sample(noise)
+        ours, theirs = (step.logprob(landed)[:, None] for step in (learner, sampler))
+        mask, scale = torch.ones(rows, 1, dtype=torch.bool), torch.full((rows, 1), 65_536.0)
+        weights, _, metrics = correction.apply(ours, theirs, mask, scale=scale)
+        shares.append(metrics["rollout_corr/rollout_is_eff_sample_size"])
+        applied.append(float(weights.mean()))
+        if measure == "joint":
+            exact = (0.01 * noise.double()).sum(1) - 65_536 * 0.01**2 / 2
+            weight = exact.exp()
+            assert shares[-1] == pytest.approx(float(weight.mean() ** 2 / weight.square().mean()), rel=0.1)
+            assert metrics["rollout_corr/kl"] == pytest.approx(65_536 * 0.01**2 / 2, abs=1.0)
+            assert metrics["rollout_corr/rollout_is_applied_eff_sample_size"] > shares[-1]
+    if measure == "joint":
+        assert sum(shares) / len(shares) == pytest.approx(0.07, abs=0.03)
+        assert sum(applied) / len(applied) == pytest.approx(0.28, abs=0.08), "E min(w, 2), w log-normal"
+    else:
+        assert min(shares) > 0.999999
+
+
+@pytest.mark.parametrize("transition", ["sde", "cps", "dance"])
+def test_nats_of_a_step_are_those_of_its_gaussian_whatever_its_log_prob_is(pipeline, transition):
+    """Flow-CPS publishes a squared error without scale, which is in no units at all."""
+    bench = Bench(pipeline, FlowGRPO(window=WINDOW, transition=transition, noise_level=0.5), merge_lora=False)
+    trace = bench.collect().trace
+    std = bench.algorithm.step_std(trace.time.flatten(), trace.time_next.flatten(), trace.schedule)
+    mean = trace.next_state.flatten(0, 1) + std.view(-1, 1, 1, 1) * torch.randn(len(std), *trace.state.shape[2:])
+    before, after = (Transition(mean + shift, std, std) for shift in (0.0, 0.02))
+    landed = trace.next_state.flatten(0, 1)
+    density = bench.algorithm._density
+    found = (after.logprob(landed, density) - before.logprob(landed, density)) * bench.algorithm._nats(trace).flatten()
+    normal = [
+        torch.distributions.Normal(step.mean.double(), std.double().view(-1, 1, 1, 1)) for step in (before, after)
+    ]
+    exact = (normal[1].log_prob(landed.double()) - normal[0].log_prob(landed.double())).flatten(1).sum(1)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"reject": ["token_k1", "seq_mean_k3"], "reject_above": [2.0, 0.015]},
+        {"reject": ["token_k1", "seq_max_k2"], "reject_above": [5.0, 0.004], "reject_below": [0.5, None]},
+    ],
+    ids=["two bounds", "one below"],
+)
+def test_several_rules_reject_what_any_of_them_rejects(pipeline, rules):
+    bench = bench_of(pipeline, weights="none", **rules)
+    scored = disagreeing(bench)
+    _, learned, metrics = gradient(bench, scored)
+    kept = torch.ones(12, dtype=torch.bool)
+    for i, rule in enumerate(rules["reject"]):
+        below = rules.get("reject_below", [None, None])[i]
+        alone = bench_of(pipeline, weights="none", reject=rule, reject_above=rules["reject_above"][i],
+                         reject_below=below)  # fmt: skip
+        _, some, found = gradient(alone, scored)
+        kept &= torch.isin(torch.arange(12), rows_of(some, scored))
+        name = f"rollout_corr/rollout_rs_{rule}_masked_fraction"
+        assert metrics[name] == found[name]
+        assert 0 < found[name] < 1
+    assert rows_of(learned, scored).tolist() == kept.nonzero().flatten().tolist()
+    assert metrics["rollout_corr/rollout_rs_masked_fraction"] == pytest.approx(1 - int(kept.sum()) / 12)
+
+
+def rows_of(learned, scored):
+    """Which samples were kept."""
+    same = (learned.trace.latents[:, None] == scored.trace.latents[None]).flatten(2).all(2)
+    return same.nonzero()[:, 1]
 
 
 @pytest.mark.parametrize(
@@ -162,6 +266,10 @@ def test_metrics_are_of_the_steps_that_count(pipeline):
         ({"reject_above": 2.0}, "reject is null"),
         ({"reject": "token_k3", "reject_above": 2.0, "reject_below": 0.5}, "k1 alone"),
         ({"reject": "token_k1", "reject_above": 2.0, "reject_below": 3.0}, "swap"),
+        ({"reject": ["token_k1", "token_k2"], "reject_above": 2.0}, "2 rules and reject_above 1 bounds"),
+        ({"reject": ["token_k1", "token_k2"], "reject_above": [2.0], "reject_below": [0.5]}, "one for each"),
+        ({"reject": ["token_k1", "token_k1"], "reject_above": [2.0, 3.0]}, "may be there once"),
+        ({"reject": ["token_k1", "token_k2"], "reject_above": [2.0, 3.0], "reject_below": [None, 0.5]}, "k1 alone"),
     ],
 )
 def test_contradictions_are_refused(options, message):

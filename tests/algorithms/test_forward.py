@@ -71,6 +71,7 @@ class Linear:
         self.asked: dict[str, int] = dict.fromkeys(matrices, 0)
         self.guidance: set[float | None] = set()
         self.decays: list[float] = []
+        self.optimizer_steps = 0
         for name, matrix in matrices.items():
             setattr(self, name, self._role(name, matrix))
 
@@ -185,8 +186,21 @@ class TestGradients:
         base = (reference - part.target).square().mean(1)
         difference = (part.value * (error - base)).view(GROUPS, SIZE).mean(1)
         wrong = torch.sigmoid(3.0 * difference.detach())
-        (wrong * 3.0 * difference).mean().backward()
+        (wrong * difference).mean().backward()
         torch.testing.assert_close(roles.weight.grad, weight.grad)
+
+    def test_crd_is_scaled_by_its_bound_over_beta(self):
+        """As in its code: advantage_clip / beta times (beta r - a)^2, both centred within the group."""
+        algorithm = CRD(beta=2.0, matching="mse", train_timesteps=1, advantage_clip=3.0)
+        batch, _ = algorithm.credit(scored())
+        roles = Linear()
+        value, _ = total(algorithm, batch, roles)
+        part = next(batch.terms(100))
+        asked = (part.noisy, part.time, part.conditioning, part.unconditional)
+        errors = [(role(*asked) - part.target).square().mean(1) for role in (roles.old, roles.policy)]
+        implicit, target = ((v.view(GROUPS, SIZE) - v.view(GROUPS, SIZE).mean(1, keepdim=True)).flatten()
+                            for v in (errors[0] - errors[1], part.value))  # fmt: skip
+        torch.testing.assert_close(value, 3.0 / 2.0 * (2.0 * implicit - target).square().mean())
 
 
 class TestInvariance:
@@ -346,9 +360,11 @@ class TestWhoIsAsked:
 
     def test_guidance(self):
         for algorithm, expected in (
-            (DiffusionNFT(kl_coef=0.0), {None}),
-            (DiffusionNFT(train_guidance="none"), {1.0}),
-            (CRD(kl_coef=1.0, kl_guidance=4.0), {None, 4.0}),
+            (DiffusionNFT(kl_coef=0.0), {1.0}),
+            (AWM(kl_coef=1.0), {1.0}),
+            (DGPO(), {1.0}),
+            (DiffusionNFT(train_guidance="rollout"), {None}),
+            (CRD(kl_coef=1.0, kl_guidance=4.0), {1.0, 4.0}),
         ):
             roles = Linear()
             total(algorithm, algorithm.credit(scored())[0], roles)
@@ -357,18 +373,70 @@ class TestWhoIsAsked:
     def test_the_old_policy_follows_its_schedule(self):
         roles = Linear()
         for update in (1, 75, 100, 600):
-            DiffusionNFT(old_decay="delayed_linear_to_0_999").after_update(roles, update)
-            DiffusionNFT(old_decay="linear_to_0_5").after_update(roles, update)
+            DiffusionNFT(old_decay="delayed_linear_to_0_999", old_decay_counts="updates").after_update(roles, update)
+            DiffusionNFT(old_decay="linear_to_0_5", old_decay_counts="updates").after_update(roles, update)
         AWM(old_decay="ema", old_ema=0.3).after_update(roles, 1)
         assert DGPO().after_update(roles, 1)["old_policy/copy_update"] == 1
         assert roles.decays == pytest.approx([0, 0.001, 0, 0.075, 0.1875, 0.1, 0.999, 0.5, 0.3, 0])
         assert CRD(baseline="reference").after_update(roles, 1) == {}
+
+    def test_the_schedules_of_the_old_policy_count_gradient_steps_as_their_paper_does(self):
+        roles, rising = Linear(), {"old_decay": "linear", "old_linear": (4, 0.25, 0.005, 0.999)}
+        for steps in (0, 3, 4, 10, 400):
+            roles.optimizer_steps = steps
+            CRD(**rising).after_update(roles, 1)
+        assert roles.decays == pytest.approx([0.0, 0.0, 0.25, 0.28, 0.999])
+        DiffusionNFT(old_decay="linear_to_0_5").after_update(roles, 2)
+        assert roles.decays[-1] == pytest.approx(0.4), "400 gradient steps in two updates"
+
+
+class TestChoosing:
+    def test_best_of_n_imitates_the_best_and_nothing_else(self):
+        algorithm = SFT(online=True, best=2, train_timesteps=2, times="uniform")
+        assert algorithm.needs().data == "prompts"
+        samples = scored(missing=(0,))
+        batch, metrics = algorithm.credit(samples)
+        reward = samples.scores.reward
+        best = [row for g in range(GROUPS) for row in sorted(
+            (r for r in range(g * SIZE, (g + 1) * SIZE) if r != 0), key=lambda r: -float(reward[r]))[:2]]  # fmt: skip
+        assert torch.equal(batch.clean[:, 0], samples.trace.latents[sorted(best)])
+        assert (batch.value == 1).all()
+        assert metrics["train/imitated"] == 6
+        assert metrics["train/imitated_reward"] == pytest.approx(float(reward[best].mean()))
+        few, metrics = SFT(online=True, best=2, min_reward=0.9).credit(samples)
+        assert len(few) == metrics["train/imitated"] == int((reward[best] >= 0.9).sum()) > 0
+
+    def test_best_of_n_is_supervised_learning_of_these_samples(self):
+        algorithm, roles = SFT(online=True, train_timesteps=1, times="uniform"), Linear()
+        batch, _ = algorithm.credit(scored())
+        value, _ = total(algorithm, batch, roles)
+        part = next(batch.terms(100))
+        error = (part.noisy @ roles.weight + part.time[:, None] - part.target).square().mean(1)
+        torch.testing.assert_close(value, error.mean())
+
+    @pytest.mark.parametrize("algorithm", [AWM, DGPO])
+    def test_negative_advantages_may_be_bounded_otherwise(self, algorithm):
+        batch, _ = algorithm(advantage_clip=1.0, advantage_clip_low=-0.2).credit(scored())
+        value = batch.value.flatten()
+        assert float(value.max()) == pytest.approx(1.0)
+        assert float(value.min()) == pytest.approx(-0.2)
+
+    @pytest.mark.parametrize("algorithm", [DiffusionNFT, CRD])
+    def test_probabilities_are_of_advantages_within_both_bounds(self, algorithm):
+        batch, _ = algorithm(advantage_clip=1.0, advantage_clip_low=-0.2).credit(scored())
+        assert float(batch.value.max()) == pytest.approx(1.0)
+        assert float(batch.value.min()) == pytest.approx(0.5 - 0.2 / 2)
 
 
 REFUSED = [
     (lambda: AWM(time_shift=3.0), "never read when times is schedule"),
     (lambda: AWM(times="uniform", time_mean=1.0), "never read when times is uniform"),
     (lambda: AWM(times="uniform", timestep_fraction=0.5), "timestep_fraction"),
+    (lambda: AWM(advantage_clip=1.0, advantage_clip_low=1.0), "nothing lies between"),
+    (lambda: AWM(old_decay="linear"), "linear needs old_linear"),
+    (lambda: AWM(old_linear=(0, 0.1, 0.1, 1.0)), "linear needs old_linear"),
+    (lambda: AWM(old_decay_counts="updates"), "never read when old_decay is copy"),
+    (lambda: SFT(best=2), "never read when online is false"),
     (lambda: AWM(time_range=(0.5, 0.5)), "time_range is"),
     (lambda: AWM(ghuber_power=0.5), "ghuber_power"),
     (lambda: AWM(clip=1.5), "clip is 1.5"),

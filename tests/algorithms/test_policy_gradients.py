@@ -19,6 +19,7 @@ from burnish.algorithms.mix_grpo import MixGRPO
 from burnish.algorithms.tempflow_grpo import TempFlowGRPO
 from burnish.config import load
 from burnish.errors import ConfigError
+from burnish.flow.transitions import Transition
 from burnish.flow.windows import Window
 from tests.factory import tiny_pipeline
 from tests.workers.test_training import Bench
@@ -221,6 +222,25 @@ class TestChoices:
         all_of_them = bench.algorithm.advantages(replace(scored, scores=scores))
         assert torch.equal(learned.advantage[:, 0], all_of_them.view(3, 4)[:, [1, 2]].flatten())
 
+    @pytest.mark.parametrize(
+        ("options", "low", "high"),
+        [
+            ({"advantage_clip": None}, -1.7, 1.7),
+            ({"advantage_clip": 1.0}, -1.0, 1.0),
+            ({"advantage_clip": 1.0, "advantage_clip_low": -0.2}, -0.2, 1.0),
+            ({"advantage_clip": None, "advantage_clip_low": -0.2}, -0.2, 1.7),
+        ],
+        ids=["open", "symmetric", "asymmetric", "below alone"],
+    )
+    def test_advantages_are_bounded_on_either_side_or_not_at_all(self, pipeline, options, low, high):
+        """Flow-DPPO is published with no bound but its trust region."""
+        bench = Bench(pipeline, FlowDPPO(window=WINDOW, **options))
+        scored = bench.collect()
+        scores = replace(scored.scores, reward=torch.tensor([0.0, 0.0, 0.0, 4.0] * 2 + [0.0, 4.0, 4.0, 4.0]))
+        learned, _ = credited(bench, replace(scored, scores=scores))
+        assert float(learned.advantage.max()) == pytest.approx(high, abs=0.05)
+        assert float(learned.advantage.min()) == pytest.approx(low, abs=0.05)
+
     def test_steps_weigh_as_much_as_their_noise(self, pipeline):
         bench = Bench(pipeline, TempFlowGRPO(transition="dance", window=Window(kind="all")))
         scored = bench.collect()
@@ -232,6 +252,18 @@ class TestChoices:
         bench = Bench(pipeline, TempFlowGRPO())
         weights = torch.cat([bench.algorithm.step_weights(bench.collect(update))[::4] for update in range(1, 7)])
         assert len(weights.unique()) == 4
+
+    @pytest.mark.parametrize("transition", ["sde", "cps"])
+    def test_a_kl_has_the_form_that_is_asked_for(self, transition):
+        mean, reference = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
+        step = Transition(mean, torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.04, 0.1, 0.2]))
+        square = (mean - reference).square().flatten(1).mean(1)
+        variance = {"exact": step.std**2, "published": step.std**2 / (step.step if transition == "sde" else 1)}
+        for form, spread in variance.items():
+            algorithm = FlowGRPO(transition=transition, kl_coef=0.1, kl_form=form)
+            torch.testing.assert_close(algorithm._kl(step, reference), square / (2 * spread))
+        algorithm = FlowGRPO(transition=transition, kl_coef=0.1, kl_form="means")
+        torch.testing.assert_close(algorithm._kl(step, reference), square)
 
     def test_metrics_tell_ratio_and_kl_of_every_step(self, pipeline):
         metrics = Bench(pipeline, FlowGRPO(kl_coef=0.1)).train()
@@ -269,6 +301,7 @@ def test_skipping_steps_after_the_window_keeps_what_is_before_it(pipeline):
         (lambda: BranchGRPO(advantage_std="global"), "never read"),
         (lambda: BranchGRPO(skip_depths=3), "skip_depths is 3"),
         (lambda: FlowGRPO(best_of=1), "best_of"),
+        (lambda: FlowGRPO(advantage_clip=1.0, advantage_clip_low=2.0), "nothing lies between"),
     ],
 )
 def test_contradictions_are_refused(make, message):

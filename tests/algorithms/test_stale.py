@@ -51,13 +51,14 @@ def test_the_correction_weighs_what_older_weights_sampled(pipeline, mode):
     for name, scored in (("stale", stale), ("fresh", fresh)):
         annotated = bench.workers.annotate(scored)
         learned, metrics = bench.algorithm.credit(annotated)
-        ratio = (annotated.learner - scored.trace.logprob).exp()
+        difference = annotated.learner - scored.trace.logprob  # means over the elements of a latent
+        ratio = (difference * scored.trace.latents[0].numel()).exp()
         bounded = ratio.clamp(max=2.0)
-        torch.testing.assert_close(learned.weight, bounded if mode == "decoupled" else bounded / ratio)
+        torch.testing.assert_close(learned.weight, bounded if mode == "decoupled" else bounded / difference.exp())
         assert "rollout_corr/rollout_is_mean" in metrics
         weights[name] = float((ratio - 1).abs().max())
-    assert weights["fresh"] < 1e-5
-    assert weights["stale"] > 1e-4
+    assert weights["fresh"] < 1e-3
+    assert weights["stale"] > 1e-2
 
 
 def test_means_of_older_weights_are_computed_anew(pipeline):

@@ -117,12 +117,12 @@ def test_the_other_commands_get_what_was_asked_for(called):
     assert (
         cli.main(["sample", "runs/x", "--steps", "3", "a b", "-n", "2", "c", "--guidance", "2.5", "--seed", "9"]) == 0
     )
-    assert cli.main(["export", "runs/x", "-o", "y", "--format", "lora"]) == 0
+    assert cli.main(["export", "runs/x", "-o", "y", "--format", "merged", "--dtype", "float32"]) == 0
     assert cli.main(["report", "runs/x"]) == 0
     assert called[0] == (("runs/x", ["validation.n=2"]), {"output": "out.json"})
     sizes = {"height": None, "width": None, "images": [], "prompt_file": None, "output": "samples"}
     assert called[1] == (("runs/x", ["a b", "c"]), sizes | {"n": 2, "steps": 3, "guidance": 2.5, "seed": 9})
-    assert called[2] == (("runs/x",), {"output": "y", "what": "lora"})
+    assert called[2] == (("runs/x",), {"output": "y", "what": "merged", "dtype": "float32"})
     assert called[3] == (("runs/x",), {})
 
 
@@ -134,6 +134,29 @@ def test_what_ends_a_command_without_a_traceback(called, monkeypatch, capsys, er
     monkeypatch.setattr(sys.modules["burnish.commands.report"], "report", fail)
     assert cli.main(["report", "runs/x"]) == code
     assert ("x is 3; [use] 4" in capsys.readouterr().err) == (code == 2)
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch's, which is known by its name: no command line imports torch to be told that it failed."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:129] DefaultCPUAllocator: can't allocate memory: you tried 9"),
+    ],
+)
+def test_memory_that_has_run_out_is_told_with_what_needs_less(called, monkeypatch, capsys, error):
+    def fail(run):
+        raise error
+
+    monkeypatch.setattr(sys.modules["burnish.commands.report"], "report", fail)
+    assert cli.main(["report", "runs/x"]) == 2
+    said = capsys.readouterr().err
+    assert "memory has run out" in said
+    assert "rollout.batch_size" in said
 
 
 def test_our_own_mistakes_keep_their_traceback(called, monkeypatch):
@@ -161,6 +184,26 @@ def test_config_prints_a_recipe(recipe, tmp_path, capsys):
     assert load(str(saved)) == load(recipe, ["rollout.n=16"])
 
 
-def test_config_refuses_what_train_refuses(recipe, capsys):
-    assert cli.main(["config", recipe, "data.train_files=gone.txt"]) == 2
+def test_config_explains_what_is_not_here_yet_and_says_so(recipe, tmp_path, capsys):
+    from burnish.config import load
+
+    gone = "data.train_files=gone.txt"
+    assert cli.main(["config", recipe, gone]) == 0
+    shown = capsys.readouterr().out
+    assert "# Before burnish train can start here:\n#   - data.train_files is gone.txt, which is not there" in shown
+    saved = tmp_path / "saved.yaml"
+    saved.write_text(shown)
+    assert load(str(saved)) == load(recipe, [gone]), "it is a recipe nonetheless"
+    assert cli.main(["train", recipe, gone]) == 2
     assert "gone.txt" in capsys.readouterr().err
+
+
+def test_config_refuses_what_contradicts_itself(recipe, capsys):
+    assert cli.main(["config", recipe, "rollout.n=many"]) == 2
+    assert "rollout.n is many" in capsys.readouterr().err
+
+
+def test_help_speaks_of_both_kinds_of_models(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    assert "models that draw and models that see" in capsys.readouterr().out

@@ -80,6 +80,21 @@ def test_what_is_missing_is_named_with_the_way_to_get_it(recipe, tmp_path, monke
         check_disk(config)
 
 
+@pytest.mark.parametrize("recipe", recipe_names())
+def test_every_recipe_is_explained_where_nothing_of_it_is_there(recipe, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["config", recipe]) == 0
+    shown = capsys.readouterr().out
+    ready = not recipe.startswith(("sd35/", "flux/"))
+    assert ("Before burnish train can start here" in shown) != ready
+    assert ready or "hf download" in shown
+    assert ready or "data.train_files is" in shown
+    for label, reward in load(recipe).rewards.items():
+        if reward.name == "function":
+            assert f"rewards.{label}.path is rewards.py:{label}, but there is no rewards.py" in shown
+            assert f"define {label}(images, prompts), which returns one number for each of the pictures" in shown
+
+
 def write(folder, name, text):
     path = folder / name
     path.write_text(text)

@@ -62,6 +62,10 @@ COMMAND_LINE = {
     "list for a number": (["steps=[1,2]"], ["steps is [1, 2]", "a whole number"]),
     "text for a list": (["model.lora.targets=attn"], ["model.lora.targets is attn", "a list"]),
     "short list": (["optimizer.betas=[0.9]"], ["optimizer.betas is", "2 values"]),
+    "short list of four": (
+        ["algorithm=awm", "algorithm.old_decay=linear", "algorithm.old_linear=[0,1]"],
+        ["algorithm.old_linear is [0, 1]", "a list of 4 values"],
+    ),
     "long list": (["optimizer.betas=[0.9,0.9,0.9]"], ["optimizer.betas is [0.9, 0.9, 0.9]", "2 values"]),
     "number for a section": (["optimizer=3"], ["optimizer is 3", "a section"]),
     "switch for a section": (["model.lora=true"], ["model.lora is true", "a section"]),

@@ -12,6 +12,8 @@ from tests.rewards.language.asked import reward, values
 class Old:
     """The role that an old policy's update is asked of."""
 
+    optimizer_steps = 7
+
     def blend_old(self, decay: float) -> None:
         self.decay = decay
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -100,6 +101,18 @@ class TestReading:
         messages = refused(tmp_path)
         assert "empty prompt in empty.txt" in messages[0]
         assert "no prompt beside it" in messages[1]
+
+    def test_a_folder_may_be_given_from_where_one_stands(self, tmp_path, monkeypatch):
+        inner = tmp_path / "pics" / "inner"
+        inner.mkdir(parents=True)
+        for place, shade in ((inner.parent / "1", 10), (inner / "2", 20)):
+            picture(shade).save(place.with_suffix(".png"))
+            place.with_suffix(".txt").write_text("a cat")
+        monkeypatch.chdir(tmp_path)
+        found = read_pictures(Path("pics"), "pictures", size=SIZE)
+        assert [record.where for record in found] == ["pics/1.png", "pics/inner/2.png"]
+        monkeypatch.chdir(inner)  # what was found stays found
+        assert [int(np.array(record.pictures[0].image())[0, 0, 0]) for record in found] == [10, 20]
 
     def test_a_picture_on_its_side_is_measured_upright(self):
         buffer = io.BytesIO()

@@ -86,7 +86,7 @@ def test_all_problems_are_told_at_once_ten_of_them_in_words(tmp_path):
     messages = refused(path)
     assert len(messages) == 11
     assert [message.split(": ")[0] for message in messages[:10]] == [f"{path}:{n}" for n in range(1, 11)]
-    assert messages[-1] == "and 3 lines more"
+    assert messages[-1] == "and 3 more"
 
 
 @pytest.mark.parametrize("content", ["", "\n \n"])
@@ -95,7 +95,7 @@ def test_an_empty_file_is_refused(tmp_path, content):
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path):
-    assert "No such file" in refused(tmp_path / "missing.txt")[0]
+    assert "no such file" in refused(tmp_path / "missing.txt")[0]
     (tmp_path / "folder.txt").mkdir()
-    assert "Is a directory" in refused(tmp_path / "folder.txt")[0]
+    assert "is a folder" in refused(tmp_path / "folder.txt")[0]
     assert "neither .txt" in refused(written(tmp_path, "a", "prompts.csv"))[0]

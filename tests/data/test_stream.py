@@ -78,6 +78,56 @@ def test_resuming_with_other_data_is_refused(other):
         other.load_state_dict(state)
 
 
+def mended(*changes: tuple[int, str | None], count: int = 8):
+    """A stream over prompts some of which are changed, or taken out where the change is None."""
+    written = {i: f"prompt {i}" for i in range(count)} | dict(changes)
+    prompts = [Prompt(text=text, where=f"data.jsonl:{i + 1}") for i, text in written.items() if text is not None]
+    return PromptStream(prompts, 3, seed=0, shuffle=True)
+
+
+def test_changed_records_are_named_and_the_run_goes_on_where_it_was(caplog):
+    before = mended()
+    texts(before, 2)
+    whole = texts(before, 4)
+    before.position = 6
+    after = mended((2, "mended"), (5, "mended too"))
+    after.load_state_dict(before.state_dict())
+    changed = {"prompt 2": "mended", "prompt 5": "mended too"}
+    assert texts(after, 4) == [changed.get(text, text) for text in whole]
+    assert "2 of 8 training records have changed since the checkpoint: data.jsonl:3, data.jsonl:6;" in caplog.text
+
+
+def test_records_that_were_taken_out_are_told_and_every_later_epoch_holds_each_once(caplog):
+    before = mended()
+    texts(before, 5)  # 15 records: 7 of the second epoch
+    after = mended((1, None), (6, None))
+    after.load_state_dict(before.state_dict())
+    assert after.position == 6 + 6  # the second epoch of six is over with six
+    assert sorted(texts(after, 2)) == sorted(prompt.text for prompt in after.items)
+    assert "had 8 records at the checkpoint and have 6; taken out or changed: record 2, record 7." in caplog.text
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        mended(*((i, f"other {i}") for i in range(5))),
+        mended(*((i, None) for i in range(5))),
+        mended(count=9),
+    ],
+    ids=["most changed", "most gone", "more"],
+)
+def test_data_that_are_mostly_others_are_refused(other):
+    with pytest.raises(UserError, match=r"data\.train_files, data\.shuffle or seed differ"):
+        other.load_state_dict(mended().state_dict())
+
+
+def test_a_state_that_remembers_no_records_goes_on_with_the_same_data_alone():
+    state = {name: value for name, value in mended().state_dict().items() if name in ("position", "data")}
+    mended().load_state_dict(state)
+    with pytest.raises(UserError, match="differ"):
+        mended((2, "mended")).load_state_dict(state)
+
+
 def test_another_batch_size_goes_on_with_the_prompts_not_yet_seen():
     whole, resumed = stream(batch=2), stream(batch=5)
     first = texts(whole, 1)

@@ -14,9 +14,10 @@ import torch
 from safetensors.torch import load_file
 
 from burnish.completion import Encoded, Features
-from burnish.engines.vllm import process
+from burnish.engines.vllm import environment, process
 from burnish.engines.vllm.apart.burnish_vllm.inputs import Prompt, key_of
 from burnish.engines.vllm.apart.burnish_vllm.wire import Channel
+from burnish.engines.vllm.apart.burnish_vllm.worker import METHODS, NAMES
 from burnish.engines.vllm.engine import parameters
 from burnish.engines.vllm.options import VllmOptions
 from burnish.engines.vllm.probe import imagined, remembered
@@ -311,3 +312,34 @@ def test_fire_sampling_is_refused():
     assert not list(options.complaints(fire_temperature=None))
     (complaint,) = options.complaints(fire_temperature=2.0)
     assert complaint.startswith("rollout.fire_temperature is 2.0")
+
+
+OLD = """\
+import sys, types
+for name, inside in {inside!r}.items():
+    module = sys.modules[name] = types.ModuleType(name)
+    for one in inside:
+        setattr(module, one, type(one, (), {{method: None for method in {methods!r}}}))
+    module.__path__ = []
+sys.modules["vllm"].__version__ = "0.16.0"
+exec(sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize(
+    ("lacks", "said"),
+    [
+        ({}, "vLLM 0.16.0"),
+        ({"vllm.inputs": ("mm_input",)}, "has no vllm.inputs.tokens_input; Burnish needs vllm>="),
+        ({"vllm.multimodal.inputs": None}, "has no vllm.multimodal.inputs"),
+        ({"methods": ("step",)}, "LLMEngine.reset_encoder_cache"),
+    ],
+)
+def test_a_vllm_that_lacks_what_is_used_is_refused_by_name(lacks, said):
+    """What runs in the environment after it was made, and when vLLM is started."""
+    inside = {name: names for name, names in (NAMES | lacks).items() if names is not None and name != "methods"}
+    old = OLD.format(inside=inside, methods=lacks.get("methods", METHODS))
+    command = [sys.executable, "-c", old, str(environment.APART), environment.CHECK]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert said in done.stdout + done.stderr
+    assert (done.returncode == 0) == (not lacks)

@@ -70,7 +70,7 @@ class Roles:
         self.model: LanguageModel = load_language_model(LanguageModelOptions(path=str(path), device="cpu"))
 
     @contextmanager
-    def sampling(self) -> Iterator[torch.nn.Module]:
+    def sampling(self, *, merge: bool | None = None) -> Iterator[torch.nn.Module]:
         with torch.no_grad():
             yield self.model.network
 

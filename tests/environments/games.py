@@ -67,7 +67,7 @@ class Roles:
     def __init__(self, family: str) -> None:
         self.model = model_of(family)
 
-    def sampling(self) -> Any:
+    def sampling(self, *, merge: bool | None = None) -> Any:
         return nullcontext(self.model.network)
 
 

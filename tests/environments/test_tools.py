@@ -29,10 +29,14 @@ def asked(tools, response):
 
 def test_a_call_is_answered_and_a_response_without_one_ends_the_dialogue(tools):
     seen = asked(tools, f"Let me see. {SUM}")
-    assert seen.words == "<tool_response>\n42\n</tool_response>"
+    assert (seen.words, seen.messages) == ("42", [{"role": "tool", "content": [{"type": "text", "text": "42"}]}])
     assert (seen.role, seen.done, seen.reward) == ("tool", False, None)
     assert asked(tools, SUM + SUM).words.count("42") == 2
+    assert len(asked(tools, SUM + SUM).messages) == 2
     assert asked(tools, "It is 42.").done
+    asking = Tools(functions=tools.functions, role="user")
+    assert asked(asking, SUM).words == "<tool_response>\n42\n</tool_response>"
+    asking.close()
 
 
 @pytest.mark.parametrize(
@@ -49,6 +53,14 @@ def test_a_call_is_answered_and_a_response_without_one_ends_the_dialogue(tools):
 )
 def test_a_wrong_call_is_told_so_to_the_model(tools, call, message):
     assert message in asked(tools, f"<tool_call>{call}</tool_call>").words
+
+
+@pytest.mark.parametrize("depth", [100, 500, 800, 900, 940, 980, 5000, 100_000])
+def test_however_deep_a_call_is_nested_the_model_is_told(tools, depth):
+    """Python's JSON and pickles end at depths of their own."""
+    call = '{"name": "add", "arguments": {"a": ' + depth * "[" + depth * "]" + "}}"
+    assert asked(tools, f"<tool_call>{call}</tool_call>").words.startswith("<tool_response>\nerror: ")
+    assert "42" in asked(tools, SUM).words
 
 
 def test_a_tool_that_never_returns_or_dies_is_ended_and_the_next_call_works():

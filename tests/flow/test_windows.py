@@ -90,6 +90,8 @@ def test_deterministic_steps_may_include_the_last():
         ({"interval": "linear", "decay": 0.9}, [4, 1, 1, 1]),
         ({"interval": "exponential", "decay": math.log(2)}, [4, 2, 1, 1]),
         ({"interval": "exponential", "decay": math.log(2), "decay_after": 2}, [4, 4, 4, 2]),
+        ({"interval": "exponential", "decay": 0.5}, [4, 3, 2, 1]),
+        ({"interval": "linear", "decay": 0.1}, [4, 3, 3, 2]),
     ],
     ids=str,
 )
@@ -99,6 +101,20 @@ def test_a_window_stays_shorter_the_further_it_has_moved(options, stays, wrap):
     first = [window.choose(6, update=update, key=0)[0] for update in range(2 * sum(stays))]
     once = [place for place, stay in enumerate(stays) for _ in range(stay)]
     assert first == (2 * once if wrap else once + [3] * len(once))
+
+
+@pytest.mark.parametrize(
+    ("interval", "rounded"), [("exponential", math.ceil), ("linear", math.floor)], ids=["exponential", "linear"]
+)
+def test_a_falling_interval_is_rounded_as_by_the_authors(interval, rounded):
+    """MixGRPO's code takes the ceiling of every exp(-0.1 max(step - 13, 0)), and the floor where it falls linearly."""
+    window = Window(kind="progressive", size=4, stride=1, every=25, interval=interval, decay=0.1, decay_after=13)
+    expected = []
+    for step in range(21):  # 25 denoising steps, of which the last is never stochastic: 21 places for a window of 4
+        beyond = max(step - 13, 0)
+        exact = 25 * math.exp(-0.1 * beyond) if interval == "exponential" else 25 * (10 - beyond) / 10
+        expected += [step] * rounded(exact)
+    assert [window.choose(25, update=update, key=0)[0] for update in range(len(expected))] == expected
 
 
 def test_a_window_that_moves_is_never_empty_nor_cut():

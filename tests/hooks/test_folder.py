@@ -169,3 +169,25 @@ def test_one_process_at_a_time_trains_in_a_folder(tmp_path):
         RunFolder(tmp_path).claim()
     folder.close()
     RunFolder(tmp_path).claim()
+
+
+def test_a_run_that_goes_on_says_which_of_the_users_functions_changed(tmp_path, caplog):
+    code = tmp_path / "rewards.py"
+    given = [f"rewards.{one}={{name: function, path: '{code}:{one}'}}" for one in ("a", "b")]
+    folder = RunFolder(tmp_path / "run")
+    code.write_text("def a(): ...\ndef b(): ...\n")
+    folder.begin(config(*given), resumed_at=None)
+    folder.begin(config(*given), resumed_at=3)
+    assert not caplog.messages
+    code.write_text("def a(): ...\ndef b(): return 1\n")
+    folder.begin(config(*given), resumed_at=5)
+    assert [message for message in caplog.messages if f"rewards.a ({code}:a), rewards.b ({code}:b)" in message]
+    assert "goes on with what is there now" in caplog.text
+    caplog.clear()
+    folder.begin(config(*given), resumed_at=6)
+    assert not caplog.messages, "it is said once"
+    folder.begin(config(*given[1:]), resumed_at=7)
+    assert not caplog.messages, "options that change are compared elsewhere"
+    folder.code.write_text("{")
+    folder.begin(config(*given), resumed_at=8)
+    assert "damaged" in caplog.text

@@ -8,7 +8,7 @@ NAME = re.compile(
     r'"((?:actor|critic|old_policy|train|perf|timing_s|training|variance_proxy|val-aux|response_length|pipeline)'
     r'/[a-z0-9_]+(?:/[a-z0-9_]+)*)"'
 )
-INNER = {"actor/skipped", "actor/ratio_square"}  # turned into others before they are written
+INNER = {"actor/skipped", "actor/empty", "actor/ratio_square"}  # turned into others before they are written
 
 
 def explained() -> set[str]:

@@ -88,8 +88,8 @@ def test_a_group_of_two_is_a_pair():
     advantage, group = torch.tensor([1.0, -1.0, 1.0, -1.0]), torch.tensor([7, 7, 3, 3])
     loss, values = group_preference(error, reference, advantage, group, beta=50.0)
     pair, _ = diffusion_dpo(error[::2], error[1::2], reference[::2], reference[1::2], beta=50.0)
-    torch.testing.assert_close(loss, pair.flip(0))  # groups in rising order of ids
-    torch.testing.assert_close(-logsigmoid(values["rewards/margins"]), loss)
+    torch.testing.assert_close(50 * loss, pair.flip(0))  # groups in rising order of ids
+    torch.testing.assert_close(-logsigmoid(values["rewards/margins"]), 50 * loss)
 
 
 def test_groups_know_nothing_of_each_other_and_their_order():
@@ -106,17 +106,27 @@ def test_groups_know_nothing_of_each_other_and_their_order():
         torch.testing.assert_close(alone[0], whole[i])
 
 
-def test_the_gradient_of_a_group_is_that_of_the_authors():
-    """They weight each error by its advantage and by how wrong the group is, and leave out the factor beta."""
+@pytest.mark.parametrize("beta", [10.0, 100.0])
+def test_the_gradient_of_a_group_is_that_of_the_authors(beta):
+    """They weight each error by its advantage and by how wrong the group is; beta is in that weight alone."""
     g = torch.Generator().manual_seed(0)
     error, reference, advantage = (torch.rand(12, generator=g) for _ in range(3))
-    advantage, group, beta, size = advantage - 0.5, torch.arange(12) // 4, 20.0, 4
+    advantage, group, size = advantage - 0.5, torch.arange(12) // 4, 4
     error.requires_grad_()
     loss, _ = group_preference(error, reference, advantage, group, beta=beta)
     (gradient,) = torch.autograd.grad(loss.mean(), error)
     wrong = (beta * advantage * (error.detach() - reference) / size).view(3, size).sum(1).sigmoid()
     weighted = (wrong.repeat_interleave(size) * advantage * error).mean()
-    torch.testing.assert_close(gradient, beta * torch.autograd.grad(weighted, error)[0])
+    torch.testing.assert_close(gradient, torch.autograd.grad(weighted, error)[0])
+
+
+def test_beta_does_not_change_how_hard_an_undecided_group_is_pushed():
+    """Where the policy is the reference the gradient is A / 2 to each error: a KL beside it keeps its worth."""
+    error = torch.rand(4, requires_grad=True)
+    advantage, group = torch.tensor([1.0, -1.0, 0.5, -0.5]), torch.zeros(4).long()
+    for beta in (1.0, 100.0):
+        loss, _ = group_preference(error, error.detach(), advantage, group, beta=beta)
+        torch.testing.assert_close(torch.autograd.grad(loss.sum(), error)[0], advantage / 8)
 
 
 def test_clipping_of_dgpo():

@@ -237,7 +237,7 @@ def test_diffusers_alone_draws_the_same_from_what_is_exported(path, tmp_path, wh
         assert (before - ours).abs().max() > 0.1, "the adapter changes nothing"
         pipeline.load_lora_weights(tmp_path / "out")
     else:
-        model.save_pipeline(tmp_path / "out", merged_state(model.network, "policy"))
+        model.save_pipeline(tmp_path / "out", merged_state(model.network, "policy")[0])
         pipeline = kind.from_pretrained(tmp_path / "out", **absent)
     theirs = draw_with_diffusers(pipeline, start, model.name == "flux")
     for mine, other in zip(model.decode(ours), model.decode(theirs), strict=True):

@@ -8,11 +8,12 @@ import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from burnish.runtime.publication import Receiver
+if TYPE_CHECKING:
+    from burnish.runtime.publication import Receiver
 
 
 def option(folder: Path) -> str:
@@ -56,6 +57,8 @@ def judge(samples: Sequence[Any], prompts: Sequence[Any], folder: str) -> list[f
         time.sleep(3.0)
     if (spoil := place / f"spoil-{count}").exists():
         spoil.rename(place / f"spoiled-{count}")
+        from burnish.runtime.publication import Receiver
+
         for receiver in (one for one in gc.get_objects() if isinstance(one, Receiver)):
             _spoil(receiver)
     return [0.0] * len(samples)

@@ -13,15 +13,17 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from burnish.commands.train import train
 from burnish.config import load
-from burnish.runtime.group import ActorGroup
 from tests.system.runs import metrics_of, state_of
+
+if TYPE_CHECKING:
+    from burnish.runtime.group import ActorGroup
 
 HERE = Path(__file__).parents[2]
 SLOW = 300.0  # seconds that a busy machine may take for what takes a few
@@ -101,7 +103,7 @@ def run(folder: Path, recipe: str, *options: str) -> int:
     return train(load(recipe, [*options, f"output_dir={folder}"]))
 
 
-Blow = Callable[[ActorGroup, int], None]
+Blow = Callable[["ActorGroup", int], None]
 
 
 def kill(group: ActorGroup, rank: int) -> None:
@@ -121,6 +123,8 @@ class Fate:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._planned: dict[tuple[str, str, int, int], Blow] = {}
         self._asked: Counter[tuple[str, str, int]] = Counter()
+        from burnish.runtime.group import ActorGroup
+
         original = ActorGroup._ask
 
         def ask(group: ActorGroup, rank: int, method: str, *rest: Any) -> Any:

@@ -117,3 +117,50 @@ def test_a_checkpoint_of_another_model_is_refused(trained, tmp_path, capsys):
     message = capsys.readouterr().err
     assert "weights" in message
     assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize(
+    "given", ["steps=100", "optimizer.lr=1", "rollout.n=2", "checkpoint.every=3", "algorithm.clip=1"]
+)
+def test_eval_refuses_what_it_never_reads(trained, given, capsys):
+    _, folder = trained
+    assert main(["eval", str(folder / "run"), given]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{given.partition('=')[0]} is given, but judging never reads it" in said
+
+
+def test_eval_reads_what_it_accepts(trained, tmp_path):
+    _, folder = trained
+    results = {}
+    for given in ("validation.n=2", "validation.n=3", "rollout.num_inference_steps=2", "seed=7"):
+        assert main(["eval", str(folder / "run"), given, "-o", str(tmp_path / given)]) == 0
+        results[given] = json.loads((tmp_path / given / "metrics.json").read_text())["val-core/reward/mean@n"]
+    assert len(set(results.values())) == len(results)
+
+
+def test_pictures_of_an_earlier_call_do_not_stay_among_the_new_ones(trained, tmp_path):
+    _, folder = trained
+    (tmp_path / "000-09.png").write_bytes(b"somebody else's")
+    (tmp_path / "notes.txt").write_text("mine")
+    assert main(["sample", str(folder / "run"), *PROMPTS, "-n", "3", "-o", str(tmp_path)]) == 0
+    assert main(["sample", str(folder / "run"), "a cat", "-n", "1", "-o", str(tmp_path)]) == 0
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["000-00.png", "000-09.png", "grid.png", "notes.txt", "samples.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("runs/nothing", ["runs/nothing is not there", "folder of a run", "burnish recipes"]),
+        ("quikstart", ["recipe is quikstart", "did you mean quickstart"]),
+        ("{folder}/pipeline", ["is a model, not a run", "model.path="]),
+        ("{folder}", ["neither a run", "give one of these"]),
+    ],
+)
+def test_what_eval_can_not_judge(trained, source, words, capsys):
+    _, folder = trained
+    assert main(["eval", source.replace("{folder}", str(folder))]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    for word in words:
+        assert word in said
+    assert "diffusion_nft" not in said, "lists every recipe"

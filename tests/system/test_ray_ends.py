@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from burnish.hooks.stop import EXIT_STOPPED
+from tests.support.sockets import reached_from_outside, watched
 from tests.system.ray_runs import ADAPTER, HERE, SEEING, SLOW, assert_same, descendants
 
 pytestmark = pytest.mark.cluster
@@ -87,6 +88,18 @@ def test_stopped_then_killed_while_it_saves_then_finished(forks, tmp_path):
     assert resumed.returncode == 0, err
     assert_same(folder, whole)
     assert not gone(agents), "Ray's own look for their dead master for a minute"
+
+
+def test_a_run_on_this_machine_alone_listens_on_loopback_for_its_whole_life(forks, tmp_path):
+    """Ranks that train as one, a worker that samples, weights broadcast between them, and all that is Ray's."""
+    given = ["scoring.processes=0", f"ray.runtime_env={forks.environment}"]
+    given += ["pools.rollout.processes=1", "ray.publication.carrier=broadcast"]
+    driver = start(tmp_path / "run", *given)
+    with watched(driver.pid, forks.process.pid) as seen:
+        _, err = driver.communicate(timeout=SLOW)
+    assert driver.returncode == 0, err
+    assert len(seen()) > 10  # Ray's own, two stores, and the members of two groups
+    assert reached_from_outside(seen()) == []
 
 
 def test_ctrl_c_reaches_the_driver_alone(tmp_path):

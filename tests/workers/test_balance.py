@@ -10,8 +10,8 @@ from burnish.completion import Together
 from burnish.config import load
 from burnish.errors import UserError
 from burnish.language.logprobs import response_states
-from burnish.models.language.loading import load_language_model
-from burnish.options import CriticOptions, LanguageTrainerOptions, ModelOptions, OptimizerOptions
+from burnish.models.language.loading import check_experts, load_language_model
+from burnish.options import CriticOptions, LanguageModelOptions, LanguageTrainerOptions, ModelOptions, OptimizerOptions
 from burnish.session import open_session
 from burnish.stopwatch import Stopwatch
 from burnish.types import GivenAnswers
@@ -19,7 +19,7 @@ from burnish.workers.groups import ParameterGroup
 from burnish.workers.language_roles import LanguageRoles
 from burnish.workers.local import LocalWorkers, summary
 from tests.language.samples import folder_of, responses
-from tests.tiny_language import chat
+from tests.tiny_language import chat, tiny_language
 
 COEF = 0.3
 
@@ -97,3 +97,9 @@ def test_a_dense_model_is_refused_before_weights_load():
     with pytest.raises(UserError, match="no mixture of experts"):
         session.check_data()
     assert "roles" not in vars(session)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen2_moe"])
+def test_mixtures_are_known_by_what_transformers_writes(tmp_path, family):
+    folder = tiny_language(tmp_path, family)
+    check_experts(LanguageModelOptions(path=str(folder), router_aux_loss_coef=0.01))

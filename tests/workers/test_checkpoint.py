@@ -198,7 +198,7 @@ def test_a_path_that_is_no_checkpoint_is_refused(tmp_path):
 
 
 def test_a_checkpoint_of_a_newer_format_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("burnish.workers.checkpoint_files.FORMAT", 2)
+    monkeypatch.setattr("burnish.workers.manifest.FORMAT", 2)
     path = save(make(tmp_path), 1)
     monkeypatch.undo()
     with pytest.raises(UserError, match="has format 2"):

@@ -4,7 +4,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from burnish.errors import UserError
 from burnish.workers.checkpoint import CheckpointStore
+from tests.support.disks import small_disk
 from tests.workers.checkpoints import IDENTITY, NEWEST, check, leftovers, make, save, state, updates
 from tests.workers.faults import Faults, disk_full, killed
 
@@ -139,21 +139,17 @@ def test_killed_at_random_moments_the_newest_whole_one_is_right(tmp_path, meanwh
 
 
 @pytest.fixture
-def small_disk(tmp_path):
+def disk(tmp_path):
     """A file system of one megabyte."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=False).returncode:
-        pytest.skip("file systems can't be mounted here")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True, timeout=10)
+    with small_disk(tmp_path / "disk") as folder:
+        yield folder
 
 
-def test_on_a_real_disk_however_much_is_free_the_message_is_clear(small_disk):
-    folder, filler = small_disk / "checkpoints", small_disk / "filler"
+def test_on_a_real_disk_however_much_is_free_the_message_is_clear(disk):
+    folder, filler = disk / "checkpoints", disk / "filler"
     save(CheckpointStore(folder, NEWEST), 1)
     newest, outcomes = 1, []
-    free = shutil.disk_usage(small_disk).free
+    free = shutil.disk_usage(disk).free
     for left in range(0, 120_000, 4096):
         filler.write_bytes(b"0" * (free - left))
         message = ""

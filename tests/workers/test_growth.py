@@ -66,6 +66,15 @@ def test_signal_and_noise_are_logged_at_every_update(pipeline):
     metrics = Bench(pipeline, FlowGRPO(window=Window(kind="random", size=2))).train()
     signal, power = metrics["actor/grad_norm"] ** 2, metrics["variance_proxy/proxy2_total_power"]
     assert metrics["variance_proxy/proxy1_signal_strength"] == pytest.approx(signal)
-    assert metrics["variance_proxy/proxy3_pure_noise"] == pytest.approx(max(power - signal, 0.0))
+    assert metrics["variance_proxy/proxy3_pure_noise"] == pytest.approx(max(power - signal, 0.0) / 23)  # 12 x 2 terms
     assert metrics["variance_proxy/expected_w"] > 0
-    assert signal_and_noise(1.0, 2.0)["variance_proxy/proxy3_pure_noise"] == 0.0
+    assert signal_and_noise(1.0, 2.0, 8)["variance_proxy/proxy3_pure_noise"] == 0.0
+    assert signal_and_noise(1.0, 0.5, 1)["variance_proxy/proxy3_pure_noise"] == 0.0, "one term has no variance"
+
+
+def test_noise_of_gradients_is_the_variance_of_their_mean():
+    """Closed form: per-term gradients g_i; the variance of their mean is sum |g_i - mean|^2 / (N (N - 1))."""
+    terms = torch.randn(6, 40, generator=torch.Generator().manual_seed(0)).double()
+    power, mean = float(terms.square().sum(1).mean()), terms.mean(0)
+    exact = float((terms - mean).square().sum() / (6 * 5))
+    assert signal_and_noise(power, float(mean.norm()), 6)["variance_proxy/proxy3_pure_noise"] == pytest.approx(exact)

@@ -9,6 +9,7 @@ that is divided by the number of ranks, or a bound on the gradient of a single r
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from burnish.workers.pieces import pieces
 from burnish.workers.ranks import ALONE, RanksLost, join_ranks, own_rows, spread
 from burnish.workers.sharding import full_weights, mesh_of, shard
 from tests.factory import tiny_pipeline
+from tests.support.sockets import listening
 from tests.workers import rank_runs
 from tests.workers.checkpoints import IDENTITY, make
 
@@ -114,7 +116,7 @@ def agree(ranks, folder):
     ranks.barrier("the end")
     return {
         "sums": sums, "max": ranks.max(3 + ranks.rank), "gather": ranks.gather(torch.full((1,), ranks.rank)),
-        "first": ranks.first(lambda: ranks.rank), "said": said,
+        "first": ranks.first(lambda: ranks.rank), "said": said, "listening": listening([os.getpid()]),
     }  # fmt: skip
 
 
@@ -248,6 +250,7 @@ def test_ranks_agree(tmp_path):
         assert third["only 0"] != third["only 0"]
         assert (found["max"], found["first"], found["said"]) == (4, 0, "no room")
         assert [int(value) for value in found["gather"]] == [0, 1]
+        assert not [one for one in found["listening"] if ipaddress.ip_address(one.rpartition(":")[0]).is_unspecified]
 
 
 @pytest.mark.cluster

@@ -52,6 +52,8 @@ class Bench:
         mini=None,
         epochs=1,
         dtype="float32",
+        device="auto",
+        length=4,
         load_teacher=None,
         rewards=None,
         optimizer=None,
@@ -61,9 +63,11 @@ class Bench:
     ):
         options = LoraOptions(rank=4) if lora else None
         self.rollout = RolloutOptions(
-            n=4, num_inference_steps=5, guidance_scale=guidance, max_sequence_length=4, **rollout
+            n=4, num_inference_steps=5, guidance_scale=guidance, max_sequence_length=length, **rollout
         )
-        model = load_model(ModelOptions(path=str(pipeline), lora=options, dtype=dtype), max_sequence_length=4)
+        model = load_model(
+            ModelOptions(path=str(pipeline), lora=options, dtype=dtype, device=device), max_sequence_length=length
+        )
         self.algorithm, self.needs = algorithm, algorithm.needs()
         self.roles = NetworkRoles(
             model, self.needs, options, guidance=guidance, rescale=False, micro_batch_size=micro,

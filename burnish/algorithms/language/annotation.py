@@ -26,6 +26,7 @@ class Passes:
     check: float | None  # else look whether the sampler's are its own, to so much; None trusts them
     entropy: bool
     bypass: bool  # ratios refer to the sampler even so
+    measure: bool  # the KL to the reference is needed before the policy learns
 
     def annotate(self, answered: Answered, roles: LanguageRoles) -> AnnotatedTokens:
         """Run them."""
@@ -40,19 +41,24 @@ class Passes:
             recompute = difference > self.check
             metrics["old_policy/logprob_check"] = difference
         metrics["old_policy/recomputed"] = float(recompute and not self.bypass)
-        learner, entropy, value = self._policy_and_critic(trace, roles, scored=recompute or self.entropy)
+        # a sampler that rounds otherwise would show a KL where there is none
+        own = self.measure and roles.sampler_rounds
+        learner, entropy, value = self._policy_and_critic(trace, roles, scored=recompute or self.entropy or own)
         if learner.shape[1]:
             metrics |= correction_metrics(learner, trace.logprob, trace.mask)
         reference = nothing
         if self.needs.reference:
             (reference,) = in_parts(lambda part: [roles.reference(part).logprob], trace, roles)
+        old = learner if recompute and not self.bypass else trace.logprob
         return AnnotatedTokens(
             answered=answered,
-            old=learner if recompute and not self.bypass else trace.logprob,
+            old=old,
             learner=learner,
             entropy=entropy,
             reference=reference,
+            compared=learner if roles.sampler_rounds else old,
             value=value,
+            recomputed=recompute and not self.bypass,
             memory=roles.memory,
             metrics=metrics,
         )

@@ -47,6 +47,8 @@ class LanguageRoles(Protocol):
     reference: TokenRole
     on_policy: bool  # the whole update is one optimizer step on samples of these very weights
     moved: bool  # the policy differs from the one that sampled: it has been stepped, or was newer from the start
+    fresh: bool  # the policy is still the one that annotated this batch
+    sampler_rounds: bool  # the sampler's log-probs differ from the trainer's of the same weights by more than 1e-5
     micro_batch_size: int  # tokens per forward
     memory: Any  # what an algorithm remembers between updates, saved with checkpoints
 

@@ -51,6 +51,11 @@ class TokenKl:
         return self
 
     @property
+    def early(self) -> bool:
+        """Whether its value is needed before the policy learns."""
+        return self.route == "reward" or self.controller == "adaptive"
+
+    @property
     def estimate(self) -> Kind:
         """The estimate that was chosen, or the default of the route."""
         return self.kind or ("k1" if self.route == "reward" else "k3")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from burnish.algorithms.base import Metrics, spread_metrics
 from burnish.algorithms.language.base import LanguageNeeds, LanguageRoles
 from burnish.algorithms.language.whole import AgainstReference
-from burnish.options import Positive
+from burnish.options import Finite, Positive
 from burnish.registry import options, register
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class KTO(AgainstReference):
     online: bool = True
     """Learn from own responses, which their rewards make good or bad; false learns from the judged ones in
     data.train_files."""
-    threshold: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    threshold: Finite | None = None
     """online: from this reward on a response is good, below it is bad; null takes the mean of the responses to the
     prompt, and leaves out those that are at it."""
     desirable_weight: Positive = 1.0

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.algorithms.base import Metrics, spread_metrics
+from burnish.algorithms.base import Metrics, clip_range, spread_metrics
 from burnish.algorithms.correction import RolloutCorrection
 from burnish.algorithms.language.annotation import Passes
 from burnish.algorithms.language.base import LanguageNeeds, LanguageRoles
 from burnish.algorithms.language.shaping import RewardShaping
 from burnish.language.cost import token_budget_batches
-from burnish.options import Count, NonNegative, Positive
+from burnish.options import Count, Finite, NonNegative, Positive
 from burnish.registry import options
 
 if TYPE_CHECKING:
@@ -33,11 +33,16 @@ class TokenPolicyGradient(RewardShaping):
 
     advantage_clip: Positive | None = None
     """Largest size of an advantage; null never clips."""
+    advantage_clip_low: Finite | None = None
+    """Smallest advantage if negative ones are to be bounded otherwise; null takes -advantage_clip."""
     mask_truncated: bool = False
     """Learn nothing from responses that were cut at the limit; they are compared with all the same."""
     high_entropy_fraction: Share = 1.0
     """Learn from so many of the tokens alone, those where the policy was least decided; one threshold for all of an
-    update. The loss is divided by all tokens as before."""
+    update."""
+    high_entropy_count: Literal["all", "selected"] = "all"
+    """What the policy's loss on them is divided by: all tokens as before, or only as many as are selected, of the
+    update or, with seq-mean-token-mean, of their response. A KL and an entropy bonus stay means over all tokens."""
     entropy_coef: NonNegative = 0.0
     """Weight of the entropy bonus."""
     loss_agg_mode: Aggregation = "token-mean"
@@ -50,11 +55,28 @@ class TokenPolicyGradient(RewardShaping):
     Its steps are tokens here. Where pipeline.depth is above 0 it is on unless it is set to null."""
 
     @model_validator(mode="after")
+    def _shares_are_read(self) -> Self:
+        clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
+        if self.high_entropy_fraction == 1 and self.high_entropy_count != "all":
+            raise ValueError("high_entropy_count is never read when high_entropy_fraction is 1; leave it out")
+        if self.high_entropy_count != "all" and "token-sum" in self.loss_agg_mode:
+            raise ValueError(
+                f"high_entropy_count is {self.high_entropy_count}, but loss_agg_mode {self.loss_agg_mode} "
+                "divides by no number of tokens; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _length_is_read(self) -> Self:
         if self.loss_length is not None and self.loss_agg_mode != "seq-mean-token-sum-norm":
             raise ValueError(
                 f"loss_length is {self.loss_length}, and only loss_agg_mode=seq-mean-token-sum-norm reads it; "
                 f"loss_agg_mode is {self.loss_agg_mode}"
+            )
+        if self.rollout_correction is not None and self.rollout_correction.measure != "joint":
+            raise ValueError(
+                f"rollout_correction.measure is {self.rollout_correction.measure}, which is read for denoising steps "
+                "alone: a token's log-prob is no mean over elements; leave it out"
             )
         return self
 
@@ -81,7 +103,7 @@ class TokenPolicyGradient(RewardShaping):
     def _passes(self, roles: LanguageRoles) -> Passes:
         return Passes(
             self.needs(), recompute=self.rollout_correction is not None, check=None,
-            entropy=self.high_entropy_fraction < 1, bypass=False,
+            entropy=self.high_entropy_fraction < 1, bypass=False, measure=self.kl is not None and self.kl.early,
         )  # fmt: skip
 
     def annotate(self, answered: Answered, roles: LanguageRoles) -> AnnotatedTokens:
@@ -95,9 +117,9 @@ class TokenPolicyGradient(RewardShaping):
         rewards, coef, shaped = self.shape(annotated)
         advantage, returns = self.advantages(rewards)
         metrics |= shaped | _reported(answered, rewards, advantage, returns)
-        if self.advantage_clip is not None:
-            clip, chosen = self.advantage_clip, rewards.mask
-            advantage, metrics["critic/advantages/clip_ratio"] = clip_values(advantage, -clip, clip, chosen)
+        if self.advantage_clip is not None or self.advantage_clip_low is not None:
+            low, high = clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
+            advantage, metrics["critic/advantages/clip_ratio"] = clip_values(advantage, low, high, rewards.mask)
         trained = rewards.mask & trace.finished[:, None] if self.mask_truncated else rewards.mask
         weight, trained, weighed = self._weights(annotated, trained)
         learned = LearnedTokens(
@@ -110,6 +132,8 @@ class TokenPolicyGradient(RewardShaping):
             value=annotated.value,
             returns=returns,
             kl_coef=coef,
+            recomputed=annotated.recomputed,
+            kl_measured=self.kl is None or self.measured(annotated),
             limit=answered.limit,
             update=answered.update,
         )
@@ -121,8 +145,14 @@ class TokenPolicyGradient(RewardShaping):
 
         weight, metrics = trained.float(), {}
         if self.high_entropy_fraction < 1:
-            weight = high_entropy_mask(annotated.entropy, trained, self.high_entropy_fraction).float()
-            metrics["actor/high_entropy_ratio"] = float(weight.sum() / trained.sum().clamp_min(1))
+            selected = high_entropy_mask(annotated.entropy, trained, self.high_entropy_fraction)
+            metrics["actor/high_entropy_ratio"] = float(selected.sum() / trained.sum().clamp_min(1))
+            weight = selected.float()
+            if self.high_entropy_count == "selected":
+                counted, chosen = trained.sum(1, keepdim=True), selected.sum(1, keepdim=True)
+                if self.loss_agg_mode == "token-mean":
+                    counted, chosen = counted.sum(), chosen.sum()
+                weight = weight * counted / chosen.clamp_min(1)
         if self.rollout_correction is not None:
             sampled = annotated.answered.trace.logprob
             factor, trained, corrected = self.rollout_correction.apply(annotated.learner, sampled, trained)
@@ -141,7 +171,8 @@ class TokenPolicyGradient(RewardShaping):
         from burnish.types import Loss
 
         mask, logprob = part.mask, scores.logprob
-        itself = self._is_old(roles)
+        # then its own log-probs are exactly the old ones; another micro-batch may have rounded them otherwise
+        itself = self._is_old(roles) or (part.recomputed and roles.fresh)
         old = logprob.detach() if itself else part.old
         loss, values = self.surrogate(logprob, old, part.advantage, mask)
         loss = loss * part.weight
@@ -164,6 +195,9 @@ class TokenPolicyGradient(RewardShaping):
         tokens = int(mask.sum())
         metrics: dict[str, Any] = {name: (value.detach().sum(), tokens) for name, value in values.items()}
         metrics |= {name: (self._total(value, part).detach(), self.size(part)) for name, value in terms.items()}
+        if self.kl is not None and not part.kl_measured and roles.fresh:
+            estimate = kl_estimate(logprob.detach(), part.reference, mask, self.kl.value_kind)
+            metrics["actor/kl_per_response"] = estimate.sum(), int(mask.any(1).sum())
         return Loss(self._total(loss, part), metrics)
 
     def _total(self, values: Tensor, part: LearnedTokens) -> Tensor:

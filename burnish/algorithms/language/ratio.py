@@ -54,6 +54,7 @@ class WithRatio(TokenPolicyGradient):
             check=self._tolerance if self.old_logprob == "auto" and (roles.moved or not roles.on_policy) else None,
             entropy=self.high_entropy_fraction < 1,
             bypass=self._bypasses,
+            measure=self.kl is not None and self.kl.early,
         )
 
 

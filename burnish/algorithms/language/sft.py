@@ -5,14 +5,14 @@ The latter is RAFT, Dong et al. 2023, arXiv:2304.06767.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from burnish.algorithms.base import Metrics, spread_metrics
 from burnish.algorithms.language.base import LanguageNeeds, LanguageRoles
 from burnish.algorithms.language.whole import WholeResponses
-from burnish.options import Count
+from burnish.options import Count, Finite
 from burnish.registry import options, register
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class SFT(WholeResponses):
     """Imitate the best of the own responses to a prompt; false imitates the responses in data.train_files."""
     best: Count = 1
     """online: so many of the responses to a prompt, the best ones, are imitated."""
-    min_reward: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    min_reward: Finite | None = None
     """online: and only those with at least this reward; null takes the best, however good they are."""
     loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"] = "token-mean"
     """How the losses of tokens become one: their mean over the batch, or the mean over responses of their means or

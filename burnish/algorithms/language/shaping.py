@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from burnish.algorithms.base import Metrics
+from pydantic import model_validator
+
+from burnish.algorithms.base import Metrics, clip_range
 from burnish.algorithms.language.base import LanguageAlgorithm
 from burnish.algorithms.language.kl import TokenKl
-from burnish.options import Count, Positive
+from burnish.options import Count, Finite, Positive
 from burnish.registry import options
 
 if TYPE_CHECKING:
@@ -38,8 +40,15 @@ class RewardShaping(LanguageAlgorithm):
     """Bring rewards to mean 0 and spread 1, by the statistics of all of the run so far."""
     reward_clip: Positive | None = None
     """Rewards count within +- this; null never clips."""
+    reward_clip_low: Finite | None = None
+    """Smallest reward if the lower bound is to be another; null takes -reward_clip."""
     kl: TokenKl | None = None
     """What it costs to leave the reference; null costs nothing and needs no reference."""
+
+    @model_validator(mode="after")
+    def _rewards_have_a_range(self) -> Self:
+        clip_range("reward_clip", self.reward_clip_low, self.reward_clip)
+        return self
 
     def complaints(self, samples: int, longest: int) -> Iterator[str]:
         if self.overlong is not None and self.overlong.buffer >= longest:
@@ -89,6 +98,10 @@ class RewardShaping(LanguageAlgorithm):
         )
         return rewards, coef, metrics | measured
 
+    def measured(self, annotated: AnnotatedTokens) -> bool:
+        """Whether the KL is known before the policy learns."""
+        return self.kl is not None and annotated.compared.shape == annotated.reference.shape
+
     def placed(self, answered: Answered, reward: Tensor, mask: Tensor) -> Tensor:
         """Rewards [B] of responses on their tokens, [B, T]."""
         from burnish.credit_tokens import place_reward
@@ -115,9 +128,10 @@ class RewardShaping(LanguageAlgorithm):
             reward, greedy = statistics.normalise(reward), statistics.normalise(greedy)
             metrics["critic/reward_norm/mean"] = statistics.known.mean
             metrics["critic/reward_norm/std"] = statistics.known.std(unbiased=True)
-        if self.reward_clip is not None:
-            reward, share = clip_values(reward, -self.reward_clip, self.reward_clip, ~missing)
-            greedy = greedy.clamp(-self.reward_clip, self.reward_clip)
+        if self.reward_clip is not None or self.reward_clip_low is not None:
+            low, high = clip_range("reward_clip", self.reward_clip_low, self.reward_clip)
+            reward, share = clip_values(reward, low, high, ~missing)
+            greedy = greedy.clamp(low, high)
             metrics["critic/rewards/clip_ratio"] = share
         return reward.masked_fill(missing, 0.0), greedy, metrics
 
@@ -132,9 +146,11 @@ class RewardShaping(LanguageAlgorithm):
             return nothing, 0.0, {}
         controller = annotated.memory["kl"]
         coef = controller.coef
-        estimate = kl_estimate(annotated.old, annotated.reference, mask, self.kl.value_kind)
-        rows = mask.any(1)
         metrics = {"actor/kl_coef": coef}
+        if not self.measured(annotated):
+            return nothing, coef, metrics
+        estimate = kl_estimate(annotated.compared, annotated.reference, mask, self.kl.value_kind)
+        rows = mask.any(1)
         if bool(rows.any()):
             current = float(estimate.sum(1)[rows].mean())
             controller.update(current, len(mask))

@@ -33,6 +33,11 @@ class AnswerRecord:
     responses: tuple[str, ...]
     good: bool = True
 
+    @property
+    def where(self) -> str:
+        """Where it stands, for messages."""
+        return self.prompt.where
+
     @cached_property
     def uid(self) -> str:
         """A hash of its content."""
@@ -87,7 +92,7 @@ class AnswerData:
                 f"{len(problems)} of {len(self.records)} records are too long, and nothing is ever cut; raise the "
                 "limit, or leave them out with data.overlong=filter"
             )
-            raise told([head, *problems], "records")
+            raise told(problems, head)
         return AnswerData(kept, self.model, self.encode)
 
     def _too_long(self, record: AnswerRecord, limit: int | None, longest: int) -> str:

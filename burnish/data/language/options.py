@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from burnish.options import Count
+from burnish.options import Count, Tokens
 from burnish.registry import options
 
 
@@ -41,7 +41,10 @@ class LanguageDataOptions:
     """Prompts per rollout."""
     shuffle: bool = True
     """Draw a new order every epoch; false keeps the order of the records."""
-    max_prompt_length: Count | None = None
+    max_prompt_length: Tokens | None = None
     """Longest question in tokens, pictures included; null takes any. Nothing is ever cut."""
     overlong: Literal["filter", "error"] = "error"
     """What happens to longer ones before the run: filter leaves them out and says how many, error refuses them."""
+    decode_check: bool = True
+    """Decode every picture and video once before the run begins, in parallel, and name the records of broken ones;
+    false reads only headers, and a broken one ends the run when its turn comes."""

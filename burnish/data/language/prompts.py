@@ -44,7 +44,7 @@ def read_all(files: str | Sequence[str], read: Callable[[Record], Iterable[T]]) 
         if empty:
             problems.append(f"{path} holds no records")
     if problems:
-        raise told(problems, "records")
+        raise told(problems)
     return found
 
 
@@ -104,6 +104,7 @@ def prompt_of(
         videos=tuple(videos),
         label=_label(record.values, options),
         extra=extra_of(record.values, options.extra_keys),
+        where=record.where,
     )
 
 
@@ -117,7 +118,7 @@ def _label(values: dict[str, Any], options: LanguageDataOptions) -> str | None:
         return _text_at(values, options.label_key)
     named = (options.answer_key, options.prompt_key, options.response_key)
     label = values.get("label")
-    return label if isinstance(label, str) and "label" not in named else None
+    return text_of(label, "label") if isinstance(label, str) and "label" not in named else None
 
 
 def _text_at(values: dict[str, Any], key: str) -> str | None:
@@ -143,12 +144,9 @@ def within_length(prompts: Sequence[Prompt], lengths: Sequence[int], options: La
     longer = sorted(_longer(prompts, lengths, limit), reverse=True)
     if longer and (options.overlong == "error" or not kept):
         raise told(
-            [
-                f"data.max_prompt_length is {limit}, but {len(longer)} of {len(prompts)} prompts are longer; raise it, "
-                "or leave them out with data.overlong=filter",
-                *(f"{length} tokens: {text}" for length, text in longer),
-            ],
-            "prompts",
+            [f"{length} tokens: {text}" for length, text in longer],
+            f"data.max_prompt_length is {limit}, but {len(longer)} of {len(prompts)} prompts are longer; raise it, or "
+            "leave them out with data.overlong=filter",
         )
     return kept
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,9 @@ from typing import Any
 
 from burnish.data.lines import decoded, parse_object, read_lines
 from burnish.errors import UserError
+from burnish.json_text import parse_json, read_object
 from burnish.paths import resolve
+from burnish.reading import read_text
 
 ROWS = 256  # rows of a table that are made into Python objects at once
 SUFFIXES = (".jsonl", ".json", ".parquet")
@@ -64,10 +65,11 @@ def read_records(path: Path) -> Iterator[Record]:
 
 
 def _list(path: Path) -> Iterator[Record]:
+    text = read_text(path)
     try:
-        records = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} can't be read: {error}") from None
+        records = parse_json(text)
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON that can be read: {error}; mend it, or give another file") from None
     if not isinstance(records, list):
         raise UserError(f"{path} holds {type(records).__name__}; it must be a list of objects")
     for number, record in enumerate(records, 1):
@@ -92,7 +94,7 @@ def _table(path: Path) -> Iterator[Record]:
                     number += 1
                     yield Record(f"{path}, row {number}", path.parent, values)
     except (OSError, arrow.ArrowException) as error:
-        raise UserError(f"{path} can't be read after row {number}: {error}") from None
+        raise UserError(f"{path} can't be read after row {number}: {error}; restore it") from None
 
 
 def _dataset(path: Path) -> Iterator[Record]:
@@ -101,7 +103,7 @@ def _dataset(path: Path) -> Iterator[Record]:
     except ImportError:
         raise UserError(f"{path} is a directory, which needs datasets: pip install 'burnish[data]'") from None
     if (path / "dataset_dict.json").exists():
-        splits = json.loads((path / "dataset_dict.json").read_text())["splits"]
+        splits = read_object(path / "dataset_dict.json").get("splits") or ()
         raise UserError(f"{path} holds several splits; name one: {', '.join(str(path / split) for split in splits)}")
     try:
         table = datasets.Dataset.load_from_disk(str(path))

@@ -71,7 +71,7 @@ def extra_of(values: Mapping[str, Any], keys: Sequence[str]) -> str:
     """
     kept = {key: value_at(values, key) for key in keys if value_at(values, key) is not None}
     try:
-        return json.dumps(kept, ensure_ascii=False, sort_keys=True) if kept else ""
+        return text_of(json.dumps(kept, ensure_ascii=False, sort_keys=True), ", ".join(kept)) if kept else ""
     except TypeError as error:
         raise ValueError(f"data.extra_keys names {', '.join(kept)}, but {error}") from None
 

@@ -97,7 +97,7 @@ class VllmEngine:
         if self._published is None:
             self.publish(0)
         elif not self._compared:
-            with self.roles.sampling() as network:
+            with self.roles.sampling(merge=True) as network:
                 self._compare(network)
         completion = self._insist(lambda: self._sample(job, prompts))
         self._probe = remembered(completion) or self._probe
@@ -114,7 +114,7 @@ class VllmEngine:
         begun = time.monotonic()
         if self._probe is None and (example := self._example()) is not None:
             self._probe = imagined(self.model, self.encode([example]).table, self.seed)
-        with self.roles.sampling() as network:
+        with self.roles.sampling(merge=True) as network:
             written = Publication(weights_of(network), version, dtype=self.model.compute)
             if self._published is not None:
                 self._published.close()

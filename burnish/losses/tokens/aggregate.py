@@ -24,7 +24,8 @@ def weights(mask: Tensor, mode: Mode, constant: float | None = None) -> Tensor:
             (high-entropy selection) give all, with a loss that is 0 where not selected.
         mode: ``token-mean``: every token of the batch alike (DAPO). ``seq-mean-token-mean``: every sequence
             alike, its tokens averaged (GRPO, DeepSeekMath eq. 3). ``seq-mean-token-sum``: sums of tokens, averaged
-            over sequences. ``seq-mean-token-sum-norm``: the same over a constant length (Dr.GRPO).
+            over sequences. ``seq-mean-token-sum-norm``: the same over a constant length (Dr.GRPO). As in today's verl
+            it is a mean over sequences; verl's first versions left their sum, a batch size times as large.
         constant: that length, usually the largest response; needed by that mode and by no other.
 
     Returns:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from burnish.losses.tokens.masking import log_ratio
 
+K3_MAX = 10.0  # as in verl: e^20 of one token would drown all others
 Kind = Literal["k1", "k2", "k3", "k1+", "k3+", "unbiased"]
 
 
@@ -19,8 +20,10 @@ def kl_estimate(logprob: Tensor, reference: Tensor, mask: Tensor, kind: Kind, *,
     their values count: k1 and k3 are unbiased. As a loss their gradients count, and there only k2's is the KL's, on
     samples of the policy itself; k1's is zero on average and k3's that of KL(reference || policy).
 
-    ``k1+`` and ``k3+`` (verl's) have that value and k2's gradient. ``unbiased`` is k3 times policy / old
-    (DeepSeek-V3.2): its value and its gradient are the KL's, on samples of whatever policy ``old`` is.
+    k3 grows exponentially where the policy leaves out what the reference writes, and counts no further than 10, as in
+    verl; beyond that it has no gradient. ``k1+`` and ``k3+`` (verl's) have that value and k2's gradient.
+    ``unbiased`` is k3 times policy / old (DeepSeek-V3.2): its value and its gradient are the KL's, on samples of
+    whatever policy ``old`` is, so it is not bounded.
 
     Args:
         logprob, reference: [B, T].
@@ -42,9 +45,10 @@ def kl_estimate(logprob: Tensor, reference: Tensor, mask: Tensor, kind: Kind, *,
     if kind == "k1+":
         return _value_of(d, d)
     k3 = (-d).exp() - 1 + d
-    if kind == "k3+":
-        return _value_of(k3, d)
-    return k3 if old is None else log_ratio(logprob, old, mask).exp() * k3
+    if old is not None:
+        return log_ratio(logprob, old, mask).exp() * k3
+    bounded = k3.clamp(max=K3_MAX)
+    return _value_of(bounded, d) if kind == "k3+" else bounded
 
 
 def _value_of(estimate: Tensor, d: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from burnish.errors import UserError
+from burnish.models.language.templates import RESULT, knows_results, read_template, rendered
+from burnish.weights import load_network, refuse_not_finite
 
 if TYPE_CHECKING:
     import torch
@@ -32,8 +34,10 @@ class TransformersModel:
 
     name: ClassVar[str]
     model_types: ClassVar[tuple[str, ...]]  # model_type in config.json that this family reads
+    sees: ClassVar[bool] = False
     axes = 1
     look_always = False
+    reads_parts = True  # its templates know messages of parts; else their texts are joined
 
     def __init__(self, path: Path, network: Any, tokenizer: Any, *, compute: torch.dtype) -> None:
         import torch
@@ -46,9 +50,12 @@ class TransformersModel:
         self._check(text)
         attention.install(text, *self._attending())
         self._read_processors()
+        tokenizer.chat_template = read_template(path, tokenizer, sees=bool(self._placeholders()))
         self.placeholders = torch.tensor(self._placeholders(), dtype=torch.long)
         self.banned = self.placeholders
         self.stop = self._stop_ids()
+        self.end = self._turn_end()
+        self.stop = tuple(dict.fromkeys([*self.stop, self.end[-1]]))
         self.vocabulary: int = text.vocab_size
         decoder = self.text(network)
         self.parameters_per_token = sum(parameter.numel() for parameter in decoder.layers.parameters())
@@ -70,22 +77,29 @@ class TransformersModel:
         with quietly():
             network = cls._network(path, dtype)
         network.requires_grad_(False).eval().to(device)
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        refuse_not_finite(network, path)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         return cls(path, network, tokenizer, compute=compute)
 
     # What a family may change
 
     @classmethod
+    def unfit(cls, width: int, height: int) -> str:
+        """Why the processor refuses a picture of that size; empty where it doesn't."""
+        return ""
+
+    @classmethod
     def _network(cls, path: Path, dtype: torch.dtype) -> Any:
         from transformers import AutoModelForCausalLM
 
-        return AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, local_files_only=True, attn_implementation="sdpa"
+        return load_network(
+            AutoModelForCausalLM, path, dtype=dtype, trust_remote_code=False, attn_implementation="sdpa"
         )
 
     def _check(self, text: Any) -> None:
-        if "sliding_attention" in (getattr(text, "layer_types", None) or []):
-            raise UserError(f"{self.path} attends within sliding windows (use_sliding_window), which is not supported")
+        kinds = set(getattr(text, "layer_types", None) or [])
+        if further := kinds - {"full_attention", "sliding_attention"}:
+            raise UserError(f"{self.path} has layers of {', '.join(sorted(further))}, which are not supported")
         kind = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default")
         if kind in ("dynamic", "longrope"):
             raise UserError(f"{self.path} has rope_type {kind}, whose positions change with the length of the text")
@@ -138,9 +152,15 @@ class TransformersModel:
 
     # Text
 
-    def encode(self, messages: Chat, images: Sequence[Image] = (), videos: Sequence[Video] = ()) -> Encoded:
-        text, mark = self._render(messages)
-        return self._encode(text, mark, images, videos)
+    def encode(
+        self,
+        messages: Chat,
+        images: Sequence[Image] = (),
+        videos: Sequence[Video] = (),
+        tools: Sequence[dict[str, Any]] = (),
+    ) -> Encoded:
+        text, mark = self._render(messages, tools)
+        return self._encode(text, mark, images, videos, before=self._opening)
 
     def turn(
         self,
@@ -148,40 +168,100 @@ class TransformersModel:
         messages: Chat,
         images: Sequence[Image] = (),
         videos: Sequence[Video] = (),
+        tools: Sequence[dict[str, Any]] = (),
     ) -> Encoded:
-        said = _unused_character(_written(messages))
-        before = [{"role": "user", "content": said}, {"role": "assistant", "content": said}]
-        text, mark = self._render([*before, *messages])
-        encoded = self._encode(text.split(said)[-1], mark, images, videos)
+        text, mark = self._behind(_written(messages), messages, tools)
+        encoded = self._encode(text, mark, images, videos)
         ids = encoded.ids[0]
-        if len(response) and len(ids) and int(ids[0]) == response[-1] in self.stop:
+        begins = ids[: len(self.end)].tolist()
+        if len(response) and response[-1] in self.stop and response[-1] in begins:
             # the response has ended itself
-            encoded.ids[0] = ids[1:]
-            encoded.positions[0] = encoded.positions[0][:, 1:] - 1
+            ended = begins.index(response[-1]) + 1
+            encoded.ids[0] = ids[ended:]
+            encoded.positions[0] = encoded.positions[0][:, ended:] - ended
         return encoded
 
     def answer(self, text: str) -> list[int]:
         mark = _unused_character(text)
-        return [*self._ids(self._cut(text, mark), mark), self.stop[0]]
+        return [*self._ids(self._gap + self._cut(text, mark), mark), *self.end]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=True)
 
-    def _render(self, messages: Chat) -> tuple[str, str]:
+    def _render(self, messages: Chat, tools: Sequence[dict[str, Any]] = (), *, prompt: bool = True) -> tuple[str, str]:
         """The chat as text, and the character at which it must be cut into pieces before it becomes tokens.
 
         A control token that somebody wrote as text is cut in two, so that it stays text.
         """
         mark = _unused_character(_written(messages))
-        chat = [message | {"content": self._content(message["content"], mark)} for message in messages]
+        chat = [message | {"content": self._content(message, mark)} for message in messages]
         if self.tokenizer.chat_template is None:
             return "\n".join(plain(message["content"]) for message in chat), mark
-        return self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True), mark
+        return rendered(self.path, self.tokenizer, chat, tools, prompt=prompt), mark
 
-    def _content(self, content: Any, mark: str) -> Any:
-        if isinstance(content, str):
-            return self._cut(content, mark)
-        return [part | {"text": self._cut(part["text"], mark)} if part["type"] == "text" else part for part in content]
+    def _behind(
+        self, written: str, messages: Chat, tools: Sequence[dict[str, Any]] = (), *, prompt: bool = True
+    ) -> tuple[str, str]:
+        """What the template writes behind a response: its end, and further messages."""
+        said = _unused_character(written)
+        text, mark = self._render(
+            [{"role": "user", "content": said}, {"role": "assistant", "content": said}, *messages], tools, prompt=prompt
+        )
+        if said not in text:
+            raise UserError(f"the chat template of {self.path} leaves out what the assistant says")
+        return text.rpartition(said)[2], mark
+
+    def _turn_end(self) -> tuple[int, ...]:
+        """What a response ends with: what the template writes behind it, up to the token that marks the end."""
+        eos = self.tokenizer.eos_token_id
+        if self.tokenizer.chat_template is not None:
+            ids = self._ids(*self._behind("", [], prompt=False))
+            marks = {token for token, one in self.tokenizer.added_tokens_decoder.items() if one.special} | {*self.stop}
+            for place, token in enumerate(ids):
+                if token in marks:
+                    return tuple(ids[: place + 1])
+        return (eos if eos in self.stop else self.stop[0],)
+
+    @cached_property
+    def _gap(self) -> str:
+        """White space that the template writes before a response, where its prompt ends without (SmolVLM)."""
+        if self.tokenizer.chat_template is None:
+            return ""
+        said = _unused_character("")
+        asked = [{"role": "user", "content": said}]
+        before, _ = self._render(asked)
+        whole, _ = self._render([*asked, {"role": "assistant", "content": said}], prompt=False)
+        gap = whole[len(before) :].partition(said)[0] if whole.startswith(before) else ""
+        return gap if gap.isspace() else ""
+
+    @cached_property
+    def _opening(self) -> list[int]:
+        """What the tokenizer writes in front of a text; a chat template has it where it belongs."""
+        if self.tokenizer.chat_template is not None:
+            return []
+        bare = self.tokenizer("a", add_special_tokens=False).input_ids
+        whole = self.tokenizer("a").input_ids
+        return whole[: next(place for place in range(len(whole)) if whole[place:][: len(bare)] == bare)]
+
+    def _content(self, message: dict[str, Any], mark: str) -> Any:
+        content = message["content"]
+        if isinstance(content, str) or not self.reads_parts:
+            content = [{"type": "text", "text": plain(content)}]
+        if message["role"] == "tool" and not self._knows_results:
+            content = [{"type": "text", "text": RESULT.format(plain(content))}]
+        parts = [part | {"text": self._cut(part["text"], mark)} if part["type"] == "text" else part for part in content]
+        # some templates look at the first part whatever it is
+        return (parts or [{"type": "text", "text": ""}]) if self.reads_parts else plain(parts)
+
+    @cached_property
+    def _knows_results(self) -> bool:
+        """Whether results of tools are put into a form by the template itself."""
+        if self.tokenizer.chat_template is None:
+            return False
+        content: Any = [{"type": "text", "text": "a"}] if self.reads_parts else "a"
+        return knows_results(
+            self.path, self.tokenizer, [{"role": role, "content": content} for role in ("user", "assistant", "tool")]
+        )
 
     def _cut(self, text: str, mark: str) -> str:
         return self._control.sub(lambda found: found[0][0] + mark + found[0][1:], text)
@@ -197,7 +277,9 @@ class TransformersModel:
         pieces = [self.tokenizer(piece, add_special_tokens=False).input_ids for piece in text.split(mark) if piece]
         return list(chain.from_iterable(pieces))
 
-    def _encode(self, text: str, mark: str, images: Sequence[Image], videos: Sequence[Video]) -> Encoded:
+    def _encode(
+        self, text: str, mark: str, images: Sequence[Image], videos: Sequence[Video], before: Sequence[int] = ()
+    ) -> Encoded:
         import torch
 
         from burnish.completion import Encoded
@@ -205,7 +287,7 @@ class TransformersModel:
         features, *expanded = self._media(images, videos)
         for what, place, texts in zip(("image", "video"), self._marks(), expanded, strict=True):
             text = _fill(text, place, texts, what) if place else text
-        ids = torch.tensor(self._ids(text, mark), dtype=torch.long)
+        ids = torch.tensor([*before, *self._ids(text, mark)], dtype=torch.long)
         return Encoded(ids=[ids], positions=[self._positions(ids, features, videos)], features=[features])
 
     def _stop_ids(self) -> tuple[int, ...]:

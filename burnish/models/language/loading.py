@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.errors import UserError
+from burnish.json_text import read_object
 from burnish.options import LanguageModelOptions, ModelOptions
 from burnish.paths import resolve
+from burnish.reading import check_folder, understood
 from burnish.registry import lookup, names
+from burnish.weights import complaints_about
 
 if TYPE_CHECKING:
     from burnish.language.model import LanguageModel
 
 KIND = "language model"
+TOKENIZERS = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "tekken.json",
+    "*.tiktoken",
+)
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
+EXPERTS = ("num_experts", "num_local_experts")  # what config.json may call them: transformers has renamed them
 
 
 def read_config(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
@@ -26,15 +40,14 @@ def read_config(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
     path = resolve(options.path)
     if not path.is_dir():
         raise UserError(f"model.path is {options.path}, which is not a directory; it must hold a transformers model")
+    check_folder(path)
     try:
-        return path, json.loads((path / "config.json").read_text())
+        return path, read_object(path / "config.json")
     except FileNotFoundError:
         raise UserError(
             f"model.path is {options.path}, which has no config.json; "
             "it must be a model as transformers' save_pretrained writes it"
         ) from None
-    except ValueError as error:
-        raise UserError(f"{path / 'config.json'} is not JSON: {error}") from None
 
 
 def check_experts(options: LanguageModelOptions) -> None:
@@ -47,10 +60,10 @@ def check_experts(options: LanguageModelOptions) -> None:
         return
     _, config = read_config(options)
     text = config.get("text_config") or config
-    if not text.get("num_experts"):
+    if not any(text.get(name) for name in EXPERTS):
         raise UserError(
             f"model.router_aux_loss_coef is {options.router_aux_loss_coef:g}, but {options.path} is no mixture of "
-            "experts (its config.json has no num_experts); leave it out"
+            f"experts (its config.json has no {' or '.join(EXPERTS)}); leave it out"
         )
 
 
@@ -64,11 +77,38 @@ def family_of(options: ModelOptions, config: dict[str, Any]) -> Any:
         return lookup(KIND, options.family)
     written = config.get("model_type")
     families = {kind: lookup(KIND, name) for name in names(KIND) for kind in lookup(KIND, name).model_types}
-    if written not in families:
+    if not isinstance(written, str) or written not in families:
+        known = ", ".join(sorted(families))
         raise UserError(
-            f"model.path is {options.path}, whose model_type is {written}; Burnish trains {', '.join(sorted(families))}"
+            f"model.path is {options.path}, whose model_type is {written}; Burnish trains {known}; give one of these"
         )
     return families[written]
+
+
+def check_files(options: ModelOptions) -> None:
+    """Refuse a directory that lacks what a model of its family needs beside its configuration, or holds half of it.
+
+    Raises:
+        UserError: with all that is wrong.
+    """
+    path, config = read_config(options)
+    family = family_of(options, config)
+    found = list(complaints_about(path))
+    if not any(list(path.glob(name)) for name in TOKENIZERS):
+        found.append(f"{path} has no tokenizer (tokenizer.json); fetch the model again")
+    if family.sees and not any((path / name).is_file() for name in PROCESSORS):
+        found.append(f"{path} has no {PROCESSORS[0]}, which says how pictures are processed; fetch the model again")
+    if family.sees and not _has_template(path):
+        found.append(f"{path} has no chat template (chat_template.jinja), which says where pictures stand in a prompt")
+    if found:
+        raise UserError("\n".join(f"model.path: {one}" for one in found))
+
+
+def _has_template(path: Path) -> bool:
+    if any((path / name).is_file() for name in TEMPLATES):
+        return True
+    described = [path / name for name in ("tokenizer_config.json", "processor_config.json")]
+    return any("chat_template" in read_object(file) for file in described if file.is_file())
 
 
 def load_language_model(options: ModelOptions) -> LanguageModel:
@@ -85,12 +125,8 @@ def load_language_model(options: ModelOptions) -> LanguageModel:
     # frozen weights may rest in half precision; trained ones keep a float32 master copy
     stored = compute if options.lora is not None else torch.float32
     family = family_of(options, config)
-    try:
+    with understood(f"model.path is {options.path}, which can't be loaded as {family.name}"):
         model: LanguageModel = family.load(path, dtype=stored, compute=compute, device=device)
-    except UserError:
-        raise
-    except (OSError, ValueError) as error:
-        raise UserError(f"model.path is {options.path}, which can't be loaded as {family.name}: {error}") from error
     if options.gradient_checkpointing:
         _checkpoint(model.network)
     return model

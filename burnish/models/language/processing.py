@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.errors import UserError
+from burnish.json_text import read_object
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 def part_config(path: Path, part: str, *names: str) -> dict[str, Any]:
     """Configuration of a part of the processor: from processor_config.json, or from a file of its own."""
     whole = path / "processor_config.json"
-    if whole.is_file() and part in (nested := json.loads(whole.read_text())):
+    if whole.is_file() and part in (nested := read_object(whole)):
         return nested[part]
     for name in names:
         if (path / name).is_file():
-            return json.loads((path / name).read_text())
+            return read_object(path / name)
     raise UserError(f"{path} has no {' or '.join(names)}, which says how pictures are processed")
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from burnish.models.language.base import TransformersModel
 from burnish.models.language.processing import PatchVideos, part_config
 from burnish.registry import register
+from burnish.weights import load_network
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from burnish.language.model import Video
 
 IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
+LONGEST = 200  # times as long as wide: what transformers' smart_resize refuses beyond
 
 
 @register("language model", "qwen2_vl")
@@ -29,16 +31,23 @@ class Qwen2VL(TransformersModel):
 
     name = "qwen2_vl"
     model_types = ("qwen2_vl",)
+    sees = True
     axes = 3
     videos_as_a_whole = False  # the limits on pixels are per frame
     videos_are_sampled = False
 
     @classmethod
+    def unfit(cls, width: int, height: int) -> str:
+        if max(width, height) <= LONGEST * min(width, height):
+            return ""
+        return f"is {width} x {height} pixels, and this model sees none with sides of more than {LONGEST}:1; cut it"
+
+    @classmethod
     def _network(cls, path: Path, dtype: torch.dtype) -> Any:
         from transformers import AutoModelForImageTextToText
 
-        return AutoModelForImageTextToText.from_pretrained(
-            path, dtype=dtype, local_files_only=True, attn_implementation="sdpa"
+        return load_network(
+            AutoModelForImageTextToText, path, dtype=dtype, trust_remote_code=False, attn_implementation="sdpa"
         )
 
     def _attending(self) -> Sequence[Any]:

@@ -25,12 +25,8 @@ class Qwen3VL(Qwen2VL):
     videos_as_a_whole = True
     videos_are_sampled = True
 
-    def _marks(self) -> tuple[str, str]:
-        # every patch of frames brings its own start and end, in the place of those around the whole video
-        image, _ = super()._marks()
-        return image, START + VIDEO + END
-
     def _video_text(self, grid: Tensor, frames: list[int], fps: float) -> str:
+        # every patch of frames has its own start and end, inside those that the template writes around the video
         unit = self._videos.temporal
         times = [frame / fps for frame in frames]
         times += times[-1:] * (-len(times) % unit)

@@ -12,6 +12,7 @@ from burnish.models.language.base import TransformersModel
 from burnish.models.language.processing import part_config
 from burnish.models.language.tiles import TileVideos, in_words
 from burnish.registry import register
+from burnish.weights import load_network
 
 if TYPE_CHECKING:
     import torch
@@ -31,13 +32,14 @@ class SmolVLM(TransformersModel):
 
     name = "smolvlm"
     model_types = ("smolvlm",)
+    sees = True
 
     @classmethod
     def _network(cls, path: Path, dtype: torch.dtype) -> Any:
         from transformers import AutoModelForImageTextToText
 
-        return AutoModelForImageTextToText.from_pretrained(
-            path, dtype=dtype, local_files_only=True, attn_implementation="sdpa"
+        return load_network(
+            AutoModelForImageTextToText, path, dtype=dtype, trust_remote_code=False, attn_implementation="sdpa"
         )
 
     def _placeholders(self) -> list[int]:

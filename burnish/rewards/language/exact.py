@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -13,6 +14,11 @@ from burnish.rewards.language.extraction import Where, extract, reference
 
 if TYPE_CHECKING:
     from burnish.prompt import Prompt
+
+# all but a sign, a percent sign, and what stands between digits
+PUNCTUATION = re.compile(
+    rf"(?!(?<![\w)])[-+]\.?\d|(?<=\d)%|(?<=\d)[.,:/](?=\d)|(?<![\w.])\.\d)[{re.escape(string.punctuation)}]"
+)
 
 
 @register("language reward", "exact")
@@ -26,7 +32,8 @@ class Exact(LanguageReward):
     ignore_case: bool = False
     """Small and capital letters are the same."""
     ignore_punctuation: bool = False
-    """Leave out punctuation and articles and join white space, as SQuAD's exact match does."""
+    """Leave out punctuation and articles and join white space, as SQuAD's exact match does, but for what belongs to a
+    number (-5, 3.5, 12:30, 40%) and answers of nothing else (the letter A)."""
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         self.needs_answers(prompts)
@@ -47,6 +54,7 @@ class Exact(LanguageReward):
         if self.ignore_case:
             text = text.casefold()
         if self.ignore_punctuation:
-            words = "".join(" " if letter in string.punctuation else letter for letter in text).split()
-            text = " ".join(word for word in words if word.lower() not in ("a", "an", "the"))
+            words = PUNCTUATION.sub(" ", text.replace("−", "-")).split()
+            # an answer that is nothing but an article is meant as a letter
+            text = " ".join([word for word in words if word.lower() not in ("a", "an", "the")] or words) or text
         return text.strip()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
 from burnish.registry import options, register
 from burnish.rewards.base import Verdict
-from burnish.rewards.calling import load_function, verdicts_of
+from burnish.rewards.calling import call, check_call, load_function, verdicts_of
 from burnish.rewards.language.base import LanguageReward, Response
 
 if TYPE_CHECKING:
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 @register("language reward", "function")
 @options
 class LanguageFunction(LanguageReward):
-    """function(responses, prompts, **arguments) -> one number per response, None where there is none."""
+    """function(responses, prompts, **arguments), async or not -> one number per response, None where there is none."""
+
+    takes: ClassVar[str] = "responses, prompts"  # by place
 
     path: str
     """Where the function is: package.module:function, or path/to/file.py:function. A response has text and finished;
@@ -28,12 +30,15 @@ class LanguageFunction(LanguageReward):
     """Keyword arguments that it is called with."""
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        load_function(self.path)
+        check_call(self.path, self.arguments, self.judged)
+
+    def user_code(self) -> list[str]:
+        return [self.path]
 
     def prepare(self) -> None:
         load_function(self.path)
 
     def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Verdict]:
         # an exception goes to the caller, who then asks again for each response alone
-        values = list(load_function(self.path)(list(responses), list(prompts), **self.arguments))
+        values = call(self.path, responses, prompts, self.arguments)
         return verdicts_of(values, len(responses), self.path, self.judged)

@@ -8,16 +8,18 @@ import math
 import os
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPException
-from typing import TYPE_CHECKING, Annotated, Any
+from http.client import HTTPException, HTTPMessage
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
 from burnish.errors import UserError
-from burnish.options import Count, Positive, Whole
+from burnish.json_text import parse_json
+from burnish.options import Count, Seconds, Threads, Whole
 from burnish.registry import options, register
 from burnish.rewards.base import Verdict
 from burnish.rewards.language.base import LanguageReward, Response
@@ -27,7 +29,23 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0  # seconds between tries: each twice the one before
 CHUNK = 1 << 16  # bytes
+LARGEST = 16 << 20  # bytes of an answer, which is a number for each response
 TRY_AGAIN = (408, 425, 429)  # a server that is busy; other 4xx are our mistake and stay one
+
+
+class _Stays(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: it would hand token and prompts to whomever the answer names."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> None:
+        where = urllib.parse.urlsplit(newurl)
+        raise urllib.error.HTTPError(
+            req.full_url, code, f"redirects to {where.scheme}://{where.hostname}, and is not followed", headers, fp
+        )
+
+
+_OPENER = urllib.request.build_opener(_Stays)
 
 
 @register("language reward", "remote")
@@ -41,9 +59,9 @@ class Remote(LanguageReward):
     """Key of the list of numbers in the answer."""
     batch_size: Count = 64
     """Responses per request."""
-    concurrency: Count = 4
+    concurrency: Threads = 4
     """Requests under way at once."""
-    deadline: Positive = 120.0
+    deadline: Seconds = 120.0
     """Seconds for a batch of responses, all tries included; what has no number by then is missing. Keep it below
     scoring.timeout."""
     retries: Whole = 4
@@ -55,8 +73,19 @@ class Remote(LanguageReward):
     an option, so that it is neither logged nor saved."""
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        if self.token_variable is not None and not os.environ.get(self.token_variable):
+        if "@" in urllib.parse.urlsplit(self.url).netloc:
+            raise UserError(
+                "url of reward remote has a name or password in it, which would be saved; use token_variable"
+            )
+        if self.token_variable is None:
+            return
+        token = os.environ.get(self.token_variable)
+        if not token:
             raise UserError(f"token_variable of reward remote is {self.token_variable!r}, which is not set")
+        if not token.isascii() or not token.isprintable():  # an error of its header would show it
+            raise UserError(
+                f"{self.token_variable} (token_variable of reward remote) has a line break or no plain text"
+            )
 
     def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Verdict]:
         until = time.monotonic() + self.deadline
@@ -75,7 +104,8 @@ class Remote(LanguageReward):
             content = json.dumps(message(responses, prompts, images=self.images)).encode()
             return self._read(self._ask(content, until), len(responses))
         except (OSError, ValueError) as error:
-            return [Verdict(None, (), f"{self.url}: {error}")] * len(responses)
+            why = f"{self.url}: {error}"
+            return [Verdict(None, (), why, fault=why)] * len(responses)
 
     def _ask(self, content: bytes, until: float) -> Any:
         pause, why, tries = FIRST_PAUSE, "no time was left to ask", 0
@@ -87,7 +117,7 @@ class Remote(LanguageReward):
             try:
                 return self._post(content, until)
             except urllib.error.HTTPError as error:
-                why = f"status {error.code} {error.reason}"
+                why = f"status {error.code} {str(error.reason)[:80]}"
                 if error.code < 500 and error.code not in TRY_AGAIN:
                     raise OSError(why) from None
             except (OSError, ValueError, HTTPException) as error:
@@ -99,13 +129,15 @@ class Remote(LanguageReward):
         if self.token_variable is not None:
             headers["Authorization"] = f"Bearer {os.environ[self.token_variable]}"
         request = urllib.request.Request(self.url, data=content, headers=headers, method="POST")
-        with urllib.request.urlopen(request, timeout=max(0.01, until - time.monotonic())) as answer:
+        with _OPENER.open(request, timeout=max(0.01, until - time.monotonic())) as answer:
             read = bytearray()
             while chunk := answer.read1(CHUNK):
                 read += chunk
+                if len(read) > LARGEST:
+                    raise ValueError(f"its answer has more than {LARGEST >> 20} MiB")
                 if time.monotonic() > until:  # the time limit above is for each wait, not for all of them
                     raise TimeoutError("its answer takes too long")
-            return json.loads(read)
+            return parse_json(read)
 
     def _read(self, answer: Any, count: int) -> list[Verdict]:
         values = answer.get(self.score_key) if isinstance(answer, dict) else None
@@ -138,5 +170,5 @@ def message(responses: Sequence[Response], prompts: Sequence[Prompt], *, images:
 
 def _verdict(value: Any, url: str) -> Verdict:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return Verdict(None, (), f"{url} gave {value!r}, which is no finite number")
+        return Verdict(None, (), f"{url} gave {value!r:.80}, which is no finite number")
     return Verdict(float(value))

@@ -12,6 +12,7 @@ from burnish.paths import resolve
 from burnish.registry import options, register
 from burnish.rewards.base import Verdict
 from burnish.rewards.language.base import LanguageReward, Response
+from burnish.weights import complaints_about, load_network, refuse_not_finite
 
 if TYPE_CHECKING:
     from burnish.prompt import Prompt
@@ -39,6 +40,9 @@ class RewardModel(LanguageReward):
     def check(self, prompts: Sequence[Prompt]) -> None:
         if not (resolve(self.path) / "config.json").is_file():
             raise UserError(f"path of reward reward_model is {self.path!r}, which holds no config.json of transformers")
+        cut = list(complaints_about(resolve(self.path)))
+        if cut:
+            raise UserError(f"path of reward reward_model is {self.path!r}: {'; '.join(cut)}")
         for prompt in prompts:
             if self.media == "refuse" and self.judges(prompt) and (prompt.images or prompt.videos):
                 raise UserError(
@@ -109,13 +113,14 @@ def _load(path: str, dtype: str, device: str) -> tuple[Any, Any]:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     folder = resolve(path)
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    network, loaded = AutoModelForSequenceClassification.from_pretrained(
-        folder, dtype=getattr(torch, dtype), local_files_only=True, output_loading_info=True
-    )
-    if loaded["missing_keys"]:
-        lacking = ", ".join(sorted(loaded["missing_keys"]))
-        raise UserError(f"{folder} is no reward model: it has no weights for {lacking}, which would be random")
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    try:
+        network = load_network(
+            AutoModelForSequenceClassification, folder, dtype=getattr(torch, dtype), trust_remote_code=False
+        )
+        refuse_not_finite(network, folder)
+    except UserError as error:
+        raise UserError(f"{folder} is no reward model: {error}") from None
     if network.config.num_labels != 1:
         raise UserError(f"{folder} gives {network.config.num_labels} labels; a reward model gives one")
     return network.to(device).eval(), tokenizer

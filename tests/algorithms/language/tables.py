@@ -71,7 +71,7 @@ def given(members: int) -> GivenAnswers:
 class Tables:
     """Roles of a worker whose policy has moved since it sampled."""
 
-    on_policy, moved, micro_batch_size = False, True, 10_000
+    on_policy, moved, fresh, sampler_rounds, micro_batch_size = False, True, False, False, 10_000
 
     def __init__(self, memory: Any = None) -> None:
         self.memory, self.refreshed = memory, 0

@@ -22,6 +22,7 @@ ONLINE = {"online": True}
 # an option: what it is read with, and another value of it
 CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "advantage_clip": ({}, 0.1),
+    "advantage_clip_low": ({}, -0.1),
     "advantage_eps": ({}, 0.5),
     "advantage_std": ({}, "none"),
     "advantage_unbiased": ({}, False),
@@ -36,6 +37,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "dual_clip": ({}, 1.1),
     "entropy_coef": ({}, 0.1),
     "gamma": ({}, 0.5),
+    "high_entropy_count": ({"high_entropy_fraction": 0.5, "loss_agg_mode": "token-mean"}, "selected"),
     "high_entropy_fraction": ({}, 0.5),
     "kl": ({}, {"coef": 0.1}),
     "kl.coef": (KL, 0.2),
@@ -60,10 +62,12 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "reference_free": ({}, True),
     "reference_point": ({}, "zero"),
     "reward_clip": ({}, 0.4),
+    "reward_clip_low": ({}, 0.6),
     "reward_norm": ({}, True),
     "rollout_correction": ({}, {}),
     "rollout_correction.batch_normalise": (CORRECTED, True),
     "rollout_correction.lower": (CORRECTED, 0.9),
+    "rollout_correction.measure": (CORRECTED, "mean"),
     "rollout_correction.mode": (CORRECTED, "bypass"),
     "rollout_correction.reject": (REJECTED, "seq_sum_k1"),
     "rollout_correction.reject_above": (REJECTED, 1.2),
@@ -90,6 +94,7 @@ REFUSED = {
     ("remax", "overlong.factor"): "greedy response",
 }
 ALGORITHMS = names("language algorithm")
+REFUSED |= {(name, "rollout_correction.measure"): "denoising steps alone" for name in ALGORITHMS}
 
 
 def nested(annotation: Any) -> Any:

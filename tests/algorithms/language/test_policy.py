@@ -171,6 +171,56 @@ def test_tokens_of_high_entropy_are_chosen_by_one_threshold():
     assert bench.algorithm.size(batch) == Bench(GRPO()).algorithm.size(batch)
 
 
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+def test_a_loss_on_tokens_of_high_entropy_may_be_divided_by_those_alone(mode):
+    """By all of the update, or by those of each response; what else is in the loss stays a mean over all tokens."""
+    batches = {
+        count: Bench(GRPO(high_entropy_fraction=0.25, high_entropy_count=count, loss_agg_mode=mode)).learned()[0]
+        for count in ("all", "selected")
+    }
+    every, some = (batches[count] for count in ("all", "selected"))
+    chosen = every.weight > 0
+    assert torch.equal(some.weight > 0, chosen)
+    assert torch.equal(some.mask, every.mask)
+    values = torch.randn(chosen.shape, generator=torch.Generator().manual_seed(0)) * chosen
+    algorithm = GRPO(high_entropy_fraction=0.25, high_entropy_count="selected", loss_agg_mode=mode)
+    found = algorithm._total(values * some.weight, some) / algorithm.size(some)
+    if mode == "token-mean":
+        expected = values.sum() / chosen.sum()
+    else:
+        expected = (values.sum(1) / chosen.sum(1).clamp_min(1)).mean()
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"high_entropy_count": "selected"}, "never read when high_entropy_fraction is 1"),
+        (
+            {"high_entropy_count": "selected", "high_entropy_fraction": 0.5, "loss_agg_mode": "seq-mean-token-sum"},
+            "divides by no number of tokens",
+        ),
+        ({"advantage_clip": 1.0, "advantage_clip_low": 1.5}, "nothing lies between"),
+        ({"reward_clip": 1.0, "reward_clip_low": 1.0}, "nothing lies between"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_bounds_and_counts_that_contradict_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        GRPO(**options)
+
+
+def test_rewards_and_advantages_may_have_another_bound_below():
+    bench = Bench(GRPO(reward_clip=0.7, reward_clip_low=0.45, advantage_clip=0.6, advantage_clip_low=-0.25))
+    answered = bench.collect()
+    assert float(answered.scores.reward.min()) < 0.45 < 0.7 < float(answered.scores.reward.max())
+    batch, metrics = bench.algorithm.credit(bench.workers.annotate(answered))
+    assert metrics["critic/rewards/max"] == pytest.approx(0.7)
+    assert metrics["critic/rewards/min"] == pytest.approx(0.45)
+    assert float(batch.advantage[batch.mask].max()) == pytest.approx(0.6)
+    assert float(batch.advantage[batch.mask].min()) == pytest.approx(-0.25)
+
+
 class TestCritic:
     def test_while_it_warms_up_the_policy_stays_bit_by_bit(self):
         options = CriticOptions(warmup_updates=2, optimizer=OptimizerOptions(lr=1e-2))

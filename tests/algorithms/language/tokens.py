@@ -87,15 +87,18 @@ class Bench:
         router_aux_loss_coef: float = 0.0,
         checkpointing: bool = False,
         ranks: Ranks = ALONE,
+        dtype: Any = "float32",
+        device: Any = "cpu",
     ) -> None:
         options = LoraOptions(rank=4) if lora else None
-        path = str(folder_of(family))
+        model = ModelOptions(
+            path=str(folder_of(family)), device=device, dtype=dtype, lora=options, gradient_checkpointing=checkpointing
+        )
         self.algorithm, self.needs, self.prompts = algorithm, algorithm.needs(), prompts or PROMPTS
         critic = critic or CriticOptions(optimizer=OptimizerOptions(lr=1e-2))
         self.roles = LanguageRoles(
-            load_language_model(ModelOptions(path=path, device="cpu", gradient_checkpointing=checkpointing)),
-            self.needs, options, critic=critic,
-            freeze=freeze, temperature=1.0, layout=layout, micro_batch_size=budget,
+            load_language_model(model), self.needs, options, critic=critic, freeze=freeze,
+            temperature=1.0, layout=layout, micro_batch_size=budget,
             on_policy=mini is None and epochs == 1, memory=algorithm.make_memory(), seed=0,
             router_aux_loss_coef=router_aux_loss_coef,
         )  # fmt: skip

@@ -181,7 +181,7 @@ def test_a_wrong_record_is_named_with_its_file_and_row(folder, record, why):
 def test_all_problems_are_told_at_once(folder):
     messages = refused(folder, *[{}] * 12, {"prompt": "a"})
     assert len(messages) == 11
-    assert messages[-1] == "and 2 records more"
+    assert messages[-1] == "and 2 more"
 
 
 def test_lists_tables_and_saved_datasets_hold_the_same_questions(folder):

@@ -86,6 +86,20 @@ def test_a_policy_at_the_reference_has_no_distance(kind):
     torch.testing.assert_close(kl, masked(torch.zeros_like(kl), mask))
 
 
+@pytest.mark.parametrize("kind", ["k3", "k3+"])
+def test_k3_counts_no_further_than_ten(kind):
+    """Values and gradients below that bound are those of the formula; above it verl's clamp is followed."""
+    logprob = torch.tensor([[-1.0, -3.0, -9.0, -0.1]], requires_grad=True)
+    reference, mask = torch.tensor([[-1.5, -1.0, -1.0, -30.0]]), torch.ones(1, 4, dtype=torch.bool)
+    kl = kl_estimate(logprob, reference, mask, kind)
+    d = (logprob - reference).detach().clamp(-20, 20)
+    torch.testing.assert_close(kl.detach(), ((-d).exp() - 1 + d).clamp(max=10))
+    assert kl[0, 2] == kl[0, 3] == 10
+    (slope,) = torch.autograd.grad(kl.sum(), logprob)
+    beyond = d[:, 2:] if kind == "k3+" else torch.zeros(1, 2)
+    torch.testing.assert_close(slope[0, 2], beyond[0, 0])
+
+
 def test_old_log_probs_are_asked_for_where_they_are_read():
     logprob, reference, _, mask = batch()
     with pytest.raises(ValueError, match="unbiased and old is missing"):

@@ -5,15 +5,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
+from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor
+from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+from transformers.models.smolvlm import processing_smolvlm
+from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
 
 from burnish.errors import UserError
 from burnish.models.language.loading import load_language_model
+from burnish.models.language.tiles import in_words
 from burnish.options import ModelOptions
 from tests.language.samples import folder_of, model_of, prompts_of
-from tests.tiny_language import FAMILIES, SEEING, chat, film, picture, tiny_language
+from tests.tiny_language import FAMILIES, SEEING, SMOL, chat, film, picture, tiny_language
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -108,7 +115,56 @@ def test_qwen3_writes_the_time_between_frames():
     assert "<0.2 seconds><|vision_start|><|video_pad|>" in text
     assert "<1.2 seconds><|vision_start|>" in text
     assert "<2.0 seconds><|vision_start|>" in text
-    assert text.count("<|vision_start|>") == text.count("<|vision_end|>") == 3
+    assert text.count("<|vision_start|>") == text.count("<|vision_end|>") == 4  # and around the whole video
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_media_stand_in_the_text_as_transformers_own_processor_puts_them(family):
+    """Its processors can't be made without torchvision; what they write needs no more than these."""
+    model = model_of(family)
+    messages, images, videos = chat(
+        "Look: ", film(4, frames=5, fps=2.0), picture(2, 24, 40), "<|video_pad|>", picture(1)
+    )
+    encoded = model.encode(messages, images, videos)
+    features = encoded.features[0]
+    kind = {"qwen2_vl": Qwen2VLProcessor, "qwen2_5_vl": Qwen2_5_VLProcessor, "qwen3_vl": Qwen3VLProcessor}[family]
+    theirs = kind.__new__(kind)
+    theirs.image_token, theirs.video_token = "<|image_pad|>", "<|video_pad|>"
+    theirs.vision_start_token, theirs.vision_end_token = "<|vision_start|>", "<|vision_end|>"
+    theirs.image_processor = SimpleNamespace(merge_size=2)
+    theirs.video_processor = SimpleNamespace(merge_size=2, temporal_patch_size=2)
+    seen = {"video_grid_thw": features.video_grid, "image_grid_thw": features.image_grid}
+    chosen = model._videos.sample(videos[0])
+    seen["video_metadata"] = [SimpleNamespace(fps=videos[0].fps, frames_indices=list(chosen))]
+    honest = [
+        messages[0] | {"content": [part for part in messages[0]["content"] if part.get("text") != "<|video_pad|>"]}
+    ]
+    text = model.tokenizer.apply_chat_template(honest, tokenize=False, add_generation_prompt=True)
+    pictures = [theirs.replace_image_token(seen, number) for number in range(2)]
+    (expected,), _ = theirs.get_text_with_replacements([text], pictures, [theirs.replace_video_token(seen, 0)])
+    honestly = model.encode(honest, images, videos)
+    assert model.tokenizer.decode(honestly.ids[0]) == expected
+    assert len(encoded.ids[0]) == len(honestly.ids[0]) + len("<|video_pad|>")  # as text, a token per letter
+
+
+def test_media_of_smolvlm_stand_in_the_text_as_its_own_processor_puts_them(monkeypatch):
+    monkeypatch.setattr(processing_smolvlm, "num2words", in_words, raising=False)
+    model = model_of("smolvlm")
+    theirs = SmolVLMProcessor.__new__(SmolVLMProcessor)
+    theirs.fake_image_token, theirs.global_image_token, theirs.image_token = SMOL[:3]
+    theirs.image_seq_len, theirs.video_token = 4, "<video>"
+    movie = film(4, frames=5, fps=2.0)
+    for parts in (("Look: ", picture(2, 24, 40), "?", picture(1)), ("Look: ", movie, "?")):
+        messages, images, videos = chat(*parts)
+        made = [model._image_processor.preprocess([[one]], return_row_col_info=True) for one in images]
+        pictures = [theirs.replace_image_token({"rows": one["rows"], "cols": one["cols"]}, 0) for one in made]
+        chosen = model._videos.sample(movie)
+        note = SimpleNamespace(fps=2.0, timestamps=[frame / 2 for frame in chosen], duration=2.5)
+        seen = {"pixel_values": torch.zeros(1, len(chosen)), "video_metadata": [note]}
+        movies = [theirs.replace_video_token(seen, 0) for _ in videos]
+        text = model.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        (expected,), _ = theirs.get_text_with_replacements([text], pictures, movies)
+        assert model.tokenizer.decode(model.encode(messages, images, videos).ids[0]) == expected
 
 
 def test_smolvlm_tells_of_a_video_in_words():

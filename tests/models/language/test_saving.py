@@ -75,7 +75,7 @@ def test_adapters_count_in_sampling_as_in_training(tmp_path, family):
     scores.logprob.sum().backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in trained)
 
-    model.save(tmp_path / "whole", merged_state(model.network, "policy"))
+    model.save(tmp_path / "whole", merged_state(model.network, "policy")[0])
     torch.testing.assert_close(logprobs(load(tmp_path / "whole"), family), logprobs(model, family), rtol=0, atol=1e-5)
 
     model.save_lora(tmp_path / "adapter", *adapter_state(model.network, "policy"))

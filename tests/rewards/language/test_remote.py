@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
@@ -17,6 +18,7 @@ from burnish.media import Media
 from burnish.prompt import Prompt
 from burnish.rewards.judging import judge
 from burnish.rewards.language.base import Response
+from burnish.rewards.language.remote import LARGEST
 from tests.rewards.language.asked import reward
 
 
@@ -46,24 +48,36 @@ class Handler(BaseHTTPRequestHandler):
         message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.got.append(message)
         self.server.headers_seen.append(dict(self.headers))
-        status, content = self.server.reply(message, len(self.server.got))
+        status, content, *headers = self.server.reply(message, len(self.server.got))
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
+        for name, value in headers:
+            self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        self.server.headers_seen.append(dict(self.headers))
+        self.send_error(404)
 
     def log_message(self, *_) -> None:
         pass
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
+@contextmanager
+def serving() -> Iterator[Server]:
     with Server() as one:
         thread = threading.Thread(target=one.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield one
         one.shutdown()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as one:
+        yield one
 
 
 def ask(server: Server, *texts: str, prompt: Prompt | None = None, **options) -> list:
@@ -113,11 +127,15 @@ def test_a_failure_is_tried_again(server):
         ((500, {}), "gave up after 2 tries .* status 500", 2),
         ((404, {}), "status 404", 1),
         ((200, b"not json"), "gave up after 2 tries", 2),
+        ((200, b"[" * 200_000), "gave up after 2 tries .* nested too deeply", 2),
+        ((200, b"\xff\xfe\xff"), "gave up after 2 tries", 2),
+        ((200, b" " * (LARGEST + 1)), "gave up after 2 tries .* more than 16 MiB", 2),
+        ((200, {"rewards": {"0": 1}}), "no list 'rewards'", 1),
         ((200, {"scores": [1]}), "no list 'rewards'", 1),
         ((200, {"rewards": [1]}), "1 numbers for 2 responses", 1),
         ((200, [1, 2]), "no list 'rewards'", 1),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:40],
 )
 def test_a_failed_request_is_missing_never_zero(server, reply, why, requests):
     server.reply = lambda message, count: reply
@@ -157,6 +175,32 @@ def test_a_token_comes_from_the_environment_and_is_no_option(server, monkeypatch
     judge(one, [Response("a")], [Prompt(text="?")])
     assert server.headers_seen[0]["Authorization"] == "Bearer secret"
     assert "secret" not in repr(one)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_not_followed_and_takes_no_token_with_it(server, monkeypatch, status):
+    monkeypatch.setenv("SCORE_TOKEN", "secret")
+    with serving() as elsewhere:
+        server.reply = lambda message, count: (status, b"", ("Location", elsewhere.url))
+        (verdict,) = ask(server, "a", token_variable="SCORE_TOKEN", retries=1)
+        assert elsewhere.headers_seen == []
+    assert verdict.value is None
+    assert f"status {status} redirects to http://127.0.0.1, and is not followed" in verdict.note
+    assert len(server.got) == 1
+
+
+@pytest.mark.parametrize("token", ["two\nlines", "tail\r\n", "clé"])
+def test_a_token_that_no_header_can_hold_is_refused_and_not_shown(server, monkeypatch, token):
+    monkeypatch.setenv("SCORE_TOKEN", token)
+    with pytest.raises(ValueError, match="SCORE_TOKEN") as refused:
+        reward("remote", url=server.url, token_variable="SCORE_TOKEN").check([])
+    assert token not in str(refused.value)
+
+
+def test_a_password_in_the_address_is_refused_and_not_shown():
+    with pytest.raises(ValueError, match="use token_variable") as refused:
+        reward("remote", url="http://me:secret@127.0.0.1/score").check([])
+    assert "secret" not in str(refused.value)
 
 
 def test_an_address_must_be_one():

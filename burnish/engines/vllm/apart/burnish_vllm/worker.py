@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import importlib
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -22,6 +24,19 @@ from .wire import Arrays, Channel
 WHERE_KNOWN = {  # arguments that not every version of vLLM has
     "mm_device_do_normalize": False,  # the pixels are normalised already
 }
+OLDEST = "0.18"  # of vLLM that has all of these names
+NAMES = {
+    "vllm": ("EngineArgs", "SamplingParams"),
+    "vllm.inputs": ("mm_input", "tokens_input"),
+    "vllm.multimodal": ("MULTIMODAL_REGISTRY",),
+    "vllm.multimodal.inputs": ("MultiModalKwargsItems", "PlaceholderRange"),
+    "vllm.sampling_params": ("RequestOutputKind",),
+    "vllm.v1.engine.llm_engine": ("LLMEngine",),
+}
+METHODS = (
+    "from_engine_args", "collective_rpc", "add_request", "step", "has_unfinished_requests", "is_sleeping", "sleep",
+    "wake_up", "reset_prefix_cache", "reset_encoder_cache", "reset_mm_cache",
+)  # fmt: skip
 BEAT = 1.0  # seconds between signs of life while responses are being sampled
 
 
@@ -68,10 +83,38 @@ def _serve(channel: Channel) -> None:
         action(header, arrays)
 
 
+def check_version() -> None:
+    """Refuse a vLLM that lacks what is used of it here, before it takes minutes to start.
+
+    Raises:
+        ImportError: it does, and the message says what and what to do.
+    """
+    import vllm
+
+    lacking = []
+    for module, names in NAMES.items():
+        try:
+            found = importlib.import_module(module)
+        except ModuleNotFoundError:
+            lacking.append(module)
+        else:
+            lacking += [f"{module}.{name}" for name in names if not hasattr(found, name)]
+    if not lacking:
+        engine = sys.modules["vllm.v1.engine.llm_engine"].LLMEngine
+        lacking += [f"LLMEngine.{name}" for name in METHODS if not hasattr(engine, name)]
+    if lacking:
+        raise ImportError(
+            f"vLLM {vllm.__version__} has no {', '.join(lacking)}; Burnish needs vllm>={OLDEST}. "
+            "Make an environment with python -m burnish.engines.vllm.environment FOLDER, and name its Python in "
+            "rollout.vllm.python"
+        )
+
+
 class Server:
     """An engine, and the questions that are put to it."""
 
     def __init__(self, channel: Channel, arguments: dict[str, Any], banned: list[int]) -> None:
+        check_version()
         import vllm
         from vllm import EngineArgs
         from vllm.platforms import current_platform

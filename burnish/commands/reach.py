@@ -1,0 +1,31 @@
+"""What a run's configuration makes this machine run, or talk to, when the run is judged or sampled from."""
+
+from __future__ import annotations
+
+from burnish.config import RunConfig
+from burnish.config.language import LanguageConfig
+from burnish.environments.function import FunctionEnvironment
+from burnish.environments.tools import Tools
+from burnish.rewards.function import Function
+from burnish.rewards.language.function import LanguageFunction
+from burnish.rewards.language.remote import Remote
+
+
+def reach(config: RunConfig) -> list[str]:
+    """Options that name code, programs and servers of their own, with their values."""
+    found = []
+    for label, reward in config.rewards.items():
+        if isinstance(reward, Function | LanguageFunction):
+            found.append(f"rewards.{label}.path={reward.path}")
+        elif isinstance(reward, Remote):
+            token = f" (with the token in {reward.token_variable})" if reward.token_variable else ""
+            found.append(f"rewards.{label}.url={reward.url}{token}")
+    if isinstance(config, LanguageConfig):
+        environment = config.environment
+        if isinstance(environment, FunctionEnvironment):
+            found.append(f"environment.path={environment.path}")
+        elif isinstance(environment, Tools):
+            found += [f"environment.functions.{name}={path}" for name, path in environment.functions.items()]
+        if config.rollout.vllm is not None:
+            found.append(f"rollout.vllm.python={config.rollout.vllm.python}")
+    return found

@@ -1,0 +1,76 @@
+"""What a function may be called with, as a JSON schema that chat templates show to a model."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+KINDS = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+ARGUMENT = re.compile(r"^\s+\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
+
+
+def schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
+    """The description of a tool: its name, its docstring, and its parameters by their annotations.
+
+    Args:
+        name: what it is called by.
+        function: with annotations and a docstring, as far as there are some; "Args:" explains parameters.
+    """
+    text = inspect.getdoc(function) or ""
+    told = _explained(text)
+    try:
+        hints = typing.get_type_hints(function)
+    except Exception:  # the annotations are the user's, and may name anything
+        hints = {}
+    properties, required = {}, []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            continue
+        properties[parameter.name] = _kind(hints.get(parameter.name))
+        if parameter.name in told:
+            properties[parameter.name]["description"] = told[parameter.name]
+        if parameter.default is parameter.empty:
+            required.append(parameter.name)
+    parameters = {"type": "object", "properties": properties, "required": required}
+    summary = re.split(r"\n\s*(?:Args|Arguments|Parameters|Returns|Raises):", f"\n{text}")[0]
+    return {
+        "type": "function",
+        "function": {"name": name, "description": " ".join(summary.split()), "parameters": parameters},
+    }
+
+
+def _kind(hint: Any) -> dict[str, Any]:
+    """The schema of a type; {} takes anything."""
+    if hint in KINDS:
+        return {"type": KINDS[hint]}
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return {"enum": list(inner)}
+    if origin in (typing.Union, types.UnionType):
+        return {"anyOf": [_kind(one) for one in inner]}
+    if (origin or hint) in (list, tuple, set):
+        return {"type": "array"} | ({"items": _kind(inner[0])} if inner and origin is list else {})
+    if (origin or hint) is dict:
+        return {"type": "object"}
+    return {}
+
+
+def _explained(text: str) -> dict[str, str]:
+    """What a docstring says of each argument."""
+    _, _, section = f"\n{text}".partition("\nArgs:\n")
+    found: dict[str, str] = {}
+    name = ""
+    for line in section.splitlines():
+        if line and not line[0].isspace():
+            break
+        match = ARGUMENT.match(line)
+        if match:
+            name = match[1]
+            found[name] = match[2].strip()
+        elif name and line.strip():
+            found[name] += f" {line.strip()}"
+    return found

@@ -1,0 +1,80 @@
+"""Chat templates: where a directory keeps its own, and how messages become text by it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from burnish.errors import UserError
+
+RESULT = "<tool_response>\n{}\n</tool_response>"  # as Qwen and Hermes write it
+
+
+def read_template(path: Path, tokenizer: Any, *, sees: bool) -> Any:
+    """The chat template of a directory, or several by name; None where it has none.
+
+    A model that sees is talked to by its processor's, as in transformers: a key of processor_config.json, or
+    chat_template.json, where older processors keep theirs. Where these are all that there is, a model that only reads
+    is talked to by them, too.
+
+    Raises:
+        UserError: a file can't be read.
+    """
+    own = tokenizer.chat_template
+    if own is not None and not sees:
+        return own
+    for name in ("processor_config.json", "chat_template.json"):
+        try:
+            found = json.loads((path / name).read_text(encoding="utf-8")).get("chat_template")
+        except FileNotFoundError:
+            continue
+        except (ValueError, AttributeError) as error:
+            raise UserError(f"{path / name} can't be read: {error}") from None
+        if found is not None:
+            return found
+    return own
+
+
+def rendered(
+    path: Path, tokenizer: Any, chat: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], *, prompt: bool
+) -> str:
+    """Messages as text.
+
+    Args:
+        path: of the model, for messages.
+        tokenizer: with the template.
+        chat: messages.
+        tools: JSON schemas of functions that may be called.
+        prompt: end with what a response begins behind.
+
+    Raises:
+        UserError: the template refuses them.
+    """
+    from jinja2.exceptions import TemplateError
+
+    try:
+        text: str = tokenizer.apply_chat_template(
+            list(chat), tools=list(tools) or None, tokenize=False, add_generation_prompt=prompt
+        )
+    except TemplateError as error:
+        roles = ", ".join(message["role"] for message in chat)
+        raise UserError(f"the chat template of {path} refuses messages of {roles}: {error}") from error
+    return text
+
+
+def knows_results(path: Path, tokenizer: Any, chat: Sequence[dict[str, Any]]) -> bool:
+    """Whether a template has a form of its own for the results of tools: the last message's role then counts.
+
+    Args:
+        path, tokenizer: as for ``rendered``.
+        chat: messages, the last one of role tool.
+    """
+    unknown = "role-that-nobody-has"
+    plain = rendered(path, tokenizer, chat, (), prompt=True)
+    try:
+        other = rendered(path, tokenizer, [*chat[:-1], chat[-1] | {"role": unknown}], (), prompt=True)
+    except UserError:
+        return True
+    return other.lower().replace(unknown, "tool") != plain.lower()

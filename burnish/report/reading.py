@@ -1,0 +1,81 @@
+"""What a report takes from files that anybody may have written: a run's folder may come from a stranger."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from burnish.config.yaml_text import LARGEST, parse
+from burnish.errors import ConfigError, UserError
+
+NONE = type(None)
+# what a report looks up, and what it may be; with a question mark, what older runs did not write
+SHAPE: dict[str, Any] = {
+    "task?": (str,),
+    "model": {"path": (str,), "lora?": (dict, NONE)},
+    "data": {"train_batch_size": (int,)},
+    "rollout": {"n": (int,), "guidance_scale?": (int, float, NONE)},
+    "algorithm": {"name": (str,)},
+    "steps?": (int,),
+    "rewards?": (dict, NONE),
+    "optimizer?": {},
+    "checkpoint?": {},
+    "output_dir?": (str,),
+}
+
+
+def read_configuration(file: Path) -> dict[str, Any]:
+    """A run's configuration as plain data; nothing where there is none.
+
+    A report needs none of the algorithms and rewards that the names in it stand for, so none is looked up.
+
+    Raises:
+        UserError: it is not what a run writes.
+    """
+    if not file.exists():
+        return {}
+    try:
+        if file.stat().st_size > LARGEST:
+            raise ConfigError(f"it has {file.stat().st_size} bytes")
+        content = parse(file.read_text(encoding="utf-8"))
+        if wrong := _wrong(content, SHAPE, "") or _wrong_rewards(content):
+            raise ConfigError(wrong)
+    except (ConfigError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is not the configuration of a run: {error}; restore it") from None
+    found: dict[str, Any] = content
+    return found
+
+
+def _wrong(content: Any, shape: dict[str, Any], where: str) -> str:
+    if not isinstance(content, dict):
+        return f"{where.rstrip('.') or 'it'} holds no options"
+    for key, kind in shape.items():
+        name = key.removesuffix("?")
+        if name not in content:
+            if name == key:
+                return f"{where}{name} is missing"
+        elif isinstance(kind, dict):
+            if wrong := _wrong(content[name], kind, f"{where}{name}."):
+                return wrong
+        elif type(content[name]) not in kind:
+            return f"{where}{name} is no {kind[0].__name__}"
+    return ""
+
+
+def _wrong_rewards(content: dict[str, Any]) -> str:
+    for options in (content.get("rewards") or {}).values():
+        if options is not None and not (isinstance(options, dict) and is_number(options.get("weight", 0))):
+            return "rewards holds something else than rewards"
+    lora = content["model"].get("lora")
+    return "model.lora.rank is missing" if lora is not None and "rank" not in lora else ""
+
+
+def is_number(value: Any) -> bool:
+    """A finite number, and no truth value."""
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def leads_out(file: Path, folder: Path) -> bool:
+    """Whether a name below a folder is, by a link or by dots, one of another folder."""
+    return not file.resolve().is_relative_to(folder.resolve())

@@ -1,0 +1,211 @@
+"""What an answer can say with numbers, and when two answers say the same."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TypeAlias
+
+ROUNDING = 1e-6  # a tolerance up to this is for rounding, and whole numbers have none
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What a number counts: powers of dimensions, and how many of their base units it is."""
+
+    powers: tuple[tuple[str, int], ...]
+    factor: float = 1.0
+
+    def times(self, other: Unit, sign: int) -> Unit:
+        """The unit of a product, or of a quotient where sign is -1."""
+        joined = dict(self.powers)
+        for name, power in other.powers:
+            joined[name] = joined.get(name, 0) + sign * power
+        powers = tuple(sorted((name, power) for name, power in joined.items() if power))
+        return Unit(powers, self.factor * other.factor**sign)
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number, with its unit if it has one."""
+
+    value: float
+    whole: int | None = None  # the same, where it is written as a whole number
+    unit: Unit | None = None
+    name: str = ""  # x of x = 3
+
+
+@dataclass(frozen=True)
+class Several:
+    """Numbers that belong together.
+
+    ``kind`` is "," for a list, "{}" for what has no order, the two brackets of a tuple or an interval, ":" for a ratio,
+    "clock" for a time of the day or a length of time, "union" for a union of intervals, "to" for a range, and a sign
+    of arithmetic where plain numbers are joined by nothing else: 3-5 may be a range, 3x4 a size, 1/2/2024 a date.
+    """
+
+    kind: str
+    members: tuple[Answer, ...]
+    name: str = ""
+
+
+Answer: TypeAlias = Quantity | Several
+
+
+def same(found: Answer, wanted: Answer, tolerance: float) -> bool:
+    """Whether two answers say the same; what differs in kind does not, whatever its numbers are."""
+    if found.name and wanted.name and found.name != wanted.name:
+        return False
+    if isinstance(found, Quantity) and isinstance(wanted, Quantity):
+        return _same_number(found, wanted, tolerance)
+    if isinstance(found, Quantity) or isinstance(wanted, Quantity):
+        return _ratio_is_fraction(found, wanted, tolerance)
+    kinds = {found.kind, wanted.kind}
+    if len(found.members) != len(wanted.members):
+        return False
+    if ("{}" in kinds and kinds <= {"{}", ","}) or kinds == {"union"}:
+        return _same_in_any_order(list(found.members), list(wanted.members), tolerance)
+    if kinds == {":"}:
+        return _proportional(found, wanted, tolerance)
+    if len(kinds) > 1 and kinds != {":", "clock"}:
+        return False
+    order = {member.name: member for member in found.members}
+    if len(order) == len(wanted.members) and order.keys() == {member.name for member in wanted.members}:
+        return all(same(order[member.name], member, tolerance) for member in wanted.members)
+    return all(same(one, other, tolerance) for one, other in zip(found.members, wanted.members, strict=True))
+
+
+def close(value: float, wanted: float, tolerance: float) -> bool:
+    """Whether two numbers differ by no more than a part of the wanted one."""
+    return value == wanted or math.isclose(value, wanted, rel_tol=tolerance, abs_tol=1e-12)
+
+
+def _same_number(found: Quantity, wanted: Quantity, tolerance: float) -> bool:
+    one, other = found.unit, wanted.unit
+    if one is not None and other is not None and one != other:
+        if one.powers != other.powers:
+            return False
+        return close(found.value * one.factor, wanted.value * other.factor, tolerance)
+    if found.whole is not None and wanted.whole is not None and tolerance <= ROUNDING:
+        return found.whole == wanted.whole
+    return close(found.value, wanted.value, tolerance)
+
+
+def _ratio_is_fraction(one: Answer, other: Answer, tolerance: float) -> bool:
+    """3:4 is 3/4."""
+    number, several = (one, other) if isinstance(one, Quantity) else (other, one)
+    assert isinstance(several, Several)
+    if several.kind != ":" or len(several.members) != 2:
+        return False
+    above, below = several.members
+    if not (isinstance(number, Quantity) and isinstance(above, Quantity) and isinstance(below, Quantity)):
+        return False
+    return below.value != 0 and number.unit is None and close(above.value / below.value, number.value, tolerance)
+
+
+def _proportional(found: Several, wanted: Several, tolerance: float) -> bool:
+    terms = [
+        (one.value, other.value)
+        for one, other in zip(found.members, wanted.members, strict=True)
+        if isinstance(one, Quantity) and isinstance(other, Quantity)
+    ]
+    scale = next((one / other for one, other in terms if other), 0.0)
+    return scale > 0 and all(close(one, other * scale, tolerance) for one, other in terms)
+
+
+def _same_in_any_order(found: list[Answer], wanted: list[Answer], tolerance: float) -> bool:
+    for member in wanted:
+        place = next((i for i, one in enumerate(found) if same(one, member, tolerance)), None)
+        if place is None:
+            return False
+        del found[place]
+    return True
+
+
+def _spelled() -> dict[str, Unit]:
+    """Units by every way to write them."""
+    rows = {
+        ("length", 1.0): "m meter meters metre metres",
+        ("length", 1e3): "km kilometer kilometers kilometre kilometres",
+        ("length", 0.1): "dm decimeter decimeters decimetre decimetres",
+        ("length", 1e-2): "cm centimeter centimeters centimetre centimetres",
+        ("length", 1e-3): "mm millimeter millimeters millimetre millimetres",
+        ("length", 0.0254): "in inch inches",
+        ("length", 0.3048): "ft foot feet",
+        ("length", 0.9144): "yd yard yards",
+        ("length", 1609.344): "mi mile miles",
+        ("mass", 1.0): "g gram grams",
+        ("mass", 1e3): "kg kilogram kilograms",
+        ("mass", 1e-3): "mg milligram milligrams",
+        ("mass", 1e6): "tonne tonnes",
+        ("mass", 453.59237): "lb lbs pound pounds",
+        ("mass", 28.349523125): "oz ounce ounces",
+        ("time", 1.0): "s sec secs second seconds",
+        ("time", 60.0): "min mins minute minutes",
+        ("time", 3600.0): "h hr hrs hour hours",
+        ("time", 86400.0): "day days",
+        ("time", 604800.0): "week weeks",
+        ("month", 1.0): "month months",
+        ("month", 12.0): "year years yr yrs",
+        ("angle", 1.0): "deg degree degrees",
+        ("angle", 180 / math.pi): "rad radian radians",
+        ("celsius", 1.0): "degC",
+        ("fahrenheit", 1.0): "degF",
+        ("kelvin", 1.0): "K kelvin",
+        ("dollar", 1.0): "$ dollar dollars USD",
+        ("dollar", 0.01): "¢ cent cents",
+        ("euro", 1.0): "€ euro euros EUR",
+        ("sterling", 1.0): "£ GBP",
+        ("yen", 1.0): "¥ yen JPY",
+        ("force", 1.0): "N newton newtons",
+        ("energy", 1.0): "J joule joules",
+        ("energy", 1e3): "kJ kilojoule kilojoules",
+        ("power", 1.0): "W watt watts",
+        ("power", 1e3): "kW kilowatt kilowatts",
+        ("voltage", 1.0): "V volt volts",
+        ("current", 1.0): "A amp amps ampere amperes",
+        ("resistance", 1.0): "Ω ohm ohms",
+        ("frequency", 1.0): "Hz hertz",
+        ("pressure", 1.0): "Pa pascal pascals",
+        ("morning", 1.0): "am",
+        ("afternoon", 1.0): "pm",
+    }
+    found = {name: Unit(((kind, 1),), factor) for (kind, factor), spelt in rows.items() for name in spelt.split()}
+    litre = {"l liter liters litre litres": 1e-3, "dl": 1e-4, "cl": 1e-5, "ml milliliter milliliters": 1e-6}
+    for spelt, factor in litre.items():
+        found |= {name: Unit((("length", 3),), factor) for name in spelt.split()}
+    found["mph"] = Unit((("length", 1), ("time", -1)), 1609.344 / 3600)
+    return found
+
+
+UNITS = _spelled()
+SCALES = {
+    "dozen": 12.0, "hundred": 1e2, "thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12, "percent": 0.01,
+}  # fmt: skip
+_WORD = r"[^\W\d_]+|[$€£¥¢]"
+_POWER = r"(?:\s*\^\s*\{?\s*([23])\s*\}?)?"
+_UNIT = re.compile(rf"\s*(?:(square|sq|cubic|cu)\.?\s+)?({_WORD})(?![^\W_])\.?{_POWER}")
+_NEXT = re.compile(r"\s*(/|\*|per\b)")
+
+
+def read_unit(text: str) -> tuple[Unit | None, int]:
+    """The unit at the beginning of a text, and where it ends; None and 0 where there is none."""
+    unit, end, sign = None, 0, 1
+    while (match := _UNIT.match(text, end)) is not None:
+        known = UNITS.get(match[2]) or (UNITS.get(match[2].lower()) if len(match[2]) > 2 else None)
+        behind = text[match.end() :].strip(" .")
+        if known is None or (match[2] == "in" and behind and not _NEXT.match(behind)):
+            break  # "5 in total" counts no inches
+        power = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}.get(match[1] or "", int(match[3] or 1))
+        for _ in range(power):
+            unit = Unit(()).times(known, sign) if unit is None else unit.times(known, sign)
+        end = match.end()
+        joined = _NEXT.match(text, end)
+        if joined is None:
+            break
+        following = _UNIT.match(text, joined.end())
+        if following is None or (following[2] not in UNITS and following[2].lower() not in UNITS):
+            break
+        sign, end = (1 if joined[1] == "*" else -1), joined.end()
+    return unit, end

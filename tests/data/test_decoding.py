@@ -1,0 +1,137 @@
+"""Pictures and videos are decoded before a run: what is broken is named by its record, and what is whole is cheap."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from burnish.config import load
+from burnish.data.decoding import check_media
+from burnish.errors import ConfigError, UserError
+from burnish.media import Media, _file_digest
+from burnish.session import open_session
+
+NOISE = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+
+
+def encoded(kind: str, picture: np.ndarray = NOISE) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def fine(width: int, height: int) -> str:
+    return ""
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF"])
+def test_a_truncated_picture_is_found_and_a_whole_one_passes(kind):
+    whole = encoded(kind)
+    check_media([("a:1", Media.encoded(whole))], fine)
+    with pytest.raises(UserError, match=r"a:2: has a picture in bytes that can't be decoded: "):
+        check_media([("a:1", Media.encoded(whole)), ("a:2", Media.encoded(whole[: len(whole) * 2 // 3]))], fine)
+
+
+def test_equal_pictures_are_decoded_once_and_all_their_records_named(monkeypatch):
+    looked = []
+    decode = Media.decode
+    monkeypatch.setattr(Media, "decode", lambda self: looked.append(self) or decode(self))
+    broken = Media.encoded(b"no picture")
+    with pytest.raises(UserError) as refused:
+        check_media([(f"a:{i}", broken) for i in range(12)], fine)
+    lines = str(refused.value).split("\n")
+    assert [line.split(" ")[0] for line in lines[:10]] == [f"a:{i}:" for i in range(10)]
+    assert lines[10] == "and 2 records more"
+    assert len(looked) == 1
+
+
+@pytest.mark.parametrize("turned", [1, 6])
+def test_sizes_are_those_of_the_file_at_full_scale(turned):
+    exif = Image.Exif()
+    exif[0x112] = turned
+    buffer = io.BytesIO()
+    Image.fromarray(NOISE).save(buffer, "JPEG", exif=exif)
+    assert Media.encoded(buffer.getvalue()).decode() == (60, 40)
+
+
+def test_frames_of_a_video_must_be_whole_and_of_one_size():
+    frames = [Media.array(NOISE), Media.array(NOISE[:20])]
+    assert Media.movie([frames[0]] * 3).decode() == (60, 40)
+    with pytest.raises(ValueError, match="differ in size: 60x20, 60x40"):
+        Media.movie(frames).decode()
+    with pytest.raises(OSError, match="identify"):
+        Media.movie([frames[0], Media.encoded(b"?")]).decode()
+
+
+def seeing(folder: Path, pictures: dict[str, bytes], *overrides: str):
+    """A session on questions about pictures."""
+    for name, content in pictures.items():
+        (folder / name).write_bytes(content)
+    records = [{"prompt": "<image>What is it?", "images": [name], "answer": "1"} for name in pictures]
+    (folder / "data.jsonl").write_text("\n".join(map(json.dumps, records)))
+    options = [
+        f"data.train_files={folder / 'data.jsonl'}", "data.val_files=null", "data.train_batch_size=2", "rollout.n=2",
+        "scoring.processes=0", "optimizer.warmup_steps=0", "steps=1", "algorithm=grpo",
+        "trainer.mini_batch_size=null", f"output_dir={folder / 'run'}",
+    ]  # fmt: skip
+    return open_session(load("vlm_quickstart", [*options, *overrides]))
+
+
+SMALL = NOISE[:28, :28]
+
+
+def test_a_session_refuses_broken_and_extreme_pictures_by_record_before_weights_are_loaded(tmp_path):
+    long = np.zeros((2, 402, 3), np.uint8)
+    pictures = {"a.png": encoded("PNG", SMALL), "b.jpg": encoded("JPEG")[:700], "c.png": encoded("PNG", long)}
+    session = seeing(tmp_path, pictures)
+    with pytest.raises(UserError) as refused:
+        session.check_data()
+    first, second = str(refused.value).split("\n")
+    assert first.startswith(f"{tmp_path / 'data.jsonl'}:2: has a picture {tmp_path / 'b.jpg'} that can't be decoded")
+    assert second.startswith(f"{tmp_path / 'data.jsonl'}:3: has a picture {tmp_path / 'c.png'} that is 402 x 2 pixels")
+    assert "roles" not in vars(session)
+    seeing(tmp_path, pictures, "data.decode_check=false").check_data()  # at the user's own risk
+
+
+def test_a_picture_that_breaks_in_the_course_of_a_run_is_named_by_its_record(tmp_path):
+    session = seeing(tmp_path, {"a.png": encoded("PNG", SMALL), "b.png": encoded("PNG", SMALL[::-1])})
+    session.check_data()
+    (tmp_path / "b.png").write_bytes(encoded("PNG", SMALL[::-1])[:300])
+    with pytest.raises(UserError, match=r"data\.jsonl:2\) shows what can't be read: (?i:.*truncated)"):
+        session.engine.encode(session.train_prompts)
+    (tmp_path / "b.png").unlink()
+    with pytest.raises(UserError, match=r"data\.jsonl:2\) shows what can't be read: .*No such file"):
+        session.engine.encode(session.train_prompts)
+
+
+def test_a_run_goes_on_after_a_picture_was_mended(tmp_path, caplog):
+    pictures = {f"{i}.png": encoded("PNG", np.roll(SMALL, i)) for i in range(4)}
+    before = seeing(tmp_path, pictures)
+    before.questions.ask(1, 0, Counter())
+    state = before.questions.state_dict()
+    _file_digest.cache_clear()  # as in a process of its own
+    after = seeing(tmp_path, pictures | {"2.png": encoded("PNG", SMALL[::-1])})
+    after.questions.load_state_dict(state)
+    assert after.questions.stream.position == 2
+    assert f"1 of 4 training records have changed since the checkpoint: {tmp_path / 'data.jsonl'}:3;" in caplog.text
+
+
+def test_a_broken_picture_to_imitate_is_refused_by_record(tmp_path):
+    whole = encoded("PNG", NOISE[:16, :32])
+    for name, content in (("a", whole), ("b", whole[:900])):
+        (tmp_path / f"{name}.png").write_bytes(content)
+        (tmp_path / f"{name}.txt").write_text("the number 123")
+    options = [f"data.train_files={tmp_path}", "algorithm=sft", f"output_dir={tmp_path / 'run'}"]
+    with pytest.raises(UserError, match=r"b\.png: has a picture .*b\.png that can't be decoded: (?i:.*truncated)"):
+        open_session(load("quickstart", options)).check_data()
+
+
+def test_the_option_is_refused_where_nothing_is_decoded():
+    with pytest.raises(ConfigError, match=r"data\.decode_check is given, but diffusion_nft reads no pictures here"):
+        load("quickstart", ["data.decode_check=false"])

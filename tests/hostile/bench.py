@@ -1,0 +1,287 @@
+"""Where hostile inputs are tried: each in a fork of one process that has imported everything, and then looked after."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tests.hostile.cases import Case, Outcome
+
+LINES = 10  # of a message
+LONGEST = 4000  # characters of a message
+SECONDS = 15.0  # of computing; a machine that is busy takes longer by the clock
+PATIENCE = 150.0  # seconds by the clock until a try counts as hanging
+GRACE = 5.0  # seconds in which processes that a command started notice that it is gone
+MEMORY = 12 << 30  # bytes of addresses that a try may use
+ADOPT = 36  # prctl's PR_SET_CHILD_SUBREAPER: orphans of a try become children of this process
+STOPPED = 75
+WAY_OUT = re.compile(
+    r"\b(must|give|set|lower|raise|leave|choose|use|write|delete|remove|repair|mean|need|needs|wait|make|download|fetch|"
+    r"commands|try|keep|say|name|start|restore|put|install|add|save|take|change|export|separate|mend)\b|"
+    r"has: |Known: |--help",
+    re.IGNORECASE,
+)
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class Bench:
+    """A place with finished runs, and what is needed to try cases in it one after another."""
+
+    def __init__(self, folder: Path) -> None:
+        from tests.hostile.place import build
+
+        assert ctypes.CDLL(None, use_errno=True).prctl(ADOPT, 1, 0, 0, 0) == 0
+        self.folder = folder
+        self.place = build(folder / "place")
+        self._import_everything()
+        self._seconds = {task: self._finish(task) for task in ("drawing", "seeing")}
+        self._whole = _contents(self.place.folder)
+
+    def attempt(self, case: Case) -> Outcome:
+        """Try a case, judge the answer, and clean up."""
+        scratch = self.folder / "scratch"
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir()
+        try:
+            arguments = case.make(self.place, scratch)
+            before = _contents(scratch)
+            if case.signals:
+                return self._interrupted(case, scratch, arguments)
+            code, said, seconds = self._run(arguments, scratch, dict(case.environment))
+            bad = judge(case, code, said, seconds)
+            changed = _changed(before, _contents(scratch), case.changes) + _changed(self._whole, self._now(), ())
+            if changed:
+                bad = f"{bad}; changed {', '.join(changed[:3])}".strip("; ")
+            if self._leftover():
+                bad = f"{bad}; left a process behind".strip("; ")
+            return Outcome(case=case, bad=bad, said=said, seconds=seconds)
+        finally:
+            for path in scratch.rglob("*"):
+                if path.is_dir() and not path.is_symlink():
+                    path.chmod(0o700)
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    def _interrupted(self, case: Case, scratch: Path, arguments: list[str]) -> Outcome:
+        """A run that gets signals, and the same command once more: it must arrive where an untroubled one does."""
+        total, said = 0.0, ""
+        whole = self._seconds[arguments[1].rpartition("/")[2].removesuffix(".yaml")]
+        moments = [(name, share * whole) for name, share in case.signals]
+        code, said, seconds = self._run(arguments, scratch, {}, signals=moments)
+        killed = any(name == "SIGKILL" for name, _ in moments)
+        # a signal that comes before there is anything to save ends the command, one that comes late finds it finished
+        allowed = {0, STOPPED, 130, -signal.SIGTERM, -signal.SIGHUP} | ({-signal.SIGKILL} if killed else set())
+        bad = "" if code in allowed else f"ended with {code}"
+        bad += "; traceback" if "Traceback" in said else ""
+        if self._leftover():
+            bad += "; left a process behind"
+        total += seconds
+        code, again, seconds = self._run(arguments, scratch, {})
+        if code != 0:
+            bad += f"; the same command then ended with {code}"
+        elif _metrics(scratch / "run") != _metrics(self.place.run(Path(arguments[1]).stem)):
+            bad += "; metrics differ from those of an untroubled run"
+        if self._leftover():
+            bad += "; left a process behind"
+        said += f"\n--- again:\n{again}"
+        return Outcome(case=case, bad=bad.strip("; "), said=said, seconds=max(total, seconds))
+
+    def _run(
+        self,
+        arguments: Sequence[str],
+        scratch: Path,
+        environment: dict[str, str],
+        signals: Sequence[tuple[str, float]] = (),
+    ) -> tuple[int | None, str, float]:
+        """Exit code (None where it hung), what was said on both streams, and seconds of computing."""
+        out = self.folder / "said"
+        out.unlink(missing_ok=True)
+        start = time.monotonic()
+        child = os.fork()
+        if child == 0:
+            _become(arguments, scratch, out, environment)
+        due = sorted((start + after, name) for name, after in signals)
+        while True:
+            done, status, usage = os.wait4(child, os.WNOHANG)
+            if done:
+                break
+            now = time.monotonic()
+            while due and due[0][0] <= now:
+                os.kill(child, getattr(signal, due.pop(0)[1]))
+            if now - start > PATIENCE:
+                os.kill(child, signal.SIGKILL)
+                _, _, usage = os.wait4(child, 0)
+                return None, out.read_text(errors="replace"), usage.ru_utime + usage.ru_stime
+            time.sleep(0.005)
+        said = out.read_text(errors="replace") if out.exists() else ""
+        return os.waitstatus_to_exitcode(status), said, usage.ru_utime + usage.ru_stime
+
+    def _leftover(self) -> bool:
+        """Whether a process of a try is still there after a while; it is ended."""
+        deadline = time.monotonic() + GRACE
+        while _children():
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            if time.monotonic() > deadline:
+                for process in _children():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process, signal.SIGKILL)
+                    with contextlib.suppress(ChildProcessError):
+                        os.waitpid(process, 0)
+                return True
+            time.sleep(0.02)
+        return False
+
+    def _now(self) -> dict[str, str]:
+        return _contents(self.place.folder)
+
+    def _finish(self, task: str) -> float:
+        """Make the run that others are compared with; how long it takes by the clock."""
+        start = time.monotonic()
+        target = self.place.run(task)
+        recipe = str(self.place.recipe(task))
+        code, said, _ = self._run(["train", recipe, "steps=2", f"output_dir={target}"], self.folder, {})
+        assert code == 0, said
+        return time.monotonic() - start
+
+    def _import_everything(self) -> None:
+        """Have forks start at once: models import what they are made of when they are loaded."""
+        import warnings
+
+        import burnish.cli
+        import burnish.commands.config
+        import burnish.commands.evaluate
+        import burnish.commands.export
+        import burnish.commands.report
+        import burnish.commands.sample
+        import burnish.commands.sweep
+        import burnish.commands.train  # noqa: F401
+        from burnish.config import load
+        from burnish.session import open_session
+
+        warnings.simplefilter("ignore")
+        for task in ("drawing", "seeing"):
+            session = open_session(load(str(self.place.recipe(task)), ["model.lora.rank=2"]))
+            session.check_data()
+            session.check()
+
+
+def judge(case: Case, code: int | None, said: str, seconds: float) -> str:
+    """What is bad about an answer; empty where nothing is."""
+    if code is None:
+        return f"still ran after {PATIENCE:g} seconds"
+    if code < 0:
+        return f"died of {signal.Signals(-code).name}"
+    if "Traceback" in said:
+        return f"ended in a traceback: {said.strip().splitlines()[-1][:200]}"
+    if seconds > SECONDS:
+        return f"took {seconds:.0f} seconds of computing"
+    if CONTROL.search(said):
+        return "wrote control characters to the terminal"
+    if code not in {"refused": (2,), "works": (0,), "either": (0, 2)}[case.expect]:
+        return f"ended with exit code {code}"
+    return _refusal(case, said) if code == 2 else ""
+
+
+def _refusal(case: Case, said: str) -> str:
+    at = said.find("burnish: error:")
+    if at < 0:
+        return "was refused without a message"
+    message = said[at:].strip()
+    if message.count("\n") >= LINES:
+        return f"has a message of {message.count(chr(10)) + 1} lines"
+    if len(message) > LONGEST:
+        return f"has a message of {len(message)} characters"
+    missing = [word for word in case.words if word.lower() not in message.lower()]
+    if missing:
+        return f"does not name {', '.join(missing)}"
+    return "" if WAY_OUT.search(message) else "names no way out"
+
+
+def _become(arguments: Sequence[str], scratch: Path, out: Path, environment: dict[str, str]) -> NoReturn:
+    """The command, in this process."""
+    import atexit
+
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        with out.open("wb") as file, open(os.devnull) as nothing:
+            os.dup2(nothing.fileno(), 0)
+            for stream in (1, 2):
+                os.dup2(file.fileno(), stream)
+        os.chdir(scratch)
+        os.environ.update({"COLUMNS": "100"} | environment)
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        encoding = environment.get("PYTHONIOENCODING", "utf-8")
+        sys.stdout = os.fdopen(1, "w", encoding=encoding, errors="strict", closefd=False)
+        sys.stderr = os.fdopen(2, "w", encoding=encoding, errors="backslashreplace", closefd=False)
+        code = _command(arguments)
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _command(arguments: Sequence[str]) -> int:
+    from burnish.cli import main
+
+    try:
+        return main(list(arguments))
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+
+
+def _children() -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(one) for one in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    return []
+
+
+def _contents(folder: Path) -> dict[str, str]:
+    """Every file in a folder with a digest of what is in it."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = f"to {os.readlink(path)}"
+        elif path.is_file():
+            found[name] = hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
+    return found
+
+
+def _changed(before: dict[str, str], after: dict[str, str], free: tuple[str, ...]) -> list[str]:
+    """What was there and is gone or different, apart from what may be."""
+    return [
+        name for name, content in before.items()
+        if after.get(name) != content and not name.startswith(free or ("\0",)) and not name.endswith(".claim")
+    ]  # fmt: skip
+
+
+def _metrics(folder: Path) -> list[dict[str, Any]]:
+    from tests.system.runs import metrics_of
+
+    return metrics_of(folder)
+
+
+def shuffled(cases: Sequence[Case], seed: int) -> list[Case]:
+    """The cases in an order that depends on the seed alone."""
+    order = list(cases)
+    random.Random(seed).shuffle(order)
+    return order

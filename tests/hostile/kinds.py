@@ -1,0 +1,31 @@
+"""All kinds of hostile inputs, and the sample of them that is tried on every change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from tests.hostile import command_lines, damage, interruptions, recipes, records, values
+from tests.hostile.bench import shuffled
+from tests.hostile.cases import Case
+
+KINDS: dict[str, Callable[[], Iterable[Case]]] = {
+    "values": values.cases,
+    "command lines": command_lines.cases,
+    "recipes": recipes.cases,
+    "records": records.cases,
+    "data": damage.data_cases,
+    "models": damage.model_cases,
+    "runs": damage.run_cases,
+    "signals": interruptions.cases,
+}
+SAMPLED = 8  # of every kind
+
+
+def every_case() -> list[Case]:
+    """Everything, in an order that stays."""
+    return [case for make in KINDS.values() for case in make()]
+
+
+def sample(seed: int) -> list[Case]:
+    """Some of every kind."""
+    return [case for make in KINDS.values() for case in shuffled(list(make()), seed)[:SAMPLED]]

@@ -1,0 +1,55 @@
+"""Adapters go to the language model, to the vision tower only when asked, and nowhere where they would do nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from burnish.errors import UserError
+from burnish.models.language.adapters import default_targets
+from burnish.models.language.loading import load_language_model
+from burnish.models.lora import add_adapters
+from burnish.options import LanguageLoraOptions, LanguageModelOptions
+from tests.language.samples import folder_of
+from tests.tiny_language import SEEING
+
+
+def adapted(family, **given) -> tuple[set[str], set[str]]:
+    """Layers with adapters, in the decoder and elsewhere."""
+    options = LanguageLoraOptions(rank=2, **given)
+    model = load_language_model(LanguageModelOptions(path=str(folder_of(family)), device="cpu", lora=options))
+    targets = default_targets(model.network, model.text(model.network), options)
+    add_adapters(model.network, options, ["policy"], seed=0, default_targets=targets)
+    decoder = set(model.text(model.network).modules())
+    found = {name: module for name, module in model.network.named_modules() if hasattr(module, "lora_A")}
+    inside = {name for name, module in found.items() if module in decoder}
+    return inside, found.keys() - inside
+
+
+@pytest.mark.parametrize("family", [*SEEING, "llama"])
+def test_the_projections_of_the_decoder_are_adapted_and_no_others(family):
+    inside, outside = adapted(family)
+    assert len(inside) == 3 * 7
+    assert not outside
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "smolvlm"])
+def test_the_tower_is_adapted_where_that_is_asked_for(family):
+    inside, outside = adapted(family, vision=True)
+    plain = load_language_model(LanguageModelOptions(path=str(folder_of(family)), device="cpu")).network
+    linear = {name for name, module in plain.named_modules() if isinstance(module, torch.nn.Linear)}
+    assert inside | outside == linear - {"lm_head"}
+
+
+def test_named_layers_are_adapted_wherever_they_are():
+    inside, outside = adapted("qwen2_5_vl", targets=["gate_proj", "attn.qkv"])
+    assert (len(inside), len(outside)) == (3, 6)
+
+
+def test_adapters_that_would_do_nothing_are_refused():
+    with pytest.raises(UserError, match=r"has 'lm_head', the language head.*leave it out"):
+        adapted("llama", targets=["q_proj", "lm_head"])
+    with pytest.raises(UserError, match=r"model\.lora\.vision is true, but the model has no vision tower"):
+        adapted("llama", vision=True)
+    with pytest.raises(ValueError, match="vision is never read when targets are given"):
+        LanguageLoraOptions(vision=True, targets=["q_proj"])

@@ -1,0 +1,152 @@
+"""Every algorithm that trains a generator, with its main options, on a pretended GPU in float32 and bfloat16."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from burnish.registry import names
+from tests.factory import tiny_flux, tiny_pipeline
+from tests.pretend_gpu.runs import PRECISIONS, check, write_recipe
+
+pytestmark = pytest.mark.slow
+
+REWARDS = """
+def brightness(images, prompts):
+    return [float(image.mean()) for image in images]
+
+
+def left(images, prompts):
+    return [float(image[:, : image.shape[1] // 2].mean()) for image in images]
+"""
+CORRECTION = "algorithm.rollout_correction"
+SEVERAL = ["trainer.mini_batch_size=4", "trainer.epochs=2", "trainer.micro_batch_size=4"]
+MOVING = ["algorithm.train_timesteps=2", "algorithm.old_decay=ema", "algorithm.old_ema=0.5"]
+DIFFERENTIABLE = ["rewards.brightness=null", "rewards.border_darkness.weight=-1"]
+TEACHERS = "algorithm.teachers=[{{path: null, guidance_scale: 2}}, {{path: {folder}/{family}-teacher/pipeline}}]"
+# by name: the family, and options; the first word is the algorithm's name
+CASES: dict[str, tuple[str, list[str]]] = {
+    "flow_grpo": ("sd3", ["rollout.guidance_scale=2", "rollout.guidance_rescale=true"]),
+    "flow_grpo told guidance": ("flux", ["rollout.embedded_guidance=2.5", "rollout.guidance_scale=2"]),
+    "flow_grpo without embedded guidance": ("schnell", ["model.lora=null"]),
+    "flow_grpo kl": ("sd3", ["algorithm.kl_coef=0.1", "model.lora=null", "ema.decay=0.5", "optimizer.warmup_steps=1"]),
+    "flow_grpo several steps": ("sd3", [*SEVERAL, "algorithm.old_logprob=recompute", "algorithm.fold_timesteps=false"]),
+    "flow_grpo unmerged": ("flux", [*SEVERAL, "rollout.merge_lora=false", "algorithm.timestep_fraction=0.5"]),
+    "flow_grpo cps": ("sd3", ["algorithm.transition=cps", "algorithm.best_of=2", "rollout.batch_size=3"]),
+    "flow_grpo two rewards": ("sd3", ["algorithm.advantage_aggregation=gdpo", "algorithm.advantage_std=global"]),
+    "flow_grpo cheap candidates": ("sd3", ["rollout.candidates={n: 6, num_inference_steps: 2}"]),
+    "flow_grpo candidates": ("sd3", ["rollout.candidates.n=6", "rollout.filter_groups.max_num_gen_batches=2"]),
+    "flow_grpo supervised": ("flux", ["supervised={{train_files: {folder}/pictures.jsonl, batch_size: 2}}"]),
+    "flow_grpo with vae": ("vae", ["model.gradient_checkpointing=true", "trainer.micro_batch_size=4"]),
+    "flow_grpo weights": ("sd3", [f"{CORRECTION}={{batch_normalise: true}}", *SEVERAL]),
+    "flow_grpo bypass": ("sd3", [f"{CORRECTION}={{mode: bypass, weights: sample, lower: 0.5}}", *SEVERAL]),
+    "flow_grpo rejection": ("sd3", [f"{CORRECTION}={{weights: none, reject: seq_mean_k1, reject_above: 2}}"]),
+    "flow_grpo_fast": ("sd3", ["algorithm.window={kind: random, size: 1}"]),
+    "mix_grpo": ("flux", ["algorithm.window={kind: progressive, size: 1}", "algorithm.solver=dpm2"]),
+    "mix_grpo flash": ("sd3", ["algorithm.window={kind: progressive, size: 1}", "algorithm.steps_after=0.5"]),
+    "tempflow_grpo": ("sd3", []),
+    "dance_grpo": ("flux", ["algorithm.timestep_fraction=0.5"]),
+    "grpo_guard": ("sd3", SEVERAL),
+    "flow_dppo": ("sd3", [*SEVERAL, "algorithm.kl_measure=means"]),
+    "branch_grpo": ("sd3", ["algorithm.splits=[0, 1]"]),
+    "branch_grpo extreme": (
+        "sd3", ["algorithm.splits=[0, 1]", "algorithm.leaf_pruning=extreme", "algorithm.keep_leaves=2"],
+    ),
+    "branch_grpo parent_best": (
+        "flux", ["algorithm.splits=[0, 1]", "algorithm.leaf_pruning=parent_best", "algorithm.skip_depths=1", CORRECTION],
+    ),
+    "diffusion_nft": ("sd3", ["algorithm.train_timesteps=2", "algorithm.kl_coef=0.1"]),
+    "diffusion_nft slow": ("flux", [*MOVING, *SEVERAL, "model.lora=null", "rollout.guidance_scale=2"]),
+    "awm": ("sd3", ["algorithm.train_timesteps=2", "algorithm.weighting=ghuber", *SEVERAL]),
+    "awm kl": ("flux", [*MOVING, "algorithm.kl_coef=0.1", "algorithm.old_kl_coef=0.1", "model.lora=null"]),
+    "crd": ("sd3", ["algorithm.train_timesteps=2", "algorithm.temperature=0.5", "algorithm.matching=mse"]),
+    "crd reference": (
+        "flux",
+        ["algorithm.train_timesteps=2", "algorithm.baseline=reference", "algorithm.kl_coef=0.1",
+         "algorithm.kl_adaptive=true", "algorithm.kl_guidance=2", "model.lora=null"],
+    ),
+    "dgpo": ("sd3", ["algorithm.train_timesteps=2", "algorithm.clip=0.001", *SEVERAL]),
+    "dgpo slow": ("flux", [*MOVING, "algorithm.kl_coef=0.1", "model.lora=null", "algorithm.times=uniform"]),
+    "diffusion_dpo": ("sd3", ["algorithm.train_timesteps=2", "algorithm.sft_coef=0.1"]),
+    "diffusion_dpo pairs": (
+        "flux",
+        ["algorithm.train_timesteps=2", "algorithm.online=false", "data.train_files={folder}/pairs.jsonl",
+         "data.val_files={folder}/prompts.txt", "model.lora=null", "algorithm.times=logit_normal"],
+    ),
+    "distill": ("sd3", ["algorithm.objective=distill_kl", "algorithm.transition=sde", TEACHERS]),
+    "distill ode": ("flux", ["algorithm.objective=distill_fm_mse", "algorithm.transition=ode", TEACHERS]),
+    "draft": ("vae", [*DIFFERENTIABLE, "algorithm.last_steps=2", "algorithm.kl_coef=0.1", "algorithm.recompute=true"]),
+    "draft lv": ("sd3", [*DIFFERENTIABLE, "algorithm.kind=draft_lv", "algorithm.ceiling=0.5", "model.lora=null"]),
+    "draft refl": ("flux", [*DIFFERENTIABLE, "algorithm.kind=refl", "algorithm.kl_coef=0.1"]),
+    "sft": ("sd3", ["data.train_files={folder}/pictures.jsonl", "data.val_files={folder}/prompts.txt"]),
+    "sft dropout": (
+        "vae",
+        ["data.train_files={folder}/pictures.jsonl", "data.val_files={folder}/prompts.txt",
+         "algorithm.prompt_dropout=0.5", "rollout.guidance_scale=2", "model.lora=null"],
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pretend")
+    tiny_pipeline(folder / "sd3", vae=False)
+    tiny_pipeline(folder / "sd3-teacher", vae=False, seed=1)
+    tiny_pipeline(folder / "vae", t5=True)
+    tiny_flux(folder / "flux", vae=False)
+    tiny_flux(folder / "flux-teacher", vae=False, seed=1)
+    tiny_flux(folder / "schnell", vae=False, guidance=False)
+    (folder / "rewards.py").write_text(REWARDS)
+    (folder / "prompts.txt").write_text("a cat\ntwo dogs\n")
+    for colour in ("white", "black"):
+        Image.new("RGB", (16, 16), colour).save(folder / f"{colour}-vae.png")
+        Image.new("RGB", (8, 8), colour).save(folder / f"{colour}.png")
+    for end in ("", "-vae"):
+        pictures = [{"prompt": "a cat", "image": f"white{end}.png"}, {"prompt": "a dog", "image": f"black{end}.png"}]
+        pairs = [{"prompt": "a cat", "chosen": f"white{end}.png", "rejected": f"black{end}.png"}] * 2
+        for name, lines in (("pictures", pictures), ("pairs", pairs)):
+            (folder / f"{name}{end}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for family in ("sd3", "flux", "schnell", "vae"):
+        side = 16 if family == "vae" else 8
+        function = {"name": "function", "path": f"{folder / 'rewards.py'}:brightness"}
+        tree: dict[str, Any] = {
+            "model": {"path": str(folder / family / "pipeline"), "lora": {"rank": 2}},
+            "data": {"train_files": str(folder / "prompts.txt"), "train_batch_size": 2},
+            "rewards": {"brightness": function},
+            "rollout": {"n": 4, "num_inference_steps": 3, "height": side, "width": side, "max_sequence_length": 12},
+            "optimizer": {"lr": 1e-2},
+            "scoring": {"processes": 0},
+            "steps": 2,
+            "output_dir": str(folder / "run"),
+        }
+        write_recipe(folder / f"{family}.yaml", tree)
+    return folder
+
+
+def options(folder: Path, name: str) -> tuple[Path, list[str]]:
+    family, given = CASES[name]
+    filled = []
+    for option in given:
+        if option == CORRECTION:
+            option = f"{CORRECTION}={{reject: token_k2, reject_above: 3}}"
+        if "{folder}" in option:
+            option = option.format(folder=folder, family=family)
+        filled.append(option.replace("pictures.jsonl", "pictures-vae.jsonl") if family == "vae" else option)
+    if "two rewards" in name:
+        filled.append(f"rewards.left={{name: function, path: '{folder / 'rewards.py'}:left', weight: 0.5}}")
+    return folder / f"{family}.yaml", [f"algorithm={name.split()[0]}", *filled]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", CASES)
+def test_a_run(name: str, precision: str, folder: Path) -> None:
+    recipe, given = options(folder, name)
+    check(recipe, given, precision)
+
+
+def test_every_algorithm_is_among_them() -> None:
+    assert {name.split()[0] for name in CASES} == set(names("algorithm"))

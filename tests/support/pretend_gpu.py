@@ -1,0 +1,503 @@
+"""A GPU for tests on machines without one: tensors that compute on the CPU, say that they lie on ``cuda:0``, and raise
+where devices mix as CUDA does.
+
+    with PretendGpu() as gpu:
+        x = torch.ones(3, device="cuda")
+        x + torch.ones(3)           # RuntimeError, as on a GPU
+        float(x.sum())              # counted: the CPU would wait for the GPU here
+    gpu.count("sync"), gpu.bytes("to host")
+
+What it stands in for:
+
+* *Devices.* A CPU tensor among GPU tensors is refused, but for 0-dim ones in pointwise operators and for indices of a
+  GPU tensor. So are a CPU generator, ``.numpy()``, and a GPU tensor as the index of a CPU tensor.
+* *Waiting.* ``.item()``, ``.cpu()``, ``bool()``, ``nonzero``, boolean indices, ``equal``, and copies that are not
+  ``non_blocking`` are counted, with the line of the package that asked for them; so are the bytes that are copied.
+* *Precision.* ``torch.autocast("cuda")`` casts by CUDA's lists, which differ from the CPU's: norms, softmax, exp and
+  sums come out in float32. Kernels are the CPU's.
+
+What it can't show: CUDA's kernels and their rounding, speed, memory, streams (everything is over when it returns, so a
+copy that is ``non_blocking`` where it must not be goes unnoticed), several GPUs, and autocast's cache of cast weights.
+
+The instrument is two modes and a few patched functions of ``torch.cuda``, all of the thread and of the ``with`` block
+alone. To C++ a pretended tensor lies on the meta device; a meta tensor of anybody else stays one, as long as no
+pretended tensor takes part in the call that makes it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch.autograd.graph import _engine_run_backward
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.support.cuda_rules import (
+    CPU_SCALARS,
+    INDEXING,
+    SCALAR_ARGUMENTS,
+    WAITING,
+    autocast_rule,
+    operator_name,
+)
+
+GPU = torch.device("cuda:0")
+HIDDEN = torch.device("meta")  # where C++ believes the tensors to be
+PACKAGE = str(Path(__file__).parents[2] / "burnish")
+aten = torch.ops.aten
+
+
+class PretendTensor(torch.Tensor):
+    """Holds a CPU tensor and says that it lies on the GPU."""
+
+    inner: torch.Tensor
+    gpu: PretendGpu
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor, gpu: PretendGpu) -> PretendTensor:
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
+            layout=inner.layout, device=HIDDEN, requires_grad=False,
+        )  # fmt: skip
+        made.inner, made.gpu = inner, gpu
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # reached where the modes are off: in other threads, and after the end
+        found = next(value.gpu for value in _tensors((*args, *(kwargs or {}).values())) if _pretended(value))
+        assert found.on, f"a tensor of a pretended GPU is used after its end, in {func}"
+        return found.run(func, args, kwargs or {})
+
+    device = property(lambda self: GPU)
+    is_cuda = property(lambda self: True)
+    is_cpu = property(lambda self: False)
+    is_meta = property(lambda self: False)
+
+    @property
+    def data(self) -> torch.Tensor:
+        return PretendTensor(self.inner, self.gpu)
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        assert _pretended(value), "data of a tensor on the GPU is replaced by some on the CPU"
+        torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
+        self.inner = value.inner
+
+    def new_tensor(self, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+        return torch.tensor(data, dtype=dtype or self.dtype, device=device or GPU, requires_grad=requires_grad)
+
+    def tolist(self) -> Any:
+        return self.detach().cpu().tolist()
+
+    def numpy(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first (pretended)")
+
+    __array__ = numpy
+
+    def get_device(self) -> int:
+        return 0
+
+    def data_ptr(self) -> int:
+        return self.inner.data_ptr()
+
+    def untyped_storage(self) -> Any:
+        return self.inner.untyped_storage()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PretendTensor:
+        if id(self) not in memo:
+            memo[id(self)] = copied = PretendTensor(self.inner.clone(), self.gpu).requires_grad_(self.requires_grad)
+            if getattr(self, "_is_param", False):
+                copied._is_param = True
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a tensor of a pretended GPU leaves the process; move it to the CPU first")
+
+    def __repr__(self, **kwargs: Any) -> str:
+        return f"pretended_cuda({self.inner})"
+
+
+def _pretended(value: Any) -> bool:
+    return type(value) is PretendTensor
+
+
+def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def _is_gpu(device: Any) -> bool:
+    if isinstance(device, str):
+        return device.split(":")[0] == "cuda"
+    return isinstance(device, torch.device) and device.type == "cuda"
+
+
+class PretendGpu:
+    """Makes a GPU appear for the length of a ``with`` block, and counts what would have crossed to it."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self.phase = ""  # what the counts are booked under
+        self.counts: Counter[tuple[str, str, str]] = Counter()  # by (phase, kind, line of the package)
+        self.backwards: Counter[str] = Counter()  # calls of backward, one a micro-batch, by phase
+        self.draws: Counter[str] = Counter()  # operators that drew from the GPU's own generator
+        self.inside = False  # a call that a pretended tensor takes part in: its meta tensors are pretended ones
+        self._functions, self._operators = _Functions(self), _Operators(self)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> PretendGpu:
+        self._stack = ExitStack()
+        for name, value in (_CUDA | {"synchronize": lambda *_: self.note("sync")}).items():
+            self._stack.enter_context(mock.patch.object(torch.cuda, name, value))
+        self._stack.enter_context(mock.patch.object(torch.autograd, "_engine_run_backward", self._run_backward))
+        # a module's parameter stays the same object when it moves to the GPU, weights that are tied stay so
+        before = torch.__future__.get_swap_module_params_on_conversion()
+        self._stack.callback(torch.__future__.set_swap_module_params_on_conversion, before)
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        self._stack.enter_context(self._operators)
+        self._stack.enter_context(self._functions)
+        self.on = True
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.on = False
+        self._stack.close()
+
+    def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        """The modes rest while a function is handled, but backward passes call functions of their own."""
+        with self._functions:
+            return _engine_run_backward(*args, **kwargs)
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """Book what happens in here under a name."""
+        before, self.phase = self.phase, phase
+        try:
+            yield
+        finally:
+            self.phase = before
+
+    def count(self, kind: str, phase: str | None = None) -> int:
+        """How often something happened, in one phase or in all: sync, to device, to host (or ``bytes to ...``)."""
+        return sum(n for (p, k, _), n in self.counts.items() if k == kind and phase in (None, p))
+
+    def bytes(self, direction: str, phase: str | None = None) -> int:
+        """Bytes copied, ``to device`` or ``to host``."""
+        return self.count(f"bytes {direction}", phase)
+
+    def lines(self, kind: str, phase: str | None = None) -> str:
+        """The lines that did it, the most frequent first: for the message of a test that fails."""
+        found: Counter[str] = Counter()
+        for (p, k, line), n in self.counts.items():
+            if k == kind and phase in (None, p):
+                found[line] += n
+        return "\n".join(f"{n:6d} {line}" for line, n in found.most_common(12))
+
+    def note(self, kind: str, size: int | None = None, *, waits: bool = True) -> None:
+        """Something crossed between CPU and GPU, or the CPU waited."""
+        line = _line()
+        if size is not None:
+            self.counts[self.phase, kind, line] += 1
+            self.counts[self.phase, f"bytes {kind}", line] += size
+        if waits:
+            self.counts[self.phase, "sync", line] += 1
+
+    def put(self, value: torch.Tensor) -> PretendTensor:
+        """A CPU tensor on the GPU, not counted."""
+        return PretendTensor(value.detach(), self)
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """One operator, as a GPU would."""
+        tensors = list(_tensors((*args, *kwargs.values())))
+        some = any(map(_pretended, tensors))
+        device = kwargs.get("device")
+        asked = device is not None and (_is_gpu(device) or (self.inside and torch.device(device) == HIDDEN))
+        if not some and not asked:
+            return func(*args, **kwargs)
+        about = _about(func)
+        if about.composite:
+            with self._operators:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        if about.name in ("_to_copy", "copy", "_foreach_copy"):
+            return self._copy(about, func, args, kwargs)
+        if some:
+            _refuse_mixtures(about, args, kwargs, tensors)
+        target = some if device is None else asked
+        if target and about.random:
+            generator = kwargs.get("generator")
+            if generator is not None:
+                raise RuntimeError(f"Expected a 'cuda' device type for generator but found 'cpu' ({func}, pretended)")
+            self.draws[f"{about.name} {_line()}"] += 1
+        self._note_waiting(about, args, kwargs)
+        plain = _bare(args)
+        named = {name: _bare(value) for name, value in kwargs.items()}
+        if device is not None:
+            named["device"] = torch.device("cpu")
+        named.pop("pin_memory", None)
+        if about.name == "histc" and not plain[0].is_floating_point():
+            result = func(plain[0].float(), *plain[1:], **named).to(plain[0].dtype)  # the CPU has none of integers
+        else:
+            result = func(*plain, **named)
+        if about.writes:
+            return _written(about, args, kwargs, result)
+        if not target:
+            return result
+        if about.views and torch.is_inference_mode_enabled() and not args[0].is_inference():
+            with torch.inference_mode(False):  # what shows a part of a weight is no tensor of inference mode
+                return self._dressed(result)
+        return self._dressed(result)
+
+    def _dressed(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return PretendTensor(value, self)
+        if isinstance(value, list | tuple):
+            return type(value)(self._dressed(one) for one in value)
+        return value
+
+    def _copy(self, about: SimpleNamespace, func: Any, args: Any, kwargs: Any) -> Any:
+        if about.name != "_to_copy":
+            pairs = [args[:2]] if about.name == "copy" else zip(args[0], args[1], strict=True)
+            waits = not (kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
+            for target, source in pairs:
+                self._note_move(source, _pretended(target), target.dtype, waits=waits)
+            func(*_bare(args), **kwargs)
+            return args[0] if about.name == "copy" else None
+        source, device = args[0], kwargs.get("device")
+        target = _pretended(source) if device is None else torch.device(device) != torch.device("cpu")
+        dtype = kwargs.get("dtype") or source.dtype
+        self._note_move(source, target, dtype, waits=not kwargs.get("non_blocking"))
+        plain = {name: value for name, value in kwargs.items() if name in ("dtype", "layout", "memory_format")}
+        copied = func(*_bare(args), **plain)
+        return PretendTensor(copied, self) if target else copied
+
+    def _note_move(self, source: torch.Tensor, target: bool, dtype: torch.dtype, *, waits: bool) -> None:
+        """CUDA converts on the CPU: what goes up has its new dtype already, and what comes down still its old one."""
+        if _pretended(source) and not target:
+            self.note("to host", source.numel() * source.element_size(), waits=waits)
+        elif target and not _pretended(source):
+            self.note("to device", source.numel() * dtype.itemsize, waits=waits)
+
+    def _note_waiting(self, about: SimpleNamespace, args: Any, kwargs: Any) -> None:
+        if about.name in WAITING:
+            if about.name == "repeat_interleave" and kwargs.get("output_size") is not None:
+                return
+            size = args[0].element_size() if about.name == "_local_scalar_dense" else 8
+            self.note("to host", size)
+        elif about.name in INDEXING and _pretended(args[0]):
+            filled = "put" in about.name and not _pretended(args[2]) and args[2].dim() == 0
+            for index in args[1]:
+                if index is None:
+                    continue
+                if not _pretended(index):
+                    self.note("to device", 8 * index.numel())
+                elif index.dtype in (torch.bool, torch.uint8) and not filled:
+                    self.note("to host", 8)  # how many are true
+
+
+def _refuse_mixtures(about: SimpleNamespace, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> None:
+    """Raise where CUDA does."""
+    plain = [value for value in tensors if not _pretended(value)]
+    if about.name in INDEXING:
+        _refuse_indices(about, args)
+        return
+    allowed: Any = None
+    if about.name in SCALAR_ARGUMENTS:
+        name = SCALAR_ARGUMENTS[about.name]
+        allowed = kwargs.get(name, args[about.names.index(name)] if name in about.names[: len(args)] else None)
+    for value in plain:
+        if value.device == HIDDEN:
+            raise RuntimeError(f"{about.name}: a meta tensor among tensors on cuda:0 (pretended)")
+        if value.dim() == 0 and (about.name in CPU_SCALARS or value is allowed) and value is not about.written(args):
+            continue
+        shapes = ", ".join(f"{tuple(t.shape)} on {t.device}" for t in tensors)
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
+            f"({about.name} of {shapes}, pretended)"
+        )
+
+
+def _refuse_indices(about: SimpleNamespace, args: Any) -> None:
+    self, indices = args[0], args[1]
+    if not _pretended(self) and any(index is not None and _pretended(index) for index in indices):
+        raise RuntimeError(
+            "indices should be either on cpu or on the same device as the indexed tensor (cpu) (pretended)"
+        )
+    if "put" in about.name and _pretended(self) != _pretended(args[2]) and (args[2].dim() > 0 or _pretended(args[2])):
+        raise RuntimeError(f"index_put_: self is on {self.device}, values are on {args[2].device} (pretended)")
+
+
+def _bare(value: Any) -> Any:
+    if _pretended(value):
+        return value.inner
+    if isinstance(value, list | tuple):
+        return type(value)(_bare(one) for one in value)
+    return value
+
+
+def _written(about: SimpleNamespace, args: Any, kwargs: Any, result: Any) -> Any:
+    """What an operator that writes into its arguments returns: those very arguments."""
+    found = [args[i] if i is not None and i < len(args) else kwargs[name] for i, name in about.writes]
+    for one in _tensors(found):
+        assert not _pretended(one) or one.shape == one.inner.shape, f"{about.name} changed the shape of a tensor"
+    if not about.returns:
+        return None
+    return found[0] if about.returns == 1 else tuple(found)
+
+
+_ABOUT: dict[Any, SimpleNamespace] = {}
+
+
+def _about(func: Any) -> SimpleNamespace:
+    if func not in _ABOUT:
+        schema = func._schema
+        names = [argument.name for argument in schema.arguments]
+        kinds = [argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments]
+        writes = [(None if schema.arguments[i].kwarg_only else i, names[i]) for i, kind in enumerate(kinds) if kind]
+        first = writes[0][0] if writes else None
+        _ABOUT[func] = SimpleNamespace(
+            name=operator_name(schema.name.split("::")[1]),
+            names=names,
+            writes=writes,
+            written=lambda args: args[first] if first is not None else None,
+            returns=len(schema.returns),
+            views=any(value.alias_info is not None and not value.alias_info.is_write for value in schema.returns),
+            random=torch.Tag.nondeterministic_seeded in func.tags,
+            composite=torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"),
+        )
+    return _ABOUT[func]
+
+
+def _line() -> str:
+    """The line of the package that the present call comes from."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(PACKAGE):
+            return f"{frame.f_code.co_filename[len(PACKAGE) + 1 :]}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "elsewhere"
+
+
+class _Operators(TorchDispatchMode):
+    """Sees every operator, below autograd."""
+
+    def __init__(self, gpu: PretendGpu) -> None:
+        super().__init__()
+        self.gpu = gpu
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and what keeps the compiler away takes longer than an operator
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.gpu.run(func, args, kwargs or {})
+
+
+class _Functions(TorchFunctionMode):
+    """Sees every call of torch's Python interface: who asks for the GPU, and what autocast makes of it."""
+
+    def __init__(self, gpu: PretendGpu) -> None:
+        super().__init__()
+        self.gpu = gpu
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = func.__name__, kwargs or {}
+        if name in ("__get__", "__set__", "_parse_to") or func is torch.device:
+            return func(*args, **kwargs)
+        asks = any(_is_gpu(value) for value in (*args, *kwargs.values())) or name == "cuda"
+        if not asks and not any(map(_pretended, _tensors((*args, *kwargs.values())))):
+            return func(*args, **kwargs)
+        before, self.gpu.inside = self.gpu.inside, True
+        try:
+            return self._call(func, name, args, kwargs, asks)
+        finally:
+            self.gpu.inside = before
+
+    def _call(self, func: Any, name: str, args: Any, kwargs: Any, asks: bool) -> Any:
+        if func is torch.Tensor.backward:
+            self.gpu.backwards[self.gpu.phase] += 1
+        if name == "cuda":
+            return args[0].to(HIDDEN, non_blocking=bool(kwargs.get("non_blocking")))
+        if name == "pin_memory":
+            return args[0].clone()
+        if asks:
+            if func in (torch.tensor, torch.as_tensor, torch.asarray):
+                return self._from_data(func, *args, **kwargs)
+            args = [HIDDEN if _is_gpu(value) else value for value in args]
+            kwargs = {key: HIDDEN if _is_gpu(value) else value for key, value in kwargs.items()}
+        if name in ("__getitem__", "__setitem__"):
+            args = [args[0], self._index(args[0], args[1]), *args[2:]]
+            if name == "__setitem__" and isinstance(args[2], int | float):
+                args[2] = torch.tensor(args[2], dtype=args[0].dtype)
+        rule = autocast_rule(name) if torch.is_autocast_enabled("cuda") else None
+        if rule is not None and not (rule == "told" and kwargs.get("dtype") is not None):
+            args, kwargs = _cast(rule, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _from_data(self, func: Any, data: Any, *, dtype: Any = None, device: Any = None, **kwargs: Any) -> Any:
+        """Made on the CPU and copied."""
+        if isinstance(data, torch.Tensor) and func is not torch.tensor:
+            return data.to(HIDDEN, dtype) if dtype is not None else data.to(HIDDEN)
+        made = torch.tensor(data, dtype=dtype).to(HIDDEN)
+        return made.requires_grad_() if kwargs.get("requires_grad") else made
+
+    def _index(self, indexed: Any, index: Any) -> Any:
+        """Lists and arrays among indices, which go up to the GPU."""
+        if not _pretended(indexed):
+            return index
+        if isinstance(index, tuple):
+            return tuple(self._index(indexed, one) for one in index)
+        return torch.as_tensor(index).to(HIDDEN) if isinstance(index, list | np.ndarray) else index
+
+
+def _cast(rule: str, args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments in the precision that CUDA's autocast gives them."""
+    floats = [t.dtype for t in _tensors((*args, *kwargs.values())) if _castable(t)]
+    if not floats:
+        return args, kwargs
+    dtype = torch.get_autocast_dtype("cuda") if rule == "lower" else torch.float32
+    if rule == "widest" and torch.float32 not in floats:
+        return args, kwargs
+
+    def cast(value: Any) -> Any:
+        if isinstance(value, list | tuple) and any(isinstance(one, torch.Tensor) for one in value):
+            return type(value)(cast(one) for one in value)
+        return value.to(dtype) if _castable(value) and value.dtype != dtype else value
+
+    return [cast(value) for value in args], {name: cast(value) for name, value in kwargs.items()}
+
+
+def _castable(value: Any) -> bool:
+    return _pretended(value) and value.is_floating_point() and value.dtype != torch.float64
+
+
+_CUDA: dict[str, Any] = {
+    "_lazy_init": lambda: None,
+    "is_available": lambda: True,
+    "is_initialized": lambda: False,
+    "device_count": lambda: 1,
+    "current_device": lambda: 0,
+    "is_bf16_supported": lambda *_, **__: True,
+    "get_device_name": lambda *_: "a pretended GPU",
+    "get_device_capability": lambda *_: (9, 0),
+    "is_current_stream_capturing": lambda: False,
+    "empty_cache": lambda: None,
+    "memory_allocated": lambda *_: 0,
+    "max_memory_allocated": lambda *_: 0,
+}
