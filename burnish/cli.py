@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from burnish import __version__
-from burnish.errors import UserError, out_of_memory
+from burnish.errors import GivenUp, UserError, out_of_memory
+from burnish.hooks.stop import EXIT_INTERRUPTED, EXIT_STOPPED, StopRequest, ignore_further_signals
 from burnish.terminal import console, message, prepare
 
 EXIT_CODES = """\
@@ -20,8 +21,9 @@ exit codes:
   0    done
   1    failed, with a traceback; or doctor found something that must be put right
   2    refused: one message says what is wrong with the command, the recipe or the files
-  75   stopped by Ctrl-C, SIGTERM or the machine's announced expiry after saving: run the same command again to go on
-  130  stopped by Ctrl-C before there was anything to save
+  75   stopped by Ctrl-C, SIGTERM, SIGHUP or the machine's announced expiry, and everything that was learned is saved:
+       run the same command again to go on
+  130  interrupted by Ctrl-C; train saves first, and is interrupted by a second one, after which it says what was lost
 """
 
 TRAIN = """\
@@ -115,29 +117,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = _run(arguments)
         sys.stdout.flush()
-        return code
     except UserError as error:
         _complain(error)
-        return 2
-    except BrokenPipeError:  # whoever read what we print has gone, as `head` does
-        _drop_output()
-        return 1
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            raise
-        _drop_output()
-        what = error.filename or "a file"
-        _complain(UserError(f"{what} can't be written: {error.strerror}; make room on its disk, or write elsewhere"))
-        return 2
+        code = 2
     except Exception as error:
-        if not out_of_memory(error):
-            raise
+        code = _unforeseen(error)
+    except KeyboardInterrupt as error:
+        _complain(UserError(str(error) or "interrupted"))
+        code = EXIT_INTERRUPTED
+    if argv is None:
+        ignore_further_signals()  # Python's own end takes a while, and the exit code is to be what it is
+    return code
+
+
+def _unforeseen(error: Exception) -> int:
+    """Say what the machine could not do, and return the exit code.
+
+    Raises:
+        Exception: the same, where it is an error of the code.
+    """
+    if out_of_memory(error):
         said = str(error).strip().split("\n")[0]
         _complain(UserError(f"memory has run out{f': {said}' if said else ''}; {LESS_MEMORY}"))
         return 2
-    except KeyboardInterrupt:
-        _complain(UserError("stopped before there was anything to save"))
-        return 130
+    if isinstance(error, BrokenPipeError):  # whoever read what we print has gone, as `head` does
+        _drop_output()
+        return 1
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        raise error
+    _drop_output()
+    what = error.filename or "a file"
+    _complain(UserError(f"{what} can't be written: {error.strerror}; make room on its disk, or write elsewhere"))
+    return 2
 
 
 def _drop_output() -> None:
@@ -207,19 +218,24 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(args: argparse.Namespace) -> int:
-    from burnish.config import load
-    from burnish.config.disk import check_disk
-
     if args.sweep:
         from burnish.commands.sweep import sweep
 
         return sweep(args.recipe, args.overrides)
-    config = load(args.recipe, args.overrides)
-    check_disk(config)
-    _quiet_threads(config.threads)
-    from burnish.commands.train import train
+    with StopRequest() as stop:
+        try:
+            with stop.giving_up():
+                from burnish.config import load
+                from burnish.config.disk import check_disk
 
-    return train(config)
+                config = load(args.recipe, args.overrides)
+                check_disk(config)
+                _quiet_threads(config.threads)
+                from burnish.commands.train import train
+        except GivenUp:
+            print(f"Stopped by {stop.requested} before the run began; the same command starts again")
+            return EXIT_STOPPED
+        return train(config, stop)
 
 
 def _eval_arguments(parser: argparse.ArgumentParser) -> None:

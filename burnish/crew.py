@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -26,6 +27,7 @@ class Crew(Protocol):
 
     watch: Stopwatch
     stop: Callable[[], bool]  # whether samples that nobody has learned from are to be given up
+    giving_up: Callable[[], AbstractContextManager[None]]  # around what a request to stop has to end by force
     profiler: Profiler  # of this process
 
     def __enter__(self) -> Self: ...
@@ -62,11 +64,19 @@ class Crew(Protocol):
         ...
 
     def judge(self, target: Path | None, guidance: float | None) -> Metrics:
-        """Judge the weights that are exported; see ``burnish.judging``."""
+        """Judge the weights that are exported; see ``burnish.judging``.
+
+        Raises:
+            GivenUp: the run is to stop.
+        """
         ...
 
-    def save(self, update: int, score: float | None) -> Any:
-        """Write a checkpoint of everything after so many policy updates."""
+    def save(self, update: int, score: float | None, unvalidated: Metrics | None) -> Any:
+        """Write a checkpoint of everything after so many policy updates; see ``burnish.hooks.checkpoints``."""
+        ...
+
+    def validated(self, update: int, score: float | None) -> None:
+        """Write down that the validation of a checkpoint is done, which was saved before it."""
         ...
 
     def settle(self) -> None:
@@ -99,6 +109,14 @@ class LocalCrew:
     @stop.setter
     def stop(self, stop: Callable[[], bool]) -> None:
         self.session.stop = stop
+
+    @property
+    def giving_up(self) -> Callable[[], AbstractContextManager[None]]:
+        return self.session.giving_up
+
+    @giving_up.setter
+    def giving_up(self, giving_up: Callable[[], AbstractContextManager[None]]) -> None:
+        self.session.giving_up = giving_up
 
     def __enter__(self) -> Self:
         self.session.scorer.start()
@@ -144,8 +162,14 @@ class LocalCrew:
         with session.trained_weights(), session.roles.shards.gathered(["policy"]):
             return judge(session, target, n=session.config.validation.n, guidance=guidance)
 
-    def save(self, update: int, score: float | None) -> Path:
-        return self.store.save(update, self.session.state_dict(), identity=self.session.identity, score=score)
+    def save(self, update: int, score: float | None, unvalidated: Metrics | None) -> Path:
+        session = self.session
+        return self.store.save(
+            update, session.state_dict(), identity=session.identity, score=score, unvalidated=unvalidated
+        )
+
+    def validated(self, update: int, score: float | None) -> None:
+        self.store.validated(update, score)
 
     def settle(self) -> None:
         self.store.wait()

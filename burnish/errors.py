@@ -1,4 +1,4 @@
-"""The one class of error that the user can put right: shown as a message, never as a traceback."""
+"""What the user can put right, shown as a message and never as a traceback; and the end that a user asks for."""
 
 from __future__ import annotations
 
@@ -30,3 +30,10 @@ def out_of_memory(error: Exception) -> bool:
     """Whether Python, or torch on a CPU or a GPU, found no memory for what was asked for."""
     torchs = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
     return isinstance(error, MemoryError) or torchs
+
+
+class GivenUp(KeyboardInterrupt):
+    """The run is to stop, so what was being sampled or judged is given up. Nobody has learned from it.
+
+    It is no ``Exception``: code of users, such as a reward, must not take it for an error of theirs.
+    """

@@ -27,7 +27,8 @@ STEP = "training/global_step"  # first in every line of metrics.jsonl
 _MAY_CHANGE = re.compile(
     r"(steps|output_dir|resume|runtime|pools\..*|ray\..*|pipeline\.(max_staleness|drop|timeout)|checkpoint\..*|scoring\..*"
     r"|validation\.every|sharding\..*|rollout\.batch_size|trainer\.micro_batch_(size|tokens)"
-    r"|trainer\.(max_(skipped|empty)_updates|expires_at|expiry_margin)|model\.gradient_checkpointing|profiler(\..*)?)$"
+    r"|(critic\.)?optimizer\.schedule_updates|trainer\.(max_(skipped|empty)_updates|expires_at|expiry_margin)"
+    r"|model\.gradient_checkpointing|profiler(\..*)?)$"
 )
 
 
@@ -168,17 +169,29 @@ class RunFolder:
         if not self.config.exists():
             return
         before = load(str(self.config))
-        differing = []
+        differing, ways_out = [], ""
+        falling = {name: one for name, one in config.optimizers.items() if one.schedule != "constant"}
         for line in changes(before, config):
             option = line.split(":", 1)[0]
-            scheduled = option == "steps" and config.optimizer.schedule != "constant"
-            if scheduled or not _MAY_CHANGE.match(option):
+            open_ended = [name for name, one in falling.items() if one.schedule_updates is None]
+            if option == "steps" and open_ended:
                 differing.append(line)
+                # the length that leaves the updates that were made as they are, where there is one
+                length = " ".join(f"{name}.schedule_updates={max(before.steps, config.steps)}" for name in open_ended)
+                ways_out = (
+                    f"\nthe learning rate falls over {before.steps} updates; for another number of steps say over how "
+                    f"many it is to fall from here on: {length}"
+                )
+            elif not _MAY_CHANGE.match(option):
+                differing.append(line)
+            elif option.endswith(".schedule_updates") and option.removesuffix(".schedule_updates") in falling:
+                log.warning("the learning rate goes on as that of a run of another length: %s", line)
         if differing:
             raise UserError(
                 f"output_dir is {config.output_dir}, whose run was started with other options, then -> now:"
                 + "".join(f"\n  {line}" for line in differing)
                 + "\ngive the same options to go on with it, or another output_dir to start a new run"
+                + ways_out
             )
 
     def _put_aside(self) -> None:

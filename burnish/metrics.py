@@ -197,12 +197,17 @@ def group_diversity(pictures: Sequence[np.ndarray], group: Tensor) -> float:
     Returns:
         0 where all samples of each prompt are alike, at most 0.5; NaN if no prompt has two samples.
     """
+    spread = list(group_diversities(pictures, group).values())
+    return float(np.mean(spread)) if spread else float("nan")
+
+
+def group_diversities(pictures: Sequence[np.ndarray], group: Tensor) -> dict[int, float]:
+    """The same of each prompt that has two samples, by its number."""
     members: dict[int, list[np.ndarray]] = defaultdict(list)
     for picture, number in zip(pictures, group.tolist(), strict=True):
         if not isinstance(picture, Spoilt):
             members[number].append(_coarse(picture))
-    spread = [float(np.stack(some).std(0).mean()) for some in members.values() if len(some) > 1]
-    return float(np.mean(spread)) if spread else float("nan")
+    return {number: float(np.stack(some).std(0).mean()) for number, some in members.items() if len(some) > 1}
 
 
 def _coarse(picture: np.ndarray) -> np.ndarray:

@@ -35,6 +35,17 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason="make thorough runs it"))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol():
+    """With BURNISH_ROUNDING set, kernels round as those of another kind of CPU may."""
+    if not os.environ.get("BURNISH_ROUNDING"):
+        return (yield)
+    from tests.support.rounding import OtherRounding
+
+    with OtherRounding():
+        return (yield)
+
+
 @pytest.fixture
 def recipe(tmp_path, monkeypatch):
     """A recipe that passes every check without a real model, in the current folder."""

@@ -186,7 +186,10 @@ def _forwarding() -> Iterator[Callable[[list[str]], int]]:
         code = child.wait()
         return STOPPED if stopped else code
 
-    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # else nohup
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, forward) for number in numbers}
     try:
         yield run
     finally:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import shlex
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, closing, nullcontext, suppress
 
 from burnish.algorithms.base import Metrics
 from burnish.closing import closing_message
 from burnish.config import RunConfig
 from burnish.crew import Crew, LocalCrew
-from burnish.errors import UserError
-from burnish.folder import RunFolder
+from burnish.errors import GivenUp, UserError
+from burnish.folder import STEP, RunFolder
 from burnish.hooks.base import Hook
-from burnish.hooks.checkpoints import Checkpoints
+from burnish.hooks.checkpoints import Ahead, Checkpoints
 from burnish.hooks.expiry import Announced, Expiry, announced
 from burnish.hooks.failures import Failures, NothingLearned
 from burnish.hooks.metrics import MetricsLog
@@ -24,53 +25,85 @@ from burnish.loop import run
 from burnish.plan import opening_message
 from burnish.profiling import controller_command
 from burnish.report import write_report
-from burnish.sources.base import GivenUp
 from burnish.workers.checkpoint import CheckpointStore
 from burnish.workers.checkpoint_files import Checkpoint
 
 log = logging.getLogger(__name__)
 
 
-def train(config: RunConfig) -> int:
+def train(config: RunConfig, stop: StopRequest | None = None) -> int:
     """Train, from the beginning or from where an earlier attempt stopped.
+
+    Args:
+        config: of the run.
+        stop: how it is asked to stop, where somebody listens already; None listens to signals while it trains.
 
     Returns:
         0 when all updates are done, 75 when a signal or the machine's announced expiry asked to stop and everything is
         saved.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C came a second time; it says what was not saved.
     """
-    with closing(RunFolder(config.output_dir)) as folder:
+    with stop or StopRequest() as asked, closing(RunFolder(config.output_dir)) as folder:
         folder.claim()
-        return _train_in(folder, config)
-
-
-def _train_in(folder: RunFolder, config: RunConfig) -> int:
-    expected = announced(config.trainer)
-    store = CheckpointStore(folder.checkpoints, config.checkpoint)
-    checkpoint = _starting_point(config, folder, store)
-    crew = open_crew(config, store)
-    if config.profiler is not None and config.profiler.tool == "nsys":
-        command = controller_command(config.profiler, local=config.runtime == "local", folder=folder.profiles)
-        log.warning("Nsight Systems sees this process if it was started by: %s", shlex.join(command))
-    crew.check_data()
-    with crew, StopRequest() as stop:
-        crew.stop = lambda: stop.requested is not None
         try:
-            crew.check()
-        except GivenUp:  # while rewards were tried: nothing is there yet that could be saved
+            finished = _train_in(folder, config, asked)
+        except GivenUp:
+            finished = False  # before the first update of this process
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(_interrupted(folder)) from None
+        if not folder.has_run():
+            print(f"Stopped by {asked.requested} before the first update; the same command starts again")
             return EXIT_STOPPED
+        try:
+            write_report(folder)
+            closing_message(folder, config, "finished" if finished else f"stopped by {asked.requested}")
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(_interrupted(folder)) from None
+        return 0 if finished else EXIT_STOPPED
+
+
+def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
+    """Whether all updates are done at the end.
+
+    Raises:
+        GivenUp: a stop was asked for before the first update of this process.
+    """
+    expected = announced(config.trainer)
+    with stop.giving_up():
+        store = CheckpointStore(folder.checkpoints, config.checkpoint)
+        checkpoint = _starting_point(config, folder, store)
+        crew = open_crew(config, store)
+        if config.profiler is not None and config.profiler.tool == "nsys":
+            command = controller_command(config.profiler, local=config.runtime == "local", folder=folder.profiles)
+            log.warning("Nsight Systems sees this process if it was started by: %s", shlex.join(command))
+        crew.check_data()
+    crew.stop = lambda: stop.requested is not None
+    with crew:
+        with stop.giving_up():
+            crew.check()
         while True:
             try:
-                finished = _attempt(config, folder, crew, checkpoint, stop, expected)
-                break
+                return _attempt(config, folder, crew, checkpoint, stop, expected)
             except NothingLearned:
                 write_report(folder)
                 raise
             except Exception as error:
                 crew.recover(error)
                 checkpoint = store.latest()
-    write_report(folder)
-    closing_message(folder, config, "finished" if finished else f"stopped by {stop.requested}")
-    return 0 if finished else EXIT_STOPPED
+
+
+def _interrupted(folder: RunFolder) -> str:
+    """What a second Ctrl-C has cost."""
+    learned = max((row[STEP] for row in folder.read_metrics()), default=0)
+    found = folder.checkpoints.iterdir() if folder.checkpoints.is_dir() else ()
+    saved = max((int(path.name) for path in found if path.name.isdecimal()), default=0)
+    again = f"the same command goes on after update {saved}" if saved else "the same command begins again"
+    if saved >= learned:
+        return f"stopped at once by a second Ctrl-C; everything that was learned is saved, and {again}"
+    lost = f"update {learned}" if saved + 1 == learned else f"updates {saved + 1} to {learned}"
+    return f"stopped at once by a second Ctrl-C: {lost} not saved; {again}"
 
 
 def open_crew(config: RunConfig, store: CheckpointStore) -> Crew:
@@ -95,45 +128,61 @@ def _attempt(
     expected: Announced | None,
 ) -> bool:
     """Go on from a checkpoint, or begin: whether all updates are done at the end."""
-    crew.resume(checkpoint)
+    with stop.giving_up():
+        crew.resume(checkpoint)
     done = checkpoint.update if checkpoint is not None else 0
-    resumed_at = done if checkpoint is not None else None
+    metrics = checkpoint.unvalidated if checkpoint is not None else None
+    # the last update is not recorded whole where its validation is still to be done
+    recorded = None if checkpoint is None else done if metrics is None else done - 1
     try:
-        folder.begin(config, resumed_at=resumed_at)
+        folder.begin(config, resumed_at=recorded)
     except UserError as error:
         raise UserError(f"output_dir is {config.output_dir}: {error}") from error
     expiry = Expiry(expected, stop, margin=config.trainer.expiry_margin, saving=lambda: crew.saving)
+    validation = Validation(config, folder, crew.judge)
+    here = checkpoint is not None and checkpoint.path.resolve().parent == folder.checkpoints.resolve()
+    checkpoints = Checkpoints(
+        config, crew, validation, early=expected is not None, unvalidated=done if metrics is not None and here else None
+    )
+    hooks: list[Hook] = [
+        Ahead(checkpoints),
+        validation,
+        MetricsLog(folder, resumed_at=recorded),
+        failures := Failures(folder, config.trainer, steps=config.steps),
+        checkpoints,
+        Progress(config, done=done),
+        expiry,
+    ]
 
     def stopping() -> bool:
         return expiry.due() or stop.requested is not None
 
-    hooks: list[Hook] = [
-        Validation(config, folder, crew.judge),
-        MetricsLog(folder, resumed_at=resumed_at),
-        failures := Failures(folder, config.trainer, steps=config.steps),
-        checkpoints := Checkpoints(config, crew, early=expected is not None),
-        Progress(config, done=done),
-        expiry,
-    ]
-    crew.stop = stopping
+    crew.stop, crew.giving_up = stopping, stop.giving_up
     opening_message(config, crew.items, done=done)
     try:
-        for hook in hooks:
-            hook.start(done)
-        if done == 0:
-            untrained: Metrics = {}
+        with nullcontext() if done else stop.giving_up():
             for hook in hooks:
-                hook(0, untrained)
-        with suppress(GivenUp):
-            run(range(done + 1, config.steps + 1), failures.watched(crew.source), crew.workers, hooks,
-                watch=crew.watch, stop=stopping, around=crew.profiler.during, devices=config.devices)  # fmt: skip
+                hook.start(done)
+            if done == 0 or metrics is not None:
+                _call(hooks, done, dict(metrics or {}))
+        if not stopping():
+            with suppress(GivenUp):
+                run(
+                    range(done + 1, config.steps + 1), failures.watched(crew.source), crew.workers, hooks,
+                    watch=crew.watch, stop=stopping, around=crew.profiler.during, devices=config.devices,
+                )  # fmt: skip
         for hook in hooks:
             hook.finish()
     finally:
         with ExitStack() as ends:  # all of them, whatever the disk says to one
             for hook in reversed(hooks):
                 ends.callback(hook.close)
-    return max(done, checkpoints.last) >= config.steps
+    return max(done, checkpoints.last) >= config.steps and not validation.given_up
+
+
+def _call(hooks: Sequence[Hook], update: int, metrics: Metrics) -> None:
+    for hook in hooks:
+        hook(update, metrics)
 
 
 def _starting_point(config: RunConfig, folder: RunFolder, store: CheckpointStore) -> Checkpoint | None:

@@ -19,6 +19,7 @@ from burnish.options import (
     LanguageRolloutOptions,
     LanguageTrainerOptions,
     LanguageValidationOptions,
+    OptimizerOptions,
     PtxOptions,
 )
 from burnish.registry import options
@@ -173,6 +174,11 @@ class LanguageConfig(RunConfig):
                 f"environment.max_length is {environment.max_length}, but one response alone may have "
                 f"rollout.max_new_tokens={limit}; raise the first or lower the second"
             )
+
+    @property
+    def optimizers(self) -> dict[str, OptimizerOptions]:
+        critic = {"critic.optimizer": self.critic.optimizer} if self.algorithm.needs().critic else {}
+        return super().optimizers | critic
 
     def cautions(self) -> Iterator[str]:
         if self.rollout.engine == "vllm" and self.model.lora is not None and self.model.dtype == "bfloat16":

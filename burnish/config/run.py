@@ -129,6 +129,15 @@ class RunConfig:
         per_epoch = math.ceil(self.samples / (self.trainer.mini_batch_size or self.samples))
         return int(self.trainer.epochs * per_epoch)
 
+    @property
+    def optimizers(self) -> dict[str, OptimizerOptions]:
+        """What learns, by the section that says how."""
+        return {"optimizer": self.optimizer}
+
+    def schedule_steps(self, optimizer: OptimizerOptions) -> int:
+        """Optimizer steps after which a falling learning rate is zero."""
+        return (optimizer.schedule_updates or self.steps) * self.steps_per_update
+
     def check(self, given: Collection[str] = ()) -> None:
         """Refuse sections that contradict each other.
 
@@ -175,6 +184,13 @@ class RunConfig:
                 f"optimizer.warmup_steps is {self.optimizer.warmup_steps}, but the whole run has only "
                 f"{self.optimizer_steps} optimizer steps: optimizer.lr is never reached; warm up for fewer"
             )
+
+        for section, optimizer in self.optimizers.items():
+            if optimizer.schedule_updates is not None and optimizer.schedule_updates < self.steps:
+                yield (
+                    f"{section}.schedule_updates is {optimizer.schedule_updates}, but steps is {self.steps}: the "
+                    "learning rate is zero from there on; raise it, or lower steps"
+                )
 
     def _choices(self) -> Iterator[str]:
         if not any(reward.weight for reward in self.rewards.values()):

@@ -47,7 +47,7 @@ def fingerprint(config: RunConfig) -> str:
     ``steps`` counts only where the learning rate depends on it, so that a finished run can be made longer.
     """
     decisive = {path: value for path, value in _flat(to_dict(config)) if not _SILENT.match(path)}
-    if config.optimizer.schedule == "constant":
+    if config.optimizer.schedule == "constant" or config.optimizer.schedule_updates is not None:
         del decisive["steps"]
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 

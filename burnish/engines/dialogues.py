@@ -114,6 +114,7 @@ class Dialogues:
         for number, (prompt, group, sample) in enumerate(
             zip(job.prompts, job.group.tolist(), job.sample.tolist(), strict=True)
         ):
+            job.between()
             start = random.key(self.seed, "environment", job.update, prompt.uid, first.setdefault(group, sample))
             opening = alike.setdefault(prompt.uid, plain.table.select([int(plain.index[number])]))
             key = (self.seed, job.purpose, job.update, prompt.uid, sample)
@@ -166,6 +167,7 @@ class Dialogues:
         )
         last = turn + 1 == self.environment.max_turns
         for i, row in enumerate(rows):
+            job.between()  # an environment may take long to answer
             own = slice(int(part.length[i]))
             self._answer(row, part.ids[i, own], part.logprob[i, own], alike, last=last)
             if row.episode is None and not row.broken:

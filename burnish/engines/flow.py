@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
@@ -116,14 +116,14 @@ class FlowEngine:
         self.times = self._schedule(options.num_inference_steps)
         self._embedded: OrderedDict[str, Conditioning] = OrderedDict()
 
-    def sample(self, job: Job) -> Iterator[tuple[slice, Denoising, list[np.ndarray]]]:
+    def sample(self, job: Job) -> Generator[tuple[slice, Denoising, list[np.ndarray]]]:
         """Denoise and decode, ``batch_size`` pictures at a time, in order: rows, trajectories, pictures uint8."""
         plan = self._plan(job)
         lineage = Lineage.of(job, plan.recorded)
         shared = job.recording is not None and job.recording.shared_noise
         plan = replace(plan, node=lineage.node if shared else None)
-        conditioning = self.embed([prompt.text for prompt in job.prompts])
-        unconditional = self.embed([prompt.negative for prompt in job.prompts])
+        conditioning = self.embed([prompt.text for prompt in job.prompts], between=job.between)
+        unconditional = self.embed([prompt.negative for prompt in job.prompts], between=job.between)
         merge = self.options.merge_lora
         if merge == "auto":
             merge = not rounded_by_folding(self.model.network)
@@ -223,11 +223,17 @@ class FlowEngine:
             chosen[row, window.choose(steps, update=job.update - 1, key=key, stochastic=stochastic)] = True
         return chosen
 
-    def embed(self, texts: Sequence[str]) -> Gathered[Conditioning]:
-        """Embeddings by reference; a text is encoded once, however many samples or updates use it."""
+    def embed(self, texts: Sequence[str], *, between: Callable[[], None] = lambda: None) -> Gathered[Conditioning]:
+        """Embeddings by reference; a text is encoded once, however many samples or updates use it.
+
+        Args:
+            texts: that are wanted.
+            between: called before a text is encoded; what it raises ends the work.
+        """
         unique = list(dict.fromkeys(texts))
         for text in unique:
             if text not in self._embedded:
+                between()
                 # one at a time: an embedding must not depend on what else was encoded with it
                 self._embedded[text] = self.model.encode([text])
         table = Conditioning.cat([self._embedded[text] for text in unique])

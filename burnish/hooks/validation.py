@@ -11,6 +11,7 @@ from burnish.algorithms.base import Metrics
 from burnish.config import RunConfig
 from burnish.config.flow import FlowConfig
 from burnish.disk import writing
+from burnish.errors import GivenUp
 from burnish.folder import RunFolder
 from burnish.hooks.base import Hook
 
@@ -22,6 +23,7 @@ class Validation(Hook):
 
     def __init__(self, config: RunConfig, folder: RunFolder, judge: Judge) -> None:
         self.config, self.folder, self.judge = config, folder, judge
+        self.given_up = False  # the run is to stop, and the last one that was due is still to be done
 
     def start(self, done: int) -> None:
         """Before the first update the policy is the untrained model: guide it, for a line to compare with."""
@@ -34,9 +36,18 @@ class Validation(Hook):
             with writing(self.folder.reference):
                 (self.folder.reference / "metrics.json").write_text(text)
 
-    def __call__(self, update: int, metrics: dict[str, float]) -> None:
+    def due(self, update: int) -> bool:
+        """Whether the policy is judged after so many updates."""
         every = self.config.validation.every
-        if update in (0, self.config.steps) or (every and update % every == 0):
-            start = time.perf_counter()
+        return update in (0, self.config.steps) or bool(every and update % every == 0)
+
+    def __call__(self, update: int, metrics: dict[str, float]) -> None:
+        if not self.due(update):
+            return
+        start = time.perf_counter()
+        try:
             metrics |= self.judge(self.folder.validation(update), None)
+        except GivenUp:
+            self.given_up = True
+        else:
             metrics["timing_s/testing"] = time.perf_counter() - start

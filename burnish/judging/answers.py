@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,12 @@ from burnish.completion import Lengths
 from burnish.disk import writing
 from burnish.engines.dialogues import dialogue_metrics
 from burnish.engines.language import AnswerJob
-from burnish.judging.shares import share
+from burnish.judging.scores import write_scores
+from burnish.judging.shares import of_all, share
 from burnish.metrics import given_metrics, length_metrics, validation_metrics
 from burnish.prompt import Prompt
 from burnish.rewards.language.base import Response
+from burnish.rewards.scoring import awaited
 from burnish.session import LanguageSession
 from burnish.types import Scores
 
@@ -28,11 +31,15 @@ FRAMES = 4  # of a video that are kept
 def judge(session: LanguageSession, target: Path | None, *, n: int) -> Metrics:
     """Answer held-out questions, score, and keep the first ones in ``target``, if any."""
     job = AnswerJob.groups(session.val_prompts, n, purpose="validation", update=0, sampling=session.judged_sampling)
-    shares = [one for one in session.ranks.gather(_judged(session, share(session.ranks, job))) if one is not None]
+    job = replace(job, between=session.between)
+    made = of_all(session.ranks, lambda: _judged(session, share(session.ranks, job)))
+    shares = [one for one in made if one is not None]
     responses = [response for some, _, _ in shares for response in some]
     lengths = Lengths.cat([some for _, some, _ in shares])
     scores = Scores.cat([some for _, _, some in shares])
     if target is not None:
+        tokens = {"tokens": lengths.response.tolist()}
+        write_scores(target, job.prompts, job.group.tolist(), n, scores, tokens)
         _keep(target, job, lengths, responses, scores, n)
     return (
         validation_metrics(scores, job.prompts)
@@ -48,7 +55,8 @@ def _judged(session: LanguageSession, job: AnswerJob) -> tuple[list[Response], L
     if not job.prompts:
         return None
     completion, responses = session.engine.sample(job)
-    return responses, completion.lengths, session.scorer.score(responses, job.prompts)
+    scores = awaited(session.scorer.submit(responses, job.prompts), session.between)
+    return responses, completion.lengths, scores
 
 
 def _keep(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +13,11 @@ from PIL import Image
 from burnish.algorithms.base import Metrics
 from burnish.disk import writing
 from burnish.engines.flow import Job
-from burnish.judging.shares import share
-from burnish.metrics import group_diversity, validation_metrics
+from burnish.judging.scores import write_scores
+from burnish.judging.shares import of_all, share
+from burnish.metrics import group_diversities, group_diversity, validation_metrics
 from burnish.pictures import grid
+from burnish.rewards.scoring import awaited
 from burnish.session import FlowSession
 from burnish.types import Scores
 
@@ -22,12 +26,16 @@ SHOWN = 16  # prompts whose pictures are kept
 
 def judge(session: FlowSession, target: Path | None, *, n: int, guidance: float | None = None) -> Metrics:
     """Sample held-out prompts, score them, and keep pictures and verdicts of the first ones in ``target``, if any."""
-    job = Job.groups(session.val_prompts, n, purpose="validation", update=0, guidance=guidance)
-    shares = session.ranks.gather(_judged(session, share(session.ranks, job)))
+    job = Job.groups(session.val_prompts, n, purpose="validation", update=0, guidance=guidance, between=session.between)
+    shares = of_all(session.ranks, lambda: _judged(session, share(session.ranks, job)))
     pictures = [picture for some, _ in shares for picture in some]
     scores = Scores.cat([score for _, some in shares for score in some])
     if target is not None:
+        group = job.group.tolist()
+        varied = group_diversities(pictures, job.group)
+        measured = {"variety": [varied.get(number, math.nan) for number in group]}
         with writing(target):
+            write_scores(target, job.prompts, group, n, scores, measured)
             _keep(target, job, pictures, scores, n)
     return validation_metrics(scores, job.prompts) | {
         "val-aux/variety": group_diversity(pictures, job.group),
@@ -39,10 +47,13 @@ def _judged(session: FlowSession, job: Job) -> tuple[list[np.ndarray], list[Scor
     """Pictures and their scores, in batches; scored while the next ones are sampled."""
     pictures: list[np.ndarray] = []
     pending = []
-    for rows, _, some in session.engine.sample(job) if job.prompts else ():
-        pictures += some
-        pending.append(session.scorer.submit(some, job.prompts[rows]))
-    return pictures, [part.result() for part in pending]
+    if not job.prompts:
+        return [], []
+    with closing(session.engine.sample(job)) as parts:
+        for rows, _, some in parts:
+            pictures += some
+            pending.append(session.scorer.submit(some, job.prompts[rows]))
+    return pictures, [awaited(part, session.between) for part in pending]
 
 
 def _keep(target: Path, job: Job, pictures: list[np.ndarray], scores: Scores, n: int) -> None:

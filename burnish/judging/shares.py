@@ -1,11 +1,13 @@
-"""Which held-out prompts a rank samples for."""
+"""Which held-out prompts a rank samples for, and what all ranks have made of theirs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, Self, TypeVar
 
 from torch import Tensor
 
+from burnish.errors import GivenUp
 from burnish.sources.asked import group_starts
 from burnish.workers.ranks import Ranks, own_rows
 
@@ -23,6 +25,7 @@ class Rows(Protocol):
 
 
 J = TypeVar("J", bound=Rows)
+T = TypeVar("T")
 
 
 def share(ranks: Ranks, job: J) -> J:
@@ -30,3 +33,19 @@ def share(ranks: Ranks, job: J) -> J:
     starts = group_starts(job.group)
     own = own_rows(ranks, len(starts) - 1)
     return job.select(slice(starts[own.start], starts[own.stop]))
+
+
+def of_all(ranks: Ranks, work: Callable[[], T]) -> list[T]:
+    """What every rank makes of its share, in their order.
+
+    Raises:
+        GivenUp: on all ranks, where one gave up. None may leave the others waiting for it.
+    """
+    try:
+        own = [work()]
+    except GivenUp:
+        own = []
+    shares = ranks.gather(own)
+    if not all(shares):
+        raise GivenUp
+    return [one for some in shares for one in some]

@@ -87,10 +87,19 @@ class OptimizerOptions:
     """Decoupled weight decay."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate after the warm-up: constant, or falling to zero at the last update."""
+    schedule_updates: Count | None = None
+    """linear, cosine: policy updates after which the learning rate is zero; null takes steps. A run whose learning rate
+    falls is made longer by giving steps and this: it goes on with the learning rate of a run of that length."""
     warmup_steps: Whole = 0
     """Optimizer steps in which the learning rate rises linearly from zero."""
     max_grad_norm: Positive | None = 1.0
     """Longer gradients are scaled down to this norm; null never clips."""
+
+    @model_validator(mode="after")
+    def _schedule_is_read(self) -> Self:
+        if self.schedule == "constant" and self.schedule_updates is not None:
+            raise ValueError("schedule_updates is never read when schedule is constant; leave it out")
+        return self
 
 
 @options

@@ -9,7 +9,8 @@ from html import escape
 
 WIDTH, HEIGHT = 360, 190
 LEFT, RIGHT, TOP, BOTTOM = 44, 10, 10, 26
-INNER_W, INNER_H = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+INNER_H = HEIGHT - TOP - BOTTOM
+CHARACTER = 6.0  # width of a digit of the labels
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Chart:
     percent: bool = False
     span: float = 0.0  # what the axis covers at least
     zero: bool = False  # the axis begins at 0: how much of something is left can't be seen otherwise
+    note: str = ""  # what it shows
     values: list[float] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -43,9 +45,9 @@ class Chart:
         """The chart with its title and legend; nothing if there is no value to show."""
         if not self.values:
             return ""
-        return (
-            f'<figure class="chart"><figcaption>{escape(self.title)}</figcaption>{self._svg()}{self._legend()}</figure>'
-        )
+        note = f"<small>{escape(self.note)}</small>" if self.note else ""
+        title = f"<figcaption>{escape(self.title)}{note}</figcaption>"
+        return f'<figure class="chart">{title}{self._svg()}{self._legend()}</figure>'
 
     def _legend(self) -> str:
         names = [(one.style, one.name) for one in self.series if any(v is not None for _, v in one.points)]
@@ -64,24 +66,27 @@ class Chart:
         least, most = self._range()
         ticks = nice_ticks(least, most)
         low, high = min(ticks[0], *self.values), max(ticks[-1], *self.values)
+        labels = [self.tick(tick, ticks[1] - ticks[0]) for tick in ticks]
+        left = max(LEFT, round(8 + CHARACTER * max(map(len, labels))))  # no number is cut
         label = escape(f"{self.title}, over policy updates", quote=True)
         parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">']
 
         def x(update: float) -> float:
-            return LEFT + INNER_W * update / max(self.last, 1)
+            return left + (WIDTH - RIGHT - left) * update / max(self.last, 1)
 
         def y(value: float) -> float:
             return TOP + INNER_H * (1 - (value - low) / (high - low))
 
-        for tick in ticks:
-            parts.append(f'<path class="rule" d="M{LEFT} {y(tick):.1f}H{WIDTH - RIGHT}"/>')
-            text = self.tick(tick, ticks[1] - ticks[0])
-            parts.append(f'<text x="{LEFT - 6}" y="{y(tick) + 3.5:.1f}" class="end">{text}</text>')
+        for tick, text in zip(ticks, labels, strict=True):
+            parts.append(f'<path class="rule" d="M{left} {y(tick):.1f}H{WIDTH - RIGHT}"/>')
+            parts.append(f'<text x="{left - 6}" y="{y(tick) + 3.5:.1f}" class="end">{text}</text>')
         for tick in nice_ticks(0, max(self.last, 1), whole=True):
             if 0 <= tick <= max(self.last, 1):
-                parts.append(f'<text x="{x(tick):.1f}" y="{HEIGHT - 8}" class="middle">{tick:.0f}</text>')
+                text = f"{tick:.0f}"
+                middle = min(x(tick), WIDTH - CHARACTER * len(text) / 2)
+                parts.append(f'<text x="{middle:.1f}" y="{HEIGHT - 8}" class="middle">{text}</text>')
         if self.reference:
-            parts.append(f'<path class="line reference" d="M{LEFT} {y(self.reference[1]):.1f}H{WIDTH - RIGHT}"/>')
+            parts.append(f'<path class="line reference" d="M{left} {y(self.reference[1]):.1f}H{WIDTH - RIGHT}"/>')
         for one in self.series:
             path = _path([(x(at), None if value is None else y(value)) for at, value in one.points])
             parts.append(f'<path class="line {one.style}" d="{path}"/>')

@@ -15,6 +15,8 @@ from burnish.report.summary import Summary
 
 OPEN = 4  # prompts that are seen at once; the others unfold
 MOST = 8  # samples of a prompt that are shown
+BETWEEN = 3  # validations between the first and the last that are shown
+GLIMPSE = 2  # samples of a prompt that are shown of each of these
 LONGEST = 256  # pixels: larger pictures are made smaller, so that the page can be sent
 HEAVIEST = 1 << 20  # bytes of a picture's file, which may hold more than the picture
 GONE = '<span class="gone">no picture</span>'
@@ -30,7 +32,9 @@ def gallery(folder: RunFolder, run: Summary) -> str:
     if not sides:
         return f"<h2>{run.words.gallery}</h2><p>No validation has kept {run.words.samples} yet.</p>"
     numbers = sorted({index for index, _ in sides[-1][1]})
-    cards = [_card(index, sides) for index in numbers]
+    way = _between(folder, run)
+    # those that unfold are left out on the way, so that the page can be sent
+    cards = [_card(index, sides, way if place < OPEN else []) for place, index in enumerate(numbers)]
     hidden = ""
     if len(cards) > OPEN:
         more = f"{len(cards) - OPEN} more prompts"
@@ -44,7 +48,32 @@ def _title(update: int) -> str:
     return f"after {update} updates" if update else "before training"
 
 
-def _card(index: int, sides: list[tuple[str, Samples]]) -> str:
+def _between(folder: RunFolder, run: Summary) -> list[tuple[str, Samples]]:
+    """Some validations of the trained model before the last one, as evenly spaced as they get."""
+    last = run.after[STEP] if run.after is not None else 0
+    updates = [update for update in folder.validations() if 0 < update < last]
+    if len(updates) > BETWEEN:
+        updates = [updates[(2 * place + 1) * len(updates) // (2 * BETWEEN)] for place in range(BETWEEN)]
+    return [(_title(update), read_samples(folder.validation(update))) for update in updates]
+
+
+def _way(index: int, way: list[tuple[str, Samples]]) -> str:
+    """A glimpse of what became of a prompt's first samples, unfolded for who asks."""
+    parts = []
+    for title, samples in way:
+        shown = [sample for (number, _), sample in sorted(samples.items()) if number == index][:GLIMPSE]
+        if not shown:
+            continue
+        written = shown[0].response is not None
+        body = "".join(map(_response if written else _figure, shown[:1] if written else shown))
+        kind = "" if written else ' class="pictures" style="--columns:2"'
+        parts.append(f"<div><h4>{title}</h4><div{kind}>{body}</div></div>")
+    if not parts:
+        return ""
+    return f'<details class="way"><summary>on the way</summary><div class="between">{"".join(parts)}</div></details>'
+
+
+def _card(index: int, sides: list[tuple[str, Samples]], way: list[tuple[str, Samples]]) -> str:
     columns, prompt, asked = [], "", ""
     for title, samples in sides:
         shown = [sample for (number, _), sample in sorted(samples.items()) if number == index][:MOST]
@@ -58,7 +87,7 @@ def _card(index: int, sides: list[tuple[str, Samples]]) -> str:
         columns.append(f'<div><h4>{title}</h4><div class="pictures" style="--columns:{across}">{figures}</div></div>')
     sided = "sides" if len(sides) == 2 else "sides alone"
     body = f'<div class="{sided}">{"".join(columns)}</div>'
-    return f'<section class="card"><h3>{escape(prompt)}</h3>{asked}{body}</section>'
+    return f'<section class="card"><h3>{escape(prompt)}</h3>{asked}{body}{_way(index, way)}</section>'
 
 
 def _asked(sample: Sample) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 
@@ -10,8 +12,9 @@ from burnish.disk import write_whole
 from burnish.folder import STEP, RunFolder
 from burnish.report.curves import Chart, Series
 from burnish.report.gallery import gallery
+from burnish.report.health import health, points_of
 from burnish.report.style import STYLE
-from burnish.report.summary import REWARD, Measure, Summary, mean, next_steps
+from burnish.report.summary import PLUS_MINUS, REWARD, SPACE, Measure, Summary, next_steps
 from burnish.report.verdict import headline, verdict
 from burnish.report.words import DRAWS
 
@@ -21,7 +24,6 @@ WORDS = {
     "lost": ("bad", "− lost"),
     "weigh": ("", "to weigh"),
 }
-HEALTH = ("actor/", "old_policy/", "rollout_corr/", "critic/")
 PARTS = {
     "reward": "Waiting for rewards",
     "old_log_prob": "Asking the old policy",
@@ -39,11 +41,12 @@ def write_report(folder: RunFolder) -> Path:
         f"<h1>{escape(folder.path.resolve().name)}</h1>",
         f'<p class="lead">{escape(run.sentence())}</p>',
         _numbers(run),
+        _by_source(run),
         _verdict(run),
         _warnings(run),
         _curves(run),
         gallery(folder, run),
-        _details("Health of the training", _health(run)),
+        _details("Health of the training", health(run, {_trained_key(measure) for measure in run.measures()})),
         _details("Where the time goes", _time(run)),
         _details("Configuration", _configuration(folder)),
         _next(folder, run),
@@ -62,6 +65,8 @@ def write_report(folder: RunFolder) -> Path:
 
 def _numbers(run: Summary) -> str:
     last = run.after or run.before
+    if last is None and any(row.get("val-aux/missing") == 1 for row in run.rows):
+        return "<p>No reward of any validation could be computed, so there is nothing to compare.</p>"
     if last is None:
         return "<p>There is no validation yet, so there is nothing to compare.</p>"
     heads = ["before", f"after {last[STEP]} updates", "change"] if run.after else ["before training"]
@@ -90,6 +95,29 @@ def _number_row(run: Summary, measure: Measure) -> str:
     return f"<tr>{''.join(cells)}</tr>"
 
 
+def _by_source(run: Summary) -> str:
+    """Reward and strictest measure of each data source, where there are several."""
+    sources = run.sources()
+    if len(sources) < 2 or run.before is None or run.after is None:
+        return ""
+    measures = [one for one in run.measures() if one.key in (REWARD.key, run.exact.key)]
+    heads = "".join(
+        f'<th class="n">{escape(measure.title)}, before</th><th class="n">after</th>' for measure in measures
+    )
+    rows = []
+    for source in sources:
+        own = [replace(measure, key=measure.key.replace("*", source, 1)) for measure in measures]
+        cells = "".join(
+            _cell(measure, measure.of(run.before)) + _cell(measure, measure.of(run.after), "now") for measure in own
+        )
+        rows.append(f"<tr><td>{escape(source)}</td>{cells}</tr>")
+    return (
+        "<h2>By data source</h2><p>The numbers above are means over these, each counted alike.</p>"
+        f'<div class="wide"><table class="sources"><thead><tr><th></th>{heads}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
 def _cell(measure: Measure, value: float | None, kind: str = "") -> str:
     return f'<td class="n {kind}">{measure.show(value)}</td>'
 
@@ -97,15 +125,15 @@ def _cell(measure: Measure, value: float | None, kind: str = "") -> str:
 def _change(measure: Measure, before: float | None, after: float | None) -> str:
     if before is None or after is None:
         return '<td class="n">–</td>'
-    number, _, unit = measure.show(abs(after - before)).partition("\N{NO-BREAK SPACE}")
-    if number == measure.show(0.0).partition("\N{NO-BREAK SPACE}")[0]:
-        return '<td class="n">0</td>'
-    way = measure.sign(before, after) * measure.better
+    sign = measure.sign(before, after)
+    way = sign * measure.better
     kind = {1: "good", -1: "bad", 0: ""}[way]
-    words = ["points"] if unit else []
-    words += {1: ["better"], -1: ["worse"], 0: []}[way]
-    sign = "+" if after > before else "−"
-    return f'<td class="n {kind}">{sign}{number}<small>{", ".join(words)}</small></td>'
+    number, _, chance = measure.change(before, after).removesuffix(f"{SPACE}points").partition(PLUS_MINUS)
+    words = [f"±{SPACE}{chance}"] if chance else ["too few prompts"] if measure.chance == math.inf else []
+    words += ["points"] if measure.percent else []
+    text = " ".join(words)
+    text += {1: ", better", -1: ", worse", 0: ""}[way] if sign else ", no clear change" if chance else ""
+    return f'<td class="n {kind}">{number}<small>{text.removeprefix(", ")}</small></td>'
 
 
 def _verdict(run: Summary) -> str:
@@ -133,15 +161,15 @@ def _curves(run: Summary) -> str:
         guided = None
         if run.reference is not None and reached is not None:
             guided = (f"untrained, guidance {run.reference['guidance_scale']:g}", reached)
-        lines = [Series("validation", "validation", _points(run, measure.key), dots=True)]
+        lines = [Series("validation", "validation", points_of(run, measure.key), dots=True)]
         trained = "critic/rewards/mean" if measure.key == REWARD.key else _trained_key(measure)
         if trained:
-            lines.insert(0, Series("training", "training", _points(run, trained)))
+            lines.insert(0, Series("training", "training", points_of(run, trained)))
         # so that a change too small to speak of does not look like a cliff
         span = 0.0 if measure.relative else 4 * measure.enough
         title = "Reward" if measure.key == REWARD.key else measure.title
         charts.append(Chart(title, lines, run.updates, guided, measure.percent, span, measure.relative).html())
-    if not charts and (points := _points(run, "critic/rewards/mean")):
+    if not charts and (points := points_of(run, "critic/rewards/mean")):
         charts = [Chart("Reward", [Series("training", "training", points)], run.updates).html()]
     if not any(charts):
         return ""
@@ -151,30 +179,6 @@ def _curves(run: Summary) -> str:
 def _trained_key(measure: Measure) -> str:
     parts = measure.key.split("/")
     return f"critic/{parts[2]}/mean" if len(parts) == 4 else ""
-
-
-def _points(run: Summary, key: str) -> list[tuple[int, float | None]]:
-    found = ((row[STEP], mean(row, key)) for row in run.rows)
-    return [(update, value) for update, value in found if value is not None]
-
-
-def _health(run: Summary) -> str:
-    shown = {"critic/rewards/mean", *(_trained_key(measure) for measure in run.measures())}
-    names = sorted({name for row in run.rows for name in row if name.startswith(HEALTH)} - shown)
-    charts, constant = [], []
-    rewards = _points(run, "critic/rewards/mean")
-    for name in names:
-        points = _points(run, name)
-        if points == rewards:
-            continue  # the only component is the reward
-        values = {value for _, value in points}
-        if len(values) > 1:
-            charts.append(Chart(name, [Series("training", "training", points)], run.updates).html())
-        elif values:
-            constant.append(f"{name} = {values.pop():g}")
-    if constant:
-        constant = [f"<p>The same at every update: {escape(', '.join(constant))}.</p>"]
-    return f'<div class="charts small">{"".join(charts)}</div>{"".join(constant)}' if charts else ""
 
 
 def _time(run: Summary) -> str:

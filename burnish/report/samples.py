@@ -78,27 +78,95 @@ def _sample(said: Any, pictures: Path) -> tuple[Sample, tuple[int, int]]:
     return sample, place
 
 
-def chance(before: Mapping[tuple[int, int], Sample], after: Mapping[tuple[int, int], Sample], name: str) -> float:
+@dataclass(frozen=True)
+class Score:
+    """The verdict of a sample, kept or not."""
+
+    source: str  # of its prompt
+    reward: float | None  # None: missing
+    values: dict[str, float | None]  # components, and what else is known of it
+
+    def of(self, name: str) -> float | None:
+        """The reward, a component, or a number that is known of the sample; None where there is none."""
+        return self.reward if name == "reward" else self.values.get(name)
+
+
+Scores = dict[tuple[int, int], Score]  # by number of the prompt and of the sample
+
+
+def read_scores(validation: Path) -> Scores:
+    """The verdicts of a validation; of one that an older version made those of the samples that it kept."""
+    file = validation / "scores.jsonl"
+    if not file.is_file() or leads_out(file, validation.parents[1]):
+        kept = read_samples(validation)
+        return {place: Score("default", sample.reward, sample.components) for place, sample in kept.items()}
+    found: Scores = {}
+    for line in file.read_bytes().splitlines():
+        try:
+            said: Any = parse_json(line)
+            score = Score(str(said["source"]), said["reward"], dict(said["values"]))
+            place = int(said["index"]), int(said["sample"])
+        except (ValueError, KeyError, TypeError):
+            continue
+        if all(one is None or is_number(one) for one in (score.reward, *score.values.values())):
+            found[place] = score
+    return found
+
+
+def chance(before: Mapping[tuple[int, int], Score], after: Mapping[tuple[int, int], Score], name: str) -> float:
     """How large a change of a mean may be that other prompts might not show: two standard errors.
 
-    Equal prompts and equal noise are compared with each other, so that only what training changed counts.
+    Equal prompts and equal random numbers are compared with each other, so that only what training changed counts. The
+    samples of a prompt are no news to each other: what varies is the prompts. Data sources count equally, as in the
+    metrics.
 
     Args:
-        before: kept samples of one validation.
-        after: those of another.
-        name: of a component, or ``reward``.
+        before: of one validation.
+        after: of another.
+        name: ``reward``, or what is in ``values``; ``A_given_B`` is the mean of A where B is 1.
 
     Returns:
-        0 where too few prompts were kept to say.
+        0 where nothing was kept to tell by; infinity where it is of too few prompts.
     """
-    changes: defaultdict[int, list[float]] = defaultdict(list)
-    for place in before.keys() & after.keys():
-        pair = [one.reward if name == "reward" else one.components.get(name) for one in (before[place], after[place])]
-        if pair[0] is not None and pair[1] is not None:
-            changes[place[0]].append(pair[1] - pair[0])
-    means = [math.fsum(some) / len(some) for some in changes.values()]
-    if len(means) < ENOUGH:
+    moves = _moves(before, after, name)
+    count = sum(map(len, moves.values()))
+    if not count:
         return 0.0
-    centre = math.fsum(means) / len(means)
-    variance = math.fsum((value - centre) ** 2 for value in means) / (len(means) - 1)
-    return 2 * math.sqrt(variance / len(means))
+    if count < ENOUGH:
+        return math.inf
+    every = _variance([move for some in moves.values() for move in some])
+    errors = [(_variance(some) if len(some) >= ENOUGH else every) / len(some) for some in moves.values()]
+    return 2 * math.sqrt(math.fsum(errors)) / len(moves)
+
+
+def _moves(
+    before: Mapping[tuple[int, int], Score], after: Mapping[tuple[int, int], Score], name: str
+) -> dict[str, list[float]]:
+    """By data source, by how much every prompt moved the mean away from where the others have it."""
+    wanted, _, condition = name.partition("_given_")
+    sums: defaultdict[str, dict[int, list[float]]] = defaultdict(dict)  # before: sum, count; after: sum, count
+    for place in before.keys() & after.keys():
+        pair = before[place], after[place]
+        values = [one.of(wanted) for one in pair]
+        if None in values and not condition:
+            continue
+        row = sums[pair[1].source].setdefault(place[0], [0.0] * 4)
+        for side, (one, value) in enumerate(zip(pair, values, strict=True)):
+            if value is not None and (not condition or one.of(condition) == 1):
+                row[2 * side] += value
+                row[2 * side + 1] += 1
+    moves = {}
+    for source, rows in sums.items():
+        total, count = [math.fsum(column) for column in zip(*rows.values(), strict=True)], len(rows)
+        if total[1] and total[3]:
+            was, now = total[0] / total[1], total[2] / total[3]
+            moves[source] = [
+                count * ((row[2] - now * row[3]) / total[3] - (row[0] - was * row[1]) / total[1])
+                for row in rows.values()
+            ]
+    return moves
+
+
+def _variance(values: list[float]) -> float:
+    centre = math.fsum(values) / len(values)
+    return math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1)

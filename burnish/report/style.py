@@ -27,7 +27,7 @@ td.n:last-child, th.n:last-child { padding-right: 0; }
 .numbers td.good small, .numbers td.bad small { color: inherit; }
 .numbers td:first-child { font-size: 1rem; }
 .numbers td small { display: block; color: var(--soft); font-weight: 400; font-size: .78rem;
-  line-height: 1.2; }
+  line-height: 1.2; white-space: normal; }
 .numbers .now { font-weight: 650; }
 .good { color: var(--blue); }
 .bad { color: var(--orange); }
@@ -40,7 +40,10 @@ td.n:last-child, th.n:last-child { padding-right: 0; }
   gap: 22px 28px; }
 .charts.small { grid-template-columns: repeat(auto-fill, minmax(min(100%, 250px), 1fr)); }
 .chart { margin: 0; min-width: 0; }
-.chart figcaption { font-weight: 600; font-size: .95rem; }
+.chart figcaption { font-weight: 600; font-size: .95rem; overflow-wrap: anywhere; }
+.chart figcaption small { display: block; font-weight: 400; font-size: .8rem; line-height: 1.3; color: var(--soft); }
+.charts.small .chart { display: flex; flex-direction: column; justify-content: space-between; }
+.charts.small figcaption { font-size: .85rem; }
 .chart > svg { width: 100%; height: auto; display: block; }
 .chart text { font-size: 10px; fill: var(--soft); font-variant-numeric: tabular-nums; }
 .end { text-anchor: end; }
@@ -59,6 +62,9 @@ td.n:last-child, th.n:last-child { padding-right: 0; }
 .sides { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 320px), 1fr));
   gap: 14px 36px; }
 .sides.alone { max-width: 500px; }
+.way { border: 0; padding: .6em 0 0; font-size: .85rem; }
+.way summary { font-weight: 500; color: var(--soft); }
+.between { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 220px), 1fr)); gap: 14px 28px; }
 .pictures { display: grid; grid-template-columns: repeat(var(--columns), minmax(0, 1fr)); gap: 10px; }
 .pictures figure { margin: 0; min-width: 0; }
 .pictures img { width: 100%; height: auto; display: block; border: 1px solid var(--rule); background: #fff; }
@@ -81,6 +87,8 @@ td.n:last-child, th.n:last-child { padding-right: 0; }
 details { border-top: 1px solid var(--rule); padding: .7em 0; }
 summary { cursor: pointer; font-weight: 600; }
 details > :nth-child(2) { margin-top: 1em; }
+details .charts + p { margin-top: 1.2em; }
+details h3 { margin: 1.4em 0 .6em; }
 .bar { display: block; height: 9px; background: var(--blue); min-width: 1px; }
 .parts { width: 100%; max-width: 720px; }
 .parts td:last-child { width: 45%; padding-right: 0; }

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 from burnish.folder import STEP, RunFolder, is_row
 from burnish.json_text import parse_json
+from burnish.report.habits import Habit, lost_habits
 from burnish.report.reading import read_configuration
-from burnish.report.samples import chance, read_samples
+from burnish.report.samples import Samples, chance, read_samples, read_scores
 from burnish.report.words import DRAWS, Words, words_of
 
 TITLES = {  # where a paper writes its name in more than capitals
@@ -34,6 +38,9 @@ TITLES = {  # where a paper writes its name in more than capitals
     "sft": "Supervised fine-tuning",
     "tempflow_grpo": "TempFlow-GRPO",
 }
+MOST_DIGITS = 7
+SPACE = "\N{NO-BREAK SPACE}"
+PLUS_MINUS = f"{SPACE}±{SPACE}"
 FELL_BACK = 0.02  # a last validation this far below the best one is worth a word
 
 Row = dict[str, Any]
@@ -49,14 +56,22 @@ class Measure:
     percent: bool = False
     enough: float = 0.005  # a smaller change is none
     relative: bool = False  # enough is a share of the value before
+    chance: float = 0.0  # a change that is smaller may be chance; infinity where nobody can tell
+    digits: int = 3  # behind the point
 
     def of(self, row: Row | None) -> float | None:
         """The value in one line of metrics, averaged over data sources; None if it is not there."""
         return mean(row, self.key)
 
+    @property
+    def column(self) -> str:
+        """What the verdict of a sample calls it."""
+        named = {VARIETY.key: "variety", LENGTH.key: "tokens"}
+        return named.get(self.key) or self.key.split("/")[-2]
+
     def sign(self, before: float, after: float) -> int:
         """1 if the number rose by enough to speak of, -1 if it fell, 0 if neither."""
-        enough = self.enough * abs(before) if self.relative else self.enough
+        enough = max(self.enough * abs(before) if self.relative else self.enough, self.chance)
         return 0 if abs(after - before) < enough else 1 if after > before else -1
 
     def show(self, value: float | None) -> str:
@@ -64,9 +79,28 @@ class Measure:
         if value is None:
             return "–"
         if self.percent:
-            return f"{100 * value:.1f}\N{NO-BREAK SPACE}%"
-        digits = 3 if abs(value) < 100 else 1
+            return f"{100 * value:.{self.digits - 2}f}{SPACE}%".replace("-", "−")
+        digits = self.digits if abs(value) < 100 else 1
         return f"{value:.{digits}f}".replace("-", "−")
+
+    def change(self, before: float, after: float) -> str:
+        """The change with its sign and what may be chance of it: +1.1 ± 1.9 points."""
+        number, _, unit = self.show(abs(after - before)).partition(SPACE)
+        sign = "" if not float(number) else "+" if after > before else "−"
+        words = f"{sign}{number}"
+        if 0 < self.chance < math.inf:
+            words += f"{PLUS_MINUS}{self.show(self.chance).partition(SPACE)[0]}"
+        return f"{words}{SPACE}points" if unit else words
+
+    def precise(self, values: Sequence[float]) -> Measure:
+        """The measure with as many digits as rounded values need to have the difference that is written beside them."""
+        for digits in range(self.digits, MOST_DIGITS):
+            unit = 10.0**-digits
+            rounded = [round(value / unit) for value in values]
+            pairs = zip(pairwise(values), pairwise(rounded), strict=True)
+            if all(round(abs(b - a) / unit) == abs(d - c) for (a, b), (c, d) in pairs):
+                return replace(self, digits=digits)
+        return self
 
 
 REWARD = Measure("Validation reward", "val-core/*/reward/mean@*", 1)
@@ -95,6 +129,8 @@ class Summary:
     rows: list[Row]  # of metrics.jsonl
     reference: Row | None  # the untrained model, guided
     doubt: dict[str, float] = field(default_factory=dict)  # by key: a change below it may be chance
+    habits: list[Habit] = field(default_factory=list)  # that it had, and has no more
+    kept: Samples = field(default_factory=dict)  # of the newest validation
 
     @classmethod
     def read(cls, folder: RunFolder) -> Summary:
@@ -104,14 +140,14 @@ class Summary:
             rows=folder.read_metrics(),
             reference=_read_reference(folder),
         )
+        newest = max(folder.validations(), default=None)
+        if newest is not None:
+            run.kept = read_samples(folder.validation(newest))
         if run.before is not None and run.after is not None:
-            first, last = (read_samples(folder.validation(row[STEP])) for row in (run.before, run.after))
-            run.doubt = {
-                REWARD.key: chance(first, last, "reward"),
-                EXACT.key: chance(first, last, "ocr_exact"),
-                STRICT.key: chance(first, last, "exact"),
-                FORMAT.key: chance(first, last, "format"),
-            }
+            places = [folder.validation(row[STEP]) for row in (run.before, run.after)]
+            first, last = map(read_scores, places)
+            run.doubt = {one.key: chance(first, last, one.column) for one in run.measures()}
+            run.habits = lost_habits(*map(read_samples, places))
         return run
 
     @property
@@ -174,9 +210,17 @@ class Summary:
         found.sort(key=lambda measure: places.get(measure.key, order.index(None)))
         return [self.doubted(one) for one in found if any(one.of(row) is not None for row in self.judged)]
 
+    def sources(self) -> list[str]:
+        """The data sources of the last validation."""
+        head, _, tail = REWARD.key.partition("*")
+        end = tail.removesuffix("*")
+        last = self.judged[-1] if self.judged else {}
+        return [name[len(head) :].rpartition(end)[0] for name in last if name.startswith(head) and end in name]
+
     def doubted(self, measure: Measure) -> Measure:
-        """The measure, for which no change counts that may be chance."""
-        return replace(measure, enough=max(measure.enough, self.doubt.get(measure.key, 0.0)))
+        """The measure, for which no change counts that may be chance, in digits that do not contradict each other."""
+        known = [value for row in (self.before, self.after) if (value := measure.of(row)) is not None]
+        return replace(measure.precise(known), chance=self.doubt.get(measure.key, 0.0))
 
     def sentence(self) -> str:
         """What was trained."""
@@ -212,6 +256,9 @@ class Summary:
             if share:
                 whose = f"{100 * share:.1f} % of its {self.words.samples}"
                 found.append(f"Validation {update} lacks the reward of {whose}.")
+        notes = Counter(one.note for one in self.kept.values() if one.reward is None and one.note)
+        if found and notes:
+            found.append(f"Why, by what the last validation kept: {notes.most_common(1)[0][0]}")
         empty = sum(row.get("actor/empty_updates") or 0 for row in self.rows)
         if empty:
             found.append(
@@ -286,9 +333,10 @@ def next_steps(folder: RunFolder, run: Summary) -> list[tuple[str, str]]:
     train = _train(folder, run)
     if run.updates < run.planned:
         return [("finish the run", train), *steps]
-    if run.config.get("optimizer", {}).get("schedule") != "constant":
-        return steps  # the learning rate has come to its end: more updates would be another run
-    return [*steps, ("train for longer", f"{train} steps={2 * run.planned}")]
+    longer = f"{train} steps={2 * run.planned}"
+    if run.config.get("optimizer", {}).get("schedule", "constant") != "constant":
+        longer += f" optimizer.schedule_updates={2 * run.planned}"  # it has come to its end
+    return [*steps, ("train for longer", longer)]
 
 
 def _train(folder: RunFolder, run: Summary) -> str:

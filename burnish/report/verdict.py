@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 from burnish.folder import STEP
 from burnish.report.summary import BORDER, FELL_BACK, FORMAT, GIVEN, REWARD, VARIETY, Measure, Point, Summary
+
+FEW = "too few prompts were judged to tell it from chance"
 
 
 def verdict(run: Summary) -> list[Point]:
     """The sentences, most important first; none before there are two validations to compare."""
     if run.before is None or run.after is None:
         return []
-    points = [*_reward(run), *_exact(run), *_form(run), *_guidance(run), *_border(run), *_variety(run), *_peak(run)]
+    points = [
+        *_reward(run), *_exact(run), *_form(run), *_guidance(run), *_habits(run), *_border(run), *_variety(run),
+        *_peak(run),
+    ]  # fmt: skip
     if run.updates < run.planned:
         text = f"The run is not finished: {run.updates} of {run.planned} updates are done."
         points.append(Point("weigh", text))
@@ -30,7 +37,12 @@ def headline(run: Summary) -> str:
     ways = [one.better * one.sign(*_pair(run, one)) for one in watched if _known(run, one)]
     names = [one.title.lower() for one in watched if _known(run, one)]
     worse = " and ".join(name for name, way in zip(names, ways, strict=True) if way < 0)
-    match reward.sign(*_pair(run, reward)):
+    rare = f" Rare now, and frequent before: {', '.join(one.what for one in run.habits)}." if run.habits else ""
+    return _sentence(reward.sign(*_pair(run, reward)), names, worse) + rare
+
+
+def _sentence(way: int, names: list[str], worse: str) -> str:
+    match way:
         case 1 if worse:
             return f"It learned what it was trained for, at a price: {worse} got worse."
         case 1 if names:
@@ -45,30 +57,35 @@ def headline(run: Summary) -> str:
 def _reward(run: Summary) -> list[Point]:
     before, after = _pair(run, REWARD)
     reward = run.doubted(REWARD)
-    numbers = f"from {REWARD.show(before)} to {REWARD.show(after)}"
+    numbers = f"from {reward.show(before)} to {reward.show(after)}"
+    change = f" ({reward.change(before, after)})"
     match reward.sign(before, after):
         case 1:
-            return [Point("gained", f"The validation reward rose {numbers}.")]
+            return [Point("gained", f"The validation reward rose {numbers}{change}.")]
         case -1:
-            return [Point("lost", f"The validation reward fell {numbers}.")]
+            return [Point("lost", f"The validation reward fell {numbers}{change}.")]
+    if reward.chance == math.inf:
+        return [Point("weigh", f"The validation reward went {numbers}; {FEW}.")]
     if REWARD.sign(before, after) == 0:
-        return [Point("weigh", f"The validation reward hardly moved: {numbers}.")]
-    text = f"The validation reward went {numbers}; prompts differ so much that this may be chance"
-    return [Point("weigh", f"{text} (±{REWARD.show(reward.enough)}).")]
+        return [Point("weigh", f"The validation reward hardly moved: {numbers}{change}.")]
+    text = f"No clear change of the validation reward, which went {numbers}"
+    return [Point("weigh", f"{text}; prompts differ so much that this may be chance{change}.")]
 
 
 def _exact(run: Summary) -> list[Point]:
-    exact = run.exact
+    exact = run.doubted(run.exact)
     if not _known(run, exact):
         return []
     before, after = _pair(run, exact)
-    text = f"{run.words.exact}: {exact.show(before)} before, {exact.show(after)} after"
-    match run.doubted(exact).sign(before, after):
+    text = f"{run.words.exact}: {exact.show(before)} before, {exact.show(after)} after ({exact.change(before, after)})"
+    match exact.sign(before, after):
         case 1:
             return [Point("gained", f"{text}.")]
         case -1:
             return [Point("lost", f"{text}.")]
-    chance = "" if exact.sign(before, after) == 0 else ", which may be chance"
+    if exact.chance == math.inf:
+        return [Point("weigh", f"{text}; {FEW}.")]
+    chance = "" if run.exact.sign(before, after) == 0 else ": no clear change, as this may be chance"
     return [Point("weigh", f"{text}{chance}.")]
 
 
@@ -77,13 +94,27 @@ def _form(run: Summary) -> list[Point]:
     if not (_known(run, FORMAT) and _known(run, GIVEN)):
         return []
     (was, now), (before, after) = _pair(run, FORMAT), _pair(run, GIVEN)
+    form, given = run.doubted(FORMAT), run.doubted(GIVEN)
     text = (
-        f"The form that was asked for is kept by {FORMAT.show(now)} of the responses ({FORMAT.show(was)} before). "
-        f"Among those that keep it, {GIVEN.show(after)} are right ({GIVEN.show(before)} before)"
+        f"The form that was asked for is kept by {form.show(now)} of the responses ({form.show(was)} before). "
+        f"Among those that keep it, {given.show(after)} are right ({given.show(before)} before; "
+        f"{given.change(before, after)})"
     )
-    if GIVEN.sign(before, after) == 1:
-        return [Point("gained", f"{text}: more than the form was learned.")]
-    return [Point("weigh", f"{text}: what was learned is the form.")]
+    match given.sign(before, after):
+        case 1:
+            return [Point("gained", f"{text}: more than the form was learned.")]
+        case -1:
+            return [Point("lost", f"{text}: they are right less often.")]
+    if GIVEN.sign(before, after) != 0:
+        unclear = FEW if given.chance == math.inf else "no clear change, as this may be chance"
+        return [Point("weigh", f"{text}: {unclear}.")]
+    learned = "what was learned is the form" if form.sign(was, now) == 1 else "neither has clearly changed"
+    return [Point("weigh", f"{text}: {learned}.")]
+
+
+def _habits(run: Summary) -> list[Point]:
+    """What no measure watches: a behaviour that is gone is seen by nobody who looks at rewards alone."""
+    return [Point("weigh", f"What it hardly does any more: {one.text()}.") for one in run.habits]
 
 
 def _guidance(run: Summary) -> list[Point]:
@@ -114,29 +145,33 @@ def _border(run: Summary) -> list[Point]:
     if not _known(run, BORDER):
         return []
     before, after = _pair(run, BORDER)
-    numbers = f"border darkness {BORDER.show(before)} before, {BORDER.show(after)} after"
-    match BORDER.sign(before, after):
+    border = run.doubted(BORDER)
+    numbers = f"border darkness {border.show(before)} before, {border.show(after)} after"
+    match border.sign(before, after):
         case 1:
             return [Point("lost", f"The background got darker or dirtier: {numbers}.")]
         case -1:
             return [Point("gained", f"The background got cleaner: {numbers}.")]
         case _:
-            return [Point("kept", f"The background hardly changed: {numbers}.")]
+            return [Point("kept", f"The background {_unmoved(BORDER, before, after)}: {numbers}.")]
 
 
 def _variety(run: Summary) -> list[Point]:
     if not _known(run, VARIETY) or not VARIETY.of(run.before):
         return []
     before, after = _pair(run, VARIETY)
-    numbers = f"variety {VARIETY.show(before)} before, {VARIETY.show(after)} after"
-    match VARIETY.sign(before, after):
+    variety = run.doubted(VARIETY)
+    numbers = f"variety {variety.show(before)} before, {variety.show(after)} after"
+    match variety.sign(before, after):
         case 1:
             return [Point("gained", f"Pictures of one prompt became less alike: {numbers}.")]
         case -1:
             less = f"{100 * (1 - after / before):.0f}\N{NO-BREAK SPACE}% less"
             return [Point("lost", f"Pictures of one prompt became more alike: {numbers} ({less}).")]
         case _:
-            return [Point("kept", f"Pictures of one prompt differ as much as before: {numbers}.")]
+            moved = VARIETY.sign(before, after) != 0
+            words = "have not clearly become more or less alike" if moved else "differ as much as before"
+            return [Point("kept", f"Pictures of one prompt {words}: {numbers}.")]
 
 
 def _peak(run: Summary) -> list[Point]:
@@ -150,6 +185,11 @@ def _peak(run: Summary) -> list[Point]:
     if run.config.get("checkpoint", {}).get("keep_best"):
         text += " The checkpoint nearest to the best validation is kept in checkpoints."
     return [Point("lost", text)]
+
+
+def _unmoved(measure: Measure, before: float, after: float) -> str:
+    """How what no doubt is left of as a change is told."""
+    return "has not clearly changed" if measure.sign(before, after) else "hardly changed"
 
 
 def _known(run: Summary, measure: Measure) -> bool:

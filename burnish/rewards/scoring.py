@@ -8,7 +8,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, wait
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -31,7 +31,11 @@ WARNINGS = 10  # different reasons of one reward that are told; a thousand would
 
 
 class Judged(Protocol):
-    """Samples that somebody judges."""
+    """Samples that somebody judges elsewhere."""
+
+    def there(self, seconds: float) -> bool:
+        """Whether ``result`` returns, or raises, at once; waits for it so long."""
+        ...
 
     def result(self) -> Scores:
         """The verdicts, when they are there."""
@@ -47,7 +51,7 @@ class AnyScorer(Protocol):
         """Be ready, or begin to get ready."""
         ...
 
-    def submit(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> Judged:
+    def submit(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> Judged | Future[Scores]:
         """Start judging samples: pictures, uint8 [H, W, 3] each, or responses."""
         ...
 
@@ -82,8 +86,16 @@ class Scorer:
     why. Without processes there is no deadline: nothing can stop what runs in the run's own process.
     """
 
-    def __init__(self, rewards: Mapping[str, AnyReward], options: ScoringOptions) -> None:
+    def __init__(
+        self,
+        rewards: Mapping[str, AnyReward],
+        options: ScoringOptions,
+        *,
+        around: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """Args: ``around`` is entered for every reward that judges in the run's own process, and may end it."""
         assert rewards, "nothing to score by"
+        self._around = around
         component_names(rewards)  # refuses two of one name, before anything is sampled
         self.rewards, self.options = dict(rewards), options
         self._questions: queue.SimpleQueue[tuple[str, Pending] | None] = queue.SimpleQueue()
@@ -128,7 +140,9 @@ class Scorer:
             if self.options.processes:
                 self._questions.put((label, pending))
             else:
-                self._answer(pending, label, judge(reward, pending.samples, pending.prompts))
+                with self._around():
+                    verdicts = judge(reward, pending.samples, pending.prompts)
+                self._answer(pending, label, verdicts)
         return pending.scores
 
     def score(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> Scores:
@@ -233,9 +247,10 @@ class Scorer:
                 log.warning("further reasons why reward %s is missing are not told here", label)
 
 
-def awaited(scores: Judged, between: Callable[[], None]) -> Scores:
-    """Wait for what ``submit`` gave; ``between`` is called meanwhile, and what it raises ends the wait."""
-    while isinstance(scores, Future) and not wait([scores], timeout=LOOK).done:
+def awaited(scores: Judged | Future[Scores], between: Callable[[], None]) -> Scores:
+    """Wait for what ``submit`` gave; ``between`` is called before and meanwhile, and what it raises ends the wait."""
+    between()
+    while not (wait([scores], timeout=LOOK).done if isinstance(scores, Future) else scores.there(LOOK)):
         between()
     return scores.result()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +16,7 @@ from ray.exceptions import ObjectLostError
 from burnish.algorithms.base import Metrics
 from burnish.config import RunConfig
 from burnish.config.language import LanguageConfig
+from burnish.errors import GivenUp
 from burnish.folder import RunFolder
 from burnish.profiling import Profiler, nsight
 from burnish.runtime.calls import Call
@@ -23,7 +24,7 @@ from burnish.runtime.cluster import cluster
 from burnish.runtime.faults import GaveUp, Late, NoRoom, WorkerDied
 from burnish.runtime.group import ActorGroup
 from burnish.runtime.publishing import Publications
-from burnish.runtime.ranks import RankMaker, RankSource, RankWorkers
+from burnish.runtime.ranks import RankMaker, RankSource, RankWorkers, given_up
 from burnish.runtime.sampler import Sampler
 from burnish.runtime.samplers import Samplers
 from burnish.runtime.scoring import RewardPool
@@ -51,6 +52,7 @@ class RayCrew:
         self.session = open_session(config)  # for its data; its networks are never asked for
         self.watch = self.session.watch
         self.stop: Callable[[], bool] = lambda: False
+        self.giving_up: Callable[[], AbstractContextManager[None]] = nullcontext  # nothing is judged in this process
         self.saving = 0.0
         folder = RunFolder(config.output_dir).profiles
         self.profiler = Profiler(config.profiler, role="controller", rank=0, folder=folder, watch=self.watch)
@@ -162,11 +164,20 @@ class RayCrew:
         self._announce()
 
     def judge(self, target: Path | None, guidance: float | None) -> Metrics:
-        found: Metrics = self.trainers.call("judge", target, guidance)[0]
+        if self.stop():
+            raise GivenUp
+        call = self.trainers.submit("judge", target, guidance)
+        given_up(self.trainers, [call], lambda: self.stop())
+        found: Metrics | None = call.results()[0]
+        if found is None:
+            raise GivenUp
         return dict(found)
 
-    def save(self, update: int, score: float | None) -> Path:
-        return self._save(update, score, self._source.state_dict())
+    def save(self, update: int, score: float | None, unvalidated: Metrics | None) -> Path:
+        return self._save(update, score, unvalidated, self._source.state_dict())
+
+    def validated(self, update: int, score: float | None) -> None:
+        self.trainers.call("validated", update, score)
 
     def settle(self) -> None:
         if self.config.checkpoint.asynchronous and self.trainers.ended is None:
@@ -205,12 +216,12 @@ class RayCrew:
             return
         source = self._source
         state = source.finished_state() if isinstance(source, PipelinedSource) else source.state_dict()
-        path = self._save(version, None, state)
+        path = self._save(version, None, None, state)
         log.warning("the run can't go on; what it has learned is saved in %s", path)
 
-    def _save(self, update: int, score: float | None, source: dict[str, Any]) -> Path:
-        start = time.perf_counter()
-        path: Path = self.trainers.call("save", update, score, source if self.config.online else None)[0]
+    def _save(self, update: int, score: float | None, unvalidated: Metrics | None, source: dict[str, Any]) -> Path:
+        start, online = time.perf_counter(), self.config.online
+        path: Path = self.trainers.call("save", update, score, unvalidated, source if online else None)[0]
         self.saving = max(self.saving, time.perf_counter() - start)
         return path
 

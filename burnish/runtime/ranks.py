@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from burnish.algorithms.base import Metrics
+from burnish.errors import GivenUp
 from burnish.runtime.calls import Call, all_done
 from burnish.runtime.group import ActorGroup
 from burnish.runtime.made import Made, slowest
 from burnish.sources.asked import Asked, join, split
-from burnish.sources.base import GivenUp
 from burnish.stopwatch import Stopwatch
 from burnish.types import Collected, Elsewhere, Rollouts
 
@@ -57,19 +57,11 @@ class RankMaker:
         Raises:
             GivenUp: the run is to stop.
         """
-        told: list[Call] = []
-
-        def tell() -> None:
-            if not told and self.stop():
-                told.append(self.ranks.submit("give_up", beside=True))
-
         size = len(self.ranks)
         parts: list[Asked | None] = [*split(asked, size)]
         parts += [None] * (size - len(parts))
         calls = [self.ranks.submit_one(rank, "make", part, keep=True) for rank, part in enumerate(parts)]
-        all_done(calls, tell)
-        if told:
-            told[0].results()
+        if given_up(self.ranks, calls, self.stop):
             raise GivenUp
         made: list[Made] = []
         rollouts = []
@@ -80,6 +72,24 @@ class RankMaker:
                 rollouts.append(one.with_trace(call.kept[rank]))
         self.watch.add(slowest(made))
         return join(rollouts)
+
+
+def given_up(ranks: ActorGroup, calls: Sequence[Call], stop: Callable[[], bool]) -> bool:
+    """Wait for calls of samples; if the run is to stop meanwhile, have the ranks give them up: whether they were told.
+
+    Raises:
+        Exception: see ``Call.results``.
+    """
+    told: list[Call] = []
+
+    def tell() -> None:
+        if not told and stop():
+            told.append(ranks.submit("give_up", beside=True))
+
+    all_done(calls, tell)
+    for call in told:
+        call.results()
+    return bool(told)
 
 
 class RankSource:

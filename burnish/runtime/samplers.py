@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import ray
 
+from burnish.errors import GivenUp
 from burnish.options.ray import RayOptions
 from burnish.runtime.calls import LOOK, Call
 from burnish.runtime.faults import GaveUp, Late, NoRoom, WorkerDied
@@ -22,7 +23,6 @@ from burnish.runtime.group import ActorGroup
 from burnish.runtime.made import Made, slowest
 from burnish.runtime.publishing import Broken, Publications
 from burnish.sources.asked import Asked, join, split
-from burnish.sources.base import GivenUp
 from burnish.types import Rollouts
 
 log = logging.getLogger(__name__)

@@ -106,6 +106,10 @@ class Promised:
     reference: ray.ObjectRef
     seconds: float
 
+    def there(self, seconds: float) -> bool:
+        """Whether the verdicts, or an error, are there; waits so long."""
+        return bool(ray.wait([self.reference], timeout=seconds)[0])
+
     def result(self) -> Scores:
         """Wait for the verdicts.
 

@@ -12,6 +12,7 @@ import torch
 from burnish.algorithms.base import Metrics
 from burnish.config import RunConfig
 from burnish.crew import LocalCrew
+from burnish.errors import GivenUp
 from burnish.folder import RunFolder
 from burnish.profiling import Profiler
 from burnish.runtime.host import Place
@@ -20,7 +21,6 @@ from burnish.runtime.publication import Sender
 from burnish.runtime.scoring import PooledScorer
 from burnish.runtime.transfer import Packed, resolved
 from burnish.sources.asked import Asked
-from burnish.sources.base import GivenUp
 from burnish.types import Collected, Elsewhere
 from burnish.workers.checkpoint import CheckpointStore
 from burnish.workers.checkpoint_files import PARTS, Checkpoint
@@ -97,7 +97,7 @@ class TrainerRank:
         return None, None
 
     def give_up(self) -> None:
-        """Samples that are being made, and all further ones, are of no use any more: the run is to stop."""
+        """Samples that are being made or judged, and all further ones, are of no use any more: the run is to stop."""
         self.session.stop = lambda: True
 
     def collect(self, update: int) -> Elsewhere:
@@ -135,21 +135,28 @@ class TrainerRank:
         """The weights are those of a version from now on."""
         self.session.workers.publish(version)
 
-    def judge(self, target: Path | None, guidance: float | None) -> Metrics:
-        """Judge the weights that are exported; the first rank keeps samples."""
-        with torch.no_grad():
+    def judge(self, target: Path | None, guidance: float | None) -> Metrics | None:
+        """Judge the weights that are exported; the first rank keeps samples. None if that was given up."""
+        metrics: Metrics | None = None
+        with torch.no_grad(), suppress(GivenUp):
             metrics = self.crew.judge(target, guidance)
         self.session.watch.drain()
         return metrics
 
-    def save(self, update: int, score: float | None, source: dict[str, Any] | None) -> Path:
+    def save(
+        self, update: int, score: float | None, unvalidated: Metrics | None, source: dict[str, Any] | None
+    ) -> Path:
         """Write a checkpoint, with the driver's source in the place of this rank's own if there is one."""
         state = self.session.workers.state_dict()
         if source is None:
             state["source"] = self.session.source.state_dict()
         else:
             state["source"] = to_save(source, self.seconds) if self.ranks.rank == 0 else {}  # the first one writes it
-        return self.crew.store.save(update, state, identity=self.session.identity, score=score)
+        return self.crew.store.save(update, state, identity=self.session.identity, score=score, unvalidated=unvalidated)
+
+    def validated(self, update: int, score: float | None) -> None:
+        """Write down that the validation of a checkpoint is done, which was saved before it."""
+        self.crew.validated(update, score)
 
     def settle(self) -> None:
         """Wait until what was saved is written."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,12 +15,13 @@ import torch
 
 from burnish.config import RunConfig
 from burnish.data.decoding import check_media
+from burnish.errors import GivenUp
 from burnish.media import Media
 from burnish.reading import understood
 from burnish.rewards.probe import probe
 from burnish.rewards.scoring import AnyScorer, Scorer
 from burnish.sources.asked import Maker
-from burnish.sources.base import GivenUp, StreamSource
+from burnish.sources.base import StreamSource
 from burnish.sources.questions import Questions
 from burnish.stopwatch import Stopwatch
 from burnish.types import Prompt
@@ -44,6 +45,8 @@ class Session:
         self.watch = Stopwatch()
         self.needs: Any = config.algorithm.needs()
         self.stop: Callable[[], bool] = lambda: False  # whether samples that nobody has learned from are to be given up
+        # around what can't ask whether it is to stop: a request to do so ends it, by GivenUp
+        self.giving_up: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @cached_property
     def train_prompts(self) -> list[Prompt]:
@@ -60,7 +63,7 @@ class Session:
     @cached_property
     def scorer(self) -> AnyScorer:
         """Who judges."""
-        return Scorer(self.config.rewards, self.config.scoring)
+        return Scorer(self.config.rewards, self.config.scoring, around=lambda: self.giving_up())
 
     @cached_property
     def ema(self) -> Ema | None:
@@ -72,7 +75,8 @@ class Session:
     def groups(self) -> list[ParameterGroup]:
         """What learns, the actor first."""
         config = self.config
-        return [ParameterGroup("actor", self.roles.parameters(), config.optimizer, total_steps=config.optimizer_steps)]
+        steps = config.schedule_steps(config.optimizer)
+        return [ParameterGroup("actor", self.roles.parameters(), config.optimizer, total_steps=steps)]
 
     @cached_property
     def workers(self) -> LocalWorkers:

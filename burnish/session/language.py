@@ -110,12 +110,13 @@ class LanguageSession(Session):
         config, frozen = self.config, self.config.critic.warmup_updates if self.needs.critic else 0
         actor = ParameterGroup(
             "actor", self.roles.parameters(), config.optimizer,
-            total_steps=max(config.optimizer_steps - frozen * config.steps_per_update, 1), first_update=frozen + 1,
+            total_steps=max(config.schedule_steps(config.optimizer) - frozen * config.steps_per_update, 1),
+            first_update=frozen + 1,
         )  # fmt: skip
         if not self.needs.critic:
             return [actor]
-        critic = self.roles.parameters("critic")
-        return [actor, ParameterGroup("critic", critic, config.critic.optimizer, total_steps=config.optimizer_steps)]
+        critic, options = self.roles.parameters("critic"), config.critic.optimizer
+        return [actor, ParameterGroup("critic", critic, options, total_steps=config.schedule_steps(options))]
 
     @property
     def sampling(self) -> Sampling:

@@ -82,6 +82,6 @@ class AnswerRollouts:
         likeliest = job.greedy()
         with self.watch("gen"):
             _, responses = self.engine.sample(likeliest)
-        scores = self.scorer.score(responses, likeliest.prompts)
+        scores = awaited(self.scorer.submit(responses, likeliest.prompts), self.between)
         place = torch.unique_consecutive(job.group, return_inverse=True)[1]
         return scores.reward.masked_fill(scores.missing, torch.nan)[place]

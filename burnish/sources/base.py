@@ -8,10 +8,6 @@ from burnish.data.stream import Stream
 from burnish.types import Collected
 
 
-class GivenUp(Exception):
-    """The run is to stop, so samples were given up half made. Nobody has learned from them: they can be made again."""
-
-
 class Source(Protocol):
     """Online sampling, a data set of finished pictures, or sampling that runs ahead of the loop."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -79,9 +81,9 @@ class FlowRollouts:
     def _sample(self, job: Job, version: int) -> tuple[Scored, list[np.ndarray]]:
         traces: list[Denoising] = []
         pictures: list[np.ndarray] = []
-        pending: list[Judged] = []
-        with self.watch("gen"):
-            for rows, trace, some in self.engine.sample(job):
+        pending: list[Judged | Future[Scores]] = []
+        with self.watch("gen"), closing(self.engine.sample(job)) as parts:
+            for rows, trace, some in parts:
                 traces.append(trace)
                 pictures += some
                 pending.append(self.scorer.submit(some, job.prompts[rows]))

@@ -8,16 +8,18 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from burnish.algorithms.base import Metrics
 from burnish.disk import FULL, sync
 from burnish.errors import UserError
 from burnish.options import CheckpointOptions
 from burnish.workers import shard_files
 from burnish.workers.background import Background
-from burnish.workers.checkpoint_files import VISIBLE, Checkpoint, read, write
+from burnish.workers.checkpoint_files import VISIBLE, Checkpoint, mark_validated, read, write
 from burnish.workers.ranks import ALONE, Ranks
 from burnish.workers.snapshot import Snapshot
 
@@ -46,7 +48,15 @@ class CheckpointStore:
         """How long it takes to have a state saved, judged by the longest save of this process."""
         return self._longest * (2 if self._writing is not None and not self._writing.done else 1)
 
-    def save(self, update: int, state: dict[str, Any], *, identity: dict[str, str], score: float | None) -> Path:
+    def save(
+        self,
+        update: int,
+        state: dict[str, Any],
+        *,
+        identity: dict[str, str],
+        score: float | None,
+        unvalidated: Metrics | None = None,
+    ) -> Path:
         """Write a checkpoint, and remove those that are no longer kept.
 
         Several ranks call it together. Each writes what it holds of tensors that lie on all of them; the first one
@@ -60,6 +70,8 @@ class CheckpointStore:
             state: nested dicts, lists and tuples of tensors, numbers, strings, booleans and None, by part.
             identity: what must agree when it is loaded.
             score: its validation reward, if it was judged; not a number counts as not judged.
+            unvalidated: the metrics of the update, if a validation is due that has not been finished: a run that goes
+                on from here begins with it.
 
         Raises:
             UserError: the disk is full or can't be written, now or when the one before was written meanwhile; earlier
@@ -68,7 +80,7 @@ class CheckpointStore:
         self.wait()
         start, target = time.perf_counter(), self.folder / f"{update:08d}"
         copy = self.options.asynchronous
-        taken = Snapshot.of(update, state, identity=identity, score=score, copy=copy)
+        taken = Snapshot.of(update, state, identity=identity, score=score, unvalidated=unvalidated, copy=copy)
         if not copy:
             self._save(taken, target, self.ranks, start)
             return target
@@ -77,6 +89,28 @@ class CheckpointStore:
         apart = self._apart
         self._writing = Background(f"{target} is written", lambda: self._save(taken, target, apart, start))
         return target
+
+    def validated(self, update: int, score: float | None) -> None:
+        """Write down that the validation of a checkpoint is done, which was saved before it.
+
+        Raises:
+            UserError: the disk is full or can't be written; the checkpoint is as it was.
+        """
+        self.wait()
+        self.ranks.first(lambda: self._validated(self.folder / f"{update:08d}", score))
+
+    def _validated(self, target: Path, score: float | None) -> None:
+        found = self._whole(target)
+        if found is None or (found.unvalidated is None and found.score == score):
+            return
+        try:
+            self._verified[target] = mark_validated(found, score)
+        except OSError as error:
+            raise UserError(
+                f"the validation of checkpoint {target} can't be written down: {error}; the checkpoint is intact, and "
+                "a run that goes on from it does the validation again"
+            ) from error
+        self._retire(found.update)
 
     def wait(self) -> None:
         """Wait for a save that goes on meanwhile, if there is one.
@@ -178,7 +212,7 @@ class CheckpointStore:
         """Make a verified folder visible under its name, in the place of an older one of that name."""
         self._verified.pop(target, None)  # hashed again: whoever saves twice may be repairing it
         old = self._whole(target) if target.exists() else None
-        if old and (old.files, old.identity, old.score) == (staged.files, staged.identity, staged.score):
+        if old and replace(old, path=staged.path) == staged:
             return
         aside = self._aside("replaced", staged.update)
         if target.exists():

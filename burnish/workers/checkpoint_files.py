@@ -8,12 +8,13 @@ import os
 import re
 import zipfile
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
 
+from burnish.algorithms.base import Metrics
 from burnish.disk import sync
 from burnish.errors import UserError
 from burnish.reading import check_folder
@@ -34,6 +35,7 @@ class Checkpoint:
     identity: dict[str, str]
     score: float | None
     files: dict[str, dict[str, Any]]  # size and sha256 by file name
+    unvalidated: Metrics | None = None  # of its update, whose validation is still to be done
 
     def load(self, identity: dict[str, str], parts: Collection[str] = ()) -> dict[str, Any]:
         """The saved state by part, on the CPU. Nothing in a checkpoint can run anything here.
@@ -108,7 +110,15 @@ def _read(path: Path) -> Checkpoint:
         identity=content["identity"],
         score=content["score"],
         files=content["files"],
+        unvalidated=_numbers(content.get("unvalidated")),  # older ones have none
     )
+
+
+def _numbers(found: dict[str, float | None] | None) -> Metrics | None:
+    """Metrics as they were before JSON, which knows no NaN."""
+    if found is None:
+        return None
+    return {name: math.nan if value is None else value for name, value in found.items()}
 
 
 def _part(file: Path) -> Any:
@@ -148,20 +158,40 @@ def write(folder: Path, state: Snapshot) -> None:
     shards = folder / shard_files.FOLDER
     for path in shard_files.files(shards) if shards.exists() else ():
         files[f"{shards.name}/{path.name}"] = _settled(path)
-    content = {
-        "format": manifest.FORMAT,
-        "update": state.update,
-        "identity": state.identity,
-        "score": state.score if state.score is not None and math.isfinite(state.score) else None,
-        "files": files,
-    }
-    with (folder / MANIFEST).open("wb") as file:
-        sink = _Sink(file)
-        sink.write(manifest.render(content))
-        sink.finish()
+    _write_manifest(folder / MANIFEST, state, files)
     if shards.exists():
         sync(shards)
     sync(folder)
+
+
+def mark_validated(checkpoint: Checkpoint, score: float | None) -> Checkpoint:
+    """Write down that its validation is done, and the reward; a crash leaves the old manifest or the new one."""
+    done = replace(checkpoint, score=_finite(score), unvalidated=None)
+    new = checkpoint.path / f".{MANIFEST}.new"
+    _write_manifest(new, done, checkpoint.files)
+    new.replace(checkpoint.path / MANIFEST)
+    sync(checkpoint.path)
+    return done
+
+
+def _write_manifest(path: Path, about: Snapshot | Checkpoint, files: dict[str, dict[str, Any]]) -> None:
+    content = {
+        "format": manifest.FORMAT,
+        "update": about.update,
+        "identity": about.identity,
+        "score": _finite(about.score),
+        "files": files,
+    }
+    if about.unvalidated is not None:
+        content["unvalidated"] = {name: _finite(value) for name, value in about.unvalidated.items()}
+    with path.open("wb") as file:
+        sink = _Sink(file)
+        sink.write(manifest.render(content))
+        sink.finish()
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _settled(path: Path) -> dict[str, Any]:

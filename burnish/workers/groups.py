@@ -30,7 +30,7 @@ class ParameterGroup:
             name: what its metrics begin with.
             parameters: by the name that they have in the network.
             options: learning rate and the rest.
-            total_steps: optimizer steps of the whole run.
+            total_steps: optimizer steps after which a falling learning rate is zero.
             first_update: policy update from which on the group is stepped; it is frozen before.
         """
         self.name, self.parameters, self.options = name, dict(parameters), options

@@ -64,8 +64,11 @@ def _wrong(content: dict[str, Any]) -> str:
         return "update is no number of policy updates"
     if not isinstance(identity, dict) or not all(isinstance(value, str) for value in identity.values()):
         return "identity is not what a run is"
-    if score is not None and (type(score) not in (int, float) or not math.isfinite(score)):
+    if score is not None and not _number(score):
         return "score is no number"
+    metrics = content.get("unvalidated", {})
+    if not isinstance(metrics, dict) or not all(value is None or _number(value) for value in metrics.values()):
+        return "unvalidated is no metrics"
     if not isinstance(files, dict) or not files:
         return "it names no files"
     for name, about in files.items():
@@ -76,6 +79,10 @@ def _wrong(content: dict[str, Any]) -> str:
         if not isinstance(about.get("sha256"), str) or not _HASH.fullmatch(about["sha256"]):
             return f"{name} has no sha256"
     return ""
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def _count(value: Any) -> bool:

@@ -31,7 +31,7 @@ def learning_rate(step: int, options: OptimizerOptions, total_steps: int) -> flo
     Args:
         step: counted from 0.
         options: peak, warm-up and shape.
-        total_steps: optimizer steps of the whole run; linear and cosine reach zero just after the last one.
+        total_steps: optimizer steps of the schedule; linear and cosine reach zero just after the last one.
     """
     if step < options.warmup_steps:
         return options.lr * (step + 1) / options.warmup_steps

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from burnish.algorithms.base import Metrics
 from burnish.workers import shard_files
 
 
@@ -19,10 +20,18 @@ class Snapshot:
     sharded: dict[str, Tensor]  # by name
     identity: dict[str, str]
     score: float | None
+    unvalidated: Metrics | None = None  # of its update, whose validation is still to be done
 
     @classmethod
     def of(
-        cls, update: int, state: dict[str, Any], *, identity: dict[str, str], score: float | None, copy: bool
+        cls,
+        update: int,
+        state: dict[str, Any],
+        *,
+        identity: dict[str, str],
+        score: float | None,
+        unvalidated: Metrics | None = None,
+        copy: bool,
     ) -> Snapshot:
         """Take it.
 
@@ -31,6 +40,7 @@ class Snapshot:
             state: nested dicts, lists and tuples of tensors, numbers, strings, booleans and None, by part.
             identity: what must agree when it is loaded.
             score: its validation reward, if it was judged.
+            unvalidated: the metrics of its update, if a validation is due that has not been finished.
             copy: whether every tensor is copied into memory of the CPU; else those that are there already are shared.
         """
         sharded: dict[str, Tensor] = {}
@@ -41,6 +51,7 @@ class Snapshot:
             sharded={name: value.detach().to("cpu", copy=True) for name, value in sharded.items()} if copy else sharded,
             identity=dict(identity),
             score=score,
+            unvalidated=None if unvalidated is None else dict(unvalidated),
         )
 
     @property

@@ -106,7 +106,7 @@ def called(monkeypatch):
 
 def test_train_gets_a_configuration_and_quiet_threads(recipe, called):
     assert cli.main(["train", recipe, "threads=2"]) == 0
-    ((config,), _) = called[0]
+    ((config, _), _) = called[0]
     assert config.threads == 2
     assert os.environ["OMP_NUM_THREADS"] == "2"
     assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"

@@ -24,7 +24,7 @@ from burnish.engines.vllm.probe import imagined, remembered
 from burnish.engines.vllm.process import VllmDiedError, VllmFailedError, VllmProcess
 from burnish.engines.vllm.prompts import packed, with_responses
 from burnish.engines.vllm.publication import Publication, weights_of
-from burnish.errors import UserError
+from burnish.errors import GivenUp, UserError
 from burnish.language.sampling import Sampling
 
 IMAGE, VIDEO = 90, 91
@@ -221,6 +221,18 @@ def test_nothing_of_the_trainers_python_reaches_the_process(monkeypatch):
     answer, _ = next(child.ask("x", {}))
     assert answer == {"path": str(process.APART), "gpu": "3"}
     child.close()
+
+
+def test_a_run_that_is_to_stop_waits_for_no_answer(monkeypatch):
+    def stop():
+        raise GivenUp
+
+    child = started(monkeypatch, TALK + "time.sleep(20)")
+    begun = time.monotonic()
+    with pytest.raises(GivenUp):
+        next(child.ask("3 responses", {}, between=stop))
+    child.close()
+    assert time.monotonic() - begun < 10
 
 
 def test_a_process_that_dies_says_how_and_what_it_wrote_last(monkeypatch):

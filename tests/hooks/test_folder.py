@@ -85,9 +85,39 @@ def test_options_that_change_no_weight_may_change(tmp_path, override):
 
 def test_steps_decide_weights_where_the_learning_rate_falls_with_them(tmp_path):
     folder = RunFolder(tmp_path / "run")
-    folder.begin(config("optimizer.schedule=cosine"), resumed_at=None)
-    with pytest.raises(UserError, match="steps"):
+    folder.begin(config("optimizer.schedule=cosine", "steps=40"), resumed_at=None)
+    with pytest.raises(UserError, match=r"steps: 40 -> 61(.|\n)*give the same(.|\n)* optimizer.schedule_updates=61$"):
         folder.refuse_other_configuration(config("optimizer.schedule=cosine", "steps=61"))
+    with pytest.raises(UserError, match=r"optimizer\.schedule_updates=40$"):
+        folder.refuse_other_configuration(config("optimizer.schedule=cosine", "steps=20"))
+
+
+@pytest.mark.parametrize(("steps", "length"), [(61, 61), (61, 80), (20, 40)])
+def test_a_falling_learning_rate_takes_another_length_where_that_is_said(tmp_path, caplog, steps, length):
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(config("optimizer.schedule=cosine", "steps=40"), resumed_at=None)
+    other = config("optimizer.schedule=cosine", f"steps={steps}", f"optimizer.schedule_updates={length}")
+    folder.refuse_other_configuration(other)
+    assert f"of another length: optimizer.schedule_updates: null -> {length}" in caplog.text
+    folder.begin(other, resumed_at=1)
+    caplog.clear()
+    folder.refuse_other_configuration(
+        config("optimizer.schedule=cosine", "steps=15", f"optimizer.schedule_updates={length}")
+    )
+    assert not caplog.text
+
+
+def test_the_critics_learning_rate_counts_too(tmp_path):
+    ppo = ["algorithm=ppo", "optimizer.schedule=constant", "critic.optimizer.schedule=linear"]
+
+    def of(*overrides):
+        return load("vlm_quickstart", [*ppo, f"output_dir={tmp_path / 'run'}", *overrides])
+
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(of("steps=20"), resumed_at=None)
+    with pytest.raises(UserError, match=r"critic\.optimizer\.schedule_updates=21$"):
+        folder.refuse_other_configuration(of("steps=21"))
+    folder.refuse_other_configuration(of("steps=21", "critic.optimizer.schedule_updates=21"))
 
 
 def test_metrics_are_read_without_the_line_that_was_torn(tmp_path):

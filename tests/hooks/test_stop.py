@@ -3,10 +3,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from burnish.cli import main
+from burnish.errors import GivenUp
 from burnish.hooks.stop import EXIT_STOPPED, StopRequest
 
 # a loop that says when it begins, when it has heard, and what became of it
@@ -46,7 +49,7 @@ def started(mode: str) -> subprocess.Popen:
     return child
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_lets_the_loop_finish(number):
     child = started("polite")
     child.send_signal(number)
@@ -70,13 +73,82 @@ def test_sigterm_may_come_again_and_one_ctrl_c_after_it_is_the_first():
     child = started("patient")
     child.send_signal(signal.SIGTERM)
     assert child.stdout.readline() == "SIGTERM\n"
-    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         child.send_signal(number)
         with pytest.raises(subprocess.TimeoutExpired):
             child.wait(timeout=0.3)
     child.send_signal(signal.SIGINT)
-    out, _ = child.communicate(timeout=20)
+    out, err = child.communicate(timeout=20)
     assert (child.returncode, out) == (130, "interrupted SIGTERM\n")
+    assert "SIGHUP: already stopping, after SIGTERM" in err
+
+
+def test_a_run_that_is_to_outlive_its_terminal_does():
+    """As nohup starts it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        child = started("polite")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    child.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        child.wait(timeout=0.5)
+    child.send_signal(signal.SIGTERM)
+    out, _ = child.communicate(timeout=20)
+    assert (child.returncode, out) == (EXIT_STOPPED, "saved SIGTERM\n")
+
+
+def test_what_is_needed_no_more_ends_at_once():
+    def work() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    with StopRequest() as stop:
+        with pytest.raises(GivenUp), stop.giving_up():
+            work()
+        assert stop.requested == "SIGTERM"
+        os.kill(os.getpid(), signal.SIGTERM)  # outside, and once more: nothing happens
+        with pytest.raises(GivenUp), stop.giving_up():
+            pytest.fail("it was asked for before")
+
+
+def test_an_interrupt_that_nobody_asked_for_goes_on():
+    with StopRequest() as stop, pytest.raises(KeyboardInterrupt) as raised, stop.giving_up():
+        raise KeyboardInterrupt
+    assert raised.type is KeyboardInterrupt
+
+
+# the last moments of a command, which take long
+COMMAND = """
+import sys, time
+import burnish.cli as cli
+sys.argv = ["burnish", "doctor"]
+cli.VERBS["doctor"] = cli.Verb("", "", cli._nothing, lambda args: 75)
+code = cli.main()
+print("saved", flush=True)
+time.sleep(0.5)
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_late_signal_does_not_change_the_exit_code(number):
+    child = subprocess.Popen([sys.executable, "-c", COMMAND], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
+    assert child.stdout.readline() == b"saved\n"
+    child.send_signal(number)
+    assert child.wait(timeout=20) == EXIT_STOPPED
+    child.stdout.close()
+
+
+def test_an_early_signal_stops_before_anything_is_begun(monkeypatch, tmp_path, capsys):
+    def signalled(*_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        pytest.fail("it went on")
+
+    monkeypatch.setattr("burnish.config.load", signalled)
+    assert main(["train", "quickstart", f"output_dir={tmp_path / 'run'}"]) == EXIT_STOPPED
+    assert "Stopped by SIGTERM before the run began" in capsys.readouterr().out
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("raises", [False, True])

@@ -65,8 +65,9 @@ def test_a_folder_that_was_moved_is_gone_on_with_where_it_is(tmp_path):
     assert command == f"burnish train {moved.config} output_dir={moved.path}"
 
 
-def test_a_run_whose_learning_rate_has_ended_is_not_made_longer(tmp_path):
-    assert "burnish train" not in words(tmp_path / "run", Story(overrides=("optimizer.schedule=linear",)), "finished")
+def test_a_run_whose_learning_rate_has_ended_is_made_longer_with_its_schedule(tmp_path):
+    said = words(tmp_path / "run", Story(overrides=("optimizer.schedule=linear",)), "finished")
+    assert "config.yaml steps=60 optimizer.schedule_updates=60" in said
 
 
 def test_only_places_that_exist_are_named(tmp_path):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from burnish.commands.report import report
 from burnish.errors import UserError
 from burnish.report import write_report
+from burnish.report.curves import WIDTH
 from burnish.report.summary import Summary
 from burnish.report.verdict import headline, verdict
 from tests.report.factory import Story, run_folder
@@ -97,15 +99,18 @@ def test_the_page_asks_nothing_of_a_network(tmp_path):
 def test_each_prompt_shows_the_same_samples_before_and_after_with_what_was_read(tmp_path):
     folder = run_folder(tmp_path / "run")
     page = page_of(folder)
-    assert len(page.addresses) == 2 * 16 * 6
+    assert len(page.addresses) == 2 * 16 * 6 + 2 * 4 * 2, "and on the way two of each of the prompts that are open"
     lines = [json.loads(line) for line in (folder.validation(0) / "samples.jsonl").read_text().splitlines()]
     shown = page.text.partition("before training")[2].partition("after 30 updates")[0]
     assert all(line["note"] in shown for line in lines[:6])
-    assert page.text.count("✓") == sum(
-        json.loads(line)["components"]["ocr_exact"] == 1.0
-        for update in (0, 30)
+    shown = [
+        json.loads(line)
+        for update in (0, 10, 20, 30)
         for line in (folder.validation(update) / "samples.jsonl").read_text().splitlines()
-    )
+        if update in (0, 30) or (json.loads(line)["index"] < 4 and json.loads(line)["sample"] < 2)
+    ]
+    assert page.text.count("✓") == sum(line["components"]["ocr_exact"] == 1.0 for line in shown)
+    assert [page.text.count(f"after {update} updates") for update in (10, 20)] == [4, 4]
 
 
 def test_a_gain_and_its_price_are_both_told(tmp_path):
@@ -168,8 +173,10 @@ def test_a_change_that_may_be_chance_is_no_gain(tmp_path):
         file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     points = said(folder)
     assert "gained" not in points
-    assert "from 0.800 to 0.830; prompts differ so much that this may be chance (±0.2" in points["weigh"]
-    assert "60.0 % before, 62.0 % after, which may be chance" in points["weigh"]
+    chance = "; prompts differ so much that this may be chance (+0.030 ± 0.2"
+    assert f"No clear change of the validation reward, which went from 0.800 to 0.830{chance}" in points["weigh"]
+    assert "60.0 % before, 62.0 % after (+2.0 ± " in points["weigh"]
+    assert "points): no clear change, as this may be chance" in points["weigh"]
     assert "No clear change" in headline(Summary.read(folder))
     write_report(folder)
     assert "better</small>" not in folder.report.read_text().replace("is better</small>", "")
@@ -206,6 +213,50 @@ def test_missing_rewards_and_skipped_updates_are_told(tmp_path):
     assert "skipped because" not in clean
 
 
+def test_rounded_numbers_do_not_contradict_each_other(tmp_path):
+    story = Story(border=(0.0024, 0.0036), variety=(0.05, 0.05), guided=False, pictures=False)
+    found = {row[0]: row[1:] for row in page_of(run_folder(tmp_path / "run", story)).rows}
+    assert found["Border darkness"] == ["0.0024", "0.0036", "+0.0012"]
+    assert found["Validation reward"] == ["0.772", "0.965", "+0.193"]
+
+
+def test_why_rewards_are_missing_is_told(tmp_path):
+    folder = run_folder(tmp_path / "run", Story(missing=1.0))
+    rows = folder.read_metrics()
+    for row in rows:
+        row |= {"val-aux/missing": 1.0} if "val-aux/missing" in row else {}
+        for name in [name for name in row if name.startswith(("val-core/", "val-aux/default/"))]:
+            del row[name]
+    folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = folder.validation(30) / "samples.jsonl"
+    lines = [json.loads(line) | {"reward": None, "note": "KeyError: 'x'"} for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = page_of(folder).text
+    assert "No reward of any validation could be computed" in text
+    assert "Why, by what the last validation kept: KeyError: 'x'" in text
+
+
+def test_every_chart_of_health_is_explained_once(tmp_path):
+    folder = run_folder(tmp_path / "run", NO_PICTURES)
+    rows = folder.read_metrics()
+    for row in rows[1:]:
+        row["actor/pg_loss"] = row["actor/grad_norm"]
+        row["actor/entropy"] = 1.0 - 1e-7 * row["training/global_step"]
+    folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    html = page_of(folder) and folder.report.read_text()
+    section = html.partition("Health of the training")[2].partition("Where the time goes")[0]
+    charts = re.findall(r"<figcaption>(.*?)</figcaption>", section)
+    assert len(charts) == len({chart.partition("<")[0] for chart in charts}) == 5
+    assert all("<small>" in chart for chart in charts), charts
+    assert any("actor/grad_norm" in chart and "; the same as actor/pg_loss" in chart for chart in charts)
+    for svg in re.findall(r"<svg.*?</svg>", section):
+        for x, anchor, text in re.findall(r'<text x="([\d.]+)" y="[\d.]+" class="(\w+)">([^<]*)<', svg):
+            width = 5.6 * len(text)
+            start = float(x) - (width if anchor == "end" else width / 2)
+            assert start >= 0, f"{text} is cut"
+            assert start + width <= WIDTH, f"{text} is cut"
+
+
 def test_several_data_sources_are_averaged(tmp_path):
     folder = run_folder(tmp_path / "run", NO_PICTURES)
     rows = folder.read_metrics()
@@ -217,6 +268,11 @@ def test_several_data_sources_are_averaged(tmp_path):
     found = {row[0]: row[1:3] for row in page_of(folder).rows if len(row) == 5}
     assert found["Validation reward"] == ["0.386", "0.482"]
     assert found["Read exactly right"] == ["52.8 %", "90.5 %"]
+    by_source = [row for row in page_of(folder).rows if row and row[0] in ("default", "other/source")]
+    assert by_source == [
+        ["default", "0.772", "0.965", "52.8 %", "90.5 %"],
+        ["other/source", "0.000", "0.000", "–", "–"],
+    ]
 
 
 def test_what_others_wrote_is_text_and_never_markup(tmp_path):

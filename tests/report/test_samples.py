@@ -8,13 +8,13 @@ import math
 import numpy as np
 import pytest
 
-from burnish.report.samples import Sample, chance, read_samples
+from burnish.report.samples import Score, chance, read_samples
 from tests.report.factory import Story, run_folder
 
 
 def samples(rewards, per_prompt=2, exact=None):
     return {
-        (i // per_prompt, i % per_prompt): Sample("p", reward, {"ocr_exact": exact}, "", None)
+        (i // per_prompt, i % per_prompt): Score("default", reward, {"ocr_exact": exact})
         for i, reward in enumerate(rewards)
     }
 
@@ -50,7 +50,8 @@ def test_equal_changes_leave_nothing_to_chance():
 
 
 def test_missing_rewards_and_few_prompts():
-    assert chance(samples([0.0] * 6), samples([1.0, 0.0] * 3), "reward") == 0.0  # three prompts
+    assert chance(samples([0.0] * 6), samples([1.0, 0.0] * 3), "reward") == math.inf  # three prompts
+    assert chance({}, {}, "reward") == 0.0
     gaps = samples([None, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
     assert chance(samples([0.0] * 10), gaps, "reward") > 0
     assert chance(samples([0.0] * 10), samples([0.0] * 10), "ocr_exact") == 0.0

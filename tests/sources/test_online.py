@@ -71,7 +71,7 @@ def test_without_choice_every_sample_is_there(pipeline):
 
 @pytest.mark.parametrize("algorithm", [FlowGRPO(window=WINDOW), DiffusionNFT(train_timesteps=2)], ids=["grpo", "nft"])
 @pytest.mark.parametrize("cheap", [None, 2])
-def test_the_chosen_are_bit_by_bit_what_sampling_them_directly_gives(pipeline, algorithm, cheap):
+def test_the_chosen_are_what_sampling_them_directly_gives(pipeline, algorithm, cheap):
     bench, source = made(pipeline, algorithm, candidates=CandidateOptions(n=8, num_inference_steps=cheap))
     scored = source.collect(1)
     assert len(scored) == 8
@@ -83,9 +83,12 @@ def test_the_chosen_are_bit_by_bit_what_sampling_them_directly_gives(pipeline, a
         for group, sample in zip(scored.group.tolist(), scored.sample.tolist(), strict=True)
     ]
     expected = everything.select(rows)
+    # candidates that are drawn in the run's own steps are those that are kept, bit by bit; drawn again, in batches of
+    # another shape, they are so up to what kernels round otherwise
+    off = 1e-5 if cheap else 0.0
     for name in ("latents", "state", "next_state", "time", "logprob"):
-        assert torch.equal(getattr(scored.trace, name), getattr(expected.trace, name)), name
-    assert torch.equal(scored.scores.reward, expected.scores.reward)
+        torch.testing.assert_close(getattr(scored.trace, name), getattr(expected.trace, name), rtol=0, atol=off)
+    torch.testing.assert_close(scored.scores.reward, expected.scores.reward, rtol=0, atol=0.02 if cheap else 0.0)
     # by cheap pictures or by whole ones, it is the extremes that are kept
     judged = everything.scores.reward
     if cheap:

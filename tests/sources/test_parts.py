@@ -9,7 +9,6 @@ import torch
 from burnish.algorithms.branch_grpo import BranchGRPO
 from burnish.algorithms.flow_grpo import FlowGRPO
 from burnish.batch import Gathered
-from burnish.completion import Completion
 from burnish.data.stream import PromptStream
 from burnish.flow.windows import Window
 from burnish.options import RolloutOptions, ScoringOptions
@@ -34,11 +33,13 @@ def pipeline(tmp_path_factory):
     return tiny_pipeline(tmp_path_factory.mktemp("sd3"), vae=False)
 
 
-ROUNDED = ("logprob",)  # of responses: kernels for few rows round otherwise, and tokens are what is sampled
+# kernels for few rows may round otherwise, by 1e-7 of each layer's numbers: a CPU decides how much of that is seen
+ROUNDED = {"latents": 1e-5, "state": 1e-5, "next_state": 1e-5, "logprob": 1e-5}
+JUDGED = {"reward": 0.02, "components": 0.02}  # of 255: few of the pixels are rounded to the next number
 
 
 def same(whole, parted) -> None:
-    """Equal rows, whatever tables they refer to, and equal metrics up to rounding."""
+    """Equal rows, whatever tables they refer to, and what a network has computed up to rounding."""
     assert type(parted) is type(whole)
     for name, value in whole._rows():
         other = getattr(parted, name)
@@ -46,8 +47,8 @@ def same(whole, parted) -> None:
             same(value.rows(), other.rows())
         elif isinstance(value, torch.Tensor):
             assert value.shape == other.shape, name
-            if isinstance(whole, Completion) and name in ROUNDED:
-                torch.testing.assert_close(other, value, rtol=0, atol=1e-5)
+            if off := (ROUNDED | JUDGED).get(name):
+                torch.testing.assert_close(other, value, rtol=0, atol=off, equal_nan=True)
                 continue
             assert torch.equal(value.nan_to_num(7), other.nan_to_num(7)), name
         elif hasattr(value, "_rows"):
@@ -63,7 +64,7 @@ def same(whole, parted) -> None:
     if hasattr(whole, "metrics"):
         assert whole.metrics.keys() == parted.metrics.keys()
         for name, value in whole.metrics.items():
-            assert parted.metrics[name] == pytest.approx(value, rel=1e-6, abs=1e-9, nan_ok=True), name
+            assert parted.metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-6, nan_ok=True), name
 
 
 def flow(pipeline, algorithm, *, lost=(), **chosen):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,11 @@ def spoil_at(folder: Path, call: int) -> None:
     (folder / f"spoil-{call}").touch()
 
 
+def slow_at(folder: Path, call: int) -> None:
+    """Whoever asks it for the ``call``-th time gets the answer seconds later."""
+    (folder / f"slow-{call}").touch()
+
+
 def judge(samples: Sequence[Any], prompts: Sequence[Any], folder: str) -> list[float]:
     place = Path(folder)
     with (place / "calls").open("ab") as calls:
@@ -47,6 +53,8 @@ def judge(samples: Sequence[Any], prompts: Sequence[Any], folder: str) -> list[f
     if order.exists():
         order.rename(place / f"died-{count}")
         os.kill(os.getpid(), signal.SIGKILL)
+    if (place / f"slow-{count}").exists():
+        time.sleep(3.0)
     if (spoil := place / f"spoil-{count}").exists():
         spoil.rename(place / f"spoiled-{count}")
         from burnish.runtime.publication import Receiver

@@ -120,7 +120,7 @@ def test_weights_that_change_on_the_way_stop_the_run_and_what_was_learned_stays(
 ):
     given = [*options("adapter"), *machines.options(), "pools.rollout.processes=1"]
     undisturbed = reference("adapter")
-    deadly.spoil_at(notes, deadly.calls(notes) + 4)  # after validation, while the third batch is judged
+    deadly.spoil_at(notes, deadly.calls(notes) + 5)  # after a trial and validation, while the third batch is judged
     with pytest.raises(Mismatch, match="of version 3 differs between the trainer and a receiver"):
         run(tmp_path / "run", *given)
     assert saved_updates(tmp_path / "run") == [2, 3]
@@ -151,13 +151,21 @@ def test_workers_that_sample_and_judge_are_replaced_and_nothing_changes(options,
     assert_same(tmp_path / "run", undisturbed)
 
 
-def test_ranks_that_sample_give_up_and_make_the_same_samples_again(options, reference, fate, tmp_path):
-    undisturbed = reference("colocated")
+def test_ranks_that_sample_give_up_and_make_the_same_samples_again(options, reference, notes, fate, tmp_path):
+    undisturbed, given = reference("colocated"), options("colocated")
     fate.plan("train", "make", 4, rank=1, blow=terminate)
-    assert run(tmp_path / "run", *options("colocated")) == EXIT_STOPPED
+    assert run(tmp_path / "run", *given) == EXIT_STOPPED
     assert fate.met()
     assert saved_updates(tmp_path / "run")[-1] == 3
-    assert run(tmp_path / "run", *options("colocated")) == 0
+    # and in the last validation: before it, two ranks have been asked for updates 4 and 5, and on a trial
+    for call in (5, 6, 7, 8):
+        deadly.slow_at(notes, deadly.calls(notes) + call)
+    fate.plan("train", "judge", 1, rank=1, blow=terminate)
+    assert run(tmp_path / "run", *given) == EXIT_STOPPED
+    assert fate.met()
+    assert saved_updates(tmp_path / "run")[-1] == 5
+    assert not any(name.startswith("val-core/") for name in metrics_of(tmp_path / "run")[-1])
+    assert run(tmp_path / "run", *given) == 0
     assert_same(tmp_path / "run", undisturbed)
 
 

@@ -1,5 +1,6 @@
 import json
 import logging
+import math
 import os
 import random
 import re
@@ -11,7 +12,7 @@ import torch
 
 from burnish.errors import UserError
 from burnish.workers.checkpoint_files import MANIFEST
-from tests.workers.checkpoints import IDENTITY, check, leftovers, make, save, updates
+from tests.workers.checkpoints import IDENTITY, check, leftovers, make, save, state, updates
 
 
 def flip(file: Path, position: int, bit: int) -> None:
@@ -229,3 +230,37 @@ def test_killed_while_replacing_the_replaced_one_comes_back(tmp_path):
     save(make(tmp_path, keep_last=2), 3)
     assert updates(tmp_path) == [2, 3]
     assert leftovers(tmp_path) == []
+
+
+def test_a_validation_is_written_down_when_it_is_done(tmp_path):
+    """What was saved before it knows that it is missing; the better one is kept from when its reward is there."""
+    store = make(tmp_path, keep_last=1)
+    save(store, 1, score=0.5)
+    metrics = {"loss": 0.1 + 0.2, "odd": float("nan")}
+    store.save(2, state(2), identity=IDENTITY, score=None, unvalidated=metrics)
+    found = make(tmp_path).latest()
+    assert found.update == 2
+    assert found.unvalidated["loss"] == metrics["loss"]
+    assert math.isnan(found.unvalidated["odd"])
+    assert make(tmp_path).best().update == 1
+    store.validated(2, 0.9)
+    done = make(tmp_path).latest()
+    assert (done.update, done.score, done.unvalidated) == (2, 0.9, None)
+    check(done, 2)
+    assert (updates(store.folder), leftovers(store.folder)) == ([2], [])
+
+
+def test_a_validation_that_cant_be_written_down_leaves_the_checkpoint_as_it_was(tmp_path, monkeypatch):
+    store = make(tmp_path)
+    store.save(2, state(2), identity=IDENTITY, score=None, unvalidated={"loss": 1.0})
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", full)
+        with pytest.raises(UserError, match=r"validation of checkpoint .*No space left.*is intact"):
+            store.validated(2, 0.9)
+    assert make(tmp_path).latest().unvalidated == {"loss": 1.0}
+    store.validated(2, 0.9)
+    assert make(tmp_path).latest().score == 0.9

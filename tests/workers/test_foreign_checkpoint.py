@@ -121,7 +121,7 @@ def test_links_out_of_the_folder_and_pipes_are_refused(path):
         read(path)
     (path / "trainer.pt").unlink()
     os.mkfifo(path / "trainer.pt")
-    with pytest.raises(UserError, match="is a pipe or a device|leads out of the checkpoint"):
+    with pytest.raises(UserError, match=r"is a pipe or a device|leads out of the checkpoint"):
         read(path)
 
 

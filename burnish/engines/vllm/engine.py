@@ -21,7 +21,7 @@ from burnish.engines.vllm.probe import imagined, remembered
 from burnish.engines.vllm.process import VllmDiedError, VllmFailedError, VllmProcess
 from burnish.engines.vllm.prompts import packed, unpacked, with_responses
 from burnish.engines.vllm.publication import Publication, weights_of
-from burnish.errors import UserError
+from burnish.errors import GivenUp, UserError
 from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
 from burnish.prompt import Prompt
@@ -71,6 +71,7 @@ class VllmEngine:
         self._example = example
         self._resting = False
         self._compared = False
+        self._given_up = False  # the run is to stop: nothing is sampled any more
         self._process = self._started()
 
     def sample(self, job: AnswerJob) -> tuple[Completion, list[Response]]:
@@ -79,7 +80,17 @@ class VllmEngine:
         Raises:
             UserError: vLLM can't do what the job asks for.
             VllmFailedError: it failed, or its log-probs are not the trainer's.
+            GivenUp: the run is to stop; what vLLM still says is heard no more.
         """
+        try:
+            return self._sampled(job)
+        except GivenUp:
+            self._given_up = True
+            raise
+
+    def _sampled(self, job: AnswerJob) -> tuple[Completion, list[Response]]:
+        job.between()
+        self._insist(lambda: self._process.ready(job.between))  # it may still be starting
         prompts = self.encode(job.prompts)
         if self._probe is None:
             self._probe = imagined(self.model, prompts.table, self.seed)
@@ -98,6 +109,8 @@ class VllmEngine:
         Raises:
             VllmFailedError: vLLM failed, lacks a weight, or does not score responses as the trainer does.
         """
+        if self._given_up:
+            return
         begun = time.monotonic()
         if self._probe is None and (example := self._example()) is not None:
             self._probe = imagined(self.model, self.encode([example]).table, self.seed)
@@ -113,7 +126,7 @@ class VllmEngine:
 
     def rest(self) -> None:
         """Have vLLM give its memory of the GPU back until the next publication, if it may."""
-        if self.options.sleep and not self._resting:
+        if self.options.sleep and not self._resting and not self._given_up:
             self._insist(lambda: next(self._process.ask("rest", {"do": "rest"})))
             self._resting = True
 
@@ -198,7 +211,7 @@ class VllmEngine:
         arrays |= {"prompt": prompts.index.numpy(), "seed": np.asarray(keys, dtype=np.int64)}
         header = {"do": "sample", "media": media, "temperature": sampling.scored_at}
         header["sampling"] = parameters(sampling, self.model.stop)
-        answers = self._rows(f"{len(keys)} responses", header, arrays, len(keys))
+        answers = self._rows(f"{len(keys)} responses", header, arrays, len(keys), job.between)
         ids, logprob, length, finished = unpacked(answers)
         mask = torch.arange(ids.shape[1]) < length[:, None]
         first = torch.tensor([prompts.table.next_position[row] for row in prompts.index.tolist()], dtype=torch.long)
@@ -225,12 +238,15 @@ class VllmEngine:
                 scores[row, :length] = torch.from_numpy(own["logprob"][-length:])
         return torch.where(completion.mask, scores, 0)
 
-    def _rows(self, what: str, header: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> list[Any]:
+    def _rows(
+        self, what: str, header: dict[str, Any], arrays: dict[str, np.ndarray], count: int,
+        between: Callable[[], None] = lambda: None,
+    ) -> list[Any]:  # fmt: skip
         """Answers in order of their rows."""
         assert self._published is not None, "nothing has been published"
         assert not self._resting, "nothing has been published since vLLM was put to rest"
         found: dict[int, Any] = {}
-        for answer, data in self._process.ask(what, header, arrays):
+        for answer, data in self._process.ask(what, header, arrays, between):
             if "done" in answer:
                 break
             if answer["version"] != self._published.version:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,18 +79,22 @@ class VllmProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def ready(self) -> dict[str, Any]:
+    def ready(self, between: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Wait until vLLM is there; at once where it is. Its version, and the longest text that it reads.
 
         Raises:
             VllmFailedError: it could not be built, or not in time.
         """
         if self._ready is None:
-            self._ready, _ = next(self._answers("its start", self._start_timeout))
+            self._ready, _ = next(self._answers("its start", self._start_timeout, between))
         return self._ready
 
     def ask(
-        self, what: str, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None = None
+        self,
+        what: str,
+        header: Mapping[str, Any],
+        arrays: Mapping[str, np.ndarray] | None = None,
+        between: Callable[[], None] = lambda: None,
     ) -> Iterator[tuple[dict[str, Any], Arrays]]:
         """Put a question and yield the answers, until the caller has heard enough.
 
@@ -98,22 +102,23 @@ class VllmProcess:
             what: is asked for, in words.
             header: the question.
             arrays: that go with it.
+            between: called once a second; what it raises ends the wait, and the process is of no more use.
 
         Raises:
             VllmFailedError: vLLM reported an error.
             VllmDiedError: its process ended, or gave no sign of life in time.
         """
-        self.ready()
+        self.ready(between)
         self._channel.deadline(self._timeout)
         with self._watching(what, self._timeout):
             self._channel.send(header, arrays)
-        yield from self._answers(what, self._timeout)
+        yield from self._answers(what, self._timeout, between)
 
-    def _answers(self, what: str, limit: float) -> Iterator[tuple[dict[str, Any], Arrays]]:
+    def _answers(self, what: str, limit: float, between: Callable[[], None]) -> Iterator[tuple[dict[str, Any], Arrays]]:
         self._channel.deadline(limit)
         while True:
             with self._watching(what, limit):
-                answer, data = self._hear(limit)
+                answer, data = self._hear(limit, between)
             if "error" in answer:
                 raise VllmFailedError(self._complain(f"vLLM failed at {what}: {answer['error']}"))
             if "alive" not in answer:
@@ -131,9 +136,11 @@ class VllmProcess:
         except (EOFError, OSError):
             raise VllmDiedError(self._complain(f"vLLM ended while it was asked for {what}: {self._ending()}")) from None
 
-    def _hear(self, limit: float) -> tuple[dict[str, Any], Arrays]:
+    def _hear(self, limit: float, between: Callable[[], None]) -> tuple[dict[str, Any], Arrays]:
         begun = time.monotonic()
+        between()
         while not self._channel.waits(LOOK):
+            between()
             if self._process.poll() is not None:
                 raise EOFError
             if time.monotonic() - begun > limit:
