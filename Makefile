@@ -5,7 +5,8 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+# Processes that tests start read what the first of them compiled, also where the environment says not to keep it
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 # Threads that wait by spinning steal the core that another process computes on
 export OMP_WAIT_POLICY := PASSIVE
 export HF_HUB_OFFLINE := 1

@@ -62,7 +62,7 @@ def read_object(file: Path) -> dict[str, Any]:
     except UserError:
         raise
     except ValueError as error:
-        raise UserError(f"{file} is not JSON: {error}") from None
+        raise UserError(f"{file} is not JSON: {error}; fetch it again") from None
     if not isinstance(content, dict):
         raise UserError(f"{file} holds {type(content).__name__}, not a JSON object; fetch it again")
     return content

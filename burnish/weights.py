@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.errors import UserError
-from burnish.json_text import parse_json
+from burnish.json_text import parse_json, read_object
 
 if TYPE_CHECKING:
     from torch import nn
 
 log = logging.getLogger(__name__)
 
+MOST_LAYERS = 10_000
 NAMED = 3  # tensors that a message names
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")  # whose insides are not looked at
+VOCABULARIES = ("tokenizer.json", "*.model", "vocab.txt", "tekken.json", "*.tiktoken")
 LONGEST = 100 << 20  # bytes of a head: what safetensors reads at most
 
 
@@ -36,6 +38,17 @@ def complaints_about(folder: Path) -> Iterator[str]:
         problem = _problem(file)
         if problem:
             yield f"{file} {problem}; fetch the model again"
+
+
+def tokenizer_complaint(folder: Path) -> str:
+    """What a tokenizer's folder lacks; libraries make one that knows no word of what is there. Empty if nothing."""
+    if any(any(folder.glob(name)) for name in VOCABULARIES):
+        return ""
+    if (folder / "vocab.json").is_file():
+        if (folder / "merges.txt").is_file():
+            return ""
+        return f"{folder} has a vocab.json without its merges.txt; fetch the model again"
+    return f"{folder} has no tokenizer (tokenizer.json, or vocab.json with merges.txt); fetch the model again"
 
 
 def _listed(index: Path) -> list[str]:
@@ -73,13 +86,15 @@ def load_network(kind: Any, folder: Path, **options: Any) -> Any:
         UserError: weights are missing, have another shape, belong to layers that the configuration has not, or the
             folder can't be loaded at all.
     """
+    _refuse_endless(folder / "config.json")
     try:
         with _silence():
             network, report = kind.from_pretrained(
                 folder, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True, **options
             )
     except Exception as error:  # the files are the user's: libraries raise whatever they like
-        raise UserError(f"{folder} can't be loaded as {kind.__name__}: {_told(error)}") from error
+        why = f"{_told(error)}; fetch the model again, or give the config.json that belongs to it"
+        raise UserError(f"{folder} can't be loaded as {kind.__name__}: {why}") from error
     where = _file(folder)
     missing = sorted(report["missing_keys"])
     if missing:
@@ -100,6 +115,15 @@ def load_network(kind: Any, folder: Path, **options: Any) -> Any:
         )
     _refuse_further_layers(where, network, sorted(report.get("unexpected_keys") or ()))
     return network
+
+
+def _refuse_endless(file: Path) -> None:
+    """Refuse a configuration of so many layers that making them would take for ever."""
+    config = read_object(file) if file.is_file() else {}
+    for part in (config, *(one for one in config.values() if isinstance(one, dict))):
+        for name, value in part.items():
+            if re.search(r"layer|depth|block", name) and type(value) is int and value > MOST_LAYERS:
+                raise UserError(f"{file} says {name} {value}, which no network has; fetch the model again")
 
 
 def refuse_not_finite(network: nn.Module, folder: Path) -> None:

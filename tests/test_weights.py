@@ -13,10 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from burnish.cli import main
 from burnish.config import load
+from burnish.engines.language import Encoder
 from burnish.errors import ConfigError, UserError
 from burnish.models.language.loading import load_language_model
 from burnish.models.loading import load_model
 from burnish.options import LanguageModelOptions, LoraOptions, ModelOptions
+from burnish.prompt import Prompt
 from burnish.weights import complaints_about
 from tests.factory import tiny_pipeline
 from tests.tiny_language import tiny_language
@@ -167,6 +169,32 @@ def test_a_vision_language_folder_that_lacks_a_file_is_refused_before_torch_is_n
     assert code == 2
     assert ABSENT[file] in " ".join(told.split())
     assert not (tmp_path / "run").exists()
+
+
+def test_a_tokenizer_without_words_is_refused(damaged, capsys, tmp_path):
+    pipeline = damaged("pipeline")
+    (pipeline / "tokenizer" / "tokenizer.json").unlink()
+    for there, why in ((None, "has no tokenizer"), ("vocab.json", "without its merges.txt")):
+        if there is not None:
+            (pipeline / "tokenizer" / there).write_text("{}")
+        code = main(["train", "quickstart", f"model.path={pipeline}", f"output_dir={tmp_path / 'run'}"])
+        told = " ".join(capsys.readouterr().err.split())
+        assert code == 2
+        assert f"{pipeline / 'tokenizer'} " in told
+        assert why in told
+
+
+def test_a_tokenizer_of_another_model_is_found_by_the_prompts(damaged):
+    pipeline = damaged("pipeline")
+    model = load_model(ModelOptions(path=str(pipeline)))
+    model.check(["a cat"])
+    model.pipeline.text_encoder.set_input_embeddings(torch.nn.Embedding(20, 16))
+    with pytest.raises(UserError, match=r"prompt 'a cat' has token \d+, but text_encoder knows only 20"):
+        model.check(["a cat"])
+    language = load_language_model(LanguageModelOptions(path=str(damaged("language"))))
+    language.vocabulary = 10
+    with pytest.raises(UserError, match=r"has token \d+, but the model knows only 10"):
+        Encoder(language)([Prompt(text="what?")])
 
 
 def test_a_truncated_part_of_a_pipeline_is_refused_before_torch_is_needed(damaged, capsys, tmp_path):

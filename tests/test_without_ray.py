@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,13 @@ from tests.conftest import HERE, NEED_RAY
 HIDDEN = HERE / "support" / "without_ray"
 
 
-def imported(file: Path) -> Iterator[str]:
+@cache
+def imported(file: Path) -> list[str]:
     """Modules that are imported with a file, from its top level."""
+    return list(_imported(file))
+
+
+def _imported(file: Path) -> Iterator[str]:
     todo: list[ast.AST] = [ast.parse(file.read_text(encoding="utf-8"))]
     while todo:
         for node in ast.iter_child_nodes(todo.pop()):

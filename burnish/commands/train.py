@@ -134,7 +134,10 @@ def _attempt(
     metrics = checkpoint.unvalidated if checkpoint is not None else None
     # the last update is not recorded whole where its validation is still to be done
     recorded = None if checkpoint is None else done if metrics is None else done - 1
-    folder.begin(config, resumed_at=recorded)
+    try:
+        folder.begin(config, resumed_at=recorded)
+    except UserError as error:
+        raise UserError(f"output_dir is {config.output_dir}: {error}") from error
     expiry = Expiry(expected, stop, margin=config.trainer.expiry_margin, saving=lambda: crew.saving)
     validation = Validation(config, folder, crew.judge)
     here = checkpoint is not None and checkpoint.path.resolve().parent == folder.checkpoints.resolve()

@@ -15,7 +15,7 @@ from burnish.paths import PREFIX, holds_run, resolve
 from burnish.reading import checked_path
 from burnish.rewards.function import Function
 from burnish.rewards.language.function import LanguageFunction
-from burnish.weights import complaints_about
+from burnish.weights import complaints_about, tokenizer_complaint
 
 
 def check_disk(config: RunConfig) -> None:
@@ -67,10 +67,9 @@ def _model(config: RunConfig) -> None:
         check_files(config.model)
         return
     _, index = read_index(config.model)
-    parts = [
-        name for name, kind in index.items() if isinstance(kind, list) and (found / name / "config.json").is_file()
-    ]
-    wrong = [problem for name in parts for problem in complaints_about(found / name)]
+    parts = [found / name for name, kind in index.items() if isinstance(kind, list) and kind[0] is not None]
+    wrong = [one for part in parts if (part / "config.json").is_file() for one in complaints_about(part)]
+    wrong += [one for part in parts if part.name.startswith("tokenizer") and (one := tokenizer_complaint(part))]
     if wrong:
         raise UserError("\n".join(f"model.path: {problem}" for problem in wrong))
     family_of(config.model, index).check_options(

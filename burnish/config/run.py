@@ -75,7 +75,8 @@ class RunConfig:
     """Folder of the run: metrics, samples, checkpoints, report."""
     resume: str = "auto"
     """auto goes on from the newest whole checkpoint in output_dir if there is one; never starts anew and
-    refuses a folder that has a run in it; a path goes on from that checkpoint."""
+    refuses a folder that has a run in it; a path (RUN/checkpoints/00000030) goes on from that checkpoint, and with
+    another output_dir branches that run, with other options if you like."""
     threads: Threads = 1
     """CPU threads of the trainer; part of what makes two runs equal bit by bit."""
     runtime: Literal["local", "ray"] = "local"

@@ -25,9 +25,6 @@ _WORDS = [
 ]
 
 
-DEEPEST = 50  # levels of a value
-
-
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[Any]] = {}  # noqa: RUF012
     yaml_constructors = {  # noqa: RUF012
@@ -102,8 +99,6 @@ def parse(text: str) -> Any:
     try:
         value = yaml.load(text, _Loader)
         json.dumps(value)
-        if _depth(value) > DEEPEST:
-            raise ConfigError(f"it is nested in more than {DEEPEST} levels, as no option is; give options by name")
         return value
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -111,20 +106,8 @@ def parse(text: str) -> Any:
         raise ConfigError(f"{line}{error.problem or error.context}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"it can't be read: {' '.join(str(error).split())}") from None
-    except RecursionError:
-        raise ConfigError(
-            f"it is nested in more than {DEEPEST} levels, as no option is; give options by name"
-        ) from None
-    except ConfigError:
-        raise
     except (ValueError, KeyError) as error:  # !!int on text that is no number, or a list that holds itself
         raise ConfigError(f"it has a value that can't be read: {error}") from None
-
-
-def _depth(value: Any) -> int:
-    """Levels of lists and objects."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
-    return 0 if inner is None else 1 + max(map(_depth, inner), default=0)
 
 
 def show(value: Any) -> str:

@@ -45,7 +45,7 @@ def check_media(
                     "(data.decode_check=false reads only their headers)", done, len(places), noted - start,
                 )  # fmt: skip
     if problems:
-        raise told(problems, "records")
+        raise told(problems)
 
 
 def _problem(media: Media, unfit: Callable[[int, int], str]) -> str:

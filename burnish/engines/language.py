@@ -23,6 +23,7 @@ from burnish.prompt import Prompt
 from burnish.rewards.language.base import Response
 
 REMEMBERED = 4096  # prompts whose tokens and pixels are kept
+Purpose = Literal["rollout", "greedy", "validation", "sample", "trial"]  # draws of one are never those of another
 
 
 class SamplingRoles(Protocol):
@@ -41,14 +42,14 @@ class AnswerJob:
     prompts: list[Prompt]  # [B]
     group: Tensor  # [B] long
     sample: Tensor  # [B] long
-    purpose: Literal["rollout", "greedy", "validation", "sample"]
+    purpose: Purpose
     update: int
     sampling: Sampling
     between: Callable[[], None] = lambda: None  # called before every token; what it raises ends the job
 
     @classmethod
     def groups(
-        cls, prompts: Sequence[Prompt], n: int, *, purpose: Literal["rollout", "greedy", "validation", "sample"],
+        cls, prompts: Sequence[Prompt], n: int, *, purpose: Purpose,
         update: int, sampling: Sampling,
     ) -> AnswerJob:  # fmt: skip
         """``n`` responses to each prompt."""
@@ -97,9 +98,15 @@ class AnswerEngine(Protocol):
 class Encoder:
     """Prompts as tokens and pixels; the processor sees each of them once, however many responses it gets."""
 
-    def __init__(self, model: LanguageModel, tools: Sequence[dict[str, Any]] = ()) -> None:
-        """Args: ``tools`` are JSON schemas of functions that the prompts tell of."""
-        self.model, self.tools = model, tools
+    def __init__(self, model: LanguageModel, tools: Sequence[dict[str, Any]] = (), *, bounded: bool = True) -> None:
+        """Make one for a model.
+
+        Args:
+            model: the family.
+            tools: JSON schemas of functions that the prompts tell of.
+            bounded: refuse prompts that leave the model no position for a response.
+        """
+        self.model, self.tools, self.bounded = model, tools, bounded
         self._encoded: OrderedDict[str, Encoded] = OrderedDict()
 
     def __call__(self, prompts: Sequence[Prompt]) -> Gathered[Encoded]:
@@ -120,11 +127,24 @@ class Encoder:
         try:
             images = [media.image() for media in prompt.images]
             videos = [Video(*media.video()) for media in prompt.videos]
-            return self.model.encode(prompt.chat(), images, videos, self.tools)
+            encoded = self.model.encode(prompt.chat(), images, videos, self.tools)
         except (OSError, ValueError) as error:  # of decoders and processors, where a file broke in the course of a run
             if not (prompt.images or prompt.videos):
                 raise
             raise UserError(f"{prompt.name} shows what can't be read: {error}; put it right or take it out") from error
+        last = int(encoded.ids[0].max()) if len(encoded.ids[0]) else 0
+        if last >= self.model.vocabulary:
+            raise UserError(
+                f"{prompt.name} has token {last}, but the model knows only {self.model.vocabulary}: its tokenizer is "
+                "another model's; fetch the model again"
+            )
+        if self.bounded and encoded.lengths[0] >= self.model.longest:
+            raise UserError(
+                f"{prompt.name} has {encoded.lengths[0]} tokens with its pictures and videos, but the model has "
+                f"{self.model.longest} positions (max_position_embeddings); shorten it, or set data.max_prompt_length "
+                "and data.overlong=filter"
+            )
+        return encoded
 
 
 class LanguageEngine:

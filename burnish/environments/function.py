@@ -34,7 +34,7 @@ class FunctionEnvironment(Environment):
             made = self.episode()
         except UserError:
             raise
-        except Exception as error:  # the code is the user's: anything may go wrong in it
+        except (Exception, SystemExit) as error:  # the code is the user's: anything may go wrong in it
             given = f"environment.path is {self.path!r}, which can't be made with environment.arguments"
             raise UserError(f"{given} {self.arguments}: {type(error).__name__}: {error}") from error
         lacking = [name for name in ("reset", "step") if not callable(getattr(made, name, None))]

@@ -51,6 +51,28 @@ def estimate(prompts: Sequence[int], answers: Sequence[int], owner: Sequence[int
     }
 
 
+def cheapest_for_all(completion: Completion, size: Size, *, budget: int, mini_batch: int | None) -> Layout:
+    """The one layout whose forward passes multiply least over the micro-batches of an update.
+
+    Args:
+        completion: all responses of the update.
+        size: of the network.
+        budget: tokens of a micro-batch.
+        mini_batch: responses of an optimizer step, which come from everywhere in the update; None is all.
+    """
+    steps = max(-(-len(completion) // (mini_batch or max(len(completion), 1))), 1)
+    totals: dict[Layout, float] = dict.fromkeys(("padded", "packed", "shared"), 0.0)
+    for step in range(steps):
+        mini = completion.select(range(step, len(completion), steps))
+        lengths, index = mini.prompts.table.lengths, mini.prompts.index.tolist()
+        answers = [max(length - 1, 0) for length in mini.length.tolist()]
+        for rows in token_budget_batches(mini, budget):
+            owner = [index[row] for row in rows]
+            costs = estimate([lengths[one] for one in owner], [answers[row] for row in rows], owner, size)
+            totals = {layout: total + costs[layout] for layout, total in totals.items()}
+    return min(totals, key=totals.__getitem__)
+
+
 def token_budget_batches(completion: Completion, budget: int, *, together: int = 1) -> Iterator[list[int]]:
     """Rows of micro-batches of at most ``budget`` tokens; responses of one prompt stay together where they fit.
 

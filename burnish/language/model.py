@@ -49,6 +49,7 @@ class LanguageModel(Protocol):
     end: tuple[int, ...]  # what a response of the user ends with, as the chat template writes it
     look_always: bool  # run the vision tower without pixels too, so that no rank of a sharded one waits for the others
     parameters_per_token: int  # weights that every token of the decoder is multiplied with
+    longest: int  # positions that it was made for: a prompt and its response should not be longer
     attention_width: int  # layers x heads x width of a head: multiplied per pair of tokens
 
     def encode(
@@ -69,6 +70,10 @@ class LanguageModel(Protocol):
             UserError: the parts of the messages and the media don't match, the family has no videos, or the chat
                 template refuses the messages.
         """
+        ...
+
+    def words(self, messages: Chat, tools: Sequence[dict[str, Any]] = ()) -> int:
+        """Tokens of a prompt without the processor: each image and video counts as the one that stands for it."""
         ...
 
     def turn(

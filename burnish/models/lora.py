@@ -128,7 +128,7 @@ def folded(network: nn.Module, name: str) -> Iterator[None]:
     """
     rested = []
     for layer in layers(network):
-        base = layer.get_base_layer()
+        base: Any = layer.get_base_layer()
         rested.append((layer, base, base.weight.data))
         base.weight.data = _sum(layer, name).to(base.weight.dtype)
         layer._disable_adapters = True
@@ -165,7 +165,7 @@ def merged_state(network: nn.Module, name: str, *, dtype: torch.dtype | None = N
     whole: dict[str, Tensor] = {}
     for place, layer in network.named_modules():
         if hasattr(layer, "lora_A"):
-            weight = layer.get_base_layer().weight  # type: ignore[operator]
+            weight = layer.get_base_layer().weight
             exact = _sum(layer, name)
             whole[f"{place}.base_layer.weight"] = rounded = exact.to(dtype or weight.dtype)
             lost += float((rounded.float() - exact).square().sum())

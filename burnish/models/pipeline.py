@@ -167,6 +167,21 @@ class PipelineModel:
                 raise UserError(
                     f"prompt {shown!r} has {length} tokens; this model reads at most {limit} {what}; shorten it"
                 )
+            self._check_tokens(text)
+
+    def _check_tokens(self, text: str) -> None:
+        """Refuse a tokenizer that is not its encoder's, as far as a text can tell."""
+        parts = self.pipeline.components
+        for name, encoder in parts.items():
+            tokenizer = parts.get(name.replace("text_encoder", "tokenizer")) if "text_encoder" in name else None
+            if encoder is None or tokenizer is None:
+                continue
+            last, known = max(tokenizer(text).input_ids, default=0), encoder.get_input_embeddings().num_embeddings
+            if last >= known:
+                raise UserError(
+                    f"prompt {text!r:.60} has token {last}, but {name} knows only {known}: its tokenizer is another "
+                    "model's; fetch the model again"
+                )
 
     def latent_shape(self, height: int | None, width: int | None) -> tuple[int, ...]:
         standard = self.grid.side * self.scale

@@ -113,7 +113,7 @@ class LanguageTrainerOptions(StepOptions):
     """Tokens per forward, prompts and pictures included; changes no gradient, only speed and memory."""
     layout: Literal["auto", "padded", "packed", "shared"] = "auto"
     """How responses lie in a forward: padded, packed without padding, or behind the prompt that a group shares; auto
-    takes what costs least. Changes no gradient."""
+    takes what costs least. Changes no gradient but by rounding, so in bfloat16 all forwards of an update have one."""
 
 
 @options

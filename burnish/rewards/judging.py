@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 LARGEST = 3.4e38  # of float32, in which rewards travel on
 OURS = Path(__file__).parents[1]
+SAID = 1000  # characters of what an error says that are kept
 LONGEST = 8000  # characters of a traceback that are kept, the last ones
 
 
@@ -69,8 +70,21 @@ def failed(error: BaseException) -> Verdict:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None and _is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next  # how it came to be called is nothing to its author
-    text = "".join(traceback.format_exception(type(error), error, trace))
-    return missing(f"{type(error).__name__}: {error}{place_of(error)}", text[-LONGEST:].rstrip())
+    text = printable("".join(traceback.format_exception(type(error), error, trace)))
+    return missing(f"{type(error).__name__}: {_said(error)}{place_of(error)}", text[-LONGEST:].rstrip())
+
+
+def _said(error: BaseException) -> str:
+    try:
+        said = printable(str(error))
+    except Exception:  # of an exception class that can't say what it is
+        return "it does not say why"
+    return said if len(said) <= SAID else f"{said[:SAID]}..."
+
+
+def printable(text: str) -> str:
+    """A user's text, fit for a terminal: nothing in it moves a cursor or changes colours."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
 
 
 def _is_ours(file: str) -> bool:

@@ -33,7 +33,8 @@ def main(pipe: Connection, parent: int) -> None:
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         rewards: dict[str, AnyReward] = pipe.recv()
         for reward in rewards.values():
-            with contextlib.suppress(Exception):  # it comes again, with a note, at the reward's first sample
+            # it comes again, with a note, at the reward's first sample
+            with contextlib.suppress(Exception, SystemExit):
                 reward.prepare()
         pipe.send(READY)
         while True:

@@ -17,6 +17,7 @@ from burnish.config import RunConfig
 from burnish.data.decoding import check_media
 from burnish.errors import GivenUp
 from burnish.media import Media
+from burnish.reading import understood
 from burnish.rewards.probe import probe
 from burnish.rewards.scoring import AnyScorer, Scorer
 from burnish.sources.asked import Maker
@@ -186,6 +187,13 @@ class Session:
     def check(self) -> None:
         """Find what only the loaded model can tell, before a run has left anything behind."""
         _ = self.engine, self.workers, self.source
+        if self.ranks.size == 1 and not self.samples_apart:
+            with understood(f"model.path is {self.config.model.path}, whose parts don't work together"):
+                self.try_out()
+
+    def try_out(self) -> None:
+        """Sample as shortly as can be, and learn nothing: values that no network can work with fail here, not later."""
+        raise NotImplementedError
 
     def between(self) -> None:
         """Called between the steps of sampling.

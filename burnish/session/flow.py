@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from burnish.config.flow import FlowConfig
 from burnish.data.finished import FinishedData
 from burnish.data.prompts import read_prompts
 from burnish.data.stream import PromptStream, Stream
-from burnish.engines.flow import FlowEngine
+from burnish.engines.flow import FlowEngine, Job
 from burnish.media import Media
 from burnish.models.loading import load_model, read_index, standard_side
 from burnish.models.teachers import check_teacher, load_teacher
@@ -155,6 +156,11 @@ class FlowSession(Session):
         _ = self.roles.teachers
         for data in self.finished:
             data.check()
+
+    def try_out(self) -> None:
+        job = replace(Job.groups(self.val_prompts[:1], 1, purpose="trial", update=0), steps=1)
+        for _ in self.engine.sample(job):
+            pass
 
     def read(self, files: str) -> list[Prompt]:
         prompts = read_prompts(resolve(files))

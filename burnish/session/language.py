@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,10 @@ from typing import Any
 from burnish.algorithms.language.sft import SFT
 from burnish.config.language import LanguageConfig
 from burnish.data.language.given import AnswerData, AnswerRecord, read_answers
-from burnish.data.language.prompts import read_questions, within_length
+from burnish.data.language.prompts import check_positions, read_questions, within_length
 from burnish.data.stream import PromptStream, Stream
 from burnish.engines.dialogues import Dialogues, try_out
-from burnish.engines.language import AnswerEngine, Encoder, LanguageEngine
+from burnish.engines.language import AnswerEngine, AnswerJob, Encoder, LanguageEngine
 from burnish.language.sampling import Sampling
 from burnish.media import Media
 from burnish.models.language.loading import check_experts, family_of, load_language_model, read_config
@@ -57,6 +58,7 @@ class LanguageSession(Session):
             seed=config.seed,
             router_aux_loss_coef=config.model.router_aux_loss_coef,
             sampled_elsewhere=config.rollout.vllm is not None,
+            mini_batch_size=config.trainer.mini_batch_size,
         )
         if self.ranks.size > 1:
             roles.shard(self.ranks, config.sharding)
@@ -189,8 +191,10 @@ class LanguageSession(Session):
 
     def _learnable(self, records: list[AnswerRecord]) -> AnswerData:
         """Those that are short enough, as the model has them."""
-        data = AnswerData(records, self.roles.model, self.engine.encode)
-        return data.within(self.config.data, self.config.rollout.max_new_tokens)
+        model, config = self.roles.model, self.config
+        measured = AnswerData(records, model, Encoder(model, self._tools, bounded=False))
+        kept = measured.within(config.data, config.rollout.max_new_tokens).records
+        return AnswerData(kept, model, self.engine.encode)
 
     @cached_property
     def besides(self) -> Supervised | None:
@@ -226,9 +230,18 @@ class LanguageSession(Session):
 
     def check(self) -> None:
         super().check()
+        model = self.roles.model
+        for prompts in (self.learnable_prompts, self.val_prompts):
+            check_positions(prompts, model.longest, lambda prompt: model.words(prompt.chat(), self._tools))
         # templates and processors are the model's own: they are tried on the first prompt of each kind
         kinds = {(bool(p.images), bool(p.videos)): p for p in reversed((*self.train_prompts, *self.val_prompts))}
         self.engine.encode(list(kinds.values()))
+
+    def try_out(self) -> None:
+        if not isinstance(self.engine, LanguageEngine):  # a server of its own, or an environment, which would be asked
+            return
+        sampling = replace(self.judged_sampling, max_new_tokens=1)
+        self.engine.sample(AnswerJob.groups(self.val_prompts[:1], 1, purpose="trial", update=0, sampling=sampling))
 
     def media(self) -> Iterator[tuple[str, Media]]:
         records = [*(self.answers or ()), *(self.more_answers or ())]
@@ -247,9 +260,12 @@ class LanguageSession(Session):
     def _short(self, prompts: list[Prompt]) -> list[Prompt]:
         if self.config.data.max_prompt_length is None:
             return prompts
-        environment = self.config.environment
-        encode = Encoder(self.roles.model, environment.tools() if environment is not None else ())
+        encode = Encoder(self.roles.model, self._tools, bounded=False)
         return within_length(prompts, [encode([prompt]).table.lengths[0] for prompt in prompts], self.config.data)
+
+    @cached_property
+    def _tools(self) -> list[dict[str, Any]]:
+        return self.config.environment.tools() if self.config.environment is not None else []
 
     def probe(self) -> None:
         if self.config.environment is not None:

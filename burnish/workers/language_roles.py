@@ -15,11 +15,14 @@ from burnish import random
 from burnish.algorithms.language.base import LanguageNeeds
 from burnish.completion import Completion
 from burnish.errors import UserError
+from burnish.experience.answers import trace_of
+from burnish.language.cost import cheapest_for_all
 from burnish.language.logprobs import ResponseStates, TokenScores, response_states, score
 from burnish.language.model import LanguageModel
 from burnish.models.language.adapters import default_targets
 from burnish.models.lora import add_adapters, folded, layers, rounded_by_folding, switch_adapter
 from burnish.options import CriticOptions, LanguageLoraOptions, ShardingOptions
+from burnish.types import Answered, GivenAnswers
 from burnish.workers.balance import Balance
 from burnish.workers.ranks import Ranks
 from burnish.workers.sharding import Shards, fill, held, mesh_of, shard
@@ -65,13 +68,15 @@ class LanguageRoles:
         seed: int,
         router_aux_loss_coef: float = 0.0,
         sampled_elsewhere: bool = False,
+        mini_batch_size: int | None = None,
     ) -> None:
         """``sampled_elsewhere`` says that another engine's kernels sample than this project's."""
         self.model, self.needs, self.lora, self.critic = model, needs, lora, critic
-        self.temperature, self.layout = temperature, layout
+        self.temperature, self.layout, self.mini_batch_size = temperature, layout, mini_batch_size
         self.micro_batch_size, self.on_policy, self.memory = micro_batch_size, on_policy, memory
         self.moved, self.fresh = False, True
         self.optimizer_steps = 0
+        self._settled: Literal["padded", "packed", "shared"] | None = None
         self.sampler_rounds = sampled_elsewhere or model.compute != torch.float32
         self.shards = Shards()
         self.device = next(model.network.parameters()).device
@@ -149,7 +154,7 @@ class LanguageRoles:
         """States that the tokens of the policy were chosen from."""
 
         def run() -> ResponseStates:
-            return response_states(self.model, network, completion, layout=self.layout)
+            return response_states(self.model, network, completion, layout=self._settled or self.layout)
 
         learns = self._active == "policy" and network is self._networks["policy"]
         return self.balance.through(run) if self.balance is not None and learns else run()
@@ -264,6 +269,19 @@ class LanguageRoles:
     def frozen(self, update: int) -> bool:
         """Whether the policy stays as it is in an update, while the critic warms up."""
         return self.needs.critic and update <= self.critic.warmup_updates
+
+    def begin(self, collected: Answered | GivenAnswers, *, moved: bool) -> None:
+        """Samples have come to learn from; ``moved`` says that the policy is no longer the one that made them.
+
+        Layouts round otherwise in half precision: what is compared over an update is computed in one of them, or
+        ratios and KLs would hold that difference.
+        """
+        self.moved, self.fresh = moved, True
+        trace = trace_of(collected)
+        if self.layout == "auto" and self.model.compute != torch.float32 and len(trace):
+            self._settled = cheapest_for_all(
+                trace, self.model, budget=self.micro_batch_size, mini_batch=self.mini_batch_size
+            )
 
     def stepped(self) -> None:
         """The optimizer has moved the policy away from what sampled."""

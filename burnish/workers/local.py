@@ -33,10 +33,12 @@ class TrainedRoles(Protocol):
 
     moved: bool
     optimizer_steps: int  # of the run so far
-    fresh: bool
     micro_batch_size: int
     device: torch.device  # where the networks compute
     shards: Shards  # how they lie on the ranks
+
+    def begin(self, collected: Any, *, moved: bool) -> None:
+        """Samples have come to learn from; ``moved`` says that the policy is no longer the one that made them."""
 
     def stepped(self) -> None:
         """The policy was moved away from what sampled and from what annotated."""
@@ -137,7 +139,7 @@ class LocalWorkers:
         """Add what needs a forward pass."""
         if self.publisher is not None:
             self.publisher.rest()
-        self.roles.moved, self.roles.fresh = scored.version != self.version, True
+        self.roles.begin(scored, moved=scored.version != self.version)
         with self.watch("old_log_prob"):
             return self.algorithm.annotate(scored, self.roles)
 

@@ -20,7 +20,7 @@ from burnish.models.base import FlowModel
 from burnish.models.lora import add_adapters, folded, layers, switch_adapter
 from burnish.options import LoraOptions, ShardingOptions
 from burnish.rewards.base import Reward
-from burnish.types import Conditioning, Prompt
+from burnish.types import Collected, Conditioning, Prompt
 from burnish.workers.ranks import Ranks
 from burnish.workers.sharding import Shards, fill, held, mesh_of, shard
 
@@ -244,6 +244,10 @@ class NetworkRoles:
             else:
                 torch._foreach_lerp_(old, policy, 1 - decay)
         self.old_is_policy = decay == 0
+
+    def begin(self, collected: Collected, *, moved: bool) -> None:
+        """Samples have come to learn from; ``moved`` says that the policy is no longer the one that made them."""
+        self.moved, self.fresh = moved, True
 
     def stepped(self) -> None:
         """The optimizer has moved the policy away from what sampled."""

@@ -173,3 +173,23 @@ def test_a_refused_configuration_is_one_message_with_a_line_for_every_complaint(
         load(recipe, ["steps=0", "rollout.n=x", "lr=1", "algorithm.beta=-1"])
     assert len(refused.value.complaints) == 4
     assert "pydantic" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "reward", "task"),
+    [("grpo", "exact", "image-text-to-text"), ("sft", "format", "image-text-to-text"), ("flow_grpo", "ocr", None)],
+)
+def test_a_recipe_whose_names_belong_to_one_task_needs_not_say_which(tmp_path, algorithm, reward, task):
+    (tmp_path / "mine.yaml").write_text(
+        f"model: {{path: burnish:quickstart}}\ndata: {{train_files: a, val_files: b}}\nalgorithm: {algorithm}\n"
+        f"rewards: {{{reward}: {{}}}}\n"
+    )
+    assert load(str(tmp_path / "mine.yaml")).task == (task or "text-to-image")
+
+
+def test_a_recipe_that_says_its_task_is_believed(tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "task: text-to-image\nalgorithm: grpo\nmodel: {path: a}\nrewards: {exact: {}}\n"
+    )
+    with pytest.raises(ConfigError, match="algorithm is grpo, which belongs to task image-text-to-text"):
+        load(str(tmp_path / "mine.yaml"))

@@ -152,3 +152,6 @@ def test_recipes_are_listed_by_folder(capsys):
     assert shown.index("quickstart") < shown.index("FLUX.1-dev, with") < shown.index("flux/awm")
     assert shown.index("flux/awm") < shown.index("Stable Diffusion 3.5 Medium, with") < shown.index("sd35/awm")
     assert "base" not in shown.split()
+    lines = shown.split("flux/")
+    assert "(reward to write: pickscore)" in next(line for line in lines if line.startswith("awm"))
+    assert "to write" not in next(line for line in lines if line.startswith("crd"))

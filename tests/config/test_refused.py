@@ -50,6 +50,14 @@ COMMAND_LINE = {
         ["rewards.orc=null"],
         ["rewards.orc=null removes nothing", "ocr, border_darkness"],
     ),
+    "algorithm of another task": (
+        ["algorithm=grpo"],
+        ["algorithm is grpo, which belongs to task image-text-to-text", "this run's is text-to-image", "set task="],
+    ),
+    "reward of another task": (
+        ["rewards.exact.weight=1"],
+        ["rewards.exact belongs to task image-text-to-text", "set task=", "ocr", "gives it another label"],
+    ),
     "unknown algorithm": (["algorithm=flow_gpro"], ["algorithm is flow_gpro", "did you mean flow_grpo"]),
     "algorithm is not a name": (["algorithm=3"], ["algorithm is 3", "diffusion_nft"]),
     "no algorithm": (["algorithm=null"], ["algorithm is required", "algorithm=NAME", "diffusion_nft"]),

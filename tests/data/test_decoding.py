@@ -47,7 +47,7 @@ def test_equal_pictures_are_decoded_once_and_all_their_records_named(monkeypatch
         check_media([(f"a:{i}", broken) for i in range(12)], fine)
     lines = str(refused.value).split("\n")
     assert [line.split(" ")[0] for line in lines[:10]] == [f"a:{i}:" for i in range(10)]
-    assert lines[10] == "and 2 records more"
+    assert lines[10] == "and 2 more"
     assert len(looked) == 1
 
 

@@ -59,7 +59,7 @@ def test_a_wrong_call_is_told_so_to_the_model(tools, call, message):
 def test_however_deep_a_call_is_nested_the_model_is_told(tools, depth):
     """Python's JSON and pickles end at depths of their own."""
     call = '{"name": "add", "arguments": {"a": ' + depth * "[" + depth * "]" + "}}"
-    assert asked(tools, f"<tool_call>{call}</tool_call>").words.startswith("<tool_response>\nerror: ")
+    assert asked(tools, f"<tool_call>{call}</tool_call>").words.startswith("error: ")
     assert "42" in asked(tools, SUM).words
 
 

@@ -23,7 +23,7 @@ from tests.hostile.cases import Case, Outcome
 LINES = 10  # of a message
 LONGEST = 4000  # characters of a message
 SECONDS = 15.0  # of computing; a machine that is busy takes longer by the clock
-PATIENCE = 150.0  # seconds by the clock until a try counts as hanging
+PATIENCE = 100.0  # seconds by the clock until a try counts as hanging
 GRACE = 5.0  # seconds in which processes that a command started notice that it is gone
 MEMORY = 12 << 30  # bytes of addresses that a try may use
 ADOPT = 36  # prctl's PR_SET_CHILD_SUBREAPER: orphans of a try become children of this process

@@ -124,7 +124,9 @@ def _model(task: str, file: str, name: str, damage: Damage) -> Case:
         _hurt(scratch / "model" / file, damage, f"{task} {file} {name}")
         return ["train", str(place.recipe(task)), "model.path=model"]
 
-    return Case(kind="models", name=f"{task} {file}, {name}", make=make, expect="either", words=("model",))
+    # a wrong schedule or size is seen in pictures, which are then what is complained of
+    words = () if file.startswith(("scheduler", "preprocessor", "video")) else ("model",)
+    return Case(kind="models", name=f"{task} {file}, {name}", make=make, expect="either", words=words)
 
 
 def run_cases() -> Iterator[Case]:

@@ -11,6 +11,7 @@ from burnish.algorithms.correction import RolloutCorrection
 from burnish.options import CriticOptions, OptimizerOptions
 from tests.algorithms.language.tokens import ALGORITHMS as LANGUAGE
 from tests.algorithms.language.tokens import Bench as LanguageBench
+from tests.algorithms.language.tokens import asked
 from tests.algorithms.test_policy_gradients import ALGORITHMS as FLOW
 from tests.precision.forwards import repeated
 from tests.workers.test_training import Bench as FlowBench
@@ -131,6 +132,25 @@ def test_a_check_finds_out_that_the_sampler_rounds_otherwise(sd3, device):
     metrics = still.workers.annotate(still.collect()).metrics
     if device == "cpu":
         assert metrics["old_policy/logprob_check"] == metrics["old_policy/recomputed"] == 0
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo"])
+def test_nor_later_while_the_policy_stays_what_it_was(name, device):
+    """Responses that shared their prompt when log-probs were computed are alone in the micro-batches that learn."""
+    clip = {} if name == "grpo" else {"clip": 3e-4}
+    bench = LanguageBench(
+        LANGUAGE[name](old_logprob="recompute", **clip), dtype="bfloat16", device=device, mini=3, family="qwen2",
+        optimizer=OptimizerOptions(lr=1e-12), prompts=[asked(f"Is {k} more than {k + 1}, or less?") for k in range(3)],
+        budget=90,
+    )  # fmt: skip
+    batch, _ = bench.learned()
+    taken = stepwise(bench)
+    bench.workers.update(batch, 1)
+    assert len(taken) == 4
+    for metrics in taken:
+        assert metrics["actor/pg_clipfrac"] == 0
+        if device == "cpu":
+            assert_unmoved(metrics)
 
 
 @BOTH

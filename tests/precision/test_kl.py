@@ -25,8 +25,8 @@ from tests.workers.test_training import Bench as FlowBench
 REWARD = [TokenKl(route="reward", kind=kind, coef=0.1) for kind in ("k1", "k2", "k3")]
 LOSS = [TokenKl(kind=kind, coef=0.1) for kind in ("k1", "k2", "k3", "k1+", "k3+", "unbiased")]
 ADAPTIVE = {"controller": "adaptive", "target": 0.05, "horizon": 1000.0}
-# per token, of policy and reference in micro-batches of other shapes: measured up to 7e-3 for k1 and 3e-5 for k3
-OTHER_SHAPES = {"k1": 0.05, "k1+": 0.05, "k2": 2e-3, "k3": 2e-3, "k3+": 2e-3, "unbiased": 2e-3}
+# per token, of policy and reference in micro-batches of other shapes: measured 8e-4 for k1 and 2e-5 for the others
+OTHER_SHAPES = {"k1": 0.01, "k1+": 0.01, "k2": 5e-4, "k3": 5e-4, "k3+": 5e-4, "unbiased": 5e-4}
 
 
 def language(algorithm, device, **options):

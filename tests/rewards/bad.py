@@ -10,6 +10,19 @@ def raises(samples, prompts):
     raise ZeroDivisionError("not today")
 
 
+class Mute(Exception):
+    def __str__(self):
+        raise ValueError("no")
+
+
+def raises_the_unspeakable(samples, prompts):
+    raise Mute
+
+
+def raises_a_flood(samples, prompts):
+    raise ValueError("\x1b[31m" * 100_000)
+
+
 def reads_a_key(samples, prompts):
     return [prompt.info["height"] for prompt in prompts]
 

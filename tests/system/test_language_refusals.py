@@ -37,6 +37,7 @@ def place(tmp_path_factory):
         "labelled": lines(QUESTION | {"label": "sum"}),
         "unpaired": lines(QUESTION | {"chosen": "4"}),
         "long": lines(QUESTION | {"prompt": "What " * 20}),
+        "endless": lines(QUESTION, QUESTION | {"prompt": "What " * 10_000}),
     }
     for name, text in files.items():
         (folder / f"{name}.jsonl").write_text(text)
@@ -106,7 +107,14 @@ WITH_MODEL = {
     ),
     "question too long": (
         ["data.train_files={place}/long.jsonl", "data.max_prompt_length=50"],
-        ["data.max_prompt_length is 50", "data.overlong=filter", "What What"],
+        ["data.max_prompt_length is 50", "data.overlong=filter", "What What", "long.jsonl:1"],
+    ),
+    "question longer than the model reads": (
+        ["data.train_files={place}/endless.jsonl"],
+        ["1 of 2 questions", "2048 positions", "tokens: prompt 'What What", "endless.jsonl:2"],
+    ),
+    "question longer than the model reads, to be judged by": (
+        ["data.val_files={place}/endless.jsonl"], ["2048 positions", "endless.jsonl:2"],
     ),
 }  # fmt: skip
 

@@ -215,7 +215,7 @@ def test_bytes_that_are_changed_at_random_run_nothing_and_are_told_in_words(path
     draw, original = random.Random(0), (path / name).read_bytes()
     files = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
     refused = 0
-    for _ in range(40):
+    for _ in range(25):
         raw = bytearray(original)
         for _ in range(draw.choice([1, 1, 2, 8])):
             raw[draw.randrange(len(raw))] = draw.choice([draw.randrange(256), *b"\x00\xff(.cRb0123456789"])
@@ -230,5 +230,5 @@ def test_bytes_that_are_changed_at_random_run_nothing_and_are_told_in_words(path
             refused -= 1
         for file, content in files.items():
             file.write_bytes(content)
-    assert refused > 8
+    assert refused > 5
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [path.name]

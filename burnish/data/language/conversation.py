@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from burnish.data.language.pixels import Kind, images_of, media_of, videos_of
 from burnish.data.language.values import shown, text_of
@@ -54,7 +54,15 @@ class _Supply:
                 )
 
 
-def converse(value: Any, images: Any, videos: tuple[str, Any], folder: Path, *, system: str | None) -> Conversation:
+def converse(
+    value: Any,
+    images: Any,
+    videos: tuple[str, Any],
+    folder: Path,
+    *,
+    system: str | None,
+    unmarked: Literal["first", "last", "error"] = "error",
+) -> Conversation:
     """Read a question.
 
     In plain text every ``<image>`` and ``<video>`` is a place. In chat messages places are parts
@@ -67,6 +75,7 @@ def converse(value: Any, images: Any, videos: tuple[str, Any], folder: Path, *, 
         videos: the key for videos ("" if there is none) and what is under it.
         folder: where relative paths start.
         system: what the system says first, if the messages have no system message.
+        unmarked: where media go that there are no places for at all: before or behind what the user says first.
 
     Raises:
         ValueError: anything is not what it must be, or places and media don't match.
@@ -80,13 +89,32 @@ def converse(value: Any, images: Any, videos: tuple[str, Any], folder: Path, *, 
     )
     if isinstance(value, str):
         messages = [Message("user", tuple(_split(text_of(value, "prompt"), supply)))]
-        supply.check("write <{0}> into the question where each belongs, or chat messages, whose texts have no places")
+        way_out = "write <{0}> into the question where each belongs, or chat messages, whose texts have no places"
     else:
         messages = _messages(value, supply, folder)
-        supply.check('give a part {{"type": "{0}"}} where each belongs')
+        way_out = 'give a part {{"type": "{0}"}} where each belongs'
+    if unmarked != "error":
+        messages = _placed(messages, supply, behind=unmarked == "last")
+    supply.check(way_out)
     if system is not None and messages[0].role != "system":
         messages.insert(0, Message("system", (Part("text", system),)))
     return Conversation(messages, supply.taken["image"], supply.taken["video"])
+
+
+def _placed(messages: list[Message], supply: _Supply, *, behind: bool) -> list[Message]:
+    """Messages with places for the media of kinds that they have none for, by what the user says first."""
+    first = next((place for place, message in enumerate(messages) if message.role == "user"), None)
+    if first is None:
+        return messages
+    further: list[Part] = []
+    for kind, given in supply.given.items():
+        if not supply.asked[kind]:
+            for _ in list(given):
+                supply.take(kind)
+                further.append(Part(kind))
+    parts = messages[first].parts
+    placed = Message("user", (*parts, *further) if behind else (*further, *parts))
+    return [*messages[:first], placed, *messages[first + 1 :]]
 
 
 def answered(value: Any, key: str) -> str:

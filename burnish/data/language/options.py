@@ -25,6 +25,9 @@ class LanguageDataOptions:
     """Key of the pictures; null looks for images and image."""
     videos_key: str | None = None
     """Key of the videos; null looks for videos and video."""
+    unmarked: Literal["first", "last", "error"] = "first"
+    """Where pictures and videos go that a record has no places for at all: before what the user says first, as data
+    sets of TRL mean it, or behind it; error refuses such records."""
     answer_key: str | None = None
     """Key of the right answer; null looks for answer, solution, ground_truth, reward_model.ground_truth, reference,
     target."""

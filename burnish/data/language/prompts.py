@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from burnish.data.language.conversation import Conversation, converse
 from burnish.data.language.options import LanguageDataOptions
 from burnish.data.language.records import Record, files_of, read_records
-from burnish.data.language.values import ANSWER, IMAGES, PROMPT, VIDEOS, extra_of, find, shown, text_of, value_at
+from burnish.data.language.values import ANSWER, IMAGES, PROMPT, VIDEOS, extra_of, find, text_of, value_at
 from burnish.data.lines import told
 from burnish.prompt import Message, Prompt
 
@@ -80,7 +80,7 @@ def conversation_of(record: Record, options: LanguageDataOptions) -> Conversatio
         raise ValueError("has an empty prompt")
     _, images = find(record.values, options.images_key, IMAGES, "images_key")
     videos = find(record.values, options.videos_key, VIDEOS, "videos_key")
-    return converse(value, images, videos, record.folder, system=options.system_prompt)
+    return converse(value, images, videos, record.folder, system=options.system_prompt, unmarked=options.unmarked)
 
 
 def prompt_of(
@@ -151,7 +151,37 @@ def within_length(prompts: Sequence[Prompt], lengths: Sequence[int], options: La
     return kept
 
 
+def check_positions(prompts: Sequence[Prompt], longest: int, length: Callable[[Prompt], int]) -> None:
+    """Refuse questions whose words alone are more than a model has positions for.
+
+    What a question takes with its pictures shows when it is read. Most are shorter in bytes already, and a token is no
+    less than one.
+
+    Args:
+        prompts: questions.
+        longest: positions.
+        length: tokens of a question, each picture and video counted as one.
+
+    Raises:
+        UserError: there are some; the message names the first ones.
+    """
+    problems = []
+    for prompt in prompts:
+        if sum(len(message.text.encode()) for message in prompt.turns) >= longest and length(prompt) >= longest:
+            problems.append(f"{length(prompt)} tokens: {prompt.name}")
+    if problems:
+        raise told(
+            [
+                f"{len(problems)} of {len(prompts)} questions leave no room for a response: the model has {longest} "
+                "positions (max_position_embeddings). Shorten them, or set data.max_prompt_length and "
+                "data.overlong=filter",
+                *problems,
+            ],
+            "prompts",
+        )
+
+
 def _longer(prompts: Sequence[Prompt], lengths: Sequence[int], limit: int) -> Iterator[tuple[int, str]]:
     for prompt, length in zip(prompts, lengths, strict=True):
         if length > limit:
-            yield length, shown(prompt.text)
+            yield length, prompt.name

@@ -110,7 +110,9 @@ def _shared(record: Record, options: LanguageDataOptions, chosen: Any, rejected:
         raise ValueError("has no prompt, and chosen and rejected are no conversations that differ in the last message")
     _, images = find(record.values, options.images_key, IMAGES, "images_key")
     videos = find(record.values, options.videos_key, VIDEOS, "videos_key")
-    said: Conversation = converse(chosen[:-1], images, videos, record.folder, system=options.system_prompt)
+    said: Conversation = converse(
+        chosen[:-1], images, videos, record.folder, system=options.system_prompt, unmarked=options.unmarked
+    )
     return prompt_of(record, said, said.messages, options), chosen[-1:], rejected[-1:]
 
 

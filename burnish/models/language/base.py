@@ -57,6 +57,7 @@ class TransformersModel:
         self.end = self._turn_end()
         self.stop = tuple(dict.fromkeys([*self.stop, self.end[-1]]))
         self.vocabulary: int = text.vocab_size
+        self.longest = _positions(text)
         decoder = self.text(network)
         self.parameters_per_token = sum(parameter.numel() for parameter in decoder.layers.parameters())
         width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
@@ -161,6 +162,10 @@ class TransformersModel:
     ) -> Encoded:
         text, mark = self._render(messages, tools)
         return self._encode(text, mark, images, videos, before=self._opening)
+
+    def words(self, messages: Chat, tools: Sequence[dict[str, Any]] = ()) -> int:
+        text, mark = self._render(messages, tools)
+        return len(self._opening) + len(self._ids(text, mark))
 
     def turn(
         self,
@@ -359,6 +364,16 @@ class TransformersModel:
         named = {f"base_model.model.{name}": value.detach().cpu().contiguous() for name, value in weights.items()}
         save_file(named, folder / "adapter_model.safetensors")
         (folder / "adapter_config.json").write_text(json.dumps(metadata, indent=2, default=str) + "\n")
+
+
+def _positions(text: Any) -> int:
+    """Positions that a decoder was made for, stretched ones included."""
+    rope = getattr(text, "rope_parameters", None) or {}
+    factor, original = rope.get("factor") or 1.0, rope.get("original_max_position_embeddings")
+    most: int = text.max_position_embeddings
+    if rope.get("rope_type") == "linear":
+        return int(most * factor)
+    return max(most, int(original * factor)) if original else most
 
 
 @contextmanager

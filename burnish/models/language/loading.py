@@ -11,21 +11,12 @@ from burnish.options import LanguageModelOptions, ModelOptions
 from burnish.paths import resolve
 from burnish.reading import check_folder, understood
 from burnish.registry import lookup, names
-from burnish.weights import complaints_about
+from burnish.weights import complaints_about, tokenizer_complaint
 
 if TYPE_CHECKING:
     from burnish.language.model import LanguageModel
 
 KIND = "language model"
-TOKENIZERS = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-    "tekken.json",
-    "*.tiktoken",
-)
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 EXPERTS = ("num_experts", "num_local_experts")  # what config.json may call them: transformers has renamed them
@@ -73,9 +64,15 @@ def family_of(options: ModelOptions, config: dict[str, Any]) -> Any:
     Raises:
         UserError: no family does.
     """
-    if options.family != "auto":
-        return lookup(KIND, options.family)
     written = config.get("model_type")
+    if options.family != "auto":
+        named = lookup(KIND, options.family)
+        if written not in named.model_types:
+            raise UserError(
+                f"model.family is {options.family}, which computes {', '.join(named.model_types)}, but the model_type "
+                f"of {options.path} is {written}, and would be computed wrongly; leave model.family out"
+            )
+        return named
     families = {kind: lookup(KIND, name) for name in names(KIND) for kind in lookup(KIND, name).model_types}
     if not isinstance(written, str) or written not in families:
         known = ", ".join(sorted(families))
@@ -94,8 +91,8 @@ def check_files(options: ModelOptions) -> None:
     path, config = read_config(options)
     family = family_of(options, config)
     found = list(complaints_about(path))
-    if not any(list(path.glob(name)) for name in TOKENIZERS):
-        found.append(f"{path} has no tokenizer (tokenizer.json); fetch the model again")
+    if complaint := tokenizer_complaint(path):
+        found.append(complaint)
     if family.sees and not any((path / name).is_file() for name in PROCESSORS):
         found.append(f"{path} has no {PROCESSORS[0]}, which says how pictures are processed; fetch the model again")
     if family.sees and not _has_template(path):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from burnish.errors import UserError
+from burnish.json_text import read_object
 
 RESULT = "<tool_response>\n{}\n</tool_response>"  # as Qwen and Hermes write it
 
@@ -27,11 +27,9 @@ def read_template(path: Path, tokenizer: Any, *, sees: bool) -> Any:
         return own
     for name in ("processor_config.json", "chat_template.json"):
         try:
-            found = json.loads((path / name).read_text(encoding="utf-8")).get("chat_template")
+            found = read_object(path / name).get("chat_template")
         except FileNotFoundError:
             continue
-        except (ValueError, AttributeError) as error:
-            raise UserError(f"{path / name} can't be read: {error}") from None
         if found is not None:
             return found
     return own

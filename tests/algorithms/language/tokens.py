@@ -30,8 +30,8 @@ from burnish.media import Media
 from burnish.models.language.loading import load_language_model
 from burnish.options import (
     CriticOptions,
+    LanguageLoraOptions,
     LanguageTrainerOptions,
-    LoraOptions,
     ModelOptions,
     OptimizerOptions,
     ShardingOptions,
@@ -90,7 +90,7 @@ class Bench:
         dtype: Any = "float32",
         device: Any = "cpu",
     ) -> None:
-        options = LoraOptions(rank=4) if lora else None
+        options = LanguageLoraOptions(rank=4) if lora else None
         model = ModelOptions(
             path=str(folder_of(family)), device=device, dtype=dtype, lora=options, gradient_checkpointing=checkpointing
         )
@@ -100,7 +100,7 @@ class Bench:
             load_language_model(model), self.needs, options, critic=critic, freeze=freeze,
             temperature=1.0, layout=layout, micro_batch_size=budget,
             on_policy=mini is None and epochs == 1, memory=algorithm.make_memory(), seed=0,
-            router_aux_loss_coef=router_aux_loss_coef,
+            router_aux_loss_coef=router_aux_loss_coef, mini_batch_size=mini,
         )  # fmt: skip
         if ranks.size > 1:
             self.roles.shard(ranks, ShardingOptions())

@@ -84,6 +84,32 @@ def test_strings_of_a_chat_have_markers_where_the_record_has_pictures(folder):
     assert prompt.text == "<image>What is it?"
 
 
+@pytest.mark.parametrize("chatty", [False, True], ids=["text", "chat"])
+def test_pictures_without_places_go_where_the_user_begins_to_speak(folder, chatty):
+    """As in data sets of TRL, whose questions are words alone beside a column of images."""
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Same?"}]
+    chat += [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "And why?"}]
+    record = {"prompt": chat if chatty else "Same?", "images": ["pictures/red.png", "pictures/grey.png"]}
+    words, places = Part("text", "Same?"), (Part("image"), Part("image"))
+    (first,) = read(folder, record)
+    (last,) = read(folder, record, unmarked="last")
+    assert first.messages[int(chatty)] == Message("user", (*places, words))
+    assert last.messages[int(chatty)] == Message("user", (words, *places))
+    assert [pixels(image)[0, 1].tolist() for image in first.images] == [[200, 10, 10], [1, 1, 1]]
+    assert sum(part.kind == "image" for message in first.messages for part in message.parts) == 2
+    assert "has 2 pictures, but 0 places for them" in refused(folder, record, unmarked="error")[0]
+    one = record | {"prompt": "<image>Same?"}  # a place for one of two is a mistake
+    assert "has 2 pictures, but 1 places for them" in refused(folder, one)[0]
+
+
+def test_pictures_that_have_places_stay_in_them_beside_videos_that_have_none(folder):
+    video = {"frames": ["pictures/red.png", "pictures/grey.png"], "fps": 2}
+    (prompt,) = read(folder, {"prompt": "What is <image>?", "image": "pictures/red.png", "videos": [video]})
+    assert [part.kind for part in prompt.messages[0].parts] == ["video", "text", "image", "text"]
+    nobody = [{"role": "system", "content": "Look."}]
+    assert "has 1 pictures, but 0 places" in refused(folder, {"prompt": nobody, "image": "pictures/red.png"})[0]
+
+
 def test_a_part_may_bring_its_picture(folder):
     url = "data:image/png;base64," + base64.b64encode(png(GREY)).decode()
     chat = [
@@ -147,7 +173,7 @@ def test_answers_stand_under_the_fields_usual_keys(folder):
 
 WRONG = [
     ({"prompt": "<image>?"}, "has 0 pictures, but 1 places for them; write <image> into the question"),
-    ({"prompt": "?", "image": "pictures/red.png"}, "has 1 pictures, but 0 places"),
+    ({"prompt": [{"role": "system", "content": "?"}], "image": "pictures/red.png"}, "has 1 pictures, but 0 places"),
     ({"prompt": "<image><image>", "images": ["pictures/red.png"]}, "has 1 pictures, but 2 places"),
     ({"prompt": "<video>"}, "has 0 videos, but 1 places"),
     ({"prompt": "<image>?", "image": "none.png"}, "that can't be read: No such file"),
@@ -279,6 +305,6 @@ def test_long_prompts_are_refused_or_left_out_but_never_cut():
     assert chosen(max_prompt_length=5, overlong="filter") == ["a", "c"]
     with pytest.raises(UserError, match="2 of 3 prompts are longer") as caught:
         chosen(max_prompt_length=3)
-    assert str(caught.value).split("\n")[1:] == ["9 tokens: 'b'", "5 tokens: 'c'"]
+    assert str(caught.value).split("\n")[1:] == ["9 tokens: prompt 'b'", "5 tokens: prompt 'c'"]
     with pytest.raises(UserError, match="3 of 3"):
         chosen(max_prompt_length=2, overlong="filter")

@@ -201,6 +201,8 @@ def test_positions_that_change_with_length_are_refused(tmp_path):
 def test_a_family_may_be_named():
     model = load_language_model(ModelOptions(path=str(folder_of("llama")), family="text", device="cpu"))
     assert model.name == "text"
+    with pytest.raises(UserError, match=r"family is qwen2_vl, which computes qwen2_vl, but the model_type of .* llama"):
+        load_language_model(ModelOptions(path=str(folder_of("llama")), family="qwen2_vl", device="cpu"))
     with pytest.raises(ValueError, match="language model 'lama' is not known"):
         load_language_model(ModelOptions(path=str(folder_of("llama")), family="lama"))
 
