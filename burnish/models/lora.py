@@ -44,7 +44,7 @@ def add_adapters(
 
     targets = [target for target in default_targets if matches(target)] if options.targets is None else options.targets
     if not targets:
-        raise UserError(f"model.lora.targets names no layer; layers are called like {', '.join(modules[:3])}")
+        raise UserError(f"model.lora.targets names no layer; name some, such as {', '.join(modules[:3])}")
     for target in targets:
         if not matches(target):
             raise UserError(
