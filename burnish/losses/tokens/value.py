@@ -27,5 +27,8 @@ def value_loss(
         return error / 2, {"critic/vf_clipfrac": torch.zeros_like(error)}
     if clip <= 0:
         raise ValueError(f"the value clip is {clip}; it is a distance, so it must be above 0, or null for none")
-    held = (old_value + (value - old_value).clamp(-clip, clip) - returns).square()
-    return torch.maximum(error, held) / 2, {"critic/vf_clipfrac": (held > error).float()}
+    moved = value - old_value
+    held = (old_value + moved.clamp(-clip, clip) - returns).square()
+    # within the range the two differ by rounding alone, which is no clipping
+    clipped = (held > error) & (moved.abs() > clip)
+    return torch.maximum(error, held) / 2, {"critic/vf_clipfrac": clipped.float()}

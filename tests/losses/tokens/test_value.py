@@ -32,3 +32,12 @@ def test_what_moved_too_far_towards_the_return_has_no_gradient():
 def test_a_clip_of_nothing_is_refused():
     with pytest.raises(ValueError, match="null for none"):
         value_loss(*[torch.zeros(1, 1)] * 3, torch.ones(1, 1).bool(), clip=0.0)
+
+
+def test_rounding_within_the_range_is_no_clipping():
+    draw = torch.Generator().manual_seed(0)
+    old = torch.randn(8, 64, generator=draw)
+    value, returns = old + 0.1 * torch.randn(8, 64, generator=draw).clamp(-1, 1), torch.randn(8, 64, generator=draw)
+    assert ((old + (value - old)) != value).any(), "the clipped value is rounded"
+    _, values = value_loss(value, old, returns, torch.ones(8, 64).bool(), clip=0.2)
+    assert not values["critic/vf_clipfrac"].any()
