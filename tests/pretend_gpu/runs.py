@@ -72,6 +72,11 @@ def _nothing() -> Iterator[None]:
     yield
 
 
+def _smooth(metrics: dict[str, float]) -> dict[str, float]:
+    """Without shares of what lies beyond a threshold: a term that lies at it may fall to either side."""
+    return {name: value for name, value in metrics.items() if "frac" not in name and not name.endswith("_acc")}
+
+
 def _timeless(metrics: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if not is_time_column(name)}
 
@@ -97,7 +102,7 @@ def check(recipe: Path, overrides: Sequence[str], precision: str, *, waits: int 
     if precision == "float32" and (beside_cpu or os.environ.get("BURNISH_THOROUGH")):
         expected = train(recipe, given, device="cpu").metrics
         assert len(expected) == len(outcome.metrics)
-        for found, wanted in zip(outcome.metrics, expected, strict=True):
+        for found, wanted in zip(map(_smooth, outcome.metrics), map(_smooth, expected), strict=True):
             assert found == pytest.approx(wanted, rel=1e-3, abs=1e-3)  # autograd takes other kernels here and there
     return outcome
 
