@@ -36,8 +36,7 @@ def test_a_clip_of_nothing_is_refused():
 
 def test_rounding_within_the_range_is_no_clipping():
     draw = torch.Generator().manual_seed(0)
-    old = 0.03 * torch.randn(8, 64, generator=draw)
-    value, returns = old + 0.1 * torch.randn(8, 64, generator=draw).clamp(-1, 1), torch.randn(8, 64, generator=draw)
+    value, old, returns = (0.2 * torch.rand(8, 64, generator=draw) - 0.1 for _ in range(3))
     assert ((old + (value - old)) != value).any(), "the clipped value is rounded"
     _, values = value_loss(value, old, returns, torch.ones(8, 64).bool(), clip=0.2)
     assert not values["critic/vf_clipfrac"].any()
