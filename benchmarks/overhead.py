@@ -29,6 +29,7 @@ from burnish.hooks.base import Hook
 from burnish.hooks.checkpoints import Checkpoints
 from burnish.hooks.metrics import MetricsLog
 from burnish.hooks.progress import Progress
+from burnish.hooks.validation import Validation
 from burnish.loop import run
 from burnish.stopwatch import Stopwatch
 from burnish.workers.checkpoint import CheckpointStore
@@ -108,9 +109,9 @@ def measure(updates: int, overrides: list[str]) -> list[dict]:
 def _train(config: RunConfig, folder: RunFolder, crew: LocalCrew, ledger: Ledger) -> None:
     plain = crew.save
 
-    def save(update: int, score: float | None) -> None:
+    def save(*what: Any) -> None:
         with ledger("checkpoint"):
-            plain(update, score)
+            plain(*what)
 
     def first(update: int, metrics: dict[str, float]) -> None:
         if update == 1:
@@ -124,7 +125,7 @@ def _train(config: RunConfig, folder: RunFolder, crew: LocalCrew, ledger: Ledger
     folder.begin(config, resumed_at=None)
     hooks: list[Hook] = [
         MetricsLog(folder, resumed_at=None),
-        Checkpoints(config, crew),
+        Checkpoints(config, crew, Validation(config, folder, crew.judge)),
         Progress(config, done=0, console=Console(file=io.StringIO())),
     ]
     backward = torch.Tensor.backward

@@ -113,8 +113,8 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    prepare()
     try:
+        prepare()
         code = _run(arguments)
         sys.stdout.flush()
     except UserError as error:

@@ -108,10 +108,14 @@ class Bench:
         """Exit code (None where it hung), what was said on both streams, and seconds of computing."""
         out = self.folder / "said"
         out.unlink(missing_ok=True)
-        start = time.monotonic()
+        begun, begins = os.pipe()
         child = os.fork()
         if child == 0:
-            _become(arguments, scratch, out, environment)
+            _become(arguments, scratch, out, environment, begins)
+        os.close(begins)
+        os.read(begun, 1)  # what meets this process before it is the command tells nothing of the command
+        os.close(begun)
+        start = time.monotonic()
         due = sorted((start + after, name) for name, after in signals)
         while True:
             done, status, usage = os.wait4(child, os.WNOHANG)
@@ -211,8 +215,8 @@ def _refusal(case: Case, said: str) -> str:
     return "" if WAY_OUT.search(message) else "names no way out"
 
 
-def _become(arguments: Sequence[str], scratch: Path, out: Path, environment: dict[str, str]) -> NoReturn:
-    """The command, in this process."""
+def _become(arguments: Sequence[str], scratch: Path, out: Path, environment: dict[str, str], begins: int) -> NoReturn:
+    """The command, in this process; the pipe ``begins`` is closed when it begins."""
     import atexit
 
     code = 1
@@ -228,6 +232,7 @@ def _become(arguments: Sequence[str], scratch: Path, out: Path, environment: dic
         encoding = environment.get("PYTHONIOENCODING", "utf-8")
         sys.stdout = os.fdopen(1, "w", encoding=encoding, errors="strict", closefd=False)
         sys.stderr = os.fdopen(2, "w", encoding=encoding, errors="backslashreplace", closefd=False)
+        os.close(begins)
         code = _command(arguments)
         atexit._run_exitfuncs()
         sys.stdout.flush()

@@ -29,6 +29,8 @@ ELSEWHERE = {
     "profiler.controller": "tests/test_profiling.py",  # of Nsight Systems
     "profiler.max_entries": "tests/test_profiling.py",  # of a GPU
     "rollout.engine": "tests/system/test_language_options.py",  # read when options are checked
+    "optimizer.schedule_updates": "tests/system/test_stopping.py",  # read where the configuration counts steps
+    "critic.optimizer.schedule_updates": "tests/system/test_stopping.py",
     "trainer.max_skipped_updates": "tests/test_language_traps.py",  # of losses that are not finite
 }
 REWARD = "def odd(responses, prompts):\n    return [sum(map(ord, one.text)) % 11 / 10 for one in responses]\n"
