@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from burnish.errors import UserError
-from burnish.models.language.templates import RESULT, knows_results, read_template, rendered
+from burnish.models.language.templates import (
+    RESULT,
+    filled,
+    joined,
+    knows_results,
+    plain,
+    read_template,
+    rendered,
+    unused_character,
+)  # fmt: skip
 from burnish.weights import load_network, refuse_not_finite
 
 if TYPE_CHECKING:
@@ -175,7 +184,7 @@ class TransformersModel:
         videos: Sequence[Video] = (),
         tools: Sequence[dict[str, Any]] = (),
     ) -> Encoded:
-        text, mark = self._behind(_written(messages), messages, tools)
+        text, mark = self._behind(joined(messages), messages, tools)
         encoded = self._encode(text, mark, images, videos)
         ids = encoded.ids[0]
         begins = ids[: len(self.end)].tolist()
@@ -187,7 +196,7 @@ class TransformersModel:
         return encoded
 
     def answer(self, text: str) -> list[int]:
-        mark = _unused_character(text)
+        mark = unused_character(text)
         return [*self._ids(self._gap + self._cut(text, mark), mark), *self.end]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -198,7 +207,7 @@ class TransformersModel:
 
         A control token that somebody wrote as text is cut in two, so that it stays text.
         """
-        mark = _unused_character(_written(messages))
+        mark = unused_character(joined(messages))
         chat = [message | {"content": self._content(message, mark)} for message in messages]
         if self.tokenizer.chat_template is None:
             return "\n".join(plain(message["content"]) for message in chat), mark
@@ -208,7 +217,7 @@ class TransformersModel:
         self, written: str, messages: Chat, tools: Sequence[dict[str, Any]] = (), *, prompt: bool = True
     ) -> tuple[str, str]:
         """What the template writes behind a response: its end, and further messages."""
-        said = _unused_character(written)
+        said = unused_character(written)
         text, mark = self._render(
             [{"role": "user", "content": said}, {"role": "assistant", "content": said}, *messages], tools, prompt=prompt
         )
@@ -232,7 +241,7 @@ class TransformersModel:
         """White space that the template writes before a response, where its prompt ends without (SmolVLM)."""
         if self.tokenizer.chat_template is None:
             return ""
-        said = _unused_character("")
+        said = unused_character("")
         asked = [{"role": "user", "content": said}]
         before, _ = self._render(asked)
         whole, _ = self._render([*asked, {"role": "assistant", "content": said}], prompt=False)
@@ -291,7 +300,7 @@ class TransformersModel:
 
         features, *expanded = self._media(images, videos)
         for what, place, texts in zip(("image", "video"), self._marks(), expanded, strict=True):
-            text = _fill(text, place, texts, what) if place else text
+            text = filled(text, place, texts, what) if place else text
         ids = torch.tensor([*before, *self._ids(text, mark)], dtype=torch.long)
         return Encoded(ids=[ids], positions=[self._positions(ids, features, videos)], features=[features])
 
@@ -386,28 +395,3 @@ def quietly() -> Iterator[None]:
         yield
     finally:
         logging.enable_progress_bar()
-
-
-def _unused_character(text: str) -> str:
-    """A character of Unicode's private area that the text does not contain."""
-    return next(chr(code) for code in range(0xE000, 0xF8FF) if chr(code) not in text)
-
-
-def _written(messages: Chat) -> str:
-    return "".join(plain(message["content"]) for message in messages)
-
-
-def plain(content: str | Sequence[dict[str, Any]]) -> str:
-    """The text of a message."""
-    return content if isinstance(content, str) else "".join(p["text"] for p in content if p["type"] == "text")
-
-
-def _fill(text: str, place: str, texts: Sequence[str], what: str) -> str:
-    """Put in order what stands for each image or video."""
-    pieces = text.split(place)
-    if len(pieces) - 1 != len(texts):
-        raise UserError(
-            f"the messages have {len(pieces) - 1} {what} parts, but {len(texts)} {what}s came with them; "
-            f"give one {what} for each part"
-        )
-    return "".join(chain.from_iterable(zip(pieces, [*texts, ""], strict=True)))

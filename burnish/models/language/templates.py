@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +77,29 @@ def knows_results(path: Path, tokenizer: Any, chat: Sequence[dict[str, Any]]) ->
     except UserError:
         return True
     return other.lower().replace(unknown, "tool") != plain.lower()
+
+
+def unused_character(text: str) -> str:
+    """A character of Unicode's private area that the text does not contain."""
+    return next(chr(code) for code in range(0xE000, 0xF8FF) if chr(code) not in text)
+
+
+def joined(messages: Sequence[dict[str, Any]]) -> str:
+    """The text of a conversation."""
+    return "".join(plain(message["content"]) for message in messages)
+
+
+def plain(content: str | Sequence[dict[str, Any]]) -> str:
+    """The text of a message."""
+    return content if isinstance(content, str) else "".join(p["text"] for p in content if p["type"] == "text")
+
+
+def filled(text: str, place: str, texts: Sequence[str], what: str) -> str:
+    """Put in order what stands for each image or video."""
+    pieces = text.split(place)
+    if len(pieces) - 1 != len(texts):
+        raise UserError(
+            f"the messages have {len(pieces) - 1} {what} parts, but {len(texts)} {what}s came with them; "
+            f"give one {what} for each part"
+        )
+    return "".join(chain.from_iterable(zip(pieces, [*texts, ""], strict=True)))
