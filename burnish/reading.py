@@ -22,6 +22,8 @@ def checked_path(text: str, what: str = "") -> Path:
     Raises:
         UserError: no system could have such a path.
     """
+    if not text:
+        raise UserError(f"{what or 'a path'} is empty; give a path, or leave the option out")
     subject = f"{what} is {text}" if what else str(text)
     try:
         path = Path(text).expanduser()

@@ -15,6 +15,8 @@ from burnish.config.text import explanation, fields
 from burnish.config.yaml_text import show
 from burnish.registry import lookup, names
 
+NAMED = 120  # characters of an option that does not exist
+
 _KINDS = {
     "string_type": "text; write numbers, true, false and null in quotes if they are meant as text",
     "int_type": "a whole number",
@@ -111,7 +113,8 @@ def unknown(place: tuple[str, ...], value: Any, context: Context) -> str:
     option = ".".join(place)
     owner = _owner(place, context)
     why = owner or f"there is no such option; {_nearest(place, every_option(context))}"
-    return f"{option} is {_short(value)}, but {why}{context.origin(option)}"
+    shown = option if len(option) <= NAMED else f"{option[:NAMED]}..."
+    return f"{shown} is {_short(value)}, but {why}{context.origin(option)}"
 
 
 def _nearest(place: tuple[str, ...], known: Sequence[str]) -> str:

@@ -77,7 +77,7 @@ def read_pictures(path: Path, holds: Holds, *, size: tuple[int | None, int | Non
     if problems:
         raise told(problems)
     if not records:
-        raise UserError(f"{path} holds no {holds}")
+        raise UserError(f"{path} holds no {holds}; give a folder or a file that does")
     return records
 
 

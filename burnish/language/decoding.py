@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from burnish.batch import Gathered, to_device
 from burnish.completion import Completion, Encoded, Features
+from burnish.errors import UserError
 from burnish.language.attention import Plan, Segment
 from burnish.language.cache import Cache
 from burnish.language.embedding import at_rows
@@ -266,10 +267,21 @@ class _Job:
         return to_device(torch.tensor(found), self.device)
 
     def completion(self) -> Completion:
-        """What was sampled, on the CPU."""
+        """What was sampled, on the CPU.
+
+        Raises:
+            UserError: the network computes no numbers, so that nothing that was sampled means anything.
+        """
         length = self.length.clone().cpu()  # a clone may be trained with, unlike what inference mode made
         longest = int(length.max()) if len(length) else 0
         mask = torch.arange(longest) < length[:, None]
+        logprob = self.logprob[:, :longest].clone().cpu()
+        broken = int((~logprob.isfinite() & mask).any(1).sum())
+        if broken:
+            raise UserError(
+                f"{broken} of {len(mask)} responses have log-probs that are not finite: the policy's weights or logits "
+                "are not. Lower optimizer.lr or optimizer.weight_decay, and go on from the last checkpoint"
+            )
         index = torch.tensor(self.index, dtype=torch.long)
         first = torch.tensor([self.prompts.next_position[prompt] for prompt in self.index], dtype=torch.long)
         positions = (first[:, None] + torch.arange(longest)) * mask
@@ -277,7 +289,7 @@ class _Job:
             prompts=Gathered(table=self.prompts, index=index),
             ids=self.ids[:, :longest].clone().cpu(),
             mask=mask,
-            logprob=self.logprob[:, :longest].clone().cpu(),
+            logprob=logprob,
             positions=positions[:, None].expand(-1, self.model.axes, -1),
             length=length,
             finished=self.finished.clone().cpu(),

@@ -73,6 +73,7 @@ def keep_likely(logits: Tensor, sampling: Sampling) -> Tensor:
         chances = ranked.softmax(-1)
         # a token stays as long as those before it do not make up top_p
         out = chances.cumsum(-1) - chances >= sampling.top_p
+        out[:, 0] = False  # also where top_p is too small for the chances' precision
         logits = logits.masked_fill(torch.zeros_like(out).scatter(-1, order, out), -torch.inf)
     return logits
 
@@ -101,4 +102,5 @@ def _locate(cumulative: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     total = cumulative[:, -1]
     # rounding may not carry the product to the total, behind which there is no token
     aim = torch.minimum(uniform * total, total.nextafter(torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, aim[:, None], right=True)[:, 0], aim
+    place = torch.searchsorted(cumulative, aim[:, None], right=True)[:, 0]
+    return place.clamp_max(cumulative.shape[-1] - 1), aim  # weights that are no numbers are passed nowhere

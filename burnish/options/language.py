@@ -87,7 +87,7 @@ class LanguageRolloutOptions(SamplingOptions):
     """No response ends before so many tokens."""
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     """Divides the logits of tokens that were there before; 1 is none."""
-    stop: list[str] = Field(default_factory=list)
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
     """Texts that end a response, besides the model's own end tokens."""
     fire_temperature: Temperature | None = None
     """FIRE sampling: the first token of a response is drawn at this higher temperature; null draws it like the rest."""

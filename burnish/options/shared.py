@@ -96,7 +96,12 @@ class OptimizerOptions:
     """Longer gradients are scaled down to this norm; null never clips."""
 
     @model_validator(mode="after")
-    def _schedule_is_read(self) -> Self:
+    def _steps_make_sense(self) -> Self:
+        if self.lr * self.weight_decay >= 1:
+            raise ValueError(
+                f"lr x weight_decay is {self.lr * self.weight_decay:g}: every step takes that share off the weights, "
+                "so it must be below 1; lower weight_decay"
+            )
         if self.schedule == "constant" and self.schedule_updates is not None:
             raise ValueError("schedule_updates is never read when schedule is constant; leave it out")
         return self

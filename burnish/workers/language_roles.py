@@ -119,7 +119,9 @@ class LanguageRoles:
                 for name in found:
                     parameters[name].requires_grad_(False)
             if not any(parameter.requires_grad for parameter in parameters.values()):
-                raise UserError(f"model.freeze is {list(patterns)}, which leaves nothing to train; freeze less")
+                raise UserError(
+                    f"model.freeze is {list(patterns)}, which leaves nothing to train; leave some parts out of it"
+                )
 
     def _make_value_head(self, seed: int) -> nn.Linear:
         weight = self.model.head(self.model.network)

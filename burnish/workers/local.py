@@ -25,7 +25,7 @@ from burnish.workers.ranks import ALONE, Ranks
 from burnish.workers.sharding import Shards
 
 
-class Diverged(RuntimeError):
+class Diverged(UserError):
     """The loss stayed non-finite; the last checkpoint is from before."""
 
 

@@ -41,7 +41,9 @@ def read(path: Path) -> dict[str, Any]:
         size = file.stat().st_size
         raw = file.read_bytes() if size <= LARGEST else b""
     except FileNotFoundError:
-        raise UserError(f"{path} is not a whole checkpoint: {file} is missing") from None
+        raise UserError(
+            f"{path} is not a whole checkpoint: {file} is missing; name a numbered folder in a run's checkpoints"
+        ) from None
     try:
         content = parse_json(raw)
         content.pop("sha256")

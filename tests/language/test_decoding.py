@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from burnish import random
+from burnish.errors import UserError
 from burnish.language.decoding import decode
 from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
@@ -62,3 +63,11 @@ def test_a_longer_limit_does_not_change_what_came_before():
     _, short = sample("llama", n=8, max_new_tokens=3)
     _, long = sample("llama", n=8, max_new_tokens=20)
     assert (short.ids == long.ids[:, :3]).all()
+
+
+def test_a_policy_that_computes_no_numbers_is_told():
+    head = model_of("llama").network.get_output_embeddings()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(head.weight, "data", torch.full_like(head.weight, torch.nan))
+        with pytest.raises(UserError, match=r"log-probs that are not finite.*optimizer\.lr"):
+            sample("llama", n=1)

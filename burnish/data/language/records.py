@@ -108,7 +108,9 @@ def _dataset(path: Path) -> Iterator[Record]:
     try:
         table = datasets.Dataset.load_from_disk(str(path))
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{path} is no directory that the datasets library saved: {error}") from None
+        raise UserError(
+            f"{path} is no directory that the datasets library saved ({error}); give a file, or what save_to_disk wrote"
+        ) from None
     stored = table.with_format("arrow")  # as it is kept: pictures stay encoded
     for start in range(0, len(table), ROWS):
         for number, values in enumerate(stored[start : start + ROWS].to_pylist(), start + 1):

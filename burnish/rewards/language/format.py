@@ -47,7 +47,9 @@ class Format(LanguageReward):
     @model_validator(mode="after")
     def _pattern_belongs_to_its_form(self) -> Self:
         if (self.pattern is not None) != (self.form == "pattern"):
-            raise ValueError(f"form is {self.form!r} and pattern is {self.pattern!r}; pattern belongs to form=pattern")
+            raise ValueError(
+                f"form is {self.form!r} and pattern is {self.pattern!r}; set form=pattern, or leave pattern out"
+            )
         if self.pattern is not None:
             try:
                 re.compile(self.pattern)

@@ -39,7 +39,10 @@ class RewardModel(LanguageReward):
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         if not (resolve(self.path) / "config.json").is_file():
-            raise UserError(f"path of reward reward_model is {self.path!r}, which holds no config.json of transformers")
+            raise UserError(
+                f"path of reward reward_model is {self.path!r}, which holds no config.json of transformers; give the "
+                "folder of a sequence classifier with one label"
+            )
         cut = list(complaints_about(resolve(self.path)))
         if cut:
             raise UserError(f"path of reward reward_model is {self.path!r}: {'; '.join(cut)}")
