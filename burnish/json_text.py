@@ -58,7 +58,7 @@ def read_object(file: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise UserError(f"{file} can't be read: {error.strerror}") from None
+        raise UserError(f"{file} can't be read: {error.strerror}; restore it") from None
     except UserError:
         raise
     except ValueError as error:

@@ -39,7 +39,10 @@ class Media:
         Raises:
             OSError: it can't be read.
         """
-        resolved = str(Path(path).expanduser().resolve())
+        try:
+            resolved = str(Path(path).expanduser().resolve())
+        except RuntimeError as error:  # a user that is not there, or links that lead in a circle
+            raise ValueError(f"{path} is no file: {error}; restore it") from None
         return cls(kind=kind, digest=_file_digest(resolved), path=resolved)
 
     @classmethod

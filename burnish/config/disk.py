@@ -10,7 +10,7 @@ from burnish.config.machine import machine_complaints
 from burnish.config.run import RunConfig
 from burnish.errors import ConfigError, UserError
 from burnish.models.language.loading import check_files
-from burnish.models.loading import family_of, read_index
+from burnish.models.loading import family_of, parts_of, read_index
 from burnish.paths import PREFIX, holds_run, resolve
 from burnish.reading import checked_path
 from burnish.rewards.function import Function
@@ -67,7 +67,7 @@ def _model(config: RunConfig) -> None:
         check_files(config.model)
         return
     _, index = read_index(config.model)
-    parts = [found / name for name, kind in index.items() if isinstance(kind, list) and kind[0] is not None]
+    parts = [found / name for name in parts_of(index)]
     wrong = [one for part in parts if (part / "config.json").is_file() for one in complaints_about(part)]
     wrong += [one for part in parts if part.name.startswith("tokenizer") and (one := tokenizer_complaint(part))]
     if wrong:

@@ -108,6 +108,9 @@ def _from_folder(path: Path) -> Iterator[PictureRecord | str]:
         if file.suffix.lower() not in SUFFIXES:
             continue
         caption = file.with_suffix(".txt")
+        if not caption.is_file():  # a pipe would be waited for
+            yield f"{file}: has no prompt beside it; write one into {caption.name}"
+            continue
         try:
             text = decoded(caption.read_bytes())
             if not text:

@@ -38,7 +38,14 @@ def read_index(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
             f"model.path is {options.path}, which has no model_index.json; "
             "it must be a pipeline as diffusers' save_pretrained writes it"
         ) from None
-    parts = [name for name, kind in content.items() if isinstance(kind, list) and kind and kind[0] is not None]
+    if not isinstance(content.get("_class_name", ""), str):
+        raise UserError(f"{index} says {content['_class_name']!r:.80} of _class_name, which must be a pipeline's class")
+    named = {name: kind for name, kind in content.items() if isinstance(kind, list) and not name.startswith("_")}
+    if malformed := [name for name, kind in named.items() if len(kind) != 2]:
+        raise UserError(
+            f"{index} says {named[malformed[0]]!r:.80} of {malformed[0]}, which must be a library and a class"
+        )
+    parts = parts_of(content)
     # diffusers would import whatever module stands there
     if strange := [name for name in parts if content[name][0] not in LIBRARIES]:
         raise UserError(
@@ -48,8 +55,17 @@ def read_index(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
         raise UserError(f"{index} lists {strange[0]!r:.80}, which is no name of a pipeline's part; restore it")
     absent = [name for name in parts if not (path / name).is_dir()]
     if absent:
-        raise UserError(f"model.path is {options.path}, which lacks {', '.join(absent)}, as its model_index.json lists")
+        raise UserError(
+            f"model.path is {options.path}, which lacks {', '.join(absent)}, as its model_index.json lists; fetch the "
+            "model again"
+        )
     return path, content
+
+
+def parts_of(index: dict[str, Any]) -> list[str]:
+    """The parts that a pipeline has, by its model_index.json."""
+    named = {name: kind for name, kind in index.items() if isinstance(kind, list) and not name.startswith("_")}
+    return [name for name, kind in named.items() if kind[0] is not None]
 
 
 def standard_side(path: Path) -> int:

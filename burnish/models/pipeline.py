@@ -161,6 +161,8 @@ class PipelineModel:
         tokenizer, limit, what = p.tokenizer, p.tokenizer_max_length, "tokens of the CLIP tokenizer"
         if (t5 := getattr(p, self.t5)) is not None:
             tokenizer, limit, what = t5, self.text_length, "tokens of the T5 tokenizer (rollout.max_sequence_length)"
+        if tokenizer is None:
+            raise UserError("model.path has no tokenizer by its model_index.json; fetch the model again")
         for text in texts:
             if (length := len(tokenizer(text).input_ids)) > limit:
                 shown = text if len(text) <= 60 else f"{text[:57]}..."

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.errors import UserError
 from burnish.json_text import read_object
-from burnish.models.loading import load_model, read_index
+from burnish.models.loading import load_model, parts_of, read_index
 from burnish.options import ModelOptions
 from burnish.paths import resolve
 from burnish.weights import complaints_about
@@ -79,7 +79,7 @@ def load_teacher(
 
 
 def _encoders(index: dict[str, Any]) -> set[str]:
-    return {name for name, kind in index.items() if name.startswith("text_encoder") and kind[0] is not None}
+    return {name for name in parts_of(index) if name.startswith("text_encoder")}
 
 
 def _config(pipeline: Path, part: str) -> dict[str, Any]:
