@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 from pathlib import Path
 from typing import IO, Any
 
@@ -97,6 +98,9 @@ class RunFolder:
         with writing(self.path):
             # never through a link: what is in a folder may come from somebody else, and is written over below
             number = os.open(self.path / ".claim", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+            if not stat.S_ISREG(os.fstat(number).st_mode):
+                os.close(number)
+                raise UserError(f"{self.path / '.claim'} is a pipe or a device; remove it")
             file = os.fdopen(number, "a+", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

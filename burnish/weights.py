@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MOST_LAYERS = 10_000
+MOST = {"layer|depth|block": 10_000, "num_train_timesteps": 1_000_000}  # in a configuration
 NAMED = 3  # tensors that a message names
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")  # whose insides are not looked at
 VOCABULARIES = ("tokenizer.json", "*.model", "vocab.txt", "tekken.json", "*.tiktoken")
@@ -86,7 +86,7 @@ def load_network(kind: Any, folder: Path, **options: Any) -> Any:
         UserError: weights are missing, have another shape, belong to layers that the configuration has not, or the
             folder can't be loaded at all.
     """
-    _refuse_endless(folder / "config.json")
+    refuse_endless(folder / "config.json")
     try:
         with _silence():
             network, report = kind.from_pretrained(
@@ -117,13 +117,14 @@ def load_network(kind: Any, folder: Path, **options: Any) -> Any:
     return network
 
 
-def _refuse_endless(file: Path) -> None:
-    """Refuse a configuration of so many layers that making them would take for ever."""
+def refuse_endless(file: Path) -> None:
+    """Refuse a configuration of so many layers, or of a scheduler of so many steps, that they would take for ever."""
     config = read_object(file) if file.is_file() else {}
     for part in (config, *(one for one in config.values() if isinstance(one, dict))):
         for name, value in part.items():
-            if re.search(r"layer|depth|block", name) and type(value) is int and value > MOST_LAYERS:
-                raise UserError(f"{file} says {name} {value}, which no network has; fetch the model again")
+            most = next((most for words, most in MOST.items() if re.search(words, name)), None)
+            if most is not None and type(value) is int and value > most:
+                raise UserError(f"{file} says {name} {value}, which no model has; fetch the model again")
 
 
 def refuse_not_finite(network: nn.Module, folder: Path) -> None:

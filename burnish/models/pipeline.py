@@ -13,7 +13,7 @@ from burnish.errors import UserError
 from burnish.json_text import read_object
 from burnish.models.lora import rounded_by_folding
 from burnish.pictures import Spoilt
-from burnish.weights import load_network, refuse_not_finite
+from burnish.weights import load_network, refuse_endless, refuse_not_finite
 
 if TYPE_CHECKING:
     import numpy as np
@@ -120,6 +120,7 @@ class PipelineModel:
         absent = {name: None for name in cls.may_lack if index.get(name, [None])[0] is None}
         if network_only:
             absent |= {name: None for name in index if name.startswith("text_encoder")}
+        refuse_endless(path / "scheduler" / "scheduler_config.json")
         precision = {"default": dtype, "vae": torch.float32}
         with _quietly():
             import diffusers

@@ -79,4 +79,7 @@ def is_number(value: Any) -> bool:
 
 def leads_out(file: Path, folder: Path) -> bool:
     """Whether a name below a folder is, by a link or by dots, one of another folder."""
-    return not file.resolve().is_relative_to(folder.resolve())
+    try:
+        return not file.resolve().is_relative_to(folder.resolve())
+    except RuntimeError:  # links that lead in a circle
+        return True

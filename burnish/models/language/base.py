@@ -222,7 +222,7 @@ class TransformersModel:
             [{"role": "user", "content": said}, {"role": "assistant", "content": said}, *messages], tools, prompt=prompt
         )
         if said not in text:
-            raise UserError(f"the chat template of {self.path} leaves out what the assistant says")
+            raise UserError(f"the chat template of {self.path} leaves out what the assistant says; fetch it again")
         return text.rpartition(said)[2], mark
 
     def _turn_end(self) -> tuple[int, ...]:

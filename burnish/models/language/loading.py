@@ -96,7 +96,9 @@ def check_files(options: ModelOptions) -> None:
     if family.sees and not any((path / name).is_file() for name in PROCESSORS):
         found.append(f"{path} has no {PROCESSORS[0]}, which says how pictures are processed; fetch the model again")
     if family.sees and not _has_template(path):
-        found.append(f"{path} has no chat template (chat_template.jinja), which says where pictures stand in a prompt")
+        found.append(
+            f"{path} has no chat template (chat_template.jinja), which says where pictures stand in a prompt; fetch it"
+        )
     if found:
         raise UserError("\n".join(f"model.path: {one}" for one in found))
 

@@ -59,7 +59,9 @@ def rendered(
         )
     except TemplateError as error:
         roles = ", ".join(message["role"] for message in chat)
-        raise UserError(f"the chat template of {path} refuses messages of {roles}: {error}") from error
+        raise UserError(
+            f"the chat template of {path} refuses messages of {roles}: {error}; mend it, or fetch it again"
+        ) from error
     return text
 
 
