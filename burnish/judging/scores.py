@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from burnish.disk import writing
 from burnish.prompt import Prompt
 from burnish.types import Scores
 
@@ -32,5 +33,6 @@ def write_scores(
         reward = None if scores.missing[i] else float(scores.reward[i])
         about = {"index": number, "sample": i % n, "source": prompt.source}
         lines.append(json.dumps(about | {"reward": reward, "values": known}, ensure_ascii=False))
-    target.mkdir(parents=True, exist_ok=True)
-    (target / "scores.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    with writing(target):
+        target.mkdir(parents=True, exist_ok=True)
+        (target / "scores.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -300,7 +300,7 @@ class TransformersModel:
 
         features, *expanded = self._media(images, videos)
         for what, place, texts in zip(("image", "video"), self._marks(), expanded, strict=True):
-            text = filled(text, place, texts, what) if place else text
+            text = filled(self.path, text, place, texts, what) if place else text
         ids = torch.tensor([*before, *self._ids(text, mark)], dtype=torch.long)
         return Encoded(ids=[ids], positions=[self._positions(ids, features, videos)], features=[features])
 

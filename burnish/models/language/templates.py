@@ -96,12 +96,12 @@ def plain(content: str | Sequence[dict[str, Any]]) -> str:
     return content if isinstance(content, str) else "".join(p["text"] for p in content if p["type"] == "text")
 
 
-def filled(text: str, place: str, texts: Sequence[str], what: str) -> str:
+def filled(path: Path, text: str, place: str, texts: Sequence[str], what: str) -> str:
     """Put in order what stands for each image or video."""
     pieces = text.split(place)
     if len(pieces) - 1 != len(texts):
         raise UserError(
-            f"the messages have {len(pieces) - 1} {what} parts, but {len(texts)} {what}s came with them; "
-            f"give one {what} for each part"
+            f"by the chat template of {path} the messages have {len(pieces) - 1} {what} parts, but {len(texts)} {what}s "
+            f"came with them; give one {what} for each part"
         )
     return "".join(chain.from_iterable(zip(pieces, [*texts, ""], strict=True)))
