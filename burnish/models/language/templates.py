@@ -101,7 +101,7 @@ def filled(path: Path, text: str, place: str, texts: Sequence[str], what: str) -
     pieces = text.split(place)
     if len(pieces) - 1 != len(texts):
         raise UserError(
-            f"by the chat template of {path} the messages have {len(pieces) - 1} {what} parts, but {len(texts)} {what}s "
-            f"came with them; give one {what} for each part"
+            f"by the chat template of {path} the messages have {len(pieces) - 1} {what} parts, but {len(texts)} "
+            f"{what}s came with them; give one {what} for each part"
         )
     return "".join(chain.from_iterable(zip(pieces, [*texts, ""], strict=True)))
