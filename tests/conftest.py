@@ -1,6 +1,7 @@
 """Fixtures that more than one folder of tests uses."""
 
 import os
+import signal
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -44,6 +45,14 @@ def pytest_runtest_protocol():
 
     with OtherRounding():
         return (yield)
+
+
+@pytest.fixture(autouse=True)
+def hangups_arrive():
+    """Also where the suite runs under nohup, which whatever it starts would inherit."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture

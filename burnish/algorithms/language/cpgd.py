@@ -38,7 +38,7 @@ class CPGD(Grouped, ClipRange):
             raise ValueError("clip is 1; log-ratios are clipped at log(1 - clip), so it must be < 1")
         if self.weighting != "clip_filter" and self.weighting_clip != 3.0:
             raise ValueError(
-                f"weighting_clip is read by weighting=clip_filter, and weighting is {self.weighting}; leave it out"
+                f"weighting_clip is read by clip_filter alone, and weighting is {self.weighting}; leave it out"
             )
         if self.drift_coef == 0 and self.drift_clip != 0.2:
             raise ValueError("drift_clip is never read when drift_coef is 0; set drift_coef, or leave drift_clip out")
