@@ -132,7 +132,10 @@ def _change(measure: Measure, before: float | None, after: float | None) -> str:
     words = [f"±{SPACE}{chance}"] if chance else ["too few prompts"] if measure.chance == math.inf else []
     words += ["points"] if measure.percent else []
     text = " ".join(words)
-    text += {1: ", better", -1: ", worse", 0: ""}[way] if sign else ", no clear change" if chance else ""
+    if sign:
+        text += {1: ", better", -1: ", worse", 0: ""}[way]
+    elif chance:
+        text += ", no clear change" if abs(after - before) <= measure.chance else ", too little to matter"
     return f'<td class="n {kind}">{number}<small>{text.removeprefix(", ")}</small></td>'
 
 
