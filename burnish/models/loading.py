@@ -40,7 +40,7 @@ def read_index(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
         ) from None
     if not isinstance(content.get("_class_name", ""), str):
         raise UserError(f"{index} says {content['_class_name']!r:.80} of _class_name, which must be a pipeline's class")
-    named = {name: kind for name, kind in content.items() if isinstance(kind, list) and not name.startswith("_")}
+    named = _listed(content)
     if malformed := [name for name, kind in named.items() if len(kind) != 2]:
         raise UserError(
             f"{index} says {named[malformed[0]]!r:.80} of {malformed[0]}, which must be a library and a class"
@@ -64,8 +64,12 @@ def read_index(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
 
 def parts_of(index: dict[str, Any]) -> list[str]:
     """The parts that a pipeline has, by its model_index.json."""
-    named = {name: kind for name, kind in index.items() if isinstance(kind, list) and not name.startswith("_")}
-    return [name for name, kind in named.items() if kind[0] is not None]
+    return [name for name, kind in _listed(index).items() if kind[0] is not None]
+
+
+def _listed(index: dict[str, Any]) -> dict[str, list[Any]]:
+    """What a model_index.json says of parts, those that are left out included."""
+    return {name: kind for name, kind in index.items() if isinstance(kind, list) and not name.startswith("_")}
 
 
 def standard_side(path: Path) -> int:
