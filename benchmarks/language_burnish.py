@@ -13,7 +13,7 @@ import torch
 from benchmarks.language_meter import Meter
 from burnish.config.load import load
 from burnish.loop import run
-from burnish.session import open_session
+from burnish.tasks import open_session
 
 RECIPE = """
 task: image-text-to-text

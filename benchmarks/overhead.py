@@ -22,17 +22,17 @@ import torch
 from rich.console import Console
 
 from benchmarks.setting import options, table, write
+from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig, load
-from burnish.crew import LocalCrew
-from burnish.folder import RunFolder
+from burnish.config.run_folder import RunFolder
+from burnish.controller import LocalCrew
 from burnish.hooks.base import Hook
 from burnish.hooks.checkpoints import Checkpoints
 from burnish.hooks.metrics import MetricsLog
 from burnish.hooks.progress import Progress
 from burnish.hooks.validation import Validation
 from burnish.loop import run
-from burnish.stopwatch import Stopwatch
-from burnish.workers.checkpoint import CheckpointStore
+from burnish.utils.timer import Stopwatch
 
 AIM = 0.05
 PHASES = {

@@ -18,7 +18,7 @@ import torch
 from benchmarks.setting import median, options, table, write
 from burnish.config.load import load
 from burnish.loop import run
-from burnish.session import open_session
+from burnish.tasks import open_session
 
 
 class Timers:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from burnish import __version__
-from burnish.errors import GivenUp, UserError, out_of_memory
 from burnish.hooks.stop import EXIT_INTERRUPTED, EXIT_STOPPED, StopRequest, ignore_further_signals
-from burnish.terminal import console, message, prepare
+from burnish.utils.errors import GivenUp, UserError, out_of_memory
+from burnish.utils.terminal import console, message, prepare
 
 EXIT_CODES = """\
 exit codes:

@@ -19,21 +19,21 @@ T = TypeVar("T")
 Class = TypeVar("Class", bound=type)
 
 _registered: dict[str, dict[str, type]] = {
-    "algorithm": {},
+    "flow algorithm": {},
     "language algorithm": {},
-    "reward": {},
-    "model": {},
+    "flow reward": {},
+    "flow model": {},
     "language model": {},
     "language reward": {},
     "environment": {},
 }
 _packages = {
-    "algorithm": "burnish.algorithms",
+    "flow algorithm": "burnish.algorithms.flow",
     "language algorithm": "burnish.algorithms.language",
-    "reward": "burnish.rewards",
-    "model": "burnish.models",
+    "flow reward": "burnish.rewards.images",
+    "flow model": "burnish.models.flow",
     "language model": "burnish.models.language",
-    "language reward": "burnish.rewards.language",
+    "language reward": "burnish.rewards.text",
     "environment": "burnish.environments",
 }
 
@@ -47,7 +47,7 @@ def options(cls: type[T]) -> type[T]:
 
 
 def register(kind: str, name: str) -> Callable[[Class], Class]:
-    """Enter a class under ``name`` so that recipes can ask for it; ``kind`` is algorithm, reward or model."""
+    """Enter a class under ``name`` so that recipes can ask for it; ``kind`` is one of the kinds above."""
 
     def enter(cls: Class) -> Class:
         known = _registered[kind].get(name)

@@ -17,13 +17,13 @@ from burnish.algorithms.language.grpo import GRPO
 from burnish.algorithms.language.kl import TokenKl
 from burnish.algorithms.language.ppo import PPO
 from burnish.config import load
-from burnish.engines.language import Encoder
-from burnish.judging import judge
 from burnish.losses.tokens import masked
-from burnish.session import open_session
-from burnish.workers.local import Diverged
-from tests.algorithms.language.tables import Tables, answered
-from tests.tiny_language import picture, tiny_language
+from burnish.tasks import open_session
+from burnish.tasks.evaluate import judge
+from burnish.tasks.language.engine import Encoder
+from burnish.training.trainer import Diverged
+from tests.support.language_tables import Tables, answered
+from tests.support.tiny_language import picture, tiny_language
 
 REWARD = "def odd(responses, prompts):\n    return [sum(map(ord, one.text)) % 11 / 10 for one in responses]\n"
 

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from burnish.algorithms.teaching import Teacher
-    from burnish.batch import Batch, Gathered
+    from burnish.algorithms.flow.teaching import Teacher
     from burnish.flow.multistep import Solver
     from burnish.flow.transitions import Density, Kind
     from burnish.flow.windows import Window
-    from burnish.types import Conditioning, Loss, Prompt, Scored, Steps
+    from burnish.types.batch import Batch, Gathered
+    from burnish.types.rollout import Conditioning, Loss, Prompt, Scored, Steps
 
 Metrics = dict[str, float]
 Name = Literal["policy", "reference", "old"]
@@ -203,7 +203,7 @@ class GroupRelative(Algorithm):
 
     def advantages(self, scored: Scored) -> Tensor:
         """Rewards relative to the group, by these options: [B], exactly 0 where a reward is missing."""
-        from burnish.credit import group_advantages, normalise_each
+        from burnish.advantages import group_advantages, normalise_each
 
         scores, how = scored.scores, self.advantage_aggregation
         scaling: dict[str, Any] = {

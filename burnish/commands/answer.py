@@ -8,15 +8,15 @@ from contextlib import closing
 
 from rich.markup import escape
 
-from burnish import terminal
 from burnish.commands.opening import output_folder
-from burnish.disk import writing
-from burnish.engines.language import AnswerJob
-from burnish.errors import UserError
-from burnish.media import Media
-from burnish.prompt import Message, Part, Prompt
-from burnish.reading import checked_path
-from burnish.session import LanguageSession
+from burnish.tasks import LanguageSession
+from burnish.tasks.language.engine import AnswerJob
+from burnish.types.media import Media
+from burnish.types.prompt import Message, Part, Prompt
+from burnish.utils import terminal
+from burnish.utils.disk import writing
+from burnish.utils.errors import UserError
+from burnish.utils.reading import checked_path
 
 
 def answer(

@@ -10,12 +10,12 @@ from contextlib import closing
 from rich.markup import escape
 from rich.table import Table
 
-from burnish import terminal
 from burnish.commands.opening import open_run, output_folder
 from burnish.config.overrides import read_overrides
-from burnish.disk import writing
-from burnish.errors import ConfigError, UserError
-from burnish.judging import judge
+from burnish.tasks.evaluate import judge
+from burnish.utils import terminal
+from burnish.utils.disk import writing
+from burnish.utils.errors import ConfigError, UserError
 
 # options that decide what is judged, and how
 _READ = re.compile(

@@ -8,14 +8,14 @@ from typing import Any, Literal
 import torch
 from rich.markup import escape
 
-from burnish import terminal
 from burnish.commands.opening import open_run, output_folder
-from burnish.disk import writing
-from burnish.errors import UserError
 from burnish.models.lora import adapter_state, in_precision, merged_state
-from burnish.paths import resolve
-from burnish.reading import checked_path
-from burnish.session import LanguageSession
+from burnish.tasks import LanguageSession
+from burnish.utils import terminal
+from burnish.utils.disk import writing
+from burnish.utils.errors import UserError
+from burnish.utils.paths import resolve
+from burnish.utils.reading import checked_path
 
 LOST = 0.01  # part of an adapter whose loss is worth a line
 

@@ -7,15 +7,15 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from burnish.checkpoint.files import PARTS
+from burnish.checkpoint.store import CheckpointStore
 from burnish.commands.reach import reach
 from burnish.config import RunConfig, load
 from burnish.config.load import recipe_names
-from burnish.errors import UserError
-from burnish.folder import RunFolder
-from burnish.reading import checked_path
-from burnish.session import Session, open_session
-from burnish.workers.checkpoint import CheckpointStore
-from burnish.workers.checkpoint_files import PARTS
+from burnish.config.run_folder import RunFolder
+from burnish.tasks import Session, open_session
+from burnish.utils.errors import UserError
+from burnish.utils.reading import checked_path
 
 log = logging.getLogger(__name__)
 

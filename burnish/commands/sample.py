@@ -14,22 +14,22 @@ from PIL import Image
 from rich.markup import escape
 from rich.progress import track
 
-from burnish import terminal
 from burnish.algorithms.base import Needs
 from burnish.commands.answer import answer
 from burnish.commands.opening import open_run, output_folder
-from burnish.data.prompts import read_prompts
-from burnish.disk import writing
-from burnish.engines.flow import FlowEngine, Job
-from burnish.errors import UserError
-from burnish.json_text import parse_json
-from burnish.models.loading import load_model
+from burnish.data.flow.prompts import read_prompts
+from burnish.models.flow.loading import load_model
 from burnish.options import ModelOptions, RolloutOptions
-from burnish.pictures import Spoilt, grid
-from burnish.reading import checked_path
-from burnish.session import LanguageSession
-from burnish.types import Prompt
-from burnish.workers.roles import NetworkRoles
+from burnish.tasks import LanguageSession
+from burnish.tasks.flow.engine import FlowEngine, Job
+from burnish.tasks.flow.roles import NetworkRoles
+from burnish.types.rollout import Prompt
+from burnish.utils import terminal
+from burnish.utils.disk import writing
+from burnish.utils.errors import UserError
+from burnish.utils.images import Spoilt, grid
+from burnish.utils.json_text import parse_json
+from burnish.utils.reading import checked_path
 
 log = logging.getLogger(__name__)
 

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing, nullcontext, suppress
 
 from burnish.algorithms.base import Metrics
-from burnish.closing import closing_message
+from burnish.checkpoint.files import Checkpoint
+from burnish.checkpoint.store import CheckpointStore
+from burnish.commands.closing import closing_message
+from burnish.commands.plan import opening_message
 from burnish.config import RunConfig
-from burnish.crew import Crew, LocalCrew
-from burnish.errors import GivenUp, UserError
-from burnish.folder import STEP, RunFolder
+from burnish.config.run_folder import STEP, RunFolder
+from burnish.controller import Crew, LocalCrew
 from burnish.hooks.base import Hook
 from burnish.hooks.checkpoints import Ahead, Checkpoints
 from burnish.hooks.expiry import Announced, Expiry, announced
@@ -22,11 +24,9 @@ from burnish.hooks.progress import Progress
 from burnish.hooks.stop import EXIT_STOPPED, StopRequest
 from burnish.hooks.validation import Validation
 from burnish.loop import run
-from burnish.plan import opening_message
-from burnish.profiling import controller_command
 from burnish.report import write_report
-from burnish.workers.checkpoint import CheckpointStore
-from burnish.workers.checkpoint_files import Checkpoint
+from burnish.training.profiling import controller_command
+from burnish.utils.errors import GivenUp, UserError
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ def open_crew(config: RunConfig, store: CheckpointStore) -> Crew:
     """
     if config.runtime == "local":
         return LocalCrew(config, store)
-    from burnish.runtime.crew import RayCrew
+    from burnish.runtime.controller import RayCrew
 
     return RayCrew(config, store)
 

@@ -20,9 +20,9 @@ from burnish.rewards.base import Reward
 class FlowConfig(RunConfig):
     """A flow-matching generator learns from rewards of its pictures."""
 
-    algorithm_kind: ClassVar[str] = "algorithm"
-    reward_kind: ClassVar[str] = "reward"
-    model_kind: ClassVar[str] = "model"
+    algorithm_kind: ClassVar[str] = "flow algorithm"
+    reward_kind: ClassVar[str] = "flow reward"
+    model_kind: ClassVar[str] = "flow model"
 
     task: Literal["text-to-image"] = "text-to-image"
     """What is trained: text-to-image models that draw, or image-text-to-text models that see."""

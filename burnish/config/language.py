@@ -11,7 +11,6 @@ from burnish.algorithms.language.base import LanguageAlgorithm
 from burnish.algorithms.language.turns import TurnRewards
 from burnish.config.run import RunConfig
 from burnish.data.language.options import LanguageDataOptions
-from burnish.engines.vllm.options import VllmOptions
 from burnish.environments.base import Environment
 from burnish.options import (
     CriticOptions,
@@ -22,9 +21,10 @@ from burnish.options import (
     OptimizerOptions,
     PtxOptions,
 )
+from burnish.options.vllm import VllmOptions
 from burnish.registry import options
-from burnish.rewards.language.base import LanguageReward
-from burnish.rewards.language.environment import EnvironmentReward
+from burnish.rewards.text.base import LanguageReward
+from burnish.rewards.text.environment import EnvironmentReward
 
 # what is read only where responses are sampled to learn from
 SAMPLED = tuple(

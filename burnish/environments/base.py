@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
-    from burnish.prompt import Prompt
+    from burnish.types.prompt import Prompt
 
 SHOWN = "[picture]"  # what stands for a picture where only words are shown
 

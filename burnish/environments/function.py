@@ -7,9 +7,9 @@ from typing import Any
 from pydantic import Field
 
 from burnish.environments.base import Environment, Episode
-from burnish.errors import UserError
 from burnish.registry import options, register
 from burnish.rewards.calling import load_function
+from burnish.utils.errors import UserError
 
 
 @register("environment", "function")

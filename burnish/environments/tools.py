@@ -12,14 +12,14 @@ from pydantic import Field
 from burnish.environments.base import Environment, Episode, Observation
 from burnish.environments.calls import ToolProcess
 from burnish.environments.schemas import schema
-from burnish.errors import UserError
-from burnish.json_text import parse_json
 from burnish.options import Count, Seconds
 from burnish.registry import options, register
 from burnish.rewards.calling import load_function
+from burnish.utils.errors import UserError
+from burnish.utils.json_text import parse_json
 
 if TYPE_CHECKING:
-    from burnish.prompt import Prompt
+    from burnish.types.prompt import Prompt
 
 RESULT = "<tool_response>\n{}\n</tool_response>"
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)  # as Qwen and Hermes write it

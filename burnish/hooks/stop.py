@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from burnish.errors import GivenUp
+from burnish.utils.errors import GivenUp
 
 EXIT_STOPPED = 75
 """Exit code of a run that saved and stopped when asked: EX_TEMPFAIL of sysexits.h, "try again later".

@@ -10,10 +10,10 @@ from pathlib import Path
 from burnish.algorithms.base import Metrics
 from burnish.config import RunConfig
 from burnish.config.flow import FlowConfig
-from burnish.disk import writing
-from burnish.errors import GivenUp
-from burnish.folder import RunFolder
+from burnish.config.run_folder import RunFolder
 from burnish.hooks.base import Hook
+from burnish.utils.disk import writing
+from burnish.utils.errors import GivenUp
 
 Judge = Callable[[Path, float | None], Metrics]  # by a folder for samples, and by guidance, None for the run's
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor, nn
 
-    from burnish.completion import Encoded, Features
+    from burnish.types.completion import Encoded, Features
 
 Chat = Sequence[dict[str, Any]]  # as transformers' chat templates read it: {"role": ..., "content": str or parts}
 

@@ -11,12 +11,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from burnish.folder import STEP, RunFolder, is_row
-from burnish.json_text import parse_json
+from burnish.config.run_folder import STEP, RunFolder, is_row
 from burnish.report.habits import Habit, lost_habits
 from burnish.report.reading import read_configuration
 from burnish.report.samples import Samples, chance, read_samples, read_scores
 from burnish.report.words import DRAWS, Words, words_of
+from burnish.utils.json_text import parse_json
 
 TITLES = {  # where a paper writes its name in more than capitals
     "branch_grpo": "BranchGRPO",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from burnish.prompt import Prompt
+    from burnish.types.prompt import Prompt
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Reward(AnyReward):
     judged: ClassVar[str] = "pictures"
 
     def unable(self, sample: Any) -> str:
-        from burnish.pictures import NOT_FINITE, Spoilt
+        from burnish.utils.images import NOT_FINITE, Spoilt
 
         return NOT_FINITE if isinstance(sample, Spoilt) else ""
 

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from burnish.errors import UserError
-from burnish.reading import checked_path
 from burnish.rewards.base import Verdict
+from burnish.utils.errors import UserError
+from burnish.utils.reading import checked_path
 
 
 def load_function(path: str, what: str = "reward function") -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from burnish.rewards.base import AnyReward, Verdict
 
 if TYPE_CHECKING:
-    from burnish.prompt import Prompt
+    from burnish.types.prompt import Prompt
 
 LARGEST = 3.4e38  # of float32, in which rewards travel on
 OURS = Path(__file__).parents[1]

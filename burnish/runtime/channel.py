@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from burnish.json_text import parse_json
-from burnish.workers.meeting import open_store, reach_store
+from burnish.training.rendezvous import open_store, reach_store
+from burnish.utils.json_text import parse_json
 
 
 class Meeting:

@@ -17,11 +17,11 @@ from typing import Any
 import ray
 from ray._private import ray_constants
 
-from burnish.errors import UserError
 from burnish.options.ray import PoolsOptions, RayOptions
+from burnish.runtime.capacity import Need, Node, lacking, needs
 from burnish.runtime.faults import NoRoom
 from burnish.runtime.pools import Pool
-from burnish.runtime.room import Need, Node, lacking, needs
+from burnish.utils.errors import UserError
 
 log = logging.getLogger(__name__)
 

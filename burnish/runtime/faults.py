@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from burnish.errors import UserError
+from burnish.utils.errors import UserError
 
 
 class WorkerDied(RuntimeError):

@@ -11,8 +11,8 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from burnish.options.ray import RayOptions
+from burnish.runtime.capacity import Need, amounts
 from burnish.runtime.faults import NoRoom
-from burnish.runtime.room import Need, amounts
 
 LOOK = 1.0  # seconds between looks, so that Ctrl-C is heard
 

@@ -14,8 +14,8 @@ from burnish.config.disk import check_disk
 from burnish.config.flow import FlowConfig
 from burnish.config.language import LanguageConfig
 from burnish.config.text import fields
-from burnish.errors import ConfigError
 from burnish.registry import lookup, names
+from burnish.utils.errors import ConfigError
 
 REFUSED = {
     "drawing": {

@@ -9,9 +9,9 @@ from burnish.cli import main
 from burnish.config import load
 from burnish.config.disk import check_disk
 from burnish.config.load import find_recipe, recipe_names
-from burnish.errors import ConfigError
-from burnish.session import open_session
-from tests.factory import tiny_flux, tiny_pipeline
+from burnish.tasks import open_session
+from burnish.utils.errors import ConfigError
+from tests.support.factory import tiny_flux, tiny_pipeline
 
 PUBLISHED = [name for name in recipe_names() if name.startswith(("sd35/", "flux/"))]
 REWARDS = "\n".join(

@@ -13,9 +13,9 @@ from PIL import Image
 
 from burnish.config import load
 from burnish.data.decoding import check_media
-from burnish.errors import ConfigError, UserError
-from burnish.media import Media, _file_digest
-from burnish.session import open_session
+from burnish.tasks import open_session
+from burnish.types.media import Media, _file_digest
+from burnish.utils.errors import ConfigError, UserError
 
 NOISE = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
 

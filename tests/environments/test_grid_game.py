@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from burnish.config import load
-from burnish.prompt import Prompt
 from burnish.rewards.calling import load_function
-from burnish.session import open_session
-from tests.session.test_answers import trained, weights
+from burnish.tasks import open_session
+from burnish.types.prompt import Prompt
+from tests.tasks.language.test_evaluate import trained, weights
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "grid_game.py"
 game = sys.modules[load_function(f"{EXAMPLE}:GridGame").__module__]

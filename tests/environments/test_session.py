@@ -5,18 +5,18 @@ import json
 import pytest
 import torch
 
+from burnish.advantages import turn_numbers
 from burnish.algorithms.language.ppo import PPO
 from burnish.config import load
-from burnish.credit_tokens import turn_numbers
-from burnish.errors import ConfigError
-from burnish.judging import judge
 from burnish.language.logprobs import response_logprobs
-from tests.session.test_answers import SMALL, saved, session_of, trained, weights
+from burnish.tasks.evaluate import judge
+from burnish.utils.errors import ConfigError
+from tests.tasks.language.test_evaluate import SMALL, saved, session_of, trained, weights
 
 GAME = [
     *SMALL, "trainer.mini_batch_size=null", "rollout.max_new_tokens=6", "environment.max_turns=4",
     "environment.name=function",
-    "environment.path=tests.environments.games:Show", "rewards.environment.weight=0.5", "rewards.exact=null",
+    "environment.path=tests.support.games:Show", "rewards.environment.weight=0.5", "rewards.exact=null",
 ]  # fmt: skip
 
 
@@ -29,7 +29,7 @@ def game(fails="", turns=3):
 
 @pytest.mark.parametrize("algorithm", [["algorithm=grpo"], BY_TURN], ids=["grpo", "ppo"])
 def test_a_resumed_run_goes_on_bit_by_bit(algorithm):
-    varied = "rewards.varied={name: function, path: 'tests.environments.games:written'}"
+    varied = "rewards.varied={name: function, path: 'tests.support.games:written'}"
     overrides = [*game(), *algorithm, varied]
     whole = session_of(*overrides)
     trained(whole, 1, 1)

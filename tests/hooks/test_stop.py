@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from burnish.cli import main
-from burnish.errors import GivenUp
 from burnish.hooks.stop import EXIT_STOPPED, StopRequest
+from burnish.utils.errors import GivenUp
 
 # a loop that says when it begins, when it has heard, and what became of it
 LOOP = """

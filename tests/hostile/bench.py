@@ -174,7 +174,7 @@ class Bench:
         import burnish.commands.sweep
         import burnish.commands.train  # noqa: F401
         from burnish.config import load
-        from burnish.session import open_session
+        from burnish.tasks import open_session
 
         warnings.simplefilter("ignore")
         for task in ("drawing", "seeing"):
@@ -281,7 +281,7 @@ def _changed(before: dict[str, str], after: dict[str, str], free: tuple[str, ...
 
 
 def _metrics(folder: Path) -> list[dict[str, Any]]:
-    from tests.system.runs import metrics_of
+    from tests.support.runs import metrics_of
 
     return metrics_of(folder)
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from burnish.runtime.channel import Meeting
-from burnish.runtime.publication import Receiver, Sender
-from burnish.runtime.weights import Fingerprint, Layout, Mismatch
-from burnish.workers.meeting import open_store, reach_store
+from burnish.runtime.weight_stream import Fingerprint, Layout, Mismatch
+from burnish.runtime.weight_transfer import Receiver, Sender
+from burnish.training.rendezvous import open_store, reach_store
 from tests.support.sockets import listening
 
 LIMIT = 20.0  # seconds

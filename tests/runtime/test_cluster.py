@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from burnish.errors import UserError
 from burnish.options.ray import PoolOptions, PoolsOptions, RayOptions
 from burnish.runtime.cluster import Cluster, cluster
 from burnish.runtime.faults import NoRoom
+from burnish.utils.errors import UserError
 from tests.support.sockets import reached_from_outside
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +54,7 @@ def test_two_machines_of_which_one_is_lost(tmp_path):
 
 WRONG = """
 import time
-from burnish.errors import UserError
+from burnish.utils.errors import UserError
 from burnish.options.ray import PoolsOptions, RayOptions
 from burnish.runtime.cluster import cluster
 start = time.monotonic()

@@ -12,8 +12,8 @@ from burnish.config import load
 from burnish.config.text import fields
 from burnish.loop import run
 from burnish.registry import lookup, names
-from burnish.session import open_session
-from tests.tiny_language import SEEING, picture, tiny_language
+from burnish.tasks import open_session
+from tests.support.tiny_language import SEEING, picture, tiny_language
 
 pytestmark = pytest.mark.slow
 

@@ -7,11 +7,10 @@ import pytest
 from burnish.cli import main
 from burnish.hooks.stop import EXIT_STOPPED
 from burnish.runtime.faults import GaveUp
-from burnish.runtime.publishing import Publications
-from burnish.runtime.weights import Mismatch
-from tests.system import deadly
-from tests.system.conftest import DATA, FORWARD
-from tests.system.ray_runs import (
+from burnish.runtime.weight_stream import Mismatch
+from burnish.runtime.weight_sync import Publications
+from tests.support import deadly
+from tests.support.ray_runs import (
     DRAWING,
     SEEING,
     STEPS,
@@ -21,7 +20,8 @@ from tests.system.ray_runs import (
     saved_updates,
     terminate,
 )
-from tests.system.runs import metrics_of
+from tests.support.runs import metrics_of
+from tests.system.conftest import DATA, FORWARD
 
 pytestmark = pytest.mark.cluster
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from burnish.hooks.stop import EXIT_STOPPED
+from tests.support.ray_runs import ADAPTER, HERE, SEEING, SLOW, assert_same, descendants
 from tests.support.sockets import reached_from_outside, watched
-from tests.system.ray_runs import ADAPTER, HERE, SEEING, SLOW, assert_same, descendants
 
 pytestmark = pytest.mark.cluster
 

@@ -12,9 +12,9 @@ from burnish.language.cost import token_budget_batches
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.completion import Completion
-    from burnish.experience.tokens import AnnotatedTokens
-    from burnish.types import Answered
+    from burnish.batches.tokens import AnnotatedTokens
+    from burnish.types.completion import Completion
+    from burnish.types.rollout import Answered
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Passes:
 
     def annotate(self, answered: Answered, roles: LanguageRoles) -> AnnotatedTokens:
         """Run them."""
-        from burnish.experience.tokens import AnnotatedTokens
+        from burnish.batches.tokens import AnnotatedTokens
         from burnish.losses import correction_metrics
 
         trace, metrics = answered.trace, {}

@@ -12,8 +12,8 @@ from burnish.registry import options
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.completion import Completion
     from burnish.language.logprobs import TokenScores
+    from burnish.types.completion import Completion
 
 T = TypeVar("T")
 P = TypeVar("P")

@@ -15,8 +15,8 @@ from burnish.registry import options, register
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.experience.answers import AnnotatedAnswers, LearnedAnswers
-    from burnish.types import Answered, GivenAnswers, Loss
+    from burnish.batches.responses import AnnotatedAnswers, LearnedAnswers
+    from burnish.types.rollout import Answered, GivenAnswers, Loss
 
 
 @register("language algorithm", "kto")
@@ -55,7 +55,7 @@ class KTO(AgainstReference):
     def annotate(self, collected: Answered | GivenAnswers, roles: LanguageRoles) -> AnnotatedAnswers:
         import torch
 
-        from burnish.experience.answers import AnnotatedAnswers, mismatched, trace_of
+        from burnish.batches.responses import AnnotatedAnswers, mismatched, trace_of
 
         trace = trace_of(collected)
         rows, _ = self._judgements(collected)
@@ -70,8 +70,8 @@ class KTO(AgainstReference):
         """Rows of the responses that are good or bad, and which they are: [J] long and [J] bool."""
         import torch
 
-        from burnish.credit import group_statistics
-        from burnish.types import GivenAnswers
+        from burnish.advantages import group_statistics
+        from burnish.types.rollout import GivenAnswers
 
         if isinstance(collected, GivenAnswers):
             return torch.arange(len(collected)), collected.good
@@ -87,10 +87,10 @@ class KTO(AgainstReference):
     def credit(self, annotated: AnnotatedAnswers) -> tuple[LearnedAnswers, Metrics]:
         import torch
 
-        from burnish.completion import Together
-        from burnish.experience.answers import LearnedAnswers, trace_of
+        from burnish.batches.responses import LearnedAnswers, trace_of
         from burnish.losses.tokens import kto_reference_point
-        from burnish.types import Answered
+        from burnish.types.completion import Together
+        from burnish.types.rollout import Answered
 
         collected, drift, metrics = annotated.collected, annotated.drift, {}
         rows, good = self._judgements(collected)
@@ -109,9 +109,9 @@ class KTO(AgainstReference):
     def loss(self, part: LearnedAnswers, roles: LanguageRoles) -> Loss:
         import torch
 
-        from burnish.batch import to_device
         from burnish.losses.tokens import kto
-        from burnish.types import Loss
+        from burnish.types.batch import to_device
+        from burnish.types.rollout import Loss
 
         trace = part.answers.trace
         logprob = roles.policy(trace).logprob

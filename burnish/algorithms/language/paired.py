@@ -15,8 +15,8 @@ from burnish.registry import options
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.experience.answers import AnnotatedAnswers, LearnedAnswers
-    from burnish.types import Answered, GivenAnswers, Loss
+    from burnish.batches.responses import AnnotatedAnswers, LearnedAnswers
+    from burnish.types.rollout import Answered, GivenAnswers, Loss
 
 
 @options
@@ -55,7 +55,7 @@ class Paired(AgainstReference):
     def annotate(self, collected: Answered | GivenAnswers, roles: LanguageRoles) -> AnnotatedAnswers:
         import torch
 
-        from burnish.experience.answers import AnnotatedAnswers, trace_of
+        from burnish.batches.responses import AnnotatedAnswers, trace_of
 
         trace = trace_of(collected)
         reference = torch.zeros(len(trace))
@@ -67,7 +67,7 @@ class Paired(AgainstReference):
 
     def _pairs(self, answered: Any) -> tuple[Tensor, Tensor]:
         """Rows of the chosen and of the rejected responses."""
-        from burnish.credit import pairs
+        from burnish.advantages import pairs
 
         scores = answered.scores
         return pairs(scores.reward, answered.group, scores.missing, margin=self.min_margin)
@@ -75,9 +75,9 @@ class Paired(AgainstReference):
     def credit(self, annotated: AnnotatedAnswers) -> tuple[LearnedAnswers, Metrics]:
         import torch
 
-        from burnish.completion import Together
-        from burnish.experience.answers import LearnedAnswers
-        from burnish.types import GivenAnswers
+        from burnish.batches.responses import LearnedAnswers
+        from burnish.types.completion import Together
+        from burnish.types.rollout import GivenAnswers
 
         collected, metrics = annotated.collected, {}
         if isinstance(collected, GivenAnswers):
@@ -97,9 +97,9 @@ class Paired(AgainstReference):
         return LearnedAnswers(answers=answers, reference=reference, good=good, point=0.0), metrics
 
     def loss(self, part: LearnedAnswers, roles: LanguageRoles) -> Loss:
-        from burnish.batch import to_device
         from burnish.losses.tokens import sequence_mean
-        from burnish.types import Loss
+        from burnish.types.batch import to_device
+        from burnish.types.rollout import Loss
 
         trace = part.answers.trace
         logprob = roles.policy(trace).logprob

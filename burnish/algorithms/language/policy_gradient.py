@@ -19,9 +19,9 @@ from burnish.registry import options
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.experience.tokens import AnnotatedTokens, LearnedTokens, TokenRewards
+    from burnish.batches.tokens import AnnotatedTokens, LearnedTokens, TokenRewards
     from burnish.language.logprobs import TokenScores
-    from burnish.types import Answered, Loss
+    from burnish.types.rollout import Answered, Loss
 
 Share = Annotated[float, Field(gt=0, le=1)]
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
@@ -110,8 +110,8 @@ class TokenPolicyGradient(RewardShaping):
         return self._passes(roles).annotate(answered, roles)
 
     def credit(self, annotated: AnnotatedTokens) -> tuple[LearnedTokens, Metrics]:
-        from burnish.credit_tokens import clip_values
-        from burnish.experience.tokens import LearnedTokens
+        from burnish.advantages import clip_values
+        from burnish.batches.tokens import LearnedTokens
 
         answered, trace, metrics = annotated.answered, annotated.answered.trace, dict(annotated.metrics)
         rewards, coef, shaped = self.shape(annotated)
@@ -167,10 +167,10 @@ class TokenPolicyGradient(RewardShaping):
 
     def policy_loss(self, part: LearnedTokens, scores: TokenScores, roles: LanguageRoles) -> Loss:
         """Surrogate, KL and entropy of a micro-batch."""
-        from burnish.batch import to_device
         from burnish.losses.tokens import kl_estimate, masked
         from burnish.losses.tokens import terms as count
-        from burnish.types import Loss
+        from burnish.types.batch import to_device
+        from burnish.types.rollout import Loss
 
         mask, logprob = part.mask, scores.logprob
         # then its own log-probs are exactly the old ones; another micro-batch may have rounded them otherwise

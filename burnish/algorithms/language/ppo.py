@@ -15,8 +15,8 @@ from burnish.registry import options, register
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.experience.tokens import AnnotatedTokens, LearnedTokens, TokenRewards
-    from burnish.types import Loss
+    from burnish.batches.tokens import AnnotatedTokens, LearnedTokens, TokenRewards
+    from burnish.types.rollout import Loss
 
 
 @register("language algorithm", "ppo")
@@ -39,7 +39,7 @@ class PPO(TurnRewards, Clipped):
         return replace(super().needs(), critic=True)
 
     def advantages(self, rewards: TokenRewards) -> tuple[Tensor, Tensor]:
-        from burnish.credit_tokens import gae, whiten
+        from burnish.advantages import gae, whiten
 
         advantage, returns = gae(rewards.tokens, rewards.value, rewards.mask, gamma=self.gamma, lam=self.lam)
         return (whiten(advantage, rewards.mask, unbiased=True) if self.whiten else advantage), returns
@@ -56,7 +56,7 @@ class PPO(TurnRewards, Clipped):
         return learned, metrics
 
     def loss(self, part: LearnedTokens, roles: LanguageRoles) -> Loss:
-        from burnish.types import Loss
+        from burnish.types.rollout import Loss
 
         if roles.frozen(part.update):
             return self._value_loss(part, roles.values(part.trace))
@@ -66,7 +66,7 @@ class PPO(TurnRewards, Clipped):
 
     def _value_loss(self, part: LearnedTokens, value: Tensor) -> Loss:
         from burnish.losses.tokens import masked, terms, value_loss
-        from burnish.types import Loss
+        from burnish.types.rollout import Loss
 
         loss, values = value_loss(value, part.value, part.returns, part.mask, clip=self.value_clip)
         tokens, total = part.mask.sum(), self._total(loss, part)

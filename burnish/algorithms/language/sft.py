@@ -18,8 +18,8 @@ from burnish.registry import options, register
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.experience.answers import LearnedAnswers
-    from burnish.types import Answered, GivenAnswers, Loss
+    from burnish.batches.responses import LearnedAnswers
+    from burnish.types.rollout import Answered, GivenAnswers, Loss
 
 
 @register("language algorithm", "sft")
@@ -51,9 +51,9 @@ class SFT(WholeResponses):
     def credit(self, annotated: Answered | GivenAnswers) -> tuple[LearnedAnswers, Metrics]:
         import torch
 
-        from burnish.completion import Together
-        from burnish.experience.answers import LearnedAnswers
-        from burnish.types import GivenAnswers
+        from burnish.batches.responses import LearnedAnswers
+        from burnish.types.completion import Together
+        from burnish.types.rollout import GivenAnswers
 
         metrics: Metrics = {}
         if isinstance(annotated, GivenAnswers):
@@ -71,16 +71,16 @@ class SFT(WholeResponses):
 
     def _best(self, answered: Answered) -> Tensor:
         """Rows of the responses that are imitated."""
-        from burnish.credit import select_best
+        from burnish.advantages import select_best
 
         scores = answered.scores
         rows = select_best(scores.reward, answered.group, scores.missing, self.best)
         return rows if self.min_reward is None else rows[scores.reward[rows] >= self.min_reward]
 
     def loss(self, part: LearnedAnswers, roles: LanguageRoles) -> Loss:
-        from burnish.batch import to_device
         from burnish.losses.tokens import masked, sft, weights
-        from burnish.types import Loss
+        from burnish.types.batch import to_device
+        from burnish.types.rollout import Loss
 
         trace = part.answers.trace
         scores, tokens = roles.policy(trace), int(trace.mask.sum())

@@ -14,8 +14,8 @@ from burnish.registry import options
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.completion import Completion
-    from burnish.experience.answers import LearnedAnswers
+    from burnish.batches.responses import LearnedAnswers
+    from burnish.types.completion import Completion
 
 
 @options

@@ -12,15 +12,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from burnish.batch import Gathered
-from burnish.completion import Completion, Encoded, Features, Together
 from burnish.data.language.options import LanguageDataOptions
 from burnish.data.language.samples import read_demonstrations, read_judgements, read_preferences
 from burnish.data.language.values import shown
 from burnish.data.lines import told
 from burnish.language.model import LanguageModel
-from burnish.prompt import Prompt
-from burnish.types import GivenAnswers
+from burnish.types.batch import Gathered
+from burnish.types.completion import Completion, Encoded, Features, Together
+from burnish.types.prompt import Prompt
+from burnish.types.rollout import GivenAnswers
 
 Holds = Literal["demonstrations", "preferences", "judgements"]
 

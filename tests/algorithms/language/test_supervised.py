@@ -9,10 +9,10 @@ from pydantic import ValidationError
 from burnish.algorithms.language.dpo import DPO
 from burnish.algorithms.language.sft import SFT
 from burnish.data.language.given import AnswerData, AnswerRecord
-from burnish.engines.language import Encoder
-from burnish.prompt import Prompt
-from burnish.workers.supervised import Supervised
-from tests.algorithms.language.wholes import REWARDS, Bench, answered, given
+from burnish.tasks.language.engine import Encoder
+from burnish.training.auxiliary import Supervised
+from burnish.types.prompt import Prompt
+from tests.support.response_batches import REWARDS, Bench, answered, given
 
 
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
