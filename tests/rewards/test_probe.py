@@ -19,7 +19,7 @@ PROMPTS = [Prompt(text="a cat", answer="1", where="prompts.txt:1"), Prompt(text=
 PICTURE = np.zeros((8, 8, 3), np.uint8)
 
 
-def function(name: str, kind: str = "reward", **arguments):
+def function(name: str, kind: str = "flow reward", **arguments):
     return lookup(kind, "function")(path=f"tests.support.bad_rewards:{name}", arguments=arguments)
 
 
@@ -29,21 +29,21 @@ def tried(processes: int, sample=PICTURE, timeout: float = 60.0, between=lambda:
 
 
 HERE = {  # what fails in the run's own process, too, and why
-    "raises": r"ZeroDivisionError: not today \(.*bad\.py:10, in raises\)",
+    "raises": r"ZeroDivisionError: not today \(.*bad_rewards\.py:10, in raises\)",
     "raises_the_unspeakable": r"Mute: it does not say why \(",
     "raises_a_flood": r"ValueError: (\?\[31m)+",
-    "reads_a_key": r"KeyError: 'height' \(.*bad\.py:\d+",
+    "reads_a_key": r"KeyError: 'height' \(.*bad_rewards\.py:\d+",
     "one_for_all": r"returned 1 values for 2",
     "gives_text": r"gave 'good', which is not a number",
     "gives_one_number": r"TypeError: 'float' object is not iterable",
-    "leaves": r"SystemExit: 0 \(.*bad\.py:\d+, in leaves\)",
+    "leaves": r"SystemExit: 0 \(.*bad_rewards\.py:\d+, in leaves\)",
 }
 
 
-@pytest.mark.parametrize("kind", ["reward", "language reward"])
+@pytest.mark.parametrize("kind", ["flow reward", "language reward"])
 @pytest.mark.parametrize("name", HERE)
 def test_a_reward_that_fails_is_refused_with_place_and_record(name, kind):
-    sample = PICTURE if kind == "reward" else Response("what")
+    sample = PICTURE if kind == "flow reward" else Response("what")
     with pytest.raises(UserError, match=f"reward mine: .*{HERE[name]}") as refused:
         tried(0, sample, mine=function(name, kind))
     message = str(refused.value)
@@ -69,7 +69,7 @@ def test_one_that_kills_its_process_or_never_ends_is_refused():
 
 def test_a_wrong_signature_is_refused_without_a_call():
     with pytest.raises(
-        UserError, match=r"takes_no_prompts\(samples\) \(.*bad\.py:\d+\) is called as function\(pictures, "
+        UserError, match=r"takes_no_prompts\(samples\) \(.*bad_rewards\.py:\d+\) is called as function\(pictures, "
     ):
         function("takes_no_prompts").check(PROMPTS)
     with pytest.raises(

@@ -46,7 +46,7 @@ def test_a_reward_that_never_works_is_refused_and_leaves_nothing_behind(recipe, 
     code, told = train(recipe, tmp_path / "run", capsys, mine(name))
     assert code == 2
     assert f"{name}" in told
-    assert "bad.py:" in told
+    assert "bad_rewards.py:" in told
     assert not (tmp_path / "run").exists()
 
 

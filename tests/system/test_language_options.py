@@ -105,7 +105,7 @@ VLLM = {path for path in OPTIONS if path.startswith("rollout.vllm.")}  # tests/t
 
 
 def test_the_options_of_vllm_are_read_by_its_engine():
-    source = (Path(__file__).parents[2] / "burnish" / "engines" / "vllm" / "engine.py").read_text()
+    source = (Path(__file__).parents[2] / "burnish" / "tasks" / "language" / "vllm" / "engine.py").read_text()
     assert VLLM
     for path in VLLM:
         assert f"options.{path.rpartition('.')[2]}" in source, path
@@ -116,7 +116,7 @@ SEVERAL = {path for path in OPTIONS if path.startswith(("pipeline.", "sharding."
 
 def test_the_options_of_several_processes_are_read_by_them():
     package = Path(__file__).parents[2] / "burnish"
-    files = [*package.glob("runtime/*.py"), *package.glob("workers/*.py"), package / "sources" / "pipelined.py"]
+    files = [*package.glob("runtime/*.py"), *package.glob("training/*.py"), package / "rollout" / "pipelined.py"]
     source = "".join(file.read_text() for file in files)
     for path in SEVERAL:
         assert f".{path.rpartition('.')[2]}" in source, path

@@ -15,5 +15,5 @@ print(*sys.modules)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     rewards, modules = (line.split() for line in done.stdout.splitlines())
     assert {"ocr", "function", "border_darkness", "jpeg_compressibility"} <= set(rewards)
-    assert "burnish.rewards.scoring" in modules
+    assert "burnish.rewards.images.ocr" in modules
     assert not HEAVY & set(modules)
