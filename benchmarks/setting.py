@@ -18,7 +18,7 @@ from burnish.options import LoraOptions, OptimizerOptions, RolloutOptions, Train
 from burnish.tasks.flow.engine import FlowEngine, Job
 from burnish.tasks.flow.roles import NetworkRoles
 from burnish.training.parameter_groups import ParameterGroup
-from burnish.training.trainer import LocalWorkers
+from burnish.training.trainer import Trainer
 from burnish.types.rollout import Conditioning, Denoising, Prompt, Scored, Scores
 from burnish.utils import random
 from burnish.utils.timer import Stopwatch
@@ -78,7 +78,7 @@ class Burnish:
         options = RolloutOptions(num_inference_steps=steps, batch_size=rollout_batch, merge_lora=merge)
         self.engine = FlowEngine(self.roles, options, seed=0)
         actor = ParameterGroup("actor", self.roles.parameters(), OptimizerOptions(lr=1e-5), total_steps=1000)
-        self.workers = LocalWorkers(
+        self.workers = Trainer(
             self.roles, algorithm, [actor],
             trainer=TrainerOptions(), ema=None, seed=0, watch=Stopwatch(),
         )  # fmt: skip

@@ -15,14 +15,14 @@ from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.loop import Workers
 from burnish.rollout.base import Source
-from burnish.tasks import open_session
+from burnish.tasks import assemble
 from burnish.tasks.evaluate import judge
 from burnish.training.profiling import LOCAL, Profiler
 from burnish.training.ranks import ALONE, Ranks
 from burnish.utils.timer import Stopwatch
 
 
-class Crew(Protocol):
+class Controller(Protocol):
     """What a command that trains asks for. It is entered once; what runs beside this process ends with it."""
 
     watch: Stopwatch
@@ -67,7 +67,7 @@ class Crew(Protocol):
         """Judge the weights that are exported; see ``burnish.tasks.evaluate``.
 
         Raises:
-            GivenUp: the run is to stop.
+            Cancelled: the run is to stop.
         """
         ...
 
@@ -92,80 +92,80 @@ class Crew(Protocol):
         ...
 
 
-class LocalCrew:
+class LocalController:
     """This process; or one of several ranks, which call everything together."""
 
     def __init__(self, config: RunConfig, store: CheckpointStore, ranks: Ranks = ALONE) -> None:
-        self.session, self.store = open_session(config, ranks), store
-        self.watch = self.session.watch
+        self.assembly, self.store = assemble(config, ranks), store
+        self.watch = self.assembly.watch
         folder = RunFolder(config.output_dir).profiles
         recorded = config.profiler if config.runtime == "local" else None  # else whoever leads the ranks knows when
         self.profiler = Profiler(recorded, role=LOCAL, rank=0, folder=folder, watch=self.watch)
 
     @property
     def stop(self) -> Callable[[], bool]:
-        return self.session.stop
+        return self.assembly.stop
 
     @stop.setter
     def stop(self, stop: Callable[[], bool]) -> None:
-        self.session.stop = stop
+        self.assembly.stop = stop
 
     @property
     def giving_up(self) -> Callable[[], AbstractContextManager[None]]:
-        return self.session.giving_up
+        return self.assembly.giving_up
 
     @giving_up.setter
     def giving_up(self, giving_up: Callable[[], AbstractContextManager[None]]) -> None:
-        self.session.giving_up = giving_up
+        self.assembly.giving_up = giving_up
 
     def __enter__(self) -> Self:
-        self.session.scorer.start()
+        self.assembly.scorer.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.session.scorer.close()
-        self.session.close()
+        self.assembly.scorer.close()
+        self.assembly.close()
         self.store.__exit__(kind, error, trace)
 
     @property
     def source(self) -> Source:
-        return self.session.source
+        return self.assembly.source
 
     @property
     def workers(self) -> Workers:
-        return self.session.workers
+        return self.assembly.workers
 
     @property
     def items(self) -> int:
-        return len(self.session.source.stream.items)
+        return len(self.assembly.source.stream.items)
 
     @property
     def saving(self) -> float:
         return self.store.seconds
 
     def check_data(self) -> None:
-        self.session.check_data()
+        self.assembly.check_data()
 
     def check(self) -> None:
-        if self.session.config.scoring.probe and self.session.ranks.rank == 0:
-            self.session.probe()
-        self.session.check()
+        if self.assembly.config.scoring.probe and self.assembly.ranks.rank == 0:
+            self.assembly.probe()
+        self.assembly.check()
 
     def resume(self, checkpoint: Checkpoint | None) -> None:
         if checkpoint is not None:
-            self.session.load_state_dict(checkpoint.load(self.session.identity, PARTS))
+            self.assembly.load_state_dict(checkpoint.load(self.assembly.identity, PARTS))
 
     def judge(self, target: Path | None, guidance: float | None) -> Metrics:
-        session = self.session
-        with session.trained_weights(), session.roles.shards.gathered(["policy"]):
-            return judge(session, target, n=session.config.validation.n, guidance=guidance)
+        assembly = self.assembly
+        with assembly.trained_weights(), assembly.roles.shards.gathered(["policy"]):
+            return judge(assembly, target, n=assembly.config.validation.n, guidance=guidance)
 
     def save(self, update: int, score: float | None, unvalidated: Metrics | None) -> Path:
-        session = self.session
+        assembly = self.assembly
         return self.store.save(
-            update, session.state_dict(), identity=session.identity, score=score, unvalidated=unvalidated
+            update, assembly.state_dict(), identity=assembly.identity, score=score, unvalidated=unvalidated
         )
 
     def validated(self, update: int, score: float | None) -> None:

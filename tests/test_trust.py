@@ -40,7 +40,7 @@ FORBIDDEN: dict[str, dict[str, str]] = {
     "json.loads": {
         "utils/json_text.py": "the one reader, whose errors are all of one kind",
         "config/text.py": "what the same line has written",
-        "tasks/language/vllm/apart/burnish_vllm/wire.py": "vLLM's process, over a pair of sockets; it sees nothing of burnish",
+        "tasks/language/vllm/apart/burnish_vllm/wire.py": "vLLM's process, over a pair of sockets",
     },
     "json.load": {},
     "all_gather_object": {"training/ranks.py": "ranks that train as one, over connections that they opened themselves"},

@@ -3,15 +3,15 @@
 from burnish.batches.ends import Ends
 from burnish.batches.levels import NoiseLevels
 from burnish.batches.samples import ForwardTerms, JudgedSamples, groups_of, judge, take, without_prompts
-from burnish.batches.steps import AnnotatedSteps, LearnedSteps, StepTerms
+from burnish.batches.steps import AnnotatedSteps, StepBatch, StepTerms
 
 __all__ = [
     "AnnotatedSteps",
     "Ends",
     "ForwardTerms",
     "JudgedSamples",
-    "LearnedSteps",
     "NoiseLevels",
+    "StepBatch",
     "StepTerms",
     "groups_of",
     "judge",

@@ -10,20 +10,20 @@ from torch import Tensor
 
 from burnish.types.batch import Batch, shared
 from burnish.types.completion import Completion, Together
-from burnish.types.rollout import Answered, GivenAnswers
+from burnish.types.rollout import OfflineResponses, ScoredResponses
 
 
 @dataclass(frozen=True)
-class AnnotatedAnswers:
+class AnnotatedResponses:
     """Responses with what needed a forward pass."""
 
-    collected: Answered | GivenAnswers
+    collected: ScoredResponses | OfflineResponses
     reference: Tensor  # [N] log-prob of each response under the reference; 0 where nobody reads it
     drift: Tensor  # [K] log-ratios of policy and reference at mismatched responses; [0] where nobody reads them
 
 
 @dataclass(kw_only=True)
-class LearnedAnswers(Batch):
+class ResponseBatch(Batch):
     """Responses to learn from, M to a row."""
 
     answers: Together  # [B] rows
@@ -32,9 +32,9 @@ class LearnedAnswers(Batch):
     point: float = shared()  # how far the policy is from the reference as it is, which KTO measures from
 
 
-def trace_of(collected: Answered | GivenAnswers) -> Completion:
+def trace_of(collected: ScoredResponses | OfflineResponses) -> Completion:
     """All responses of a batch, sampled or given."""
-    return collected.trace if isinstance(collected, Answered) else collected.answers.trace
+    return collected.trace if isinstance(collected, ScoredResponses) else collected.answers.trace
 
 
 def mismatched(trace: Completion) -> Completion:

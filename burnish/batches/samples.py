@@ -12,7 +12,7 @@ from torch import Tensor
 from burnish.batches.levels import NoiseLevels
 from burnish.flow.times import diffuse
 from burnish.types.batch import Batch, Gathered, shared, to_device
-from burnish.types.rollout import Conditioning, Given, Scored
+from burnish.types.rollout import Conditioning, OfflineSamples, Scored
 from burnish.utils import random
 
 
@@ -142,7 +142,7 @@ def groups_of(scored: Scored) -> Tensor:
     return torch.tensor([some + [-1] * (longest - len(some)) for some in rows.values()]).view(-1, longest)
 
 
-def take(given: Given, levels: NoiseLevels, value: Tensor) -> JudgedSamples:
+def take(given: OfflineSamples, levels: NoiseLevels, value: Tensor) -> JudgedSamples:
     """Finished pictures to learn from; the members of a row share noise and time.
 
     Args:

@@ -26,7 +26,7 @@ class AnnotatedSteps:
 
 
 @dataclass(kw_only=True)
-class LearnedSteps(Batch):
+class StepBatch(Batch):
     """Samples to learn from, with the credit of each of their steps."""
 
     trace: Denoising

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from burnish.types.batch import Batch, shared
 from burnish.types.completion import Completion
-from burnish.types.rollout import Answered
+from burnish.types.rollout import ScoredResponses
 
 
 @dataclass(frozen=True)
 class AnnotatedTokens:
     """Responses with what needed a forward pass; [B, 0] stands for what nobody reads."""
 
-    answered: Answered
+    answered: ScoredResponses
     old: Tensor  # [B, T] log-probs that ratios refer to
     learner: Tensor  # [B, T] log-probs under the policy that learns, before its first step
     entropy: Tensor  # [B, T] of that policy, in nats
@@ -42,7 +42,7 @@ class TokenRewards:
 
 
 @dataclass(kw_only=True)
-class LearnedTokens(Batch):
+class TokenBatch(Batch):
     """Responses to learn from, with the credit of each of their tokens; [B, 0] stands for what nobody reads."""
 
     trace: Completion

@@ -67,7 +67,7 @@ class Checkpoint:
                 return found
             start = f"{shard_files.FOLDER}/"
             sizes = {n.removeprefix(start): one["size"] for n, one in self.files.items() if n.startswith(start)}
-            return shard_files.put_back(found, shard_files.read(self.path / shard_files.FOLDER, sizes))
+            return shard_files.restore(found, shard_files.read(self.path / shard_files.FOLDER, sizes))
         except FileNotFoundError as error:
             raise UserError(f"{error.filename} was removed; start again to use what is there now") from None
         except OSError as error:

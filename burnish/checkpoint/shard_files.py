@@ -22,30 +22,30 @@ FOLDER = "shards"
 MARK = "lies in the shards"
 
 
-def take_out(value: Any, where: str, into: dict[str, Tensor]) -> Any:
+def extract(value: Any, where: str, into: dict[str, Tensor]) -> Any:
     """The same value with a note in place of each tensor that lies on several ranks; those go ``into`` a dict."""
     if is_sharded(value):
         into[where] = value
         return {MARK: where}
     if isinstance(value, dict):
-        return {key: take_out(item, f"{where}.{key}", into) for key, item in value.items()}
+        return {key: extract(item, f"{where}.{key}", into) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        items = [take_out(item, f"{where}[{i}]", into) for i, item in enumerate(value)]
+        items = [extract(item, f"{where}[{i}]", into) for i, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
     return value
 
 
-def put_back(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """The opposite of ``take_out``, with whole tensors."""
+def restore(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """The opposite of ``extract``, with whole tensors."""
     if isinstance(value, dict):
         if value.keys() == {MARK}:
             where = value[MARK]
             if not isinstance(where, str) or where not in tensors:
                 raise UserError(f"a tensor of the checkpoint is in no shard: {where!r:.80}; use another checkpoint")
             return tensors[where]
-        return {key: put_back(item, tensors) for key, item in value.items()}
+        return {key: restore(item, tensors) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        items = [put_back(item, tensors) for item in value]
+        items = [restore(item, tensors) for item in value]
         return items if isinstance(value, list) else tuple(items)
     return value
 

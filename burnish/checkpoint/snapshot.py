@@ -44,7 +44,7 @@ class Snapshot:
             copy: whether every tensor is copied into memory of the CPU; else those that are there already are shared.
         """
         sharded: dict[str, Tensor] = {}
-        taken = {name: shard_files.take_out(value, name, sharded) for name, value in state.items()}
+        taken = {name: shard_files.extract(value, name, sharded) for name, value in state.items()}
         return cls(
             update=update,
             parts={name: _portable(value, name, copy=copy) for name, value in taken.items()},

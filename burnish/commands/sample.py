@@ -20,7 +20,7 @@ from burnish.commands.opening import open_run, output_folder
 from burnish.data.flow.prompts import read_prompts
 from burnish.models.flow.loading import load_model
 from burnish.options import ModelOptions, RolloutOptions
-from burnish.tasks import LanguageSession
+from burnish.tasks import LanguageAssembly
 from burnish.tasks.flow.engine import FlowEngine, Job
 from burnish.tasks.flow.roles import NetworkRoles
 from burnish.types.rollout import Prompt
@@ -59,13 +59,13 @@ def sample(
     wanted = {"num_inference_steps": steps, "guidance_scale": guidance, "height": height, "width": width}
     changes = {name: value for name, value in wanted.items() if value is not None}
     drawn = (checked_path(source, "SOURCE") / "model_index.json").exists()
-    session = None if drawn else open_run(source)[0]
-    if isinstance(session, LanguageSession):
+    assembly = None if drawn else open_run(source)[0]
+    if isinstance(assembly, LanguageAssembly):
         if changes or prompt_file:
             raise UserError(
                 "--steps, --guidance, --height, --width and --prompt-file are for models that draw; leave them out"
             )
-        return answer(session, prompts, images, output=output, n=n, seed=seed)
+        return answer(assembly, prompts, images, output=output, n=n, seed=seed)
     if images:
         raise UserError(f"--image is given, but {source} is a model that draws; give it words alone")
     asked = [Prompt(text=text) for text in prompts] + (
@@ -117,7 +117,7 @@ def _engine(source: str, changes: dict[str, int | float], seed: int) -> Iterator
         )  # fmt: skip
         yield FlowEngine(roles, rollout, seed=seed)
         return
-    session, _ = open_run(source, [f"rollout.{name}={value}" for name, value in changes.items()])
-    rollout = replace(session.config.rollout, batch_size=min(session.config.rollout.batch_size, 16))
-    with session.trained_weights():
-        yield FlowEngine(session.roles, rollout, seed=seed)
+    assembly, _ = open_run(source, [f"rollout.{name}={value}" for name, value in changes.items()])
+    rollout = replace(assembly.config.rollout, batch_size=min(assembly.config.rollout.batch_size, 16))
+    with assembly.trained_weights():
+        yield FlowEngine(assembly.roles, rollout, seed=seed)

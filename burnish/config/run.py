@@ -114,7 +114,7 @@ class RunConfig:
         raise NotImplementedError
 
     @property
-    def samples_in_a_row(self) -> int:
+    def rows_per_group(self) -> int:
         """Samples of an update that credit puts into one row of a batch, which no mini-batch parts."""
         return 1
 

@@ -105,7 +105,7 @@ class Measure:
 
 REWARD = Measure("Validation reward", "val-core/*/reward/mean@*", 1)
 EXACT = Measure("Read exactly right", "val-aux/*/ocr_exact/mean@*", 1, percent=True)
-STRICT = Measure("Answered right", "val-aux/*/exact/mean@*", 1, percent=True)
+STRICT = Measure("ScoredResponses right", "val-aux/*/exact/mean@*", 1, percent=True)
 FORMAT = Measure("In the form asked for", "val-aux/*/format/mean@*", 1, percent=True)
 GIVEN = Measure("Right among those in form", "val-aux/*/exact_given_format/mean@*", 0, percent=True)
 LENGTH = Measure("Tokens of a response", "val-aux/response_length/mean", 0, enough=0.15, relative=True)

@@ -6,8 +6,8 @@ import threading
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from burnish.rollout.prompt_schedule import Questions
-from burnish.rollout.requests import Asked
+from burnish.rollout.prompt_schedule import PromptSchedule
+from burnish.rollout.requests import RolloutRequest
 
 
 class Handle(Protocol):
@@ -26,13 +26,13 @@ class Handle(Protocol):
         ...
 
 
-class AsyncMaker(Protocol):
+class AsyncRolloutWorker(Protocol):
     """Samples with the weights of named versions, elsewhere and meanwhile.
 
     What is submitted is of versions that were published, and never of an older one than what was submitted before.
     """
 
-    def submit(self, asked: Asked) -> Handle:
+    def submit(self, asked: RolloutRequest) -> Handle:
         """Start with it, as soon as what was submitted before leaves room."""
         ...
 
@@ -44,9 +44,15 @@ class Filling:
     """
 
     def __init__(
-        self, maker: AsyncMaker, questions: Questions, update: int, version: int, timeout: float, before: Filling | None
+        self,
+        rollout_worker: AsyncRolloutWorker,
+        questions: PromptSchedule,
+        update: int,
+        version: int,
+        timeout: float,
+        before: Filling | None,
     ) -> None:
-        self.maker, self.questions, self.update, self.version = maker, questions, update, version
+        self.rollout_worker, self.questions, self.update, self.version = rollout_worker, questions, update, version
         self.seconds = 0.0
         self.after: dict[str, Any] = {}  # where the stream stands behind it
         assert questions.filtering is not None, "one round makes a batch full"
@@ -77,10 +83,10 @@ class Filling:
         else:
             self._future.set_result(rollouts)
 
-    def _make(self, asked: Asked) -> Any:
+    def _make(self, asked: RolloutRequest) -> Any:
         if self._abandoned:
             raise RuntimeError(f"the samples for update {self.update} are not needed any more")
-        handle = self.maker.submit(asked)
+        handle = self.rollout_worker.submit(asked)
         rollouts = handle.result(self._round)
         self.seconds += handle.seconds
         return rollouts

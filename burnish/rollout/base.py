@@ -15,7 +15,7 @@ class Source(Protocol):
         """The batch of policy update ``update``, counted from 1.
 
         Raises:
-            GivenUp: the run is to stop. What is saved now is as it was before, so that a resumed run collects the same.
+            Cancelled: the run is to stop. What is saved now is as it was before: a resumed run collects the same.
         """
         ...
 

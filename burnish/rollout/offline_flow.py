@@ -8,11 +8,11 @@ from torch import Tensor
 
 from burnish.data.flow.finished import FinishedData
 from burnish.data.stream import Stream
-from burnish.types.rollout import Given
+from burnish.types.rollout import OfflineSamples
 from burnish.utils.timer import Stopwatch
 
 
-class GivenSource:
+class OfflineFlowSource:
     """The next pictures or pairs of a stream."""
 
     def __init__(
@@ -20,7 +20,7 @@ class GivenSource:
     ) -> None:
         self.stream, self.data, self.schedule, self.seed, self.watch = stream, data, schedule, seed, watch
 
-    def collect(self, update: int) -> Given:
+    def collect(self, update: int) -> OfflineSamples:
         with self.watch("encode"):
             return self.data.given(self.stream.next_batch(), self.schedule, update=update, seed=self.seed)
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from burnish.data.language.given import AnswerData, AnswerRecord
+from burnish.data.language.given import ResponseData, ResponseRecord
 from burnish.data.stream import Stream
-from burnish.types.rollout import GivenAnswers
+from burnish.types.rollout import OfflineResponses
 from burnish.utils.timer import Stopwatch
 
 
-class WrittenSource:
+class OfflineLanguageSource:
     """The next demonstrations, pairs or judgements of a stream; several batches to an update if asked."""
 
     def __init__(
-        self, stream: Stream[AnswerRecord], data: AnswerData, *, batches: int, seed: int, watch: Stopwatch
+        self, stream: Stream[ResponseRecord], data: ResponseData, *, batches: int, seed: int, watch: Stopwatch
     ) -> None:
         self.stream, self.data, self.batches, self.seed, self.watch = stream, data, batches, seed, watch
 
-    def collect(self, update: int) -> GivenAnswers:
+    def collect(self, update: int) -> OfflineResponses:
         records = [record for _ in range(self.batches) for record in self.stream.next_batch()]
         with self.watch("encode"):
             return self.data.given(records, update=update, seed=self.seed)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from burnish.data.stream import PromptStream
-from burnish.rollout.prompt_schedule import Questions, refuse_ahead
-from burnish.rollout.requests import Maker
+from burnish.rollout.prompt_schedule import PromptSchedule, refuse_ahead
+from burnish.rollout.requests import RolloutWorker
 from burnish.types.rollout import Rollouts
 
 
 class OnlineSource:
     """Asks for the samples of an update with the weights of the update before it, and waits for them."""
 
-    def __init__(self, questions: Questions, maker: Maker) -> None:
-        self.questions, self.maker = questions, maker
+    def __init__(self, questions: PromptSchedule, rollout_worker: RolloutWorker) -> None:
+        self.questions, self.rollout_worker = questions, rollout_worker
         self._after = questions.state_dict()  # where the stream stands behind the last batch that was handed out
 
     @property
@@ -23,7 +23,7 @@ class OnlineSource:
         return self.questions.stream
 
     def collect(self, update: int) -> Rollouts:
-        collected: Rollouts = self.questions.batch(self.maker.make, update, version=update - 1)
+        collected: Rollouts = self.questions.batch(self.rollout_worker.make, update, version=update - 1)
         self._after = self.questions.state_dict()
         return collected
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from burnish.data.stream import PromptStream
 from burnish.options import PipelineOptions
-from burnish.rollout.asynchronous import AsyncMaker, Filling, Handle
-from burnish.rollout.prompt_schedule import Questions
+from burnish.rollout.asynchronous import AsyncRolloutWorker, Filling, Handle
+from burnish.rollout.prompt_schedule import PromptSchedule
 from burnish.types.rollout import Rollouts
 from burnish.utils.errors import UserError
 
@@ -68,16 +68,18 @@ class _Finished:
 class PipelinedSource:
     """Keeps so many batches in the making as depth and staleness allow, and hands them out in order."""
 
-    def __init__(self, questions: Questions, maker: AsyncMaker, options: PipelineOptions, *, steps: int) -> None:
-        """Take over what a session made.
+    def __init__(
+        self, questions: PromptSchedule, rollout_worker: AsyncRolloutWorker, options: PipelineOptions, *, steps: int
+    ) -> None:
+        """Take over what an assembly made.
 
         Args:
             questions: which samples to ask for.
-            maker: who makes them.
+            rollout_worker: who makes them.
             options: how far to run ahead.
             steps: policy updates of the run; nothing is sampled for later ones.
         """
-        self.questions, self.maker, self.options, self.steps = questions, maker, options, steps
+        self.questions, self.rollout_worker, self.options, self.steps = questions, rollout_worker, options, steps
         self._changed = Condition()
         self._begin_anew()
 
@@ -143,9 +145,9 @@ class PipelinedSource:
     def state_dict(self) -> dict[str, Any]:
         """Where the stream goes on, and the finished batches whose weights no resumed run has any more.
 
-        They are as their maker gave them: ``burnish.rollout.serialization`` makes of them what can be written to a
-        file, where what is in them is at hand. Those in the making are waited for. Batches by the newest weights are left out: a
-        resumed run publishes these weights again and samples the very same.
+        They are as the rollout workers gave them; ``burnish.rollout.serialization`` makes of them what can be written
+        to a file, where their tensors are at hand. Unfinished ones are waited for. Batches by the newest weights are
+        left out: a resumed run publishes these weights again and samples the very same.
         """
         kept = self._not_again()
         return self._state(kept, [batch.result(self.options.timeout) for batch in kept])
@@ -211,9 +213,9 @@ class PipelinedSource:
 
     def _asked(self, update: int, version: int) -> _Batch:
         if self.questions.filtering is None:
-            handle = self.maker.submit(self.questions.ask(update, version, Counter()))
+            handle = self.rollout_worker.submit(self.questions.ask(update, version, Counter()))
             return _Batch(update, version, handle, partial(dict, self.questions.state_dict()))
-        filling = Filling(self.maker, self.questions, update, version, self.options.timeout, self._filling)
+        filling = Filling(self.rollout_worker, self.questions, update, version, self.options.timeout, self._filling)
         self._filling = filling
         return _Batch(update, version, filling, lambda: filling.after)
 

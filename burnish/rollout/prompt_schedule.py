@@ -11,7 +11,7 @@ from burnish.data.stream import PromptStream
 from burnish.options import FilterOptions
 from burnish.rollout.filter import fill
 from burnish.rollout.numbering import numbered
-from burnish.rollout.requests import Asked
+from burnish.rollout.requests import RolloutRequest
 from burnish.types.rollout import Rollouts
 from burnish.utils.errors import UserError
 
@@ -19,7 +19,7 @@ R = TypeVar("R", bound=Rollouts)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Questions:
+class PromptSchedule:
     """Prompts and sample numbers of every update, whoever samples them."""
 
     stream: PromptStream
@@ -27,15 +27,15 @@ class Questions:
     rollouts: int = 1  # batches of the stream to an update
     filtering: FilterOptions | None = None
 
-    def ask(self, update: int, version: int, seen: Counter[str]) -> Asked:
+    def ask(self, update: int, version: int, seen: Counter[str]) -> RolloutRequest:
         """The next prompts; ``seen`` counts the samples that a prompt has in this update already."""
         asked = [prompt for _ in range(self.rollouts) for prompt in self.stream.next_batch()]
         prompts, group, sample = numbered(asked, self.n, seen)
-        return Asked(
+        return RolloutRequest(
             prompts=prompts, group=group, sample=sample, groups=len(asked), update=update, version=version
         )  # fmt: skip
 
-    def batch(self, make: Callable[[Asked], R], update: int, version: int) -> R:
+    def batch(self, make: Callable[[RolloutRequest], R], update: int, version: int) -> R:
         """What ``make`` makes of the questions of an update, asked again until enough groups differ, if they must."""
         seen: Counter[str] = Counter()
         if self.filtering is None:

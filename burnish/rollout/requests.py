@@ -18,7 +18,7 @@ R = TypeVar("R", bound=Rollouts)
 
 
 @dataclass(kw_only=True)
-class Asked(Batch):
+class RolloutRequest(Batch):
     """Which samples to make, with which weights. The rows of a group stand next to each other."""
 
     prompts: list[Prompt]  # [B]
@@ -29,10 +29,10 @@ class Asked(Batch):
     version: int = shared()  # policy updates behind the weights that are to sample
 
 
-class Maker(Protocol):
+class RolloutWorker(Protocol):
     """Samples what is asked for and has it judged. What it gives for a group does not depend on other groups."""
 
-    def make(self, asked: Asked) -> Any:
+    def make(self, asked: RolloutRequest) -> Any:
         """The finished rollouts, in the order of asking."""
         ...
 
@@ -42,7 +42,7 @@ def group_starts(group: Tensor) -> list[int]:
     return [0, *torch.unique_consecutive(group, return_counts=True)[1].cumsum(0).tolist()]
 
 
-def split(asked: Asked, parts: int) -> list[Asked]:
+def split(asked: RolloutRequest, parts: int) -> list[RolloutRequest]:
     """Parts of whole groups, in order and as even as they get; fewer of them where there are fewer groups."""
     assert parts > 0, f"nothing can be split into {parts} parts"
     starts = group_starts(asked.group)

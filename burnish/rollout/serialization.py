@@ -13,27 +13,27 @@ from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, Features
 from burnish.types.media import Media
 from burnish.types.prompt import Message, Part, Prompt
-from burnish.types.rollout import Answered, Conditioning, Denoising, Failure, Rollouts, Scored, Scores
+from burnish.types.rollout import Conditioning, Denoising, Failure, Rollouts, Scored, ScoredResponses, Scores
 
-KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (
-        Answered, Completion, Conditioning, Denoising, Encoded, Failure, Features, Gathered, Media, Message, Part,
-        Prompt, Scored, Scores,
-    )
-}  # fmt: skip
+_TYPES = (
+    Completion, Conditioning, Denoising, Encoded, Failure, Features, Gathered, Media, Message, Part, Prompt, Scored,
+    ScoredResponses, Scores,
+)  # fmt: skip
+KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in _TYPES} | {
+    "Answered": ScoredResponses
+}  # as once written
 ONCE = (Features, Media, Prompt)  # what many rows may share: it is stored once
 
 
-def to_plain(rollouts: Rollouts) -> dict[str, Any]:
+def serialize(rollouts: Rollouts) -> dict[str, Any]:
     """Nested dicts and lists of tensors, numbers, strings, booleans and None."""
     packing = _Packing()
     whole = packing.plain(rollouts)
     return {"whole": whole, "shared": packing.shared}
 
 
-def from_plain(plain: dict[str, Any]) -> Any:
-    """The rollouts that ``to_plain`` was given."""
+def deserialize(plain: dict[str, Any]) -> Any:
+    """The rollouts that ``serialize`` was given."""
     shared: list[Any] = []
     for one in plain["shared"]:  # what these share in turn stands before them
         shared.append(_object(one, shared))

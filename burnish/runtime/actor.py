@@ -22,7 +22,7 @@ PASSED = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "HF_HUB_OFFLINE", "HF_HOME", "TR
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RankInfo:
     """Where a worker stands among those of its pool."""
 
     pool: str
@@ -36,7 +36,7 @@ class Place:
     directory: str = ""  # where the driver works; workers do so too where it exists
 
 
-class Host:
+class WorkerProcess:
     """An actor; everything that it does is asked for by the driver."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Host:
             free.bind((address, 0))
             return address, free.getsockname()[1]
 
-    def build(self, kind: Callable[..., Any], place: Place, arguments: Sequence[Any]) -> None:
+    def build(self, kind: Callable[..., Any], place: RankInfo, arguments: Sequence[Any]) -> None:
         """Make the object that answers calls."""
         enter(place.directory)
         if place.address.startswith("127."):  # by default gloo and NCCL talk through what other machines reach

@@ -11,16 +11,16 @@ from typing import Any, Self
 
 import ray
 
-from burnish.runtime.actor import BESIDE, LIFE, Host, Place, directory, environment
+from burnish.runtime.actor import BESIDE, LIFE, RankInfo, WorkerProcess, directory, environment
 from burnish.runtime.calls import LOOK, Call
-from burnish.runtime.faults import GaveUp, Late, WorkerDied
+from burnish.runtime.faults import RestartLimit, WorkerDied, WorkerTimeout
 from burnish.runtime.pools import Pool
 
 log = logging.getLogger(__name__)
 
 # Ray's own restarts would run a call again on a fresh object without the state of the old one
 ONCE: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "concurrency_groups": {BESIDE: 1, LIFE: 1}}
-ACTOR: Any = ray.remote(**ONCE)(Host)
+ACTOR: Any = ray.remote(**ONCE)(WorkerProcess)
 
 
 class ActorGroup:
@@ -44,14 +44,14 @@ class ActorGroup:
 
         Args:
             pool: where they are.
-            kind: makes what answers calls, from its ``Place`` and the arguments of its rank.
+            kind: makes what answers calls, from its ``RankInfo`` and the arguments of its rank.
             arguments: one row per rank; None gives none.
             collective: whether the workers wait for each other.
             nsight: options of Nsight Systems, under which the workers are to run; None leaves it alone.
 
         Raises:
-            NoRoom, Late: they are not there in time.
-            GaveUp: they die too often (ray.max_restarts).
+            Unschedulable, Late: they are not there in time.
+            RestartLimit: they die too often (ray.max_restarts).
             Exception: what making an object raised.
         """
         self.pool, self.kind, self.collective = pool, kind, collective
@@ -190,8 +190,8 @@ class ActorGroup:
         """Replace one worker by a fresh one in the same place; what it held is gone.
 
         Raises:
-            GaveUp: that happened too often in this run (ray.max_restarts).
-            NoRoom: its machine was lost, and the cluster has no other in time.
+            RestartLimit: that happened too often in this run (ray.max_restarts).
+            Unschedulable: its machine was lost, and the cluster has no other in time.
             Late: it takes too long.
         """
         assert not self.collective, "workers that wait for each other are replaced together: rebuild()"
@@ -204,7 +204,7 @@ class ActorGroup:
             arguments: one row per rank; None takes the former ones.
 
         Raises:
-            GaveUp, NoRoom, Late: see ``restart``.
+            RestartLimit, Unschedulable, Late: see ``restart``.
         """
         if arguments is not None:
             self.arguments = [tuple(row) for row in arguments]
@@ -216,7 +216,7 @@ class ActorGroup:
             limit = self.pool.options.max_restarts
             if self.restarts > limit:
                 why = f"; the last time: {self.ended}" if self.ended else ""
-                raise GaveUp(
+                raise RestartLimit(
                     f"workers of pool {self.name} had to be replaced {self.restarts} times "
                     f"(ray.max_restarts={limit}){why}; look for the cause in Ray's logs, and start the same command "
                     "again to resume"
@@ -253,7 +253,7 @@ class ActorGroup:
             self.address, self._port = self._call("meeting_point", first, seconds, option).result()
         built = {}
         for rank in ranks:
-            place = Place(
+            place = RankInfo(
                 pool=self.name,
                 rank=rank,
                 size=len(self),
@@ -281,7 +281,7 @@ class ActorGroup:
             elif now > room:
                 raise self.pool.no_room()
             if now > deadline:
-                raise Late(
+                raise WorkerTimeout(
                     f"workers of pool {self.name} did not start in "
                     f"ray.start_timeout={self.pool.options.start_timeout:g} seconds"
                 )

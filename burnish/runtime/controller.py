@@ -1,4 +1,4 @@
-"""The workers of a cluster behind the words of a crew: who is started, who does what, and what is done after a loss."""
+"""Ray controller: implements the controller protocol with actor groups, and restarts what was lost."""
 
 from __future__ import annotations
 
@@ -25,32 +25,37 @@ from burnish.rollout.pipelined import PipelinedSource
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import Call
 from burnish.runtime.cluster import cluster
-from burnish.runtime.faults import GaveUp, Late, NoRoom, WorkerDied
+from burnish.runtime.faults import RestartLimit, Unschedulable, WorkerDied, WorkerTimeout
 from burnish.runtime.reward_pool import RewardPool
-from burnish.runtime.rollout_actor import Sampler
-from burnish.runtime.rollout_pool import Samplers
-from burnish.runtime.trainer_actor import TrainerRank
-from burnish.runtime.trainer_group import RankMaker, RankSource, RankWorkers, given_up
+from burnish.runtime.rollout_actor import RolloutActor
+from burnish.runtime.rollout_pool import RolloutPool
+from burnish.runtime.trainer_actor import TrainerActor
+from burnish.runtime.trainer_group import RankSource, TrainerGroup, TrainerRolloutWorker, given_up
 from burnish.runtime.weight_stream import Mismatch
-from burnish.runtime.weight_sync import Publications
-from burnish.tasks import LanguageSession, open_session
+from burnish.runtime.weight_sync import WeightSyncs
+from burnish.tasks import LanguageAssembly, assemble
 from burnish.training.profiling import Profiler, nsight
 from burnish.training.ranks import RanksLost
 from burnish.types.rollout import Collected
-from burnish.utils.errors import GivenUp
+from burnish.utils.errors import Cancelled
 
 log = logging.getLogger(__name__)
 
-ENDS = (NoRoom, GaveUp, Late, Mismatch)  # after which nobody can sample any more, though the trainer is well
+ENDS = (
+    Unschedulable,
+    RestartLimit,
+    WorkerTimeout,
+    Mismatch,
+)  # after which nobody can sample any more, though the trainer is well
 
 
-class RayCrew:
+class RayController:
     """The driver of a run: it leads the workers, and holds prompts and plans, but no networks and no samples."""
 
     def __init__(self, config: RunConfig, store: CheckpointStore) -> None:
         self.config, self.store = config, store
-        self.session = open_session(config)  # for its data; its networks are never asked for
-        self.watch = self.session.watch
+        self.assembly = assemble(config)  # for its data; its networks are never asked for
+        self.watch = self.assembly.watch
         self.stop: Callable[[], bool] = lambda: False
         self.giving_up: Callable[[], AbstractContextManager[None]] = nullcontext  # nothing is judged in this process
         self.saving = 0.0
@@ -59,7 +64,7 @@ class RayCrew:
         self.items = 0
         self._source: Source
         self.trainers: ActorGroup
-        self.samplers: Samplers | None = None
+        self.samplers: RolloutPool | None = None
         self._end: Exception | None = None  # of a publication, until somebody is to sample
         self._stack = ExitStack()
         self._started = False  # whether there is a trainer
@@ -79,10 +84,10 @@ class RayCrew:
 
     @property
     def source(self) -> Source:
-        return Announcing(self._source, self._announce)
+        return ErrorRelay(self._source, self._announce)
 
     def check_data(self) -> None:
-        self.session.check_data()
+        self.assembly.check_data()
 
     def check(self) -> None:
         """Start everybody, and let them load what they need."""
@@ -93,14 +98,14 @@ class RayCrew:
         self.trainers = enter(
             ActorGroup(
                 pools["train"],
-                TrainerRank,
+                TrainerActor,
                 [(self._trained, judges, versions)] * pools["train"].size,
                 collective=True,
                 nsight=nsight(config.profiler, "trainer"),
             )
         )
         self._started = True
-        self.workers = RankWorkers(self.trainers, self.watch, self._published)
+        self.workers = TrainerGroup(self.trainers, self.watch, self._published)
         checked = self._checking()
         workers = None
         if "rollout" in pools:
@@ -108,7 +113,7 @@ class RayCrew:
             workers = enter(
                 ActorGroup(
                     pools["rollout"],
-                    Sampler,
+                    RolloutActor,
                     [(config, judges)] * size,
                     collective=False,
                     nsight=nsight(config.profiler, "rollout"),
@@ -119,9 +124,9 @@ class RayCrew:
         except (RanksLost, WorkerDied) as error:
             self.recover(error)
         if workers is not None:
-            self.samplers = Samplers(
+            self.samplers = RolloutPool(
                 workers,
-                Publications(self.trainers, workers, config.ray.publication),
+                WeightSyncs(self.trainers, workers, config.ray.publication),
                 config.ray,
                 needed=lambda version: version + 1 + config.pipeline.lag <= config.steps,
                 phases=self.watch.add,
@@ -143,18 +148,20 @@ class RayCrew:
         return replace(config, rollout=replace(config.rollout, vllm=None))
 
     def _make_source(self) -> Source:
-        config, session = self.config, self.session
+        config, assembly = self.config, self.assembly
         if not config.online:
             return RankSource(self.trainers)
-        if isinstance(session, LanguageSession) and config.data.max_prompt_length is not None:
+        if isinstance(assembly, LanguageAssembly) and config.data.max_prompt_length is not None:
             # only a processor can tell how long prompts are, and here is none
             places = self.trainers.call_one(0, "learnable")
-            session.learnable_prompts = [session.train_prompts[place] for place in places]
+            assembly.learnable_prompts = [assembly.train_prompts[place] for place in places]
         if self.samplers is None:
-            return OnlineSource(session.questions, RankMaker(self.trainers, self.watch, lambda: self.stop()))
+            return OnlineSource(
+                assembly.questions, TrainerRolloutWorker(self.trainers, self.watch, lambda: self.stop())
+            )
         if config.pipeline.depth == 0:
-            return OnlineSource(session.questions, self.samplers)
-        return PipelinedSource(session.questions, self.samplers, config.pipeline, steps=config.steps)
+            return OnlineSource(assembly.questions, self.samplers)
+        return PipelinedSource(assembly.questions, self.samplers, config.pipeline, steps=config.steps)
 
     def resume(self, checkpoint: Checkpoint | None) -> None:
         source = self._first if checkpoint is None else self.trainers.call("resume", checkpoint)[0]
@@ -165,12 +172,12 @@ class RayCrew:
 
     def judge(self, target: Path | None, guidance: float | None) -> Metrics:
         if self.stop():
-            raise GivenUp
+            raise Cancelled
         call = self.trainers.submit("judge", target, guidance)
         given_up(self.trainers, [call], lambda: self.stop())
         found: Metrics | None = call.results()[0]
         if found is None:
-            raise GivenUp
+            raise Cancelled
         return dict(found)
 
     def save(self, update: int, score: float | None, unvalidated: Metrics | None) -> Path:
@@ -240,7 +247,7 @@ class RayCrew:
             raise self._end
 
 
-class Announcing:
+class ErrorRelay:
     """A source that tells first what has gone wrong since the last batch."""
 
     def __init__(self, source: Source, announce: Callable[[], None]) -> None:

@@ -22,7 +22,7 @@ from burnish.rewards.base import AnyReward
 from burnish.rewards.scoring import Scorer
 from burnish.runtime.actor import directory, enter, environment, leave_interrupts
 from burnish.runtime.calls import reason
-from burnish.runtime.faults import GaveUp, Late, WorkerDied
+from burnish.runtime.faults import RestartLimit, WorkerDied, WorkerTimeout
 from burnish.runtime.pools import Pool
 from burnish.training.profiling import Profiler, nsight
 from burnish.types.prompt import Prompt
@@ -30,7 +30,7 @@ from burnish.types.rollout import Scores
 from burnish.utils.timer import Stopwatch
 
 
-class RewardWorker:
+class RewardActor:
     """An actor with the rewards of a run."""
 
     def __init__(self, config: RunConfig, rank: int, where: str) -> None:
@@ -63,7 +63,7 @@ class RewardPool:
         """
         self.pool = pool
         options, need = pool.options, pool.need
-        actor: Any = ray.remote(RewardWorker)
+        actor: Any = ray.remote(RewardActor)
         under = nsight(config.profiler, "reward")
         watched = {"nsight": under} if under is not None else {}
         self.judges = [
@@ -83,7 +83,7 @@ class RewardPool:
         try:
             self.pids = ray.get([judge.pid.remote() for judge in self.judges], timeout=options.start_timeout)
         except GetTimeoutError:
-            raise Late(
+            raise WorkerTimeout(
                 f"workers of pool reward did not start in ray.start_timeout={options.start_timeout:g} seconds"
             ) from None
         except RayActorError as error:
@@ -100,7 +100,7 @@ class RewardPool:
 
 
 @dataclass(frozen=True)
-class Promised:
+class PendingScores:
     """Samples that a worker of the pool judges."""
 
     reference: ray.ObjectRef
@@ -115,19 +115,19 @@ class Promised:
 
         Raises:
             Late: they do not come in time.
-            GaveUp: the worker died too often.
+            RestartLimit: the worker died too often.
         """
         try:
             scores: Scores = ray.get(self.reference, timeout=self.seconds)
         except GetTimeoutError:
-            raise Late(
+            raise WorkerTimeout(
                 "waited for a worker of pool reward to judge samples longer than "
                 f"ray.call_timeout={self.seconds:g} seconds"
             ) from None
         except RayTaskError as error:
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
         except RayActorError as error:
-            raise GaveUp(
+            raise RestartLimit(
                 f"a worker of pool reward died more often than ray.max_restarts allows: {reason(error)}; look for the "
                 "cause in Ray's logs, and start the same command again to resume"
             ) from error
@@ -151,11 +151,11 @@ class PooledScorer:
         """The workers warn where they are."""
         return nullcontext()
 
-    def submit(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> Promised:
+    def submit(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> PendingScores:
         """Start judging samples: pictures, uint8 [H, W, 3] each, or responses."""
         judge = self._judges[self._next % len(self._judges)]
         self._next += 1
-        return Promised(judge.score.remote(list(samples), list(prompts), self.update), self._seconds)
+        return PendingScores(judge.score.remote(list(samples), list(prompts), self.update), self._seconds)
 
     def score(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> Scores:
         """Judge samples and wait for the result."""

@@ -7,20 +7,20 @@ from typing import Any
 
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
-from burnish.rollout.requests import Asked
-from burnish.runtime.actor import Place
+from burnish.rollout.requests import RolloutRequest
+from burnish.runtime.actor import RankInfo
 from burnish.runtime.reward_pool import PooledScorer
-from burnish.runtime.rollout_result import Made, make
+from burnish.runtime.rollout_result import RolloutResult, make
 from burnish.runtime.transfer import Packed
 from burnish.runtime.weight_transfer import Receiver
-from burnish.tasks import open_session
+from burnish.tasks import assemble
 from burnish.training.profiling import Profiler
 
 
-class Sampler:
+class RolloutActor:
     """What a driver asks of a rollout worker. It has a copy of the networks, whole, and learns nothing."""
 
-    def __init__(self, place: Place, config: RunConfig, judges: Sequence[Any]) -> None:
+    def __init__(self, place: RankInfo, config: RunConfig, judges: Sequence[Any]) -> None:
         """Load the networks.
 
         Args:
@@ -28,24 +28,24 @@ class Sampler:
             config: of the run.
             judges: the reward pool's workers; without any, samples are scored here.
         """
-        self.session = session = open_session(config)
+        self.assembly = assembly = assemble(config)
         if judges:
-            session.scorer = PooledScorer(config.rewards, judges, first=place.rank, seconds=config.ray.call_timeout)
-        session.scorer.start()
-        _ = session.engine
-        weights = session.roles.sampler_weights(whole=True)
+            assembly.scorer = PooledScorer(config.rewards, judges, first=place.rank, seconds=config.ray.call_timeout)
+        assembly.scorer.start()
+        _ = assembly.engine
+        weights = assembly.roles.sampler_weights(whole=True)
         self.receiver = Receiver(weights, bucket_mb=config.ray.publication.bucket_mb)
         folder = RunFolder(config.output_dir).profiles
-        self.profiler = Profiler(config.profiler, role="rollout", rank=place.rank, folder=folder, watch=session.watch)
+        self.profiler = Profiler(config.profiler, role="rollout", rank=place.rank, folder=folder, watch=assembly.watch)
         self._published: int | None = None  # what an engine of its own samples with
 
-    def make(self, asked: Asked) -> tuple[Made, Packed]:
+    def make(self, asked: RolloutRequest) -> tuple[RolloutResult, Packed]:
         """Sample and score; the second half is for the object store."""
         version = self.receiver.version
         assert version == asked.version, f"weights of version {asked.version} are to sample, and {version} is here"
         if version != self._published:
-            if self.session.publisher is not None:
-                self.session.publisher.publish(version)
+            if self.assembly.publisher is not None:
+                self.assembly.publisher.publish(version)
             self._published = version
         with self.profiler.during(asked.update):
-            return make(self.session, asked)
+            return make(self.assembly, asked)

@@ -1,4 +1,4 @@
-"""The rollout pool as one maker: work is shared out, and what a worker that died left undone is done again.
+"""The rollout pool as one rollout_worker: work is shared out, and what a worker that died left undone is done again.
 
 Every worker gets its orders in a row: switch to a version, sample with it, switch to the next one. So an order needs
 no answer to the one before it, and a worker that is replaced gets all orders that were not carried out once more.
@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 import ray
 
 from burnish.options.ray import RayOptions
-from burnish.rollout.requests import Asked, join, split
+from burnish.rollout.requests import RolloutRequest, join, split
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import LOOK, Call
-from burnish.runtime.faults import GaveUp, Late, NoRoom, WorkerDied
-from burnish.runtime.rollout_result import Made, slowest
-from burnish.runtime.weight_sync import Broken, Publications
+from burnish.runtime.faults import RestartLimit, Unschedulable, WorkerDied, WorkerTimeout
+from burnish.runtime.rollout_result import RolloutResult, slowest
+from burnish.runtime.weight_sync import Broken, WeightSyncs
 from burnish.types.rollout import Rollouts
-from burnish.utils.errors import GivenUp
+from burnish.utils.errors import Cancelled
 
 log = logging.getLogger(__name__)
 
@@ -34,14 +34,14 @@ LOST = 60.0  # seconds after which Ray knows of a machine that does not answer
 class Order:
     """Samples that one worker makes."""
 
-    asked: Asked
+    asked: RolloutRequest
     rank: int
     call: Call | None = None  # the last time that it was asked for
     switch: Call | None = None  # to the version that it needs, if the worker had another one
 
 
 @dataclass(eq=False)
-class Seat:
+class WorkerState:
     """What the driver knows of a worker."""
 
     version: int | None = None  # of the weights that it has after all of its orders
@@ -55,7 +55,7 @@ class Seat:
 class Making:
     """A batch that is in the making: the orders of its parts."""
 
-    def __init__(self, samplers: Samplers, orders: list[Order]) -> None:
+    def __init__(self, samplers: RolloutPool, orders: list[Order]) -> None:
         self.samplers, self.orders = samplers, orders
         self.seconds = 0.0  # of the slowest part
         self._rollouts: Rollouts | None = None
@@ -71,13 +71,13 @@ class Making:
         return self._rollouts
 
 
-class Samplers:
-    """Makes samples with published versions of the weights; see ``burnish.rollout.asynchronous.AsyncMaker``."""
+class RolloutPool:
+    """Makes samples with published versions of the weights; see ``burnish.rollout.asynchronous.AsyncRolloutWorker``."""
 
     def __init__(
         self,
         workers: ActorGroup,
-        publications: Publications,
+        publications: WeightSyncs,
         options: RayOptions,
         *,
         needed: Callable[[int], bool],
@@ -87,7 +87,7 @@ class Samplers:
         """Take over the workers of a pool.
 
         Args:
-            workers: each a ``Sampler``.
+            workers: each a ``RolloutActor``.
             publications: to them.
             options: of the cluster.
             needed: whether anything will be sampled by the weights of a version.
@@ -96,33 +96,33 @@ class Samplers:
         """
         self.workers, self.publications, self.options = workers, publications, options
         self._needed, self._phases, self._stop = needed, phases, stop
-        self._seats = [Seat() for _ in range(len(workers))]
+        self._seats = [WorkerState() for _ in range(len(workers))]
         self._changed = threading.Condition(threading.RLock())
         self._begun = False  # whether the first publication was made
         self._versions = range(0)  # that may be asked for
         self._beyond_help: Exception | None = None  # why a worker could not be replaced
 
-    def make(self, asked: Asked) -> Rollouts:
+    def make(self, asked: RolloutRequest) -> Rollouts:
         """Samples of the weights that were published last.
 
         Raises:
-            GivenUp: the run is to stop.
+            Cancelled: the run is to stop.
         """
         making, deadline = self.submit(asked), time.monotonic() + self.options.call_timeout
         for order in making.orders:
             while not self._there(order, LOOK):
                 if self._stop():
-                    raise GivenUp
+                    raise Cancelled
         try:
             return making.result(deadline - time.monotonic())
         except TimeoutError as error:
-            raise Late(f"{error} in ray.call_timeout={self.options.call_timeout:g} seconds") from error
+            raise WorkerTimeout(f"{error} in ray.call_timeout={self.options.call_timeout:g} seconds") from error
 
-    def submit(self, asked: Asked) -> Making:
+    def submit(self, asked: RolloutRequest) -> Making:
         """Start with it, after what was submitted before.
 
         Raises:
-            Late, GaveUp, NoRoom: a worker is not there any more.
+            Late, RestartLimit, Unschedulable: a worker is not there any more.
         """
         with self._changed:
             if self._beyond_help is not None:
@@ -147,7 +147,7 @@ class Samplers:
 
         Raises:
             Mismatch: a worker does not hold what was sent.
-            Late, GaveUp, NoRoom: a worker is not there in time, or not any more.
+            Late, RestartLimit, Unschedulable: a worker is not there in time, or not any more.
         """
         seconds: dict[str, float] = {}
         if self._needed(version):
@@ -202,15 +202,15 @@ class Samplers:
     def reset(self) -> None:
         """Forget what was asked for: the trainers go on from an earlier point. What is under way leads nowhere."""
         with self._changed:
-            self._seats = [Seat() for _ in self._seats]
+            self._seats = [WorkerState() for _ in self._seats]
             self._versions = range(0)
 
-    def finished(self, order: Order, deadline: float) -> tuple[Made, Rollouts]:
+    def finished(self, order: Order, deadline: float) -> tuple[RolloutResult, Rollouts]:
         """Wait for an order.
 
         Raises:
             TimeoutError: it is not finished by then.
-            Mismatch, Late, GaveUp, NoRoom: see ``publish``.
+            Mismatch, Late, RestartLimit, Unschedulable: see ``publish``.
         """
         while True:
             call = order.call
@@ -219,7 +219,7 @@ class Samplers:
                 self._await(order, deadline)
                 if order.switch is not None:
                     self.publications.switched(order.switch, order.asked.version)
-                made: Made = call.result()
+                made: RolloutResult = call.result()
             except WorkerDied as error:
                 with self._changed:
                     if order not in self._seats[order.rank].orders:
@@ -233,7 +233,7 @@ class Samplers:
                     seat.orders.remove(order)
             return made, made.with_trace(call.kept[order.rank])
 
-    def told(self, parts: list[Made]) -> None:
+    def told(self, parts: list[RolloutResult]) -> None:
         """Pass on how long the parts of a batch took."""
         self._phases(slowest(parts))
 
@@ -259,7 +259,7 @@ class Samplers:
 
         with self._changed:
             if not self._changed.wait_for(free, limit):
-                raise Late(
+                raise WorkerTimeout(
                     f"version {version} of the weights waited longer than ray.call_timeout={limit:g} seconds for the "
                     "one before it to be used"
                 )
@@ -304,7 +304,7 @@ class Samplers:
                 seat.replaced += 1
                 try:
                     self.workers.restart(rank)
-                except (Late, GaveUp, NoRoom) as end:
+                except (WorkerTimeout, RestartLimit, Unschedulable) as end:
                     self._beyond_help = end
                     raise
                 try:

@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from burnish.algorithms.base import Metrics
-from burnish.rollout.requests import Asked, join, split
+from burnish.rollout.requests import RolloutRequest, join, split
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import Call, all_done
-from burnish.runtime.rollout_result import Made, slowest
-from burnish.types.rollout import Collected, Elsewhere, Rollouts
-from burnish.utils.errors import GivenUp
+from burnish.runtime.rollout_result import RolloutResult, slowest
+from burnish.types.rollout import Collected, RemoteBatch, Rollouts
+from burnish.utils.errors import Cancelled
 from burnish.utils.timer import Stopwatch
 
 
-class RankWorkers:
+class TrainerGroup:
     """Every verb is one call of all ranks; what it works on stays with them until the next one."""
 
     def __init__(self, ranks: ActorGroup, watch: Stopwatch, published: Callable[[int], None]) -> None:
@@ -25,7 +25,7 @@ class RankWorkers:
 
     def annotate(self, scored: Collected) -> None:
         """Hand the batch out, by reference, and add what needs a forward pass."""
-        self.ranks.call("annotate", None if isinstance(scored, Elsewhere) else scored)
+        self.ranks.call("annotate", None if isinstance(scored, RemoteBatch) else scored)
 
     def credit(self, annotated: None) -> tuple[None, Metrics]:
         """Rewards to training signal."""
@@ -44,26 +44,26 @@ class RankWorkers:
         self.published(version)
 
 
-class RankMaker:
+class TrainerRolloutWorker:
     """The ranks sample themselves, each its part, with weights that are gathered for that long."""
 
     def __init__(self, ranks: ActorGroup, watch: Stopwatch, stop: Callable[[], bool]) -> None:
         """Args: ``stop`` says whether samples that nobody has learned from are to be given up."""
         self.ranks, self.watch, self.stop = ranks, watch, stop
 
-    def make(self, asked: Asked) -> Rollouts:
+    def make(self, asked: RolloutRequest) -> Rollouts:
         """Samples of the present weights.
 
         Raises:
-            GivenUp: the run is to stop.
+            Cancelled: the run is to stop.
         """
         size = len(self.ranks)
-        parts: list[Asked | None] = [*split(asked, size)]
+        parts: list[RolloutRequest | None] = [*split(asked, size)]
         parts += [None] * (size - len(parts))
         calls = [self.ranks.submit_one(rank, "make", part, keep=True) for rank, part in enumerate(parts)]
         if given_up(self.ranks, calls, self.stop):
-            raise GivenUp
-        made: list[Made] = []
+            raise Cancelled
+        made: list[RolloutResult] = []
         rollouts = []
         for rank, call in enumerate(calls):
             one = call.result()
@@ -98,8 +98,8 @@ class RankSource:
     def __init__(self, ranks: ActorGroup) -> None:
         self.ranks = ranks
 
-    def collect(self, update: int) -> Elsewhere:
-        told: Elsewhere = self.ranks.call("collect", update)[0]
+    def collect(self, update: int) -> RemoteBatch:
+        told: RemoteBatch = self.ranks.call("collect", update)[0]
         return told
 
     def state_dict(self) -> dict[str, Any]:

@@ -161,7 +161,7 @@ class Pointers(Batch):
 
 
 @dataclass(kw_only=True)
-class PointersToAnswers(Pointers):
+class ResponsePointers(Pointers):
     """Rows of stored responses, and how long they are."""
 
     lengths: Lengths

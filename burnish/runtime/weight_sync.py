@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from ray.exceptions import GetTimeoutError, ObjectLostError
 
-from burnish.options.ray import PublicationOptions
+from burnish.options.ray import WeightSyncOptions
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import Call, all_done
-from burnish.runtime.faults import Late, WorkerDied
+from burnish.runtime.faults import WorkerDied, WorkerTimeout
 from burnish.runtime.weight_stream import Mismatch
-from burnish.runtime.weight_transfer import Parcel, Receipt
+from burnish.runtime.weight_transfer import WeightAck, WeightPayload
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class Broken(RuntimeError):
 
 
 @dataclass
-class Flight:
+class WeightTransfer:
     """A publication that is under way."""
 
     version: int
@@ -35,19 +35,19 @@ class Flight:
     received: Call | None  # over the store it begins when all was sent
 
 
-class Publications:
+class WeightSyncs:
     """From workers that have a ``Sender`` as ``sender`` to workers that have a ``Receiver`` as ``receiver``.
 
     ``begin`` and ``finish`` bring a version into the receivers' second buffers, beside what they do; ``switch`` makes
     them sample with it, after what they do.
     """
 
-    def __init__(self, trainers: ActorGroup, samplers: ActorGroup, options: PublicationOptions) -> None:
+    def __init__(self, trainers: ActorGroup, samplers: ActorGroup, options: WeightSyncOptions) -> None:
         self.trainers, self.samplers, self.options = trainers, samplers, options
         self._met: tuple[int, int] | None = None  # restarts of both sides when the channel was opened
         self._digests: dict[int, str] = {}
 
-    def begin(self, version: int, *, whole: bool) -> Flight:
+    def begin(self, version: int, *, whole: bool) -> WeightTransfer:
         """Start to publish what the trainers hold now; they must not train before it is sent.
 
         Args:
@@ -55,13 +55,13 @@ class Publications:
             whole: send what is never trained, too: a fresh receiver needs all.
         """
         if self._carrier(whole) == "store":
-            return Flight(version, self._ask(self.trainers, "sender.to_store", version, whole), None)
+            return WeightTransfer(version, self._ask(self.trainers, "sender.to_store", version, whole), None)
         if self._met != (self.trainers.restarts, self.samplers.restarts):
             self._meet()
         received = self._ask(self.samplers, "receiver.from_broadcast", version, beside=True)
-        return Flight(version, self._ask(self.trainers, "sender.broadcast", version, whole), received)
+        return WeightTransfer(version, self._ask(self.trainers, "sender.broadcast", version, whole), received)
 
-    def finish(self, flight: Flight) -> dict[str, float]:
+    def finish(self, flight: WeightTransfer) -> dict[str, float]:
         """Wait until every receiver holds the version: seconds of gather, transfer, load and check.
 
         Raises:
@@ -77,31 +77,31 @@ class Publications:
                 if type(error) is RuntimeError:  # of torch.distributed, which has none of its own for this
                     raise Broken(f"version {flight.version} of the weights was not received: {error}") from error
                 raise
-        parcel = self._sent(flight)
-        if parcel.broken:
+        payload = self._sent(flight)
+        if payload.broken:
             self._met = None
-            raise Broken(f"version {flight.version} of the weights was not sent: {parcel.broken}")
+            raise Broken(f"version {flight.version} of the weights was not sent: {payload.broken}")
         if flight.received is None:
             left = flight.sent.left
             flight.received = self._ask(
-                self.samplers, "receiver.from_store", parcel, left, beside=True, seconds=max(left, 1.0)
+                self.samplers, "receiver.from_store", payload, left, beside=True, seconds=max(left, 1.0)
             )
-        receipts: list[Receipt] = self._results(flight.received)
+        receipts: list[WeightAck] = self._results(flight.received)
         for rank, receipt in enumerate(receipts):
-            self._compare(rank, flight.version, receipt.version, parcel.fingerprint.digest, receipt.digest)
-        self._digests[flight.version] = parcel.fingerprint.digest
+            self._compare(rank, flight.version, receipt.version, payload.fingerprint.digest, receipt.digest)
+        self._digests[flight.version] = payload.fingerprint.digest
         self._digests.pop(flight.version - REMEMBERED, None)
-        return combined(parcel, receipts)
+        return combined(payload, receipts)
 
     def send_to(self, rank: int, version: int) -> None:
         """Give one receiver all weights of a version that the trainers know, by the object store, and switch it."""
-        parcel = self._sent(Flight(version, self._ask(self.trainers, "sender.to_store", version, True), None))
+        payload = self._sent(WeightTransfer(version, self._ask(self.trainers, "sender.to_store", version, True), None))
         seconds = self.options.timeout
         self.samplers.submit_one(
-            rank, "receiver.from_store", parcel, seconds, beside=True, seconds=seconds, option=OPTION
+            rank, "receiver.from_store", payload, seconds, beside=True, seconds=seconds, option=OPTION
         ).result()
         found = self.samplers.submit_one(rank, "receiver.switch", version, seconds=seconds, option=OPTION).result()
-        self._compare(rank, version, version, parcel.fingerprint.digest, found)
+        self._compare(rank, version, version, payload.fingerprint.digest, found)
 
     def switch(self, rank: int, version: int) -> Call:
         """Make a receiver sample with a version that it holds, after what it is doing; see ``switched``."""
@@ -139,15 +139,15 @@ class Publications:
         all_done(came)
         self._met = (self.trainers.restarts, self.samplers.restarts)
 
-    def _sent(self, flight: Flight) -> Parcel:
-        parcel: Parcel = flight.sent.results()[0]
-        return parcel
+    def _sent(self, flight: WeightTransfer) -> WeightPayload:
+        payload: WeightPayload = flight.sent.results()[0]
+        return payload
 
-    def _results(self, call: Call) -> list[Receipt]:
+    def _results(self, call: Call) -> list[WeightAck]:
         try:
             return call.results()
         except GetTimeoutError as error:
-            raise Late(f"weights did not come through the object store in {OPTION}: {error}") from error
+            raise WorkerTimeout(f"weights did not come through the object store in {OPTION}: {error}") from error
         except ObjectLostError as error:
             raise WorkerDied(self.trainers.name, 0, f"what it had published is gone: {error}") from error
 
@@ -165,7 +165,7 @@ class Publications:
             )
 
 
-def combined(parcel: Parcel, receipts: Sequence[Receipt]) -> dict[str, float]:
+def combined(payload: WeightPayload, receipts: Sequence[WeightAck]) -> dict[str, float]:
     """Seconds by phase: of each the slowest, since all sides work at once."""
-    sides = [parcel.seconds, *(receipt.seconds for receipt in receipts)]
+    sides = [payload.seconds, *(receipt.seconds for receipt in receipts)]
     return {phase: max(side.get(phase, 0.0) for side in sides) for phase in ("gather", "transfer", "load", "check")}

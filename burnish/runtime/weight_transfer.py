@@ -11,14 +11,14 @@ import ray
 import torch
 from torch import Tensor
 
-from burnish.runtime.channel import Channel, Meeting
+from burnish.runtime.channel import Channel, Rendezvous
 from burnish.runtime.weight_stream import Fingerprint, Layout, Mismatch, Reader, Writer, checksum
-from burnish.training.sharding import Kept, whole_weight
+from burnish.training.sharding import CpuCopy, whole_weight
 from burnish.utils.timer import Stopwatch
 
 
 @dataclass(frozen=True)
-class Parcel:
+class WeightPayload:
     """What the sender knows when it has sent."""
 
     fingerprint: Fingerprint
@@ -28,7 +28,7 @@ class Parcel:
 
 
 @dataclass(frozen=True)
-class Receipt:
+class WeightAck:
     """What a receiver knows when it holds the weights in its second buffer."""
 
     version: int
@@ -53,9 +53,9 @@ class Sender:
             versions: newest versions that can be sent again, to replace a receiver that is not at the newest one.
         """
         self._weights, self._rank, self._versions = weights, rank, versions
-        self._kept: dict[int, dict[str, Kept]] = {}
+        self._kept: dict[int, dict[str, CpuCopy]] = {}
         self._bucket = max(8, int(bucket_mb * 2**20))
-        self._meeting: Meeting | None = None
+        self._meeting: Rendezvous | None = None
         self._channel: Channel | None = None
 
     def size(self, whole: bool) -> int:
@@ -64,7 +64,7 @@ class Sender:
 
     def meet(self, address: str, seconds: float) -> int:
         """Open a meeting for a new channel at this machine's address: its port."""
-        self._meeting = Meeting(address, seconds)
+        self._meeting = Rendezvous(address, seconds)
         return self._meeting.port
 
     def join(self, size: int, device: str, seconds: float) -> None:
@@ -74,7 +74,7 @@ class Sender:
             self._channel.close()
         self._channel = Channel(self._meeting.store, 0, size, device=device, seconds=seconds)
 
-    def to_store(self, version: int, whole: bool) -> Parcel | None:
+    def to_store(self, version: int, whole: bool) -> WeightPayload | None:
         """Put the weights into the object store; None on other ranks than 0."""
         watch, buckets = Stopwatch(), []
         fingerprint = None
@@ -84,12 +84,12 @@ class Sender:
             elif isinstance(bucket, Tensor):
                 with watch("transfer"):
                     buckets.append(ray.put(bucket.numpy()))
-        return None if fingerprint is None else Parcel(fingerprint, watch.drain(), buckets)
+        return None if fingerprint is None else WeightPayload(fingerprint, watch.drain(), buckets)
 
-    def broadcast(self, version: int, whole: bool) -> Parcel | None:
+    def broadcast(self, version: int, whole: bool) -> WeightPayload | None:
         """Send the weights through the channel; None on other ranks than 0.
 
-        A receiver that dies breaks the channel. That is told in the parcel, and no error: the other ranks wait for
+        A receiver that dies breaks the channel. That is told in the payload, and no error: the other ranks wait for
         this one while they gather, and training has to survive it.
         """
         watch, fingerprint, broken = Stopwatch(), None, ""
@@ -108,7 +108,7 @@ class Sender:
                         self._channel.tell(bucket.said)
             except RuntimeError as error:  # of torch.distributed, which has none of its own for this
                 broken, self._channel = str(error) or repr(error), None
-        return None if fingerprint is None else Parcel(fingerprint, watch.drain(), broken=broken)
+        return None if fingerprint is None else WeightPayload(fingerprint, watch.drain(), broken=broken)
 
     def _buckets(
         self, version: int, whole: bool, watch: Stopwatch, device: torch.device | str
@@ -138,7 +138,7 @@ class Sender:
             return present
         if version not in self._kept:
             assert not self._kept or version > max(self._kept), f"version {version} is sent no more"
-            self._kept[version] = {name: Kept(value) for name, value in self._weights(False).items()}
+            self._kept[version] = {name: CpuCopy(value) for name, value in self._weights(False).items()}
             for old in sorted(self._kept)[: -self._versions]:
                 del self._kept[old]
         return dict(present) | {name: kept.restored() for name, kept in self._kept[version].items()}
@@ -168,7 +168,7 @@ class Receiver:
             self._channel.close()
         self._channel = Channel.join(address, port, rank, size, device=device, seconds=seconds)
 
-    def from_store(self, parcel: Parcel, seconds: float) -> Receipt:
+    def from_store(self, payload: WeightPayload, seconds: float) -> WeightAck:
         """Fill the second buffer from the object store.
 
         Raises:
@@ -176,10 +176,10 @@ class Receiver:
             ray.exceptions.GetTimeoutError, ray.exceptions.ObjectLostError: a bucket does not come.
         """
         watch = Stopwatch()
-        expected = parcel.fingerprint
+        expected = payload.fingerprint
 
         def buckets() -> Iterator[Tensor]:
-            for reference in parcel.buckets:
+            for reference in payload.buckets:
                 with watch("transfer"):
                     array = ray.get(reference, timeout=seconds)
                 # a copy: what lies in the store can't be written to, and torch knows no such tensors
@@ -188,7 +188,7 @@ class Receiver:
         self._fill(Layout(expected.entries), expected.version, buckets(), watch)
         return self._receipt(expected, watch)
 
-    def from_broadcast(self, version: int) -> Receipt:
+    def from_broadcast(self, version: int) -> WeightAck:
         """Fill the second buffer from the channel.
 
         Raises:
@@ -249,12 +249,12 @@ class Receiver:
         if reader.left:
             raise Mismatch(f"version {version} of the weights ends {reader.left} bytes too early")
 
-    def _receipt(self, expected: Fingerprint, watch: Stopwatch) -> Receipt:
+    def _receipt(self, expected: Fingerprint, watch: Stopwatch) -> WeightAck:
         with watch("check"):
             found = Fingerprint.of(self._spare, expected.version)
             expected.check(found, "a receiver")
         self._held = expected
-        return Receipt(expected.version, expected.digest, watch.drain())
+        return WeightAck(expected.version, expected.digest, watch.drain())
 
 
 def _heard(channel: Channel) -> Any:

@@ -18,20 +18,20 @@ from burnish.data.decoding import check_media
 from burnish.rewards.probe import probe
 from burnish.rewards.scoring import AnyScorer, Scorer
 from burnish.rollout.base import StreamSource
-from burnish.rollout.prompt_schedule import Questions
-from burnish.rollout.requests import Maker
+from burnish.rollout.prompt_schedule import PromptSchedule
+from burnish.rollout.requests import RolloutWorker
 from burnish.training.ema import Ema
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.ranks import ALONE, Ranks
-from burnish.training.trainer import Balance, Besides, LocalWorkers, Publisher
+from burnish.training.trainer import AuxiliaryLoss, Balance, Publisher, Trainer
 from burnish.types.media import Media
 from burnish.types.rollout import Prompt
-from burnish.utils.errors import GivenUp
+from burnish.utils.errors import Cancelled
 from burnish.utils.reading import understood
 from burnish.utils.timer import Stopwatch
 
 
-class Session:
+class Assembly:
     """Everything between a configuration and the loop, made when first asked for. A task fills in its own parts."""
 
     config: Any  # the task's own class of configuration
@@ -39,13 +39,13 @@ class Session:
     engine: Any  # who samples
 
     def __init__(self, config: RunConfig, ranks: Ranks = ALONE) -> None:
-        """Args: ``ranks`` are those that hold the trained networks together, each with a session of its own."""
+        """Args: ``ranks`` are those that hold the trained networks together, each with an assembly of its own."""
         self.config, self.ranks = config, ranks
         torch.set_num_threads(config.threads)
         self.watch = Stopwatch()
         self.needs: Any = config.algorithm.needs()
         self.stop: Callable[[], bool] = lambda: False  # whether samples that nobody has learned from are to be given up
-        # around what can't ask whether it is to stop: a request to do so ends it, by GivenUp
+        # around what can't ask whether it is to stop: a request to do so ends it, by Cancelled
         self.giving_up: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @cached_property
@@ -79,14 +79,14 @@ class Session:
         return [ParameterGroup("actor", self.roles.parameters(), config.optimizer, total_steps=steps)]
 
     @cached_property
-    def workers(self) -> LocalWorkers:
+    def workers(self) -> Trainer:
         """The networks behind the verbs of the loop."""
         config, size = self.config, self.config.trainer.mini_batch_size
-        return LocalWorkers(
+        return Trainer(
             self.roles,
             config.algorithm,
             self.groups,
-            trainer=replace(config.trainer, mini_batch_size=size and size // config.samples_in_a_row),
+            trainer=replace(config.trainer, mini_batch_size=size and size // config.rows_per_group),
             ema=self.ema,
             seed=config.seed,
             watch=self.watch,
@@ -102,12 +102,12 @@ class Session:
         return None
 
     @property
-    def samples_apart(self) -> bool:
+    def has_separate_engine(self) -> bool:
         """Whether who samples has weights of its own, so that those here need not be whole meanwhile."""
         return False
 
     @property
-    def besides(self) -> Besides | None:
+    def besides(self) -> AuxiliaryLoss | None:
         """What every optimizer step learns beside the algorithm."""
         return None
 
@@ -122,12 +122,12 @@ class Session:
         raise NotImplementedError
 
     @cached_property
-    def questions(self) -> Questions:
+    def questions(self) -> PromptSchedule:
         """Which samples are asked for, where samples are learned from."""
         raise NotImplementedError
 
     @cached_property
-    def maker(self) -> Maker:
+    def rollout_worker(self) -> RolloutWorker:
         """Who makes and judges them, in this process."""
         raise NotImplementedError
 
@@ -187,7 +187,7 @@ class Session:
     def check(self) -> None:
         """Find what only the loaded model can tell, before a run has left anything behind."""
         _ = self.engine, self.workers, self.source
-        if self.ranks.size == 1 and not self.samples_apart:
+        if self.ranks.size == 1 and not self.has_separate_engine:
             with understood(f"model.path is {self.config.model.path}, whose parts don't work together"):
                 self.try_out()
 
@@ -199,10 +199,10 @@ class Session:
         """Called between the steps of sampling.
 
         Raises:
-            GivenUp: the run is to stop.
+            Cancelled: the run is to stop.
         """
         if self.stop():
-            raise GivenUp
+            raise Cancelled
 
     def close(self) -> None:
         """End what runs beside this process."""

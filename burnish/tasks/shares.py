@@ -9,7 +9,7 @@ from torch import Tensor
 
 from burnish.rollout.requests import group_starts
 from burnish.training.ranks import Ranks, own_rows
-from burnish.utils.errors import GivenUp
+from burnish.utils.errors import Cancelled
 
 
 class Rows(Protocol):
@@ -39,13 +39,13 @@ def of_all(ranks: Ranks, work: Callable[[], T]) -> list[T]:
     """What every rank makes of its share, in their order.
 
     Raises:
-        GivenUp: on all ranks, where one gave up. None may leave the others waiting for it.
+        Cancelled: on all ranks, where one gave up. None may leave the others waiting for it.
     """
     try:
         own = [work()]
-    except GivenUp:
+    except Cancelled:
         own = []
     shares = ranks.gather(own)
     if not all(shares):
-        raise GivenUp
+        raise Cancelled
     return [one for some in shares for one in some]

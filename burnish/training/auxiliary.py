@@ -9,7 +9,7 @@ from burnish.algorithms.base import Algorithm, Metrics
 from burnish.training.pieces import pieces
 from burnish.training.ranks import ALONE, Ranks
 from burnish.types.batch import numbers
-from burnish.types.rollout import Given, GivenAnswers
+from burnish.types.rollout import OfflineResponses, OfflineSamples
 
 
 class Supervised:
@@ -18,7 +18,7 @@ class Supervised:
     def __init__(
         self,
         algorithm: Algorithm,
-        draw: Callable[[int], Given | GivenAnswers],
+        draw: Callable[[int], OfflineSamples | OfflineResponses],
         coef: float,
         *,
         metric: str = "actor/sft_loss",

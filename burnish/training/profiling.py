@@ -123,7 +123,7 @@ def _named(options: ProfilerOptions, role: str, rank: int) -> bool:
 def nsight(options: ProfilerOptions | None, role: str) -> dict[str, str] | None:
     """What Ray's runtime environment gets as ``nsight``, so that a worker runs under Nsight Systems.
 
-    Ray starts the worker by ``nsys profile`` with these options, and puts reports into logs/nsight of its session's
+    Ray starts the worker by ``nsys profile`` with these options, and puts reports into logs/nsight of its assembly's
     folder on the worker's machine.
     """
     if options is None or options.tool != "nsys" or role not in options.roles:

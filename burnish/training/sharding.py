@@ -269,7 +269,7 @@ def fill(target: Tensor, whole: Tensor) -> None:
         held(target).copy_(held(sharded_like(whole, target)))
 
 
-class Kept:
+class CpuCopy:
     """What this rank holds of a tensor, remembered in the memory of the CPU while the tensor itself moves on."""
 
     def __init__(self, tensor: Tensor) -> None:

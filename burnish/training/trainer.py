@@ -48,7 +48,7 @@ class TrainedRoles(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-class Besides(Protocol):
+class AuxiliaryLoss(Protocol):
     """A second loss, which knows the size of its own batches."""
 
     def backward(self, step: int, roles: Any, ranks: Ranks) -> tuple[float, Metrics]:
@@ -95,7 +95,7 @@ class Publisher(Protocol):
         ...
 
 
-class LocalWorkers:
+class Trainer:
     """The networks, their optimizers and their average, behind the verbs of the loop."""
 
     def __init__(
@@ -108,12 +108,12 @@ class LocalWorkers:
         ema: Ema | None,
         seed: int,
         watch: Stopwatch,
-        besides: Besides | None = None,
+        besides: AuxiliaryLoss | None = None,
         balance: Balance | None = None,
         publisher: Publisher | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        """Take over what a session made.
+        """Take over what an assembly made.
 
         Args:
             roles: the networks.

@@ -13,18 +13,18 @@ from burnish.types.completion import Completion, Lengths, Together
 from burnish.types.prompt import Prompt
 
 __all__ = [
-    "Answered",
     "Collected",
     "Conditioning",
     "Denoising",
-    "Elsewhere",
     "Failure",
-    "Given",
-    "GivenAnswers",
     "Loss",
+    "OfflineResponses",
+    "OfflineSamples",
     "Prompt",
+    "RemoteBatch",
     "Rollouts",
     "Scored",
+    "ScoredResponses",
     "Scores",
     "Steps",
     "failures_of",
@@ -155,7 +155,7 @@ class Scored(Rollouts):
 
 
 @dataclass(kw_only=True)
-class Answered(Rollouts):
+class ScoredResponses(Rollouts):
     """Sampled responses with rewards."""
 
     trace: Completion
@@ -169,7 +169,7 @@ class Answered(Rollouts):
 
 
 @dataclass(kw_only=True)
-class Given(Batch):
+class OfflineSamples(Batch):
     """Finished pictures that nobody sampled: M to a row, one to imitate, or a chosen and a rejected one."""
 
     conditioning: Gathered[Conditioning]
@@ -188,7 +188,7 @@ class Given(Batch):
 
 
 @dataclass(kw_only=True)
-class GivenAnswers(Batch):
+class OfflineResponses(Batch):
     """Finished responses that nobody sampled: one to imitate or to judge, or a chosen and a rejected one."""
 
     answers: Together  # [B] rows
@@ -204,7 +204,7 @@ class GivenAnswers(Batch):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Elsewhere:
+class RemoteBatch:
     """A batch that those who learn from it hold themselves: whoever leads them knows its size."""
 
     rows: int
@@ -215,7 +215,7 @@ class Elsewhere:
         return self.rows
 
 
-Collected = Rollouts | Given | GivenAnswers | Elsewhere  # what a source may give for an update
+Collected = Rollouts | OfflineSamples | OfflineResponses | RemoteBatch  # what a source may give for an update
 
 
 @dataclass

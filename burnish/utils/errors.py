@@ -32,7 +32,7 @@ def out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or torchs
 
 
-class GivenUp(KeyboardInterrupt):
+class Cancelled(KeyboardInterrupt):
     """The run is to stop, so what was being sampled or judged is given up. Nobody has learned from it.
 
     It is no ``Exception``: code of users, such as a reward, must not take it for an error of theirs.

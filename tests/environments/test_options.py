@@ -5,7 +5,7 @@ import pytest
 from burnish.config import load
 from burnish.config.text import dump, fingerprint, to_dict
 from burnish.environments.function import FunctionEnvironment
-from burnish.tasks import open_session
+from burnish.tasks import assemble
 from burnish.utils.errors import ConfigError, UserError
 
 GAME = [
@@ -59,7 +59,7 @@ def test_contradictions_are_refused(overrides, message):
 def test_what_is_no_environment_is_refused_before_weights_load(path, arguments, message):
     shown = "{" + ", ".join(f"{name}: {value}" for name, value in arguments.items()) + "}"
     overrides = ["environment.name=function", f"environment.path={path}", f"environment.arguments={shown}"]
-    session = open_session(load("vlm_quickstart", overrides))
+    assembly = assemble(load("vlm_quickstart", overrides))
     with pytest.raises(UserError, match=message):
-        session.check_data()
-    assert "roles" not in vars(session)
+        assembly.check_data()
+    assert "roles" not in vars(assembly)

@@ -8,7 +8,7 @@ from torch import nn
 
 from burnish.algorithms.base import Needs
 from burnish.algorithms.flow.flow_grpo import FlowGRPO
-from burnish.batches import LearnedSteps, NoiseLevels, judge
+from burnish.batches import NoiseLevels, StepBatch, judge
 from burnish.flow.schedules import schedule
 from burnish.tasks.flow.roles import NetworkRoles
 from burnish.types.batch import Gathered
@@ -56,7 +56,7 @@ def test_accumulation_of_flow_grpo(size, fold):
         given["old_log_probs"],
         times,
     )
-    learned = LearnedSteps(
+    learned = StepBatch(
         trace=trace,
         advantage=given["advantages"][:, :1].expand(batch, len(indices)),
         weight=torch.ones(batch, len(indices)),

@@ -174,13 +174,13 @@ class Bench:
         import burnish.commands.sweep
         import burnish.commands.train  # noqa: F401
         from burnish.config import load
-        from burnish.tasks import open_session
+        from burnish.tasks import assemble
 
         warnings.simplefilter("ignore")
         for task in ("drawing", "seeing"):
-            session = open_session(load(str(self.place.recipe(task)), ["model.lora.rank=2"]))
-            session.check_data()
-            session.check()
+            assembly = assemble(load(str(self.place.recipe(task)), ["model.lora.rank=2"]))
+            assembly.check_data()
+            assembly.check()
 
 
 def judge(case: Case, code: int | None, said: str, seconds: float) -> str:

@@ -17,7 +17,7 @@ from burnish.algorithms.language.reinforce import Reinforce
 from burnish.config import load
 from burnish.losses.tokens import AdaptiveKl
 from burnish.options import CriticOptions
-from burnish.tasks import open_session
+from burnish.tasks import assemble
 from tests.support.token_batches import Bench as LanguageBench
 from tests.training.test_trainer import WINDOW
 from tests.training.test_trainer import Bench as FlowBench
@@ -106,7 +106,7 @@ def test_rounding_of_another_engine_is_no_kl(device):
 
 def test_vllm_is_another_engine():
     def roles(*options):
-        return open_session(load("vlm_quickstart", list(options))).roles
+        return assemble(load("vlm_quickstart", list(options))).roles
 
     assert not roles().sampler_rounds
     assert roles("model.dtype=bfloat16").sampler_rounds

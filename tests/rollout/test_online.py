@@ -15,7 +15,7 @@ from burnish.registry import options
 from burnish.rewards.base import Reward, Verdict
 from burnish.rewards.scoring import Scorer
 from burnish.rollout.online import OnlineSource
-from burnish.rollout.prompt_schedule import Questions
+from burnish.rollout.prompt_schedule import PromptSchedule
 from burnish.tasks.flow.engine import Job
 from burnish.tasks.flow.rollouts import FlowRollouts
 from burnish.types.rollout import Denoising, Prompt
@@ -52,13 +52,13 @@ def made(pipeline, algorithm=None, *, reward=None, n=4, **chosen):
     bench = Bench(pipeline, algorithm or FlowGRPO(window=WINDOW))
     rollout = RolloutOptions(n=n, num_inference_steps=5, max_sequence_length=4, **chosen)
     scorer = Scorer({"bright": reward or Brightness()}, ScoringOptions(processes=0))
-    questions = Questions(
+    questions = PromptSchedule(
         stream=PromptStream(PROMPTS, 2, seed=0, shuffle=False),
         n=rollout.candidates.n if rollout.candidates else n,
         filtering=rollout.filter_groups,
     )
-    maker = FlowRollouts(bench.engine, scorer, bench.needs, rollout=rollout, watch=Stopwatch())
-    return bench, OnlineSource(questions, maker)
+    rollout_worker = FlowRollouts(bench.engine, scorer, bench.needs, rollout=rollout, watch=Stopwatch())
+    return bench, OnlineSource(questions, rollout_worker)
 
 
 def test_without_choice_every_sample_is_there(pipeline):

@@ -9,7 +9,7 @@ import torch
 
 from burnish.rollout.online import OnlineSource
 from burnish.utils.errors import UserError
-from tests.support.toy_source import START, Elsewhere, Here, facts, pipelined, publish, questions, sampled, train
+from tests.support.toy_source import START, Here, RemoteBatch, facts, pipelined, publish, questions, sampled, train
 
 BOUNDS = [None, 0, 1, 2]
 ROUNDS = [None, 3]
@@ -28,11 +28,11 @@ def test_no_sample_is_older_than_the_bound_and_none_is_made_for_nothing(depth, b
         assert batch.metrics["pipeline/dropped_batches"] == 0
         # the samples are by the weights that they name
         assert facts(batch, pipeline=False)[5] == facts(sampled_again(source, batch), pipeline=False)[5]
-    assert [asked.update for asked in source.maker.asked] == list(range(1, 9))
+    assert [asked.update for asked in source.rollout_worker.asked] == list(range(1, 9))
 
 
 def sampled_again(source, batch):
-    return sampled(source.maker.asked[batch.update - 1], source.maker.versions[batch.version])
+    return sampled(source.rollout_worker.asked[batch.update - 1], source.rollout_worker.versions[batch.version])
 
 
 @pytest.mark.parametrize("depth", range(4))
@@ -41,7 +41,7 @@ def test_so_many_batches_are_ahead_and_no_more(depth):
     publish(source, 0, START)
     for update in range(1, 9):
         source.collect(update)
-        assert len(source.maker.asked) == min(update + depth, 8)
+        assert len(source.rollout_worker.asked) == min(update + depth, 8)
         publish(source, update, START)
 
 
@@ -59,7 +59,7 @@ def test_without_depth_it_is_the_synchronous_source(rounds):
 @pytest.mark.parametrize(("depth", "bound"), [(1, None), (3, None), (3, 1)])
 def test_how_long_anything_takes_changes_nothing(depth, bound, rounds):
     slow, fast = (
-        train(pipelined(depth, bound, maker=Elsewhere(delay=delay, seed=seed), filtering=rounds), 1, 8)
+        train(pipelined(depth, bound, rollout_worker=RemoteBatch(delay=delay, seed=seed), filtering=rounds), 1, 8)
         for delay, seed in ((0.02, 1), (0.0, 2))
     )
     assert [facts(batch) for batch in slow[0]] == [facts(batch) for batch in fast[0]]
@@ -71,13 +71,13 @@ def test_how_long_anything_takes_changes_nothing(depth, bound, rounds):
 def test_a_resumed_run_goes_on_bit_by_bit(depth, bound, rounds):
     batches, weights, states = train(pipelined(depth, bound, filtering=rounds), 1, 8, save_at=range(1, 8))
     for update, (state, so_far) in states.items():
-        resumed = pipelined(depth, bound, maker=Elsewhere(seed=update), filtering=rounds)
+        resumed = pipelined(depth, bound, rollout_worker=RemoteBatch(seed=update), filtering=rounds)
         resumed.load_state_dict(state)
         rest, arrived, later = train(resumed, update + 1, 8, so_far, save_at=[7])
         assert [facts(batch) for batch in rest] == [facts(batch) for batch in batches[update:]]
         assert torch.equal(arrived, weights)
         # weights of before are gone: nothing is asked of them
-        assert all(asked.version >= update for asked in resumed.maker.asked)
+        assert all(asked.version >= update for asked in resumed.rollout_worker.asked)
         if update < 7:
             assert later[7][0]["position"] == states[7][0]["position"]
 
@@ -91,8 +91,8 @@ def test_a_checkpoint_holds_what_could_not_be_sampled_again_and_no_more():
 
 
 def test_a_checkpoint_waits_for_what_is_in_the_making():
-    maker = Elsewhere(delay=0.05, seed=3)
-    source = pipelined(3, maker=maker)
+    rollout_worker = RemoteBatch(delay=0.05, seed=3)
+    source = pipelined(3, rollout_worker=rollout_worker)
     publish(source, 0, START)
     source.collect(1)
     publish(source, 1, START)
@@ -104,7 +104,7 @@ def test_a_source_that_goes_back_to_a_checkpoint_forgets_what_it_was_doing():
     batches, _, states = train(source, 1, 6, save_at=[3])
     state, weights = states[3]
     source.load_state_dict(state)
-    source.maker = Elsewhere()
+    source.rollout_worker = RemoteBatch()
     again, _, _ = train(source, 4, 6, weights)
     assert [facts(batch) for batch in again] == [facts(batch) for batch in batches[3:]]
 
@@ -136,7 +136,7 @@ def test_batches_ahead_are_not_lost_on_a_source_that_samples_in_turn():
 
 @pytest.mark.parametrize("rounds", ROUNDS)
 def test_a_lost_sample_ends_the_wait_with_its_name(rounds):
-    source = pipelined(1, maker=Elsewhere(lost="three"), timeout=0.2, filtering=rounds)
+    source = pipelined(1, rollout_worker=RemoteBatch(lost="three"), timeout=0.2, filtering=rounds)
     with pytest.raises(UserError, match=r"update \d, by weights of version \d.*sample three did not come back"):
         train(source, 1, 8)
 
@@ -160,7 +160,7 @@ def test_weights_may_be_published_while_the_loop_waits_for_them():
 
 
 def test_what_fails_elsewhere_is_raised_here():
-    class Failing(Elsewhere):
+    class Failing(RemoteBatch):
         def submit(self, asked):
             promise = super().submit(asked)
             promise.result(10)
@@ -169,12 +169,12 @@ def test_what_fails_elsewhere_is_raised_here():
             return promise
 
     for rounds in ROUNDS:
-        source = pipelined(1, maker=Failing(), filtering=rounds)
+        source = pipelined(1, rollout_worker=Failing(), filtering=rounds)
         with pytest.raises(RuntimeError, match="out of memory"):
             train(source, 1, 2)
 
 
-class Steady(Elsewhere):
+class Steady(RemoteBatch):
     """Takes the same time for every batch."""
 
     def submit(self, asked):
@@ -184,7 +184,7 @@ class Steady(Elsewhere):
 
 @pytest.mark.parametrize(("depth", "bound", "cause"), [(1, 0, "admission"), (0, None, "rollout")])
 def test_waiting_is_told_by_its_cause(depth, bound, cause):
-    batches, _, _ = train(pipelined(depth, bound, maker=Steady(delay=0.05)), 1, 4)
+    batches, _, _ = train(pipelined(depth, bound, rollout_worker=Steady(delay=0.05)), 1, 4)
     waits = {name: batches[3].metrics[f"timing_s/wait/{name}"] for name in ("rollout", "publication", "admission")}
     assert max(waits, key=waits.get) == cause
     assert waits[cause] > 0.02
@@ -194,12 +194,12 @@ def test_waiting_is_told_by_its_cause(depth, bound, cause):
 
 
 def test_where_depth_decides_the_bound_holds_nothing_back():
-    batches, _, _ = train(pipelined(2, maker=Steady(delay=0.01)), 1, 6)
+    batches, _, _ = train(pipelined(2, rollout_worker=Steady(delay=0.01)), 1, 6)
     assert [batch.metrics["timing_s/wait/admission"] for batch in batches] == [0] * 6
 
 
 def test_whoever_learns_slowly_leaves_the_samplers_idle():
-    source = pipelined(1, maker=Steady(delay=0.001))
+    source = pipelined(1, rollout_worker=Steady(delay=0.001))
     publish(source, 0, START)
     for update in (1, 2, 3):
         batch = source.collect(update)
@@ -210,14 +210,14 @@ def test_whoever_learns_slowly_leaves_the_samplers_idle():
 
 
 def test_a_batch_that_nobody_needs_any_more_asks_for_nothing_more():
-    source = pipelined(1, filtering=3, maker=Elsewhere(delay=0.0))
+    source = pipelined(1, filtering=3, rollout_worker=RemoteBatch(delay=0.0))
     publish(source, 0, START)
     source.collect(1)
     state = source.state_dict()
     filling = source._ahead[0].handle
     source.load_state_dict(state)
     asked = questions(filtering=3).ask(2, 0, Counter())
-    before = len(source.maker.asked)
+    before = len(source.rollout_worker.asked)
     with pytest.raises(RuntimeError, match="update 2 are not needed any more"):
         filling._make(asked)
-    assert len(source.maker.asked) == before
+    assert len(source.rollout_worker.asked) == before

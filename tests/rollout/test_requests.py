@@ -13,7 +13,7 @@ from burnish.flow.windows import Window
 from burnish.options import RolloutOptions, ScoringOptions
 from burnish.options.flow import CandidateOptions
 from burnish.rewards.scoring import Scorer
-from burnish.rollout.prompt_schedule import Questions
+from burnish.rollout.prompt_schedule import PromptSchedule
 from burnish.rollout.requests import join, split
 from burnish.tasks.flow.rollouts import FlowRollouts
 from burnish.types.batch import Gathered
@@ -73,8 +73,8 @@ def flow(pipeline, algorithm, *, lost=(), **chosen):
     scorer = Scorer({"bright": Brightness(lost=lost)}, ScoringOptions(processes=0))
     stream = PromptStream(PROMPTS, 5, seed=0, shuffle=False)
     count = rollout.candidates.n if rollout.candidates else rollout.n
-    maker = FlowRollouts(bench.engine, scorer, bench.needs, rollout=rollout, watch=Stopwatch())
-    return maker, Questions(stream=stream, n=count).ask(3, 1, Counter())
+    rollout_worker = FlowRollouts(bench.engine, scorer, bench.needs, rollout=rollout, watch=Stopwatch())
+    return rollout_worker, PromptSchedule(stream=stream, n=count).ask(3, 1, Counter())
 
 
 CASES = {
@@ -90,12 +90,12 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_pictures_made_in_parts_are_those_of_the_whole(pipeline, case):
     algorithm, chosen = CASES[case]
-    maker, asked = flow(pipeline, algorithm, **chosen)
-    whole = maker.make(asked)
+    rollout_worker, asked = flow(pipeline, algorithm, **chosen)
+    whole = rollout_worker.make(asked)
     assert (whole.update, whole.version) == (3, 1)
     assert "actor/velocity_distance" in whole.metrics
     for count in (2, 5):
-        same(whole, join([maker.make(part) for part in split(asked, count)]))
+        same(whole, join([rollout_worker.make(part) for part in split(asked, count)]))
 
 
 LANGUAGE = {
@@ -106,13 +106,13 @@ LANGUAGE = {
 
 @pytest.mark.parametrize("case", LANGUAGE)
 def test_responses_made_in_parts_are_those_of_the_whole(case):
-    session = session_of(*LANGUAGE[case])
-    asked = session.questions.ask(2, 1, Counter())
-    whole = session.maker.make(asked)
+    assembly = session_of(*LANGUAGE[case])
+    asked = assembly.questions.ask(2, 1, Counter())
+    whole = assembly.rollout_worker.make(asked)
     assert whole.version == 1
     assert whole.greedy.isnan().all() == (case != "greedy")
     for count in (2, 4):
-        same(whole, join([session.maker.make(part) for part in split(asked, count)]))
+        same(whole, join([assembly.rollout_worker.make(part) for part in split(asked, count)]))
 
 
 def test_a_split_keeps_groups_whole_and_loses_nobody():

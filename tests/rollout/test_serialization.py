@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from burnish.checkpoint.snapshot import Snapshot
-from burnish.rollout.serialization import from_plain, to_plain
+from burnish.rollout.serialization import deserialize, serialize
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, Features
 from burnish.types.media import Media
-from burnish.types.rollout import Answered, Prompt, Scores
+from burnish.types.rollout import Prompt, ScoredResponses, Scores
 from tests.support.toy_source import START, questions, sampled, saved
 
 
@@ -38,7 +38,7 @@ def same(one, other) -> None:
         assert one == other or one != one
 
 
-def answered() -> Answered:
+def answered() -> ScoredResponses:
     """Two responses to a question with a picture, a video of frames and a file; one to a plain question."""
     picture = Media.array(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
     film = Media.movie([picture, Media.array(np.zeros((2, 2), np.uint8))], fps=2.0)
@@ -53,7 +53,7 @@ def answered() -> Answered:
     )
     prompts = [seeing, seeing, plain]
     reward = torch.tensor([0.5, float("nan"), 1.0])
-    return Answered(
+    return ScoredResponses(
         prompts=prompts, group=torch.tensor([0, 0, 1]), sample=torch.tensor([0, 1, 0]),
         scores=Scores(
             reward=reward, missing=reward.isnan(), components=reward[:, None], names=("exact",), weights=(1.0,),
@@ -79,17 +79,17 @@ def rollouts(request):
 
 
 def test_rollouts_come_back_bit_by_bit(rollouts):
-    plain = to_plain(rollouts)
+    plain = serialize(rollouts)
     Snapshot.of(1, {"source": plain}, identity={}, score=None, copy=False)  # which refuses what a checkpoint can't hold
-    again = from_plain(saved(plain))
+    again = deserialize(saved(plain))
     same(again, rollouts)
     assert [prompt.uid for prompt in again.prompts] == [prompt.uid for prompt in rollouts.prompts]
 
 
 def test_what_rows_share_is_stored_once_and_shared_again():
     rollouts = answered()
-    plain = to_plain(rollouts)
-    again = from_plain(saved(plain))
+    plain = serialize(rollouts)
+    again = deserialize(saved(plain))
     assert again.prompts[0] is again.prompts[1]
     assert again.prompts[0].videos[0].frames[0] is again.prompts[0].images[0]
     assert again.prompts[0].images[0].image().size == (4, 4)
@@ -99,4 +99,4 @@ def test_what_rows_share_is_stored_once_and_shared_again():
 
 def test_what_no_checkpoint_can_hold_is_refused():
     with pytest.raises(AssertionError, match="can't be saved"):
-        to_plain(dataclasses.replace(answered(), metrics={"x": {1, 2}}))
+        serialize(dataclasses.replace(answered(), metrics={"x": {1, 2}}))

@@ -10,7 +10,7 @@ import pytest
 from burnish.options.ray import RayOptions
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import first_done
-from burnish.runtime.faults import GaveUp, Late, WorkerDied
+from burnish.runtime.faults import RestartLimit, WorkerDied, WorkerTimeout
 from burnish.utils.errors import ConfigError
 from tests.runtime.conftest import SLOW
 from tests.support.toy_workers import Refusing, Toy
@@ -90,7 +90,7 @@ def test_an_error_of_one_worker_is_heard_while_others_work(three):
 
 def test_a_late_answer_names_pool_worker_method_and_seconds(three):
     call = three.submit_one(2, "sleep", 3.0, seconds=0.5, option="some.option")
-    with pytest.raises(Late, match=r"sleep of worker 2 of pool train longer than some\.option=0\.5 seconds"):
+    with pytest.raises(WorkerTimeout, match=r"sleep of worker 2 of pool train longer than some\.option=0\.5 seconds"):
         call.result()
     assert three.call_one(0, "add", 0) == 0
 
@@ -125,13 +125,13 @@ def test_a_pool_whose_workers_wait_for_each_other_is_ended_and_rebuilt_together(
 
         with pytest.raises(ConfigError, match="rank 1 has nothing to do"):
             group.rebuild([(1,), (1,)])
-        with pytest.raises(GaveUp, match=r"ray\.max_restarts=2.*rank 1 has nothing to do"):
+        with pytest.raises(RestartLimit, match=r"ray\.max_restarts=2.*rank 1 has nothing to do"):
             group.rebuild()
 
 
 def test_a_pool_whose_workers_wait_for_each_other_is_ended_when_one_is_late(pools):
     with pools(train=2) as opened, ActorGroup(opened["train"], Toy, collective=True) as group:
-        with pytest.raises(Late, match="sleep_on of worker 0 of pool train"):
+        with pytest.raises(WorkerTimeout, match="sleep_on of worker 0 of pool train"):
             group.submit("sleep_on", 1, LONG, seconds=0.5).results()
         assert all(map(gone, group.pids))
 

@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 from burnish.options.ray import RayOptions
-from burnish.runtime.faults import Late, NoRoom, WorkerDied
-from burnish.runtime.rollout_pool import Samplers
+from burnish.runtime.faults import Unschedulable, WorkerDied, WorkerTimeout
+from burnish.runtime.rollout_pool import RolloutPool
 from tests.support.toy_source import questions
 
 
@@ -34,7 +34,7 @@ class Workers:
         return []
 
 
-class Publications:
+class WeightSyncs:
     """Tells what was sent; ``trouble`` is met by the next publication."""
 
     def __init__(self):
@@ -57,9 +57,9 @@ class Publications:
 
 
 def make(size=2):
-    workers, publications = Workers(size), Publications()
+    workers, publications = Workers(size), WeightSyncs()
     options = RayOptions(call_timeout=5.0)
-    samplers = Samplers(
+    samplers = RolloutPool(
         workers, publications, options, needed=lambda version: True, phases=lambda seconds: None, stop=lambda: False
     )  # fmt: skip
     return samplers, workers, publications
@@ -144,7 +144,7 @@ def test_after_a_reset_only_what_is_published_again_may_be_asked_for():
     assert publications.sent[-1] == (2, False), "they still have what is not trained"
 
 
-@pytest.mark.parametrize("error", [NoRoom("nowhere"), Late("too slow")])
+@pytest.mark.parametrize("error", [Unschedulable("nowhere"), WorkerTimeout("too slow")])
 def test_who_can_not_be_replaced_is_not_tried_again(error):
     samplers, workers, publications = make()
     samplers.publish(0)

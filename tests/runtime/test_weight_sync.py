@@ -6,11 +6,11 @@ import signal
 import pytest
 import torch
 
-from burnish.options.ray import PublicationOptions
+from burnish.options.ray import WeightSyncOptions
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.faults import WorkerDied
 from burnish.runtime.weight_stream import Mismatch
-from burnish.runtime.weight_sync import Publications
+from burnish.runtime.weight_sync import WeightSyncs
 from tests.runtime.conftest import SLOW
 from tests.support.weight_sides import Samples, Trains, weights
 
@@ -29,8 +29,8 @@ def sides(pools):
         yield trains, samples
 
 
-def publications(sides, carrier: str) -> Publications:
-    return Publications(*sides, PublicationOptions(carrier=carrier, bucket_mb=BUCKET, timeout=SLOW))
+def publications(sides, carrier: str) -> WeightSyncs:
+    return WeightSyncs(*sides, WeightSyncOptions(carrier=carrier, bucket_mb=BUCKET, timeout=SLOW))
 
 
 @pytest.mark.parametrize("carrier", ["store", "broadcast"])
@@ -67,8 +67,8 @@ def test_a_byte_that_changes_on_the_way_stops_the_publication(sides):
 
 def test_small_weights_go_through_the_store_and_large_ones_do_not(sides):
     def carrier(bytes_per_bucket: int) -> str:
-        options = PublicationOptions(bucket_mb=bytes_per_bucket / 2**20)
-        return Publications(*sides, options)._carrier(True)
+        options = WeightSyncOptions(bucket_mb=bytes_per_bucket / 2**20)
+        return WeightSyncs(*sides, options)._carrier(True)
 
     assert (carrier(1000), carrier(100)) == ("store", "broadcast")
 

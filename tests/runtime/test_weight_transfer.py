@@ -73,15 +73,15 @@ def joined():
 
 def test_a_broadcast_fills_the_second_buffer_and_a_switch_takes_it_over(joined):
     _, receivers, publish = joined
-    parcel, receipts = publish(4)
-    assert {receipt.digest for receipt in receipts} == {parcel.fingerprint.digest}
+    payload, receipts = publish(4)
+    assert {receipt.digest for receipt in receipts} == {payload.fingerprint.digest}
     assert {receipt.version for receipt in receipts} == {4}
-    assert parcel.seconds.keys() == {"gather", "check", "transfer"}
+    assert payload.seconds.keys() == {"gather", "check", "transfer"}
     assert receipts[0].seconds.keys() == {"transfer", "load", "check"}
     for receiver in receivers:
         assert equal(receiver._weights, weights(0))  # sampling goes on with these
         assert receiver.version is None
-        assert receiver.switch(4) == parcel.fingerprint.digest
+        assert receiver.switch(4) == payload.fingerprint.digest
         assert equal(receiver._weights, weights(1))
         assert receiver.version == 4
 
@@ -106,10 +106,10 @@ def test_a_channel_leaves_the_default_group_alone(joined):
 
 def test_the_store_brings_the_same(store):
     trainer, receiver = Trainer(), Receiver(weights(0), bucket_mb=BUCKET)
-    parcel = trainer.sender.to_store(7, True)
-    assert len(parcel.buckets) == len(store) == -(-(20 * 7 * 4 + 9 * 2 + 3 * 5 * 4) // 100)
-    receipt = receiver.from_store(parcel, LIMIT)
-    assert (receipt.version, receipt.digest) == (7, parcel.fingerprint.digest)
+    payload = trainer.sender.to_store(7, True)
+    assert len(payload.buckets) == len(store) == -(-(20 * 7 * 4 + 9 * 2 + 3 * 5 * 4) // 100)
+    receipt = receiver.from_store(payload, LIMIT)
+    assert (receipt.version, receipt.digest) == (7, payload.fingerprint.digest)
     assert equal(receiver._weights, weights(0))
     receiver.switch(7)
     assert equal(receiver._weights, weights(1))
@@ -117,20 +117,20 @@ def test_the_store_brings_the_same(store):
 
 def test_a_byte_that_differs_is_found_and_its_tensor_named(store):
     trainer, receiver = Trainer(), Receiver(weights(0), bucket_mb=BUCKET)
-    parcel = trainer.sender.to_store(1, True)
-    store[parcel.buckets[5]][70] ^= 1  # byte 570: behind the 560 of base.weight
+    payload = trainer.sender.to_store(1, True)
+    store[payload.buckets[5]][70] ^= 1  # byte 570: behind the 560 of base.weight
     with pytest.raises(Mismatch, match=r"tensor base\.bias \(bfloat16 \[9\]\) of version 1 differs"):
-        receiver.from_store(parcel, LIMIT)
+        receiver.from_store(payload, LIMIT)
     with pytest.raises(Mismatch, match="version 1 of the weights was asked for, and the second buffer holds nothing"):
         receiver.switch(1)
     assert equal(receiver._weights, weights(0))
 
 
 def test_a_bucket_that_is_missing_is_found(store):
-    parcel = Trainer().sender.to_store(1, True)
-    parcel.buckets.pop()
+    payload = Trainer().sender.to_store(1, True)
+    payload.buckets.pop()
     with pytest.raises(Mismatch, match="ends 38 bytes too early"):
-        Receiver(weights(0), bucket_mb=BUCKET).from_store(parcel, LIMIT)
+        Receiver(weights(0), bucket_mb=BUCKET).from_store(payload, LIMIT)
 
 
 def test_a_network_that_did_not_take_the_weights_over_is_found(store):

@@ -12,7 +12,7 @@ from burnish.algorithms.language.base import LanguageAlgorithm
 from burnish.language.logprobs import TokenScores
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, Features, Together
-from burnish.types.rollout import Answered, GivenAnswers, Prompt, Scores
+from burnish.types.rollout import OfflineResponses, Prompt, ScoredResponses, Scores
 
 INDEX = [0, 0, 0, 1, 1, 1, 2, 2, 2]
 LENGTHS = [4, 1, 3, 5, 2, 4, 3, 0, 2]
@@ -20,7 +20,7 @@ REWARDS = [0.9, 0.0, 0.5, 0.0, 1.0, 1.0, 0.3, 0.3, 0.3]  # the last prompt's are
 LIMIT = 5
 
 
-def answered() -> Answered:
+def answered() -> ScoredResponses:
     """Responses of one, several and no tokens, finished and cut, one of them in two turns."""
     rows, length = len(INDEX), torch.tensor(LENGTHS)
     mask = torch.arange(LIMIT) < length[:, None]
@@ -46,7 +46,7 @@ def answered() -> Answered:
     )  # fmt: skip
     turns = torch.zeros(rows, 2)
     turns[3] = torch.tensor([0.6, -0.6])
-    return Answered(
+    return ScoredResponses(
         prompts=[Prompt(text=str(i)) for i in INDEX],
         group=torch.tensor(INDEX),
         sample=torch.arange(rows),
@@ -61,11 +61,11 @@ def answered() -> Answered:
     )
 
 
-def given(members: int) -> GivenAnswers:
+def given(members: int) -> OfflineResponses:
     """The first responses as if they came from a file, the second one in two to be avoided."""
     trace = answered().trace.select(torch.arange(6))
     good = torch.arange(6 // members) % 2 == 0
-    return GivenAnswers(answers=Together(trace=trace, members=members), good=good, update=1, version=0, seed=0)
+    return OfflineResponses(answers=Together(trace=trace, members=members), good=good, update=1, version=0, seed=0)
 
 
 class Tables:

@@ -18,7 +18,7 @@ import torch
 from burnish.config import load
 from burnish.loop import run
 from burnish.metrics import is_time_column
-from burnish.tasks import open_session
+from burnish.tasks import assemble
 from tests.support.pretend_gpu import PretendGpu
 from tests.support.tiny_language import SEEING
 
@@ -33,7 +33,7 @@ KIB_OF_A_MICRO_BATCH, KIB_WITH_PICTURES = 16, 320
 class Outcome:
     """What became of a run."""
 
-    session: Any
+    assembly: Any
     metrics: list[dict[str, float]]  # of every update, without times
     asked: int  # how often sampling asked whether to go on: before every denoising step or token
     moved: int  # parameters that training has changed
@@ -49,22 +49,22 @@ def train(recipe: Path, overrides: Sequence[str], *, device: str, updates: int =
     """Some updates of a run; counts are booked under the names that the run's stopwatch has for its parts."""
     gpu = PretendGpu()
     with gpu if device == "cuda" else _nothing():
-        session = open_session(load(str(recipe), [*overrides, f"model.device={device}"]))
-        session.check_data()
-        session.check()
-        session.watch.mark = gpu.during
+        assembly = assemble(load(str(recipe), [*overrides, f"model.device={device}"]))
+        assembly.check_data()
+        assembly.check()
+        assembly.watch.mark = gpu.during
         asked: Counter[str] = Counter()
-        session.stop = lambda: bool(asked.update([gpu.phase]))
-        before = {name: value.detach().clone() for name, value in session.roles.parameters().items()}
+        assembly.stop = lambda: bool(asked.update([gpu.phase]))
+        before = {name: value.detach().clone() for name, value in assembly.roles.parameters().items()}
         told: list[dict[str, float]] = []
         run(
-            range(1, updates + 1), session.source, session.workers, [lambda _, metrics: told.append(dict(metrics))],
-            watch=session.watch, stop=lambda: False,
+            range(1, updates + 1), assembly.source, assembly.workers, [lambda _, metrics: told.append(dict(metrics))],
+            watch=assembly.watch, stop=lambda: False,
         )  # fmt: skip
-        after = session.roles.parameters()
+        after = assembly.roles.parameters()
         moved = sum(not torch.equal(value, before[name]) for name, value in after.items())
         assert {value.device.type for value in after.values()} == {device}
-    return Outcome(session, [_timeless(one) for one in told], asked["gen"], moved, gpu)
+    return Outcome(assembly, [_timeless(one) for one in told], asked["gen"], moved, gpu)
 
 
 @contextmanager
@@ -109,9 +109,9 @@ def check(recipe: Path, overrides: Sequence[str], precision: str, *, waits: int 
 
 def stay_within_budget(outcome: Outcome, of_a_micro_batch: int) -> None:
     """Waits of an update, and bytes that it sends to the GPU. What breaks the budget is named, line by line."""
-    gpu, workers = outcome.gpu, outcome.session.workers
+    gpu, workers = outcome.gpu, outcome.assembly.workers
     waits, up = gpu.count("sync", "update_actor"), gpu.bytes("to device", "update_actor")
-    sees = outcome.session.roles.model.name in SEEING
+    sees = outcome.assembly.roles.model.name in SEEING
     steps = WAITS_OF_A_STEP + len(workers.groups)  # and the norm of each group's gradient
     of_a_micro_batch += WAITS_OF_A_TOWER if sees else 0
     allowed = steps * workers.optimizer_steps + of_a_micro_batch * outcome.micro_batches

@@ -29,7 +29,7 @@ from burnish.training.auxiliary import Supervised
 from burnish.training.ranks import ALONE, Ranks, join_ranks
 from burnish.training.sharding import full_weights, held
 from burnish.types.completion import Together
-from burnish.types.rollout import GivenAnswers
+from burnish.types.rollout import OfflineResponses
 from tests.algorithms.flow.test_draft import Red
 from tests.support.checkpoints import IDENTITY, make
 from tests.support.language_samples import responses
@@ -53,7 +53,7 @@ def imitating(ranks: Ranks) -> TokenBench:
     """Responses of the user are learned beside; one of them is empty, so a rank has a pass without a token."""
     bench = TokenBench(GRPO(), lora=True, ranks=ranks, **TOKENS)
     trace = responses(bench.roles.model, bench.engine.encode(PROMPTS).table, [0, 1, 2], [4, 2, 0])
-    given = GivenAnswers(
+    given = OfflineResponses(
         answers=Together(trace=trace, members=1), good=torch.ones(3, dtype=torch.bool), update=1, version=0, seed=0
     )
     bench.workers.besides = Supervised(SFT(), lambda step: given, 0.3, metric="actor/ptx_loss")

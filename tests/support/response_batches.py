@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from burnish.algorithms.language.base import LanguageAlgorithm
-from burnish.batches.responses import LearnedAnswers, trace_of
+from burnish.batches.responses import ResponseBatch, trace_of
 from burnish.models.language.loading import load_language_model
 from burnish.options import CriticOptions, LanguageTrainerOptions, ModelOptions, OptimizerOptions
 from burnish.tasks.language.roles import LanguageRoles
 from burnish.training.parameter_groups import ParameterGroup
-from burnish.training.trainer import Besides, LocalWorkers
+from burnish.training.trainer import AuxiliaryLoss, Trainer
 from burnish.types.completion import Together
-from burnish.types.rollout import Answered, GivenAnswers, Prompt, Scores
+from burnish.types.rollout import OfflineResponses, Prompt, ScoredResponses, Scores
 from burnish.utils.timer import Stopwatch
 from tests.support.language_samples import encode_all, folder_of, responses
 
@@ -33,14 +33,14 @@ def answered(
     missing: Sequence[int] = (),
     index: Sequence[int] = INDEX,
     lengths: Sequence[int] = LENGTHS,
-) -> Answered:
+) -> ScoredResponses:
     """Random responses with rewards; those to one prompt are a group."""
     reward, absent = torch.tensor(rewards), torch.zeros(len(index), dtype=torch.bool)
     absent[list(missing)] = True
     scores = Scores(
         reward=reward, missing=absent, components=reward[:, None], names=("r",), weights=(1.0,), notes=[""] * len(index)
     )
-    return Answered(
+    return ScoredResponses(
         prompts=[Prompt(text=str(i)) for i in index],
         group=torch.tensor(index),
         sample=torch.arange(len(index)),
@@ -55,11 +55,11 @@ def answered(
     )
 
 
-def given(sampled: Answered, rows: Sequence[int], members: int, good: Sequence[bool] = ()) -> GivenAnswers:
+def given(sampled: ScoredResponses, rows: Sequence[int], members: int, good: Sequence[bool] = ()) -> OfflineResponses:
     """Some of the responses as if they came from a file."""
     trace = sampled.trace.select(torch.tensor(rows))
     count = len(rows) // members
-    return GivenAnswers(
+    return OfflineResponses(
         answers=Together(trace=trace, members=members),
         good=torch.tensor(list(good) or [True] * count),
         update=1,
@@ -72,7 +72,12 @@ class Bench:
     """A policy that has moved away from its reference, and workers around it."""
 
     def __init__(
-        self, algorithm: LanguageAlgorithm, *, budget: int = 10_000, lr: float = 1e-2, besides: Besides | None = None
+        self,
+        algorithm: LanguageAlgorithm,
+        *,
+        budget: int = 10_000,
+        lr: float = 1e-2,
+        besides: AuxiliaryLoss | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.model = load_language_model(ModelOptions(path=str(folder_of(FAMILY)), device="cpu"))
@@ -85,15 +90,15 @@ class Bench:
             for value in self.roles.parameters().values():
                 value += 0.02 * torch.randn(value.shape, generator=draw)
         group = ParameterGroup("actor", self.roles.parameters(), OptimizerOptions(lr=lr), total_steps=10)
-        self.workers = LocalWorkers(
+        self.workers = Trainer(
             self.roles, algorithm, [group], trainer=LanguageTrainerOptions(), ema=None, seed=0, watch=Stopwatch(),
             besides=besides,
         )  # fmt: skip
 
-    def learned(self, collected: Answered | GivenAnswers) -> tuple[LearnedAnswers, dict[str, float]]:
+    def learned(self, collected: ScoredResponses | OfflineResponses) -> tuple[ResponseBatch, dict[str, float]]:
         return self.algorithm.credit(self.algorithm.annotate(collected, self.roles))
 
-    def gradient(self, batch: LearnedAnswers) -> tuple[float, Tensor]:
+    def gradient(self, batch: ResponseBatch) -> tuple[float, Tensor]:
         """The loss of an optimizer batch and its gradient, summed over micro-batches as a worker does it."""
         self.zero_grad()
         size, total = self.algorithm.size(batch), 0.0
@@ -114,7 +119,7 @@ class Bench:
     def weights(self) -> Tensor:
         return torch.cat([value.detach().flatten() for value in self.roles.parameters().values()])
 
-    def sums(self, collected: Answered | GivenAnswers, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def sums(self, collected: ScoredResponses | OfflineResponses, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Summed log-probs of some responses, one at a time: under the policy with gradients, and the reference."""
         trace = trace_of(collected)
         ours, theirs = [], []
@@ -127,6 +132,6 @@ class Bench:
         return torch.stack(ours), torch.stack(theirs) if theirs else torch.zeros(len(ours))
 
 
-def reordered(sampled: Answered, order: Sequence[int]) -> Answered:
+def reordered(sampled: ScoredResponses, order: Sequence[int]) -> ScoredResponses:
     """The same responses in another order."""
     return replace(sampled.select(torch.tensor(order)), seed=sampled.seed)

@@ -18,7 +18,7 @@ from typing import Any
 
 import burnish.commands.train
 from burnish.config import load
-from burnish.tasks import open_session
+from burnish.tasks import assemble
 
 COUNTED = ("fsync", "replace", "rename", "mkdir", "unlink", "rmdir")
 
@@ -58,9 +58,9 @@ def run(order: dict[str, Any], report: int) -> int:
 
 def import_everything(recipe: str, *overrides: str) -> None:
     """Make what a run is made of, and drop it: models are imported by whoever loads them."""
-    session = open_session(load(recipe, ["model.lora.rank=2", *overrides]))
-    session.check_data()
-    session.check()
+    assembly = assemble(load(recipe, ["model.lora.rank=2", *overrides]))
+    assembly.check_data()
+    assembly.check()
 
 
 def main() -> None:

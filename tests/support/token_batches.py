@@ -34,15 +34,15 @@ from burnish.options import (
     OptimizerOptions,
     ShardingOptions,
 )
-from burnish.tasks.language.engine import AnswerJob, LanguageEngine
+from burnish.tasks.language.engine import LanguageEngine, ResponseJob
 from burnish.tasks.language.roles import LanguageRoles
 from burnish.training.ema import Ema
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.ranks import ALONE, Ranks
-from burnish.training.trainer import LocalWorkers
+from burnish.training.trainer import Trainer
 from burnish.types.media import Media
 from burnish.types.prompt import Message, Part, Prompt
-from burnish.types.rollout import Answered, Scores
+from burnish.types.rollout import ScoredResponses, Scores
 from burnish.utils.timer import Stopwatch
 from tests.support.language_samples import folder_of
 
@@ -113,27 +113,27 @@ class Bench:
         ]  # fmt: skip
         if self.needs.critic:
             groups.append(ParameterGroup("critic", self.roles.parameters("critic"), critic.optimizer, total_steps=10))
-        self.workers = LocalWorkers(
+        self.workers = Trainer(
             self.roles, algorithm, groups, trainer=LanguageTrainerOptions(mini_batch_size=mini, epochs=epochs),
             ema=Ema(self.roles.parameters(), 0.9), seed=0, watch=Stopwatch(), balance=self.roles.balance,
             ranks=ranks,
         )  # fmt: skip
 
-    def collect(self, update: int = 1) -> Answered:
-        job = AnswerJob.groups(
+    def collect(self, update: int = 1) -> ScoredResponses:
+        job = ResponseJob.groups(
             self.prompts, N, purpose="rollout", update=update, sampling=Sampling(max_new_tokens=LIMIT)
         )
         trace, _ = self.engine.sample(job)
         reward = (trace.ids * trace.mask).sum(1).float() % 7 / 7
         none = torch.zeros(len(reward), dtype=torch.bool)
         scores = Scores(reward=reward, missing=none, components=reward[:, None], names=("r",), notes=[""] * len(reward))
-        return Answered(
+        return ScoredResponses(
             prompts=job.prompts, group=job.group, sample=job.sample, trace=trace, scores=scores,
             greedy=torch.full((len(reward),), 0.5), turn_rewards=torch.zeros(len(reward), 0), limit=LIMIT,
             update=update, version=self.workers.version, seed=0,
         )  # fmt: skip
 
-    def learned(self, answered: Answered | None = None) -> tuple[Any, dict[str, float]]:
+    def learned(self, answered: ScoredResponses | None = None) -> tuple[Any, dict[str, float]]:
         return self.algorithm.credit(self.workers.annotate(answered or self.collect()))
 
     def train(self, updates: int = 1) -> dict[str, float]:
@@ -160,7 +160,7 @@ def _gradient(value: Tensor) -> Tensor:
     return (torch.zeros_like(value) if value.grad is None else value.grad).flatten().clone()
 
 
-def with_rewards(answered: Answered, reward: Tensor, missing: Tensor | None = None) -> Answered:
+def with_rewards(answered: ScoredResponses, reward: Tensor, missing: Tensor | None = None) -> ScoredResponses:
     """The same responses, judged otherwise."""
     scores = replace(answered.scores, reward=reward, components=reward[:, None])
     return replace(answered, scores=scores if missing is None else replace(scores, missing=missing))

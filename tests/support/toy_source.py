@@ -14,8 +14,8 @@ from burnish.data.stream import PromptStream
 from burnish.metrics import is_time_column
 from burnish.options import FilterOptions, PipelineOptions
 from burnish.rollout.pipelined import PipelinedSource
-from burnish.rollout.prompt_schedule import Questions
-from burnish.rollout.serialization import from_plain, to_plain
+from burnish.rollout.prompt_schedule import PromptSchedule
+from burnish.rollout.serialization import deserialize, serialize
 from burnish.types.batch import Gathered
 from burnish.types.rollout import Conditioning, Denoising, Prompt, Scored, Scores
 from burnish.utils import random
@@ -27,7 +27,9 @@ START = torch.tensor([1.0, -1.0])
 
 def questions(*, filtering=None):
     stream = PromptStream(PROMPTS, 2, seed=0, shuffle=True)
-    return Questions(stream=stream, n=3, filtering=FilterOptions(max_num_gen_batches=filtering) if filtering else None)
+    return PromptSchedule(
+        stream=stream, n=3, filtering=FilterOptions(max_num_gen_batches=filtering) if filtering else None
+    )
 
 
 def sampled(asked, weights):
@@ -81,7 +83,7 @@ class Promise:
             raise TimeoutError(f"sample {self.lost} did not come back") from None
 
 
-class Elsewhere:
+class RemoteBatch:
     """Samples with the weights that a batch asks for, each batch in a thread of its own, after a while."""
 
     def __init__(self, *, delay=0.004, seed=0, lost=None):
@@ -107,9 +109,9 @@ class Elsewhere:
         promise.future.set_result(sampled(asked, self.versions[asked.version]))
 
 
-def pipelined(depth, bound=None, *, steps=8, maker=None, filtering=None, timeout=60.0, drop=False):
+def pipelined(depth, bound=None, *, steps=8, rollout_worker=None, filtering=None, timeout=60.0, drop=False):
     options = PipelineOptions(depth=depth, max_staleness=bound, timeout=timeout, drop=drop)
-    return PipelinedSource(questions(filtering=filtering), maker or Elsewhere(), options, steps=steps)
+    return PipelinedSource(questions(filtering=filtering), rollout_worker or RemoteBatch(), options, steps=steps)
 
 
 def train(source, first, last, weights=START, *, save_at=()):
@@ -128,7 +130,7 @@ def train(source, first, last, weights=START, *, save_at=()):
 
 
 def publish(source, version, weights):
-    source.maker.publish(version, weights)
+    source.rollout_worker.publish(version, weights)
     if isinstance(source, PipelinedSource):
         source.published(version)
 
@@ -136,10 +138,10 @@ def publish(source, version, weights):
 def saved(state):
     """As a checkpoint would give it back."""
     file = io.BytesIO()
-    torch.save(state | {"ahead": [to_plain(rollouts) for rollouts in state.get("ahead", [])]}, file)
+    torch.save(state | {"ahead": [serialize(rollouts) for rollouts in state.get("ahead", [])]}, file)
     file.seek(0)
     again = torch.load(file, weights_only=True)
-    return again | {"ahead": [from_plain(plain) for plain in again["ahead"]]}
+    return again | {"ahead": [deserialize(plain) for plain in again["ahead"]]}
 
 
 def facts(batch, *, pipeline=True):

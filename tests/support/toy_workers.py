@@ -5,12 +5,12 @@ import signal
 import threading
 import time
 
-from burnish.runtime.actor import Place
+from burnish.runtime.actor import RankInfo
 from burnish.utils.errors import ConfigError
 
 
 class Toy:
-    def __init__(self, place: Place, *arguments):
+    def __init__(self, place: RankInfo, *arguments):
         self.place, self.arguments = place, arguments
         self.calls = 0
         self.open = threading.Event()
@@ -77,7 +77,7 @@ class Unpicklable(Exception):
 
 
 class Refusing(Toy):
-    def __init__(self, place: Place, bad_rank: int):
+    def __init__(self, place: RankInfo, bad_rank: int):
         super().__init__(place)
         if place.rank == bad_rank:
             raise ConfigError(f"rank {bad_rank} has nothing to do")

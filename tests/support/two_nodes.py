@@ -14,7 +14,7 @@ from ray.cluster_utils import Cluster
 from burnish.options.ray import PoolOptions, PoolsOptions, RayOptions
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.cluster import cluster
-from burnish.runtime.faults import NoRoom, WorkerDied
+from burnish.runtime.faults import Unschedulable, WorkerDied
 from tests.support.toy_workers import Toy
 
 SLOW = 120.0
@@ -58,7 +58,7 @@ def story(nodes: Cluster, others: list, group: ActorGroup) -> dict:
     try:
         group.restart(1)
         found["lacking"] = "nothing"
-    except NoRoom as error:
+    except Unschedulable as error:
         found["lacking"] = str(error)
     return found
 

@@ -6,7 +6,7 @@ import threading
 
 import torch
 
-from burnish.runtime.actor import Place
+from burnish.runtime.actor import RankInfo
 from burnish.runtime.weight_transfer import Receiver, Sender
 
 
@@ -16,7 +16,7 @@ def weights(version: int) -> dict[str, torch.Tensor]:
 
 
 class Trains:
-    def __init__(self, place: Place, bucket_mb: float):
+    def __init__(self, place: RankInfo, bucket_mb: float):
         self.now = weights(0)
         self.sender = Sender(lambda whole: self.now, rank=place.rank, bucket_mb=bucket_mb)
 
@@ -25,7 +25,7 @@ class Trains:
 
 
 class Samples:
-    def __init__(self, place: Place, bucket_mb: float):
+    def __init__(self, place: RankInfo, bucket_mb: float):
         self.network = weights(0)
         self.receiver = Receiver(self.network, bucket_mb=bucket_mb)
         self.fill = self.receiver._fill

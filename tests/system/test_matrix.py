@@ -13,7 +13,7 @@ from burnish.config.text import fields
 from burnish.flow.transitions import Kind
 from burnish.loop import run
 from burnish.registry import lookup, names
-from burnish.tasks import open_session
+from burnish.tasks import assemble
 from burnish.utils.errors import ConfigError
 from tests.support.factory import tiny_flux, tiny_pipeline
 
@@ -112,18 +112,18 @@ def test_a_cell_runs_or_is_refused(algorithm, kind, family, folder):
             configure(folder, algorithm, kind, family)
         assert all(word in str(error.value) for word in words), str(error.value)
         return
-    session = open_session(configure(folder, algorithm, kind, family))
-    session.check_data()
-    session.check()
-    before = {name: value.detach().clone() for name, value in session.roles.parameters().items()}
+    assembly = assemble(configure(folder, algorithm, kind, family))
+    assembly.check_data()
+    assembly.check()
+    before = {name: value.detach().clone() for name, value in assembly.roles.parameters().items()}
     told = {}
     run(
-        [1], session.source, session.workers, [lambda _, metrics: told.update(metrics)],
-        watch=session.watch, stop=lambda: False,
+        [1], assembly.source, assembly.workers, [lambda _, metrics: told.update(metrics)],
+        watch=assembly.watch, stop=lambda: False,
     )  # fmt: skip
     assert told["actor/skipped_updates"] == 0
     assert [name for name, value in told.items() if not math.isfinite(value)] == []
-    moved = [name for name, value in session.roles.parameters().items() if not torch.equal(value, before[name])]
+    moved = [name for name, value in assembly.roles.parameters().items() if not torch.equal(value, before[name])]
     assert moved, "no weight has moved"
 
 

@@ -21,10 +21,10 @@ from burnish.checkpoint.files import read
 from burnish.checkpoint.store import CheckpointStore
 from burnish.commands.train import train
 from burnish.config import load
-from burnish.controller import LocalCrew
+from burnish.controller import LocalController
 from burnish.hooks.stop import EXIT_STOPPED, StopRequest
 from burnish.rollout.online import OnlineSource
-from burnish.tasks import Session
+from burnish.tasks import Assembly
 from burnish.utils.errors import UserError
 from tests.support.factory import tiny_pipeline
 from tests.support.runs import last_state, metrics_of
@@ -134,14 +134,16 @@ def asking(patch: pytest.MonkeyPatch, told: Callable[[str], None]) -> None:
         patch.setattr(kind, method, noted)
 
     noting("samples", OnlineSource, "collect", lambda update: update)
-    noting("validation", LocalCrew, "judge", lambda target, _: 0 if target.name == "reference" else int(target.name))
-    ask = Session.between
+    noting(
+        "validation", LocalController, "judge", lambda target, _: 0 if target.name == "reference" else int(target.name)
+    )
+    ask = Assembly.between
 
-    def between(self: Session) -> None:
+    def between(self: Assembly) -> None:
         told(at)
         ask(self)
 
-    patch.setattr(Session, "between", between)
+    patch.setattr(Assembly, "between", between)
 
 
 def stopped_at(moment: str, place: int, patch: pytest.MonkeyPatch, number: int = signal.SIGTERM) -> None:

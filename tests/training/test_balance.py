@@ -10,12 +10,12 @@ from burnish.config import load
 from burnish.language.logprobs import response_states
 from burnish.models.language.loading import check_experts, load_language_model
 from burnish.options import CriticOptions, LanguageModelOptions, LanguageTrainerOptions, ModelOptions, OptimizerOptions
-from burnish.tasks import open_session
+from burnish.tasks import assemble
 from burnish.tasks.language.roles import LanguageRoles
 from burnish.training.parameter_groups import ParameterGroup
-from burnish.training.trainer import LocalWorkers, summary
+from burnish.training.trainer import Trainer, summary
 from burnish.types.completion import Together
-from burnish.types.rollout import GivenAnswers
+from burnish.types.rollout import OfflineResponses
 from burnish.utils.errors import UserError
 from burnish.utils.timer import Stopwatch
 from tests.support.language_samples import folder_of, responses
@@ -36,7 +36,7 @@ class Bench:
             router_aux_loss_coef=coef,
         )  # fmt: skip
         group = ParameterGroup("actor", self.roles.parameters(), OptimizerOptions(max_grad_norm=None), total_steps=9)
-        self.workers = LocalWorkers(
+        self.workers = Trainer(
             self.roles, self.algorithm, [group], trainer=LanguageTrainerOptions(), ema=None, seed=0,
             watch=Stopwatch(), balance=self.roles.balance,
         )  # fmt: skip
@@ -45,7 +45,7 @@ class Bench:
 
     def gradient(self):
         answers = Together(trace=self.trace, members=1)
-        given = GivenAnswers(answers=answers, good=torch.ones(5, dtype=torch.bool), update=1, version=0, seed=0)
+        given = OfflineResponses(answers=answers, good=torch.ones(5, dtype=torch.bool), update=1, version=0, seed=0)
         batch, _ = self.algorithm.credit(given)
         self.workers.groups[0].zero_grad()
         share = self.workers._backward(batch, self.algorithm.size(batch))
@@ -93,10 +93,10 @@ def test_no_cut_and_no_layout_changes_it(how):
 
 
 def test_a_dense_model_is_refused_before_weights_load():
-    session = open_session(load("vlm_quickstart", ["model.router_aux_loss_coef=0.01", "output_dir=unused"]))
+    assembly = assemble(load("vlm_quickstart", ["model.router_aux_loss_coef=0.01", "output_dir=unused"]))
     with pytest.raises(UserError, match="no mixture of experts"):
-        session.check_data()
-    assert "roles" not in vars(session)
+        assembly.check_data()
+    assert "roles" not in vars(assembly)
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "qwen2_moe"])

@@ -24,7 +24,7 @@ from burnish.tasks.flow.roles import NetworkRoles
 from burnish.training.ema import Ema
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.ranks import ALONE
-from burnish.training.trainer import Diverged, LocalWorkers
+from burnish.training.trainer import Diverged, Trainer
 from burnish.types.rollout import Denoising, Prompt, Scored, Scores
 from burnish.utils.timer import Stopwatch
 from tests.support.factory import tiny_pipeline
@@ -76,7 +76,7 @@ class Bench:
         if ranks.size > 1:
             self.roles.shard(ranks, sharding or ShardingOptions())
         self.engine = FlowEngine(self.roles, self.rollout, seed=0)
-        self.workers = LocalWorkers(
+        self.workers = Trainer(
             self.roles, algorithm,
             [ParameterGroup("actor", self.roles.parameters(), optimizer or OptimizerOptions(lr=1e-2), total_steps=10)],
             trainer=TrainerOptions(mini_batch_size=mini, epochs=epochs), ema=Ema(self.roles.parameters(), 0.9),

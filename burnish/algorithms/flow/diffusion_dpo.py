@@ -13,7 +13,7 @@ from burnish.registry import options, register
 
 if TYPE_CHECKING:
     from burnish.batches import ForwardTerms, JudgedSamples
-    from burnish.types.rollout import Given, Loss, Scored
+    from burnish.types.rollout import Loss, OfflineSamples, Scored
 
 
 @register("flow algorithm", "diffusion_dpo")
@@ -61,7 +61,7 @@ class DiffusionDPO(ForwardProcess):
 
         if self.online:
             return self._pairs(annotated)
-        given: Given = annotated
+        given: OfflineSamples = annotated
         return take(given, self.levels(), torch.tensor([1.0, -1.0])), {"train/pairs": float(len(given))}
 
     def _pairs(self, scored: Scored) -> tuple[JudgedSamples, Metrics]:

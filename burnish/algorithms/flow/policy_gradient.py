@@ -26,7 +26,7 @@ from burnish.registry import options
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.batches import AnnotatedSteps, LearnedSteps, StepTerms
+    from burnish.batches import AnnotatedSteps, StepBatch, StepTerms
     from burnish.flow.transitions import Density, Transition
     from burnish.types.rollout import Denoising, Loss, Scored, Steps
 
@@ -161,8 +161,8 @@ class PolicyGradient(GroupRelative):
             metrics=metrics,
         )
 
-    def credit(self, annotated: AnnotatedSteps) -> tuple[LearnedSteps, Metrics]:
-        from burnish.batches import LearnedSteps
+    def credit(self, annotated: AnnotatedSteps) -> tuple[StepBatch, Metrics]:
+        from burnish.batches import StepBatch
 
         scored, scores = annotated.scored, annotated.scored.scores
         low, high = clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
@@ -177,7 +177,7 @@ class PolicyGradient(GroupRelative):
             )
             factor, trained, corrected = self.rollout_correction.apply(learner, sampled, trained, time, nats)
             weight, metrics = weight * factor, metrics | corrected
-        learned = LearnedSteps(
+        learned = StepBatch(
             trace=scored.trace,
             advantage=advantage,
             weight=weight,
@@ -213,7 +213,7 @@ class PolicyGradient(GroupRelative):
             trained &= trained.new_zeros(len(trained), 1).index_fill(0, rows, True)
         return trained
 
-    def micro_batches(self, batch: LearnedSteps, size: int) -> Iterator[StepTerms]:
+    def micro_batches(self, batch: StepBatch, size: int) -> Iterator[StepTerms]:
         terms = batch.terms()
         if self.fold_timesteps:
             return terms.split(size)
@@ -264,7 +264,7 @@ class PolicyGradient(GroupRelative):
         """
         raise NotImplementedError
 
-    def size(self, batch: LearnedSteps) -> int:
+    def size(self, batch: StepBatch) -> int:
         return int(batch.trained.sum())
 
     def _is_old(self, roles: Roles) -> bool:

@@ -13,7 +13,7 @@ from burnish.registry import options, register
 
 if TYPE_CHECKING:
     from burnish.batches import ForwardTerms, JudgedSamples
-    from burnish.types.rollout import Given, Loss, Scored
+    from burnish.types.rollout import Loss, OfflineSamples, Scored
 
 
 @register("flow algorithm", "sft")
@@ -59,7 +59,7 @@ class SFT(ForwardProcess):
         if self.online:
             judged, metrics = self._best(annotated)
         else:
-            given: Given = annotated
+            given: OfflineSamples = annotated
             judged = take(given, self.levels(), torch.ones(1))
         return without_prompts(judged, self.prompt_dropout) if self.prompt_dropout > 0 else judged, metrics
 

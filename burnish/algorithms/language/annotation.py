@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from burnish.batches.tokens import AnnotatedTokens
     from burnish.types.completion import Completion
-    from burnish.types.rollout import Answered
+    from burnish.types.rollout import ScoredResponses
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Passes:
     bypass: bool  # ratios refer to the sampler even so
     measure: bool  # the KL to the reference is needed before the policy learns
 
-    def annotate(self, answered: Answered, roles: LanguageRoles) -> AnnotatedTokens:
+    def annotate(self, answered: ScoredResponses, roles: LanguageRoles) -> AnnotatedTokens:
         """Run them."""
         from burnish.batches.tokens import AnnotatedTokens
         from burnish.losses import correction_metrics

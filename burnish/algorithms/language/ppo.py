@@ -15,7 +15,7 @@ from burnish.registry import options, register
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.batches.tokens import AnnotatedTokens, LearnedTokens, TokenRewards
+    from burnish.batches.tokens import AnnotatedTokens, TokenBatch, TokenRewards
     from burnish.types.rollout import Loss
 
 
@@ -44,7 +44,7 @@ class PPO(TurnRewards, Clipped):
         advantage, returns = gae(rewards.tokens, rewards.value, rewards.mask, gamma=self.gamma, lam=self.lam)
         return (whiten(advantage, rewards.mask, unbiased=True) if self.whiten else advantage), returns
 
-    def credit(self, annotated: AnnotatedTokens) -> tuple[LearnedTokens, Metrics]:
+    def credit(self, annotated: AnnotatedTokens) -> tuple[TokenBatch, Metrics]:
         from burnish.algorithms.base import spread_metrics
 
         learned, metrics = super().credit(annotated)
@@ -55,7 +55,7 @@ class PPO(TurnRewards, Clipped):
             metrics["critic/vf_explained_var"] = 1 - float((returns - values).var(correction=0)) / spread
         return learned, metrics
 
-    def loss(self, part: LearnedTokens, roles: LanguageRoles) -> Loss:
+    def loss(self, part: TokenBatch, roles: LanguageRoles) -> Loss:
         from burnish.types.rollout import Loss
 
         if roles.frozen(part.update):
@@ -64,7 +64,7 @@ class PPO(TurnRewards, Clipped):
         actor, critic = self.policy_loss(part, scores, roles), self._value_loss(part, value)
         return Loss(actor.total + critic.total, actor.metrics | critic.metrics)
 
-    def _value_loss(self, part: LearnedTokens, value: Tensor) -> Loss:
+    def _value_loss(self, part: TokenBatch, value: Tensor) -> Loss:
         from burnish.losses.tokens import masked, terms, value_loss
         from burnish.types.rollout import Loss
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.batches.tokens import AnnotatedTokens, TokenRewards
-    from burnish.types.rollout import Answered
+    from burnish.types.rollout import ScoredResponses
 
 
 @options
@@ -102,7 +102,7 @@ class RewardShaping(LanguageAlgorithm):
         """Whether the KL is known before the policy learns."""
         return self.kl is not None and annotated.compared.shape == annotated.reference.shape
 
-    def placed(self, answered: Answered, reward: Tensor, mask: Tensor) -> Tensor:
+    def placed(self, answered: ScoredResponses, reward: Tensor, mask: Tensor) -> Tensor:
         """Rewards [B] of responses on their tokens, [B, T]."""
         from burnish.advantages import place_reward
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from burnish.data.flow.pictures import Holds, PictureRecord
 from burnish.types.batch import Gathered
-from burnish.types.rollout import Conditioning, Given
+from burnish.types.rollout import Conditioning, OfflineSamples
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class FinishedData(Protocol):
     def check(self) -> None:
         """Find what only the loaded model can tell: UserError."""
 
-    def given(self, records: Sequence[Any], schedule: Tensor, *, update: int, seed: int) -> Given:
+    def given(self, records: Sequence[Any], schedule: Tensor, *, update: int, seed: int) -> OfflineSamples:
         """Some records as tensors, in that order.
 
         Args:
@@ -68,8 +68,8 @@ class EncodedPictures:
     def check(self) -> None:
         self._latents(self.records[0])
 
-    def given(self, records: Sequence[PictureRecord], schedule: Tensor, *, update: int, seed: int) -> Given:
-        return Given(
+    def given(self, records: Sequence[PictureRecord], schedule: Tensor, *, update: int, seed: int) -> OfflineSamples:
+        return OfflineSamples(
             conditioning=self.embed([record.prompt.text for record in records]),
             unconditional=self.embed([record.prompt.negative for record in records]),
             latents=torch.stack([self._latents(record) for record in records]),
@@ -175,13 +175,13 @@ class StoredLatents:
                     f"{list(own.shape[1:])}; embed the prompts with it, and with the same rollout.max_sequence_length"
                 )
 
-    def given(self, records: Sequence[StoredRow], schedule: Tensor, *, update: int, seed: int) -> Given:
+    def given(self, records: Sequence[StoredRow], schedule: Tensor, *, update: int, seed: int) -> OfflineSamples:
         assert self.embed is not None, "connect comes first"
         index = torch.tensor([record.number for record in records])
         empty = self.embed([""] * len(index))
         device = empty.table.tokens.device
         has_negative = "negative_tokens" in self.tensors
-        return Given(
+        return OfflineSamples(
             conditioning=self._embedded(index, "").to(device),
             unconditional=self._embedded(index, "negative_").to(device) if has_negative else empty,
             latents=self.latents[index],

@@ -17,21 +17,21 @@ from burnish.data.stream import PromptStream, Stream
 from burnish.models.flow.loading import load_model, read_index, standard_side
 from burnish.models.flow.teachers import check_teacher, load_teacher
 from burnish.rollout.base import StreamSource
-from burnish.rollout.offline_flow import GivenSource
+from burnish.rollout.offline_flow import OfflineFlowSource
 from burnish.rollout.online import OnlineSource
-from burnish.rollout.prompt_schedule import Questions
-from burnish.tasks.assembly import Session
+from burnish.rollout.prompt_schedule import PromptSchedule
+from burnish.tasks.assembly import Assembly
 from burnish.tasks.flow.engine import FlowEngine, Job
 from burnish.tasks.flow.pictures import PictureFiles
 from burnish.tasks.flow.roles import NetworkRoles
 from burnish.tasks.flow.rollouts import FlowRollouts
 from burnish.training.auxiliary import Supervised
 from burnish.types.media import Media
-from burnish.types.rollout import Given, Prompt
+from burnish.types.rollout import OfflineSamples, Prompt
 from burnish.utils.paths import resolve
 
 
-class FlowSession(Session):
+class FlowAssembly(Assembly):
     """Prompts, networks, engine and source of a generator."""
 
     config: FlowConfig
@@ -70,20 +70,22 @@ class FlowSession(Session):
         config, data = self.config, self.config.data
         if self.pictures is not None:
             given = Stream(self.pictures.records, data.train_batch_size, seed=config.seed, shuffle=data.shuffle)
-            return GivenSource(given, self.finished[0], schedule=self.engine.times, seed=config.seed, watch=self.watch)
-        return OnlineSource(self.questions, self.maker)
+            return OfflineFlowSource(
+                given, self.finished[0], schedule=self.engine.times, seed=config.seed, watch=self.watch
+            )
+        return OnlineSource(self.questions, self.rollout_worker)
 
     @cached_property
-    def questions(self) -> Questions:
+    def questions(self) -> PromptSchedule:
         data, rollout = self.config.data, self.config.rollout
-        return Questions(
+        return PromptSchedule(
             stream=PromptStream(self.train_prompts, data.train_batch_size, seed=self.config.seed, shuffle=data.shuffle),
             n=rollout.candidates.n if rollout.candidates else rollout.n,
             filtering=rollout.filter_groups,
         )
 
     @cached_property
-    def maker(self) -> FlowRollouts:
+    def rollout_worker(self) -> FlowRollouts:
         return FlowRollouts(
             self.engine, self.scorer, self.needs,
             rollout=self.config.rollout, watch=self.watch, between=self.between,
@@ -117,7 +119,7 @@ class FlowSession(Session):
             self.more_pictures.records, section.batch_size, seed=config.seed, shuffle=True, name="supervised"
         )
 
-        def draw(step: int) -> Given:
+        def draw(step: int) -> OfflineSamples:
             return learned.given(stream.batch(step), self.engine.times, update=step, seed=config.seed)
 
         return Supervised(SFT(time_shift=section.time_shift), draw, section.coef)

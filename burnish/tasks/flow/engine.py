@@ -68,7 +68,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Lineage:
+class BranchIds:
     """Which rows of a job are still one state before each step, and which sample's noise moved them there."""
 
     node: Tensor  # [B, N + 1] long: equal in rows that are one state
@@ -76,7 +76,7 @@ class Lineage:
     first: Tensor  # [B] long: row of the job at which the row's group begins
 
     @classmethod
-    def of(cls, job: Job, recorded: Tensor) -> Lineage:
+    def of(cls, job: Job, recorded: Tensor) -> BranchIds:
         """Every sample on its own path; with shared noise those of a group together until noise parts them.
 
         Without splits the first recorded step parts all of them. In a tree, each split parts a path into as many as
@@ -97,9 +97,9 @@ class Lineage:
                 node[:, i] = first + place // together * together
         return cls(node, job.sample[node], first)
 
-    def select(self, rows: slice) -> Lineage:
+    def select(self, rows: slice) -> BranchIds:
         """That of some rows; the nodes keep their numbers."""
-        return Lineage(self.node[rows], self.lead[rows], self.first[rows])
+        return BranchIds(self.node[rows], self.lead[rows], self.first[rows])
 
     @property
     def within(self) -> Tensor:
@@ -119,7 +119,7 @@ class FlowEngine:
     def sample(self, job: Job) -> Generator[tuple[slice, Denoising, list[np.ndarray]]]:
         """Denoise and decode, ``batch_size`` pictures at a time, in order: rows, trajectories, pictures uint8."""
         plan = self._plan(job)
-        lineage = Lineage.of(job, plan.recorded)
+        lineage = BranchIds.of(job, plan.recorded)
         shared = job.recording is not None and job.recording.shared_noise
         plan = replace(plan, node=lineage.node if shared else None)
         conditioning = self.embed([prompt.text for prompt in job.prompts], between=job.between)
@@ -149,7 +149,7 @@ class FlowEngine:
         rows: slice,
         role: Role,
         plan: Plan,
-        lineage: Lineage,
+        lineage: BranchIds,
         conditioning: Gathered[Conditioning],
         unconditional: Gathered[Conditioning],
     ) -> Denoising:

@@ -13,7 +13,7 @@ from PIL import Image
 from burnish.algorithms.base import Metrics
 from burnish.metrics import group_diversities, group_diversity, validation_metrics
 from burnish.rewards.scoring import awaited
-from burnish.tasks import FlowSession
+from burnish.tasks import FlowAssembly
 from burnish.tasks.flow.engine import Job
 from burnish.tasks.scores import write_scores
 from burnish.tasks.shares import of_all, share
@@ -24,10 +24,12 @@ from burnish.utils.images import grid
 SHOWN = 16  # prompts whose pictures are kept
 
 
-def judge(session: FlowSession, target: Path | None, *, n: int, guidance: float | None = None) -> Metrics:
+def judge(assembly: FlowAssembly, target: Path | None, *, n: int, guidance: float | None = None) -> Metrics:
     """Sample held-out prompts, score them, and keep pictures and verdicts of the first ones in ``target``, if any."""
-    job = Job.groups(session.val_prompts, n, purpose="validation", update=0, guidance=guidance, between=session.between)
-    shares = of_all(session.ranks, lambda: _judged(session, share(session.ranks, job)))
+    job = Job.groups(
+        assembly.val_prompts, n, purpose="validation", update=0, guidance=guidance, between=assembly.between
+    )
+    shares = of_all(assembly.ranks, lambda: _judged(assembly, share(assembly.ranks, job)))
     pictures = [picture for some, _ in shares for picture in some]
     scores = Scores.cat([score for _, some in shares for score in some])
     if target is not None:
@@ -43,17 +45,17 @@ def judge(session: FlowSession, target: Path | None, *, n: int, guidance: float 
     }
 
 
-def _judged(session: FlowSession, job: Job) -> tuple[list[np.ndarray], list[Scores]]:
+def _judged(assembly: FlowAssembly, job: Job) -> tuple[list[np.ndarray], list[Scores]]:
     """Pictures and their scores, in batches; scored while the next ones are sampled."""
     pictures: list[np.ndarray] = []
     pending = []
     if not job.prompts:
         return [], []
-    with closing(session.engine.sample(job)) as parts:
+    with closing(assembly.engine.sample(job)) as parts:
         for rows, _, some in parts:
             pictures += some
-            pending.append(session.scorer.submit(some, job.prompts[rows]))
-    return pictures, [awaited(part, session.between) for part in pending]
+            pending.append(assembly.scorer.submit(some, job.prompts[rows]))
+    return pictures, [awaited(part, assembly.between) for part in pending]
 
 
 def _keep(target: Path, job: Job, pictures: list[np.ndarray], scores: Scores, n: int) -> None:

@@ -16,7 +16,7 @@ from burnish.algorithms.base import Needs
 from burnish.metrics import group_diversity
 from burnish.options import RolloutOptions
 from burnish.rewards.scoring import AnyScorer, Judged, awaited
-from burnish.rollout.requests import Asked
+from burnish.rollout.requests import RolloutRequest
 from burnish.tasks.flow.drift import velocity_growth, watched
 from burnish.tasks.flow.engine import FlowEngine, Job
 from burnish.types.rollout import Denoising, Scored, Scores, failures_of
@@ -36,11 +36,11 @@ class FlowRollouts:
         watch: Stopwatch,
         between: Callable[[], None] = lambda: None,
     ) -> None:
-        """Args: ``between`` is called again and again; what it raises, GivenUp most likely, ends the work."""
+        """Args: ``between`` is called again and again; what it raises, Cancelled most likely, ends the work."""
         self.engine, self.scorer, self.needs, self.rollout, self.watch = engine, scorer, needs, rollout, watch
         self.between = between
 
-    def make(self, asked: Asked) -> Scored:
+    def make(self, asked: RolloutRequest) -> Scored:
         """The samples that are learned from: all that are asked for, or the best and the worst of each group."""
         candidates = self.rollout.candidates
         cheap = candidates.num_inference_steps if candidates else None

@@ -11,31 +11,31 @@ from typing import Any
 
 from burnish.algorithms.language.sft import SFT
 from burnish.config.language import LanguageConfig
-from burnish.data.language.given import AnswerData, AnswerRecord, read_answers
+from burnish.data.language.given import ResponseData, ResponseRecord, read_responses
 from burnish.data.language.prompts import check_positions, read_questions, within_length
 from burnish.data.stream import PromptStream, Stream
 from burnish.language.sampling import Sampling
 from burnish.models.language.loading import check_experts, family_of, load_language_model, read_config
 from burnish.rewards.text.base import POLICY, Dialogue, Response, check_labels
 from burnish.rollout.base import StreamSource
-from burnish.rollout.offline_language import WrittenSource
+from burnish.rollout.offline_language import OfflineLanguageSource
 from burnish.rollout.online import OnlineSource
-from burnish.rollout.prompt_schedule import Questions
-from burnish.tasks.assembly import Session
+from burnish.rollout.prompt_schedule import PromptSchedule
+from burnish.tasks.assembly import Assembly
 from burnish.tasks.language.dialogues import Dialogues, try_out
-from burnish.tasks.language.engine import AnswerEngine, AnswerJob, Encoder, LanguageEngine
+from burnish.tasks.language.engine import Encoder, LanguageEngine, ResponseEngine, ResponseJob
 from burnish.tasks.language.roles import LanguageRoles
-from burnish.tasks.language.rollouts import AnswerRollouts
+from burnish.tasks.language.rollouts import ResponseRollouts
 from burnish.training.auxiliary import Supervised
 from burnish.training.balance import Balance
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.types.media import Media
-from burnish.types.rollout import GivenAnswers, Prompt
+from burnish.types.rollout import OfflineResponses, Prompt
 
 MADE_UP = "A made-up response, to try the rewards before the run begins."
 
 
-class LanguageSession(Session):
+class LanguageAssembly(Assembly):
     """Questions, networks, engine and source of a language model."""
 
     config: LanguageConfig
@@ -65,7 +65,7 @@ class LanguageSession(Session):
         return roles
 
     @cached_property
-    def engine(self) -> AnswerEngine:
+    def engine(self) -> ResponseEngine:
         config = self.config
         if config.environment is not None:
             return Dialogues(self.roles, config.environment, batch_size=config.rollout.batch_size, seed=config.seed)
@@ -80,11 +80,11 @@ class LanguageSession(Session):
         return LanguageEngine(self.roles, batch_size=config.rollout.batch_size, seed=config.seed)
 
     @property
-    def publisher(self) -> AnswerEngine:
+    def publisher(self) -> ResponseEngine:
         return self.engine
 
     @property
-    def samples_apart(self) -> bool:
+    def has_separate_engine(self) -> bool:
         return self.config.rollout.vllm is not None
 
     @contextmanager
@@ -153,15 +153,15 @@ class LanguageSession(Session):
         if self.answers is not None:
             data = self._learnable(self.answers)
             records = Stream(data.records, config.data.train_batch_size, seed=config.seed, shuffle=config.data.shuffle)
-            return WrittenSource(
+            return OfflineLanguageSource(
                 records, data, batches=config.trainer.rollouts_per_update, seed=config.seed, watch=self.watch
             )
-        return OnlineSource(self.questions, self.maker)
+        return OnlineSource(self.questions, self.rollout_worker)
 
     @cached_property
-    def questions(self) -> Questions:
+    def questions(self) -> PromptSchedule:
         config, data = self.config, self.config.data
-        return Questions(
+        return PromptSchedule(
             stream=PromptStream(
                 self.learnable_prompts, data.train_batch_size, seed=config.seed, shuffle=data.shuffle
             ),
@@ -171,30 +171,30 @@ class LanguageSession(Session):
         )  # fmt: skip
 
     @cached_property
-    def maker(self) -> AnswerRollouts:
-        return AnswerRollouts(
+    def rollout_worker(self) -> ResponseRollouts:
+        return ResponseRollouts(
             self.engine, self.scorer, self.needs,
             sampling=self.sampling, environment=self.config.environment, watch=self.watch, between=self.between,
         )  # fmt: skip
 
     @cached_property
-    def answers(self) -> list[AnswerRecord] | None:
+    def answers(self) -> list[ResponseRecord] | None:
         """Responses that the algorithm learns from in place of prompts."""
         data, holds = self.config.data, self.needs.data
-        return None if holds == "prompts" else read_answers(data.train_files, data, holds)
+        return None if holds == "prompts" else read_responses(data.train_files, data, holds)
 
     @cached_property
-    def more_answers(self) -> list[AnswerRecord] | None:
+    def more_answers(self) -> list[ResponseRecord] | None:
         """Responses that are imitated beside."""
         section = self.config.ptx
-        return None if section is None else read_answers(section.train_files, self.config.data, "demonstrations")
+        return None if section is None else read_responses(section.train_files, self.config.data, "demonstrations")
 
-    def _learnable(self, records: list[AnswerRecord]) -> AnswerData:
+    def _learnable(self, records: list[ResponseRecord]) -> ResponseData:
         """Those that are short enough, as the model has them."""
         model, config = self.roles.model, self.config
-        measured = AnswerData(records, model, Encoder(model, self._tools, bounded=False))
+        measured = ResponseData(records, model, Encoder(model, self._tools, bounded=False))
         kept = measured.within(config.data, config.rollout.max_new_tokens).records
-        return AnswerData(kept, model, self.engine.encode)
+        return ResponseData(kept, model, self.engine.encode)
 
     @cached_property
     def besides(self) -> Supervised | None:
@@ -204,7 +204,7 @@ class LanguageSession(Session):
         data = self._learnable(self.more_answers)
         stream = Stream(data.records, section.batch_size, seed=config.seed, shuffle=True, name="ptx")
 
-        def draw(step: int) -> GivenAnswers:
+        def draw(step: int) -> OfflineResponses:
             return data.given(stream.batch(step), update=step, seed=config.seed)
 
         return Supervised(SFT(), draw, section.coef, metric="actor/ptx_loss")
@@ -241,7 +241,7 @@ class LanguageSession(Session):
         if not isinstance(self.engine, LanguageEngine):  # a server of its own, or an environment, which would be asked
             return
         sampling = replace(self.judged_sampling, max_new_tokens=1)
-        self.engine.sample(AnswerJob.groups(self.val_prompts[:1], 1, purpose="trial", update=0, sampling=sampling))
+        self.engine.sample(ResponseJob.groups(self.val_prompts[:1], 1, purpose="trial", update=0, sampling=sampling))
 
     def media(self) -> Iterator[tuple[str, Media]]:
         records = [*(self.answers or ()), *(self.more_answers or ())]

@@ -15,7 +15,7 @@ from burnish.language.decoding import decode
 from burnish.language.model import LanguageModel, Video
 from burnish.rewards.judging import place_of
 from burnish.rewards.text.base import POLICY, Dialogue, Response
-from burnish.tasks.language.engine import AnswerJob, Encoder, SamplingRoles
+from burnish.tasks.language.engine import Encoder, ResponseJob, SamplingRoles
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, Features, follow
 from burnish.types.prompt import Prompt
@@ -85,7 +85,7 @@ class Dialogues:
         for role in environment.roles:  # a template that refuses one would do so in the middle of a run
             roles.model.turn((), [{"role": role, "content": [{"type": "text", "text": "?"}]}], tools=self.tools)
 
-    def sample(self, job: AnswerJob) -> tuple[Completion, list[Response]]:
+    def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
         """Dialogues in the order of the job's rows: all turns of a row are one response of the completion."""
         alike: dict[Any, Encoded] = {}  # what is said again goes through the processor once
         rows = self._begin(job, alike)
@@ -107,7 +107,7 @@ class Dialogues:
         """End what the environment runs beside this process."""
         self.environment.close()
 
-    def _begin(self, job: AnswerJob, alike: dict[Any, Encoded]) -> list[_Row]:
+    def _begin(self, job: ResponseJob, alike: dict[Any, Encoded]) -> list[_Row]:
         plain = self.encode(job.prompts)
         rows = []
         first: dict[int, int] = {}  # sample of each group
@@ -146,7 +146,7 @@ class Dialogues:
         return self.roles.model.encode(chat, images, [Video(*media.video()) for media in prompt.videos], self.tools)
 
     def _respond(
-        self, network: nn.Module, rows: Sequence[_Row], job: AnswerJob, turn: int, alike: dict[Any, Encoded]
+        self, network: nn.Module, rows: Sequence[_Row], job: ResponseJob, turn: int, alike: dict[Any, Encoded]
     ) -> None:
         """Let the policy say something in every one of these dialogues, and the environment after it."""
         distinct = {id(row.conversation): row.conversation for row in rows}

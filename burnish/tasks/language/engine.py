@@ -36,7 +36,7 @@ class SamplingRoles(Protocol):
 
 
 @dataclass(frozen=True)
-class AnswerJob:
+class ResponseJob:
     """Which responses to make. Row i is sample ``sample[i]`` to prompt ``prompts[i]``."""
 
     prompts: list[Prompt]  # [B]
@@ -51,26 +51,26 @@ class AnswerJob:
     def groups(
         cls, prompts: Sequence[Prompt], n: int, *, purpose: Purpose,
         update: int, sampling: Sampling,
-    ) -> AnswerJob:  # fmt: skip
+    ) -> ResponseJob:  # fmt: skip
         """``n`` responses to each prompt."""
         rows, group, sample = numbered(prompts, n)
         return cls(rows, group, sample, purpose, update, sampling)
 
-    def select(self, rows: slice) -> AnswerJob:
+    def select(self, rows: slice) -> ResponseJob:
         """Some of its rows."""
         return replace(self, prompts=self.prompts[rows], group=self.group[rows], sample=self.sample[rows])
 
-    def greedy(self) -> AnswerJob:
+    def greedy(self) -> ResponseJob:
         """The likeliest response to each of the prompts, once."""
         first = [row for row, g in enumerate(self.group.tolist()) if row == 0 or g != int(self.group[row - 1])]
         sampling = replace(self.sampling, temperature=0.0, first_temperature=None)
-        return AnswerJob(
+        return ResponseJob(
             [self.prompts[row] for row in first], self.group[first], self.sample[first], "greedy", self.update,
             sampling, self.between,
         )  # fmt: skip
 
 
-class AnswerEngine(Protocol):
+class ResponseEngine(Protocol):
     """Who samples responses: the trainer's own weights, or a server."""
 
     seed: int
@@ -80,7 +80,7 @@ class AnswerEngine(Protocol):
         """Prompts as tokens and pixels, by reference; each distinct one once."""
         ...
 
-    def sample(self, job: AnswerJob) -> tuple[Completion, list[Response]]:
+    def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
         """Responses in the order of the job's rows, as tokens and as text."""
         ...
 
@@ -155,7 +155,7 @@ class LanguageEngine:
         self.metrics: dict[str, float] = {}
         self.encode = Encoder(roles.model)
 
-    def sample(self, job: AnswerJob) -> tuple[Completion, list[Response]]:
+    def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
         prompts = self.encode(job.prompts)
         keys = [
             random.key(self.seed, job.purpose, job.update, prompt.uid, sample)

@@ -14,9 +14,9 @@ from burnish.algorithms.base import Metrics
 from burnish.metrics import given_metrics, length_metrics, validation_metrics
 from burnish.rewards.scoring import awaited
 from burnish.rewards.text.base import Response
-from burnish.tasks import LanguageSession
+from burnish.tasks import LanguageAssembly
 from burnish.tasks.language.dialogues import dialogue_metrics
-from burnish.tasks.language.engine import AnswerJob
+from burnish.tasks.language.engine import ResponseJob
 from burnish.tasks.scores import write_scores
 from burnish.tasks.shares import of_all, share
 from burnish.types.completion import Lengths
@@ -28,11 +28,11 @@ SHOWN = 16  # questions whose responses are kept
 FRAMES = 4  # of a video that are kept
 
 
-def judge(session: LanguageSession, target: Path | None, *, n: int) -> Metrics:
+def judge(assembly: LanguageAssembly, target: Path | None, *, n: int) -> Metrics:
     """Answer held-out questions, score, and keep the first ones in ``target``, if any."""
-    job = AnswerJob.groups(session.val_prompts, n, purpose="validation", update=0, sampling=session.judged_sampling)
-    job = replace(job, between=session.between)
-    made = of_all(session.ranks, lambda: _judged(session, share(session.ranks, job)))
+    job = ResponseJob.groups(assembly.val_prompts, n, purpose="validation", update=0, sampling=assembly.judged_sampling)
+    job = replace(job, between=assembly.between)
+    made = of_all(assembly.ranks, lambda: _judged(assembly, share(assembly.ranks, job)))
     shares = [one for one in made if one is not None]
     responses = [response for some, _, _ in shares for response in some]
     lengths = Lengths.cat([some for _, some, _ in shares])
@@ -50,17 +50,17 @@ def judge(session: LanguageSession, target: Path | None, *, n: int) -> Metrics:
     )
 
 
-def _judged(session: LanguageSession, job: AnswerJob) -> tuple[list[Response], Lengths, Scores] | None:
+def _judged(assembly: LanguageAssembly, job: ResponseJob) -> tuple[list[Response], Lengths, Scores] | None:
     """Responses with their lengths and scores; None for no prompts."""
     if not job.prompts:
         return None
-    completion, responses = session.engine.sample(job)
-    scores = awaited(session.scorer.submit(responses, job.prompts), session.between)
+    completion, responses = assembly.engine.sample(job)
+    scores = awaited(assembly.scorer.submit(responses, job.prompts), assembly.between)
     return responses, completion.lengths, scores
 
 
 def _keep(
-    target: Path, job: AnswerJob, lengths: Lengths, responses: Sequence[Response], scores: Scores, n: int
+    target: Path, job: ResponseJob, lengths: Lengths, responses: Sequence[Response], scores: Scores, n: int
 ) -> None:
     folder = target / "pictures"
     with writing(folder):

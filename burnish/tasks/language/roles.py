@@ -23,7 +23,7 @@ from burnish.training.balance import Balance
 from burnish.training.ranks import Ranks
 from burnish.training.sharding import Shards, fill, held, mesh_of, shard
 from burnish.types.completion import Completion
-from burnish.types.rollout import Answered, GivenAnswers
+from burnish.types.rollout import OfflineResponses, ScoredResponses
 from burnish.utils import random
 from burnish.utils.errors import UserError
 
@@ -272,7 +272,7 @@ class LanguageRoles:
         """Whether the policy stays as it is in an update, while the critic warms up."""
         return self.needs.critic and update <= self.critic.warmup_updates
 
-    def begin(self, collected: Answered | GivenAnswers, *, moved: bool) -> None:
+    def begin(self, collected: ScoredResponses | OfflineResponses, *, moved: bool) -> None:
         """Samples have come to learn from; ``moved`` says that the policy is no longer the one that made them.
 
         Layouts round otherwise in half precision: what is compared over an update is computed in one of them, or

@@ -11,19 +11,19 @@ from burnish.environments.base import Environment
 from burnish.language.sampling import Sampling
 from burnish.rewards.scoring import AnyScorer, awaited
 from burnish.rewards.text.environment import turn_rewards
-from burnish.rollout.requests import Asked
+from burnish.rollout.requests import RolloutRequest
 from burnish.tasks.language.dialogues import dialogue_metrics
-from burnish.tasks.language.engine import AnswerEngine, AnswerJob
-from burnish.types.rollout import Answered, failures_of
+from burnish.tasks.language.engine import ResponseEngine, ResponseJob
+from burnish.types.rollout import ScoredResponses, failures_of
 from burnish.utils.timer import Stopwatch
 
 
-class AnswerRollouts:
+class ResponseRollouts:
     """Samples with an engine and has the responses judged."""
 
     def __init__(
         self,
-        engine: AnswerEngine,
+        engine: ResponseEngine,
         scorer: AnyScorer,
         needs: LanguageNeeds,
         *,
@@ -32,7 +32,7 @@ class AnswerRollouts:
         watch: Stopwatch,
         between: Callable[[], None] = lambda: None,
     ) -> None:
-        """Args: ``between`` is called again and again; what it raises, GivenUp most likely, ends the work."""
+        """Args: ``between`` is called again and again; what it raises, Cancelled most likely, ends the work."""
         self.engine, self.scorer, self.needs = engine, scorer, needs
         self.sampling, self.environment, self.watch = sampling, environment, watch
         self.between = between
@@ -48,9 +48,11 @@ class AnswerRollouts:
         """Responses that a dialogue can have; 0 without an environment."""
         return 0 if self.environment is None else self.environment.max_turns
 
-    def make(self, asked: Asked) -> Answered:
+    def make(self, asked: RolloutRequest) -> ScoredResponses:
         self.between()  # an engine elsewhere is asked for everything at once
-        job = AnswerJob(asked.prompts, asked.group, asked.sample, "rollout", asked.update, self.sampling, self.between)
+        job = ResponseJob(
+            asked.prompts, asked.group, asked.sample, "rollout", asked.update, self.sampling, self.between
+        )
         with self.watch("gen"):
             trace, responses = self.engine.sample(job)
         pending = self.scorer.submit(responses, job.prompts)
@@ -58,7 +60,7 @@ class AnswerRollouts:
             scores = awaited(pending, self.between)
         spoken = {f"train/{name}": value for name, value in dialogue_metrics(responses).items()}
         dialogues = float(sum(response.dialogue is not None for response in responses))
-        return Answered(
+        return ScoredResponses(
             prompts=job.prompts,
             group=job.group,
             sample=job.sample,
@@ -75,7 +77,7 @@ class AnswerRollouts:
             failures=failures_of(job.prompts, job.sample, scores),
         )
 
-    def _greedy(self, job: AnswerJob) -> torch.Tensor:
+    def _greedy(self, job: ResponseJob) -> torch.Tensor:
         """Reward of the likeliest response to each row's prompt, [B]; NaN where it is missing or nobody asks for it."""
         if not self.needs.greedy:
             return torch.full((len(job.prompts),), torch.nan)

@@ -17,7 +17,7 @@ from burnish.algorithms.flow.sft import SFT
 from burnish.batches import NoiseLevels, judge, take, without_prompts
 from burnish.flow.schedules import schedule
 from burnish.types.batch import Gathered
-from burnish.types.rollout import Conditioning, Denoising, Given, Prompt, Scored, Scores
+from burnish.types.rollout import Conditioning, Denoising, OfflineSamples, Prompt, Scored, Scores
 
 SIZE, GROUPS, DIM = 4, 3, 5
 COUNT = SIZE * GROUPS
@@ -50,9 +50,9 @@ def scored(*, missing=(), reward=None, seed: int = 3) -> Scored:
     )  # fmt: skip
 
 
-def given(members: int, uids: str = "abc") -> Given:
+def given(members: int, uids: str = "abc") -> OfflineSamples:
     count = len(uids)
-    return Given(
+    return OfflineSamples(
         conditioning=conditioning(count), unconditional=conditioning(count, 100.0),
         latents=torch.randn(count, members, DIM, generator=torch.Generator().manual_seed(2), dtype=torch.float64),
         uid=list(uids), schedule=TIMES, update=2, version=1, seed=3,

@@ -70,12 +70,12 @@ def test_means_of_older_weights_are_computed_anew(pipeline):
 
 @pytest.mark.parametrize("correction", ["null", "{}"])
 def test_responses_of_older_weights_are_scored_anew(correction):
-    session = session_of(
+    assembly = session_of(
         *SMALL, "algorithm=grpo", "trainer.mini_batch_size=null", f"algorithm.rollout_correction={correction}"
     )
-    workers, algorithm = session.workers, session.config.algorithm
-    first = session.source.collect(1)
-    stale = session.maker.make(session.questions.ask(2, 0, Counter()))
+    workers, algorithm = assembly.workers, assembly.config.algorithm
+    first = assembly.source.collect(1)
+    stale = assembly.rollout_worker.make(assembly.questions.ask(2, 0, Counter()))
     assert workers.annotate(first).metrics["old_policy/recomputed"] == float(correction != "null")
     workers.update(algorithm.credit(workers.annotate(first))[0], 1)
     workers.publish(1)

@@ -91,7 +91,7 @@ def test_a_file_that_fails_to_import_is_refused(tmp_path: Path):
         lookup("flow reward", "function")(path=f"{tmp_path / 'broken.py'}:score").check([])
 
 
-class Given(Reward):
+class OfflineSamples(Reward):
     """Says what the test wants it to say."""
 
     extras = ("one",)
@@ -104,16 +104,16 @@ class Given(Reward):
 
 
 def test_any_reward_is_held_to_its_promises():
-    assert verdicts(Given(), *[]) == []
+    assert verdicts(OfflineSamples(), *[]) == []
     good = Verdict(1.0, (0.0,), "read")
-    assert verdicts(Given(good), "a") == [good]
+    assert verdicts(OfflineSamples(good), "a") == [good]
     for wrong, why in (
         (Verdict(math.nan, (0.0,)), "not a finite number"),
         (Verdict(1.0), "0 extras, but declares 1"),
         (Verdict(None, (), "too dark"), "too dark"),
         (Verdict(None), "gave no value"),
     ):
-        (said,) = verdicts(Given(wrong), "a")
+        (said,) = verdicts(OfflineSamples(wrong), "a")
         assert said.value is None
         assert why in said.note
-    assert all("2 verdicts for 1" in said.note for said in verdicts(Given(good, good), "a", "b", "c"))
+    assert all("2 verdicts for 1" in said.note for said in verdicts(OfflineSamples(good, good), "a", "b", "c"))

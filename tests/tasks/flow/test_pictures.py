@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from burnish.config import load
 from burnish.loop import run
-from burnish.tasks import open_session
+from burnish.tasks import assemble
 from burnish.utils.errors import ConfigError, UserError
 
 PICTURES = "burnish:quickstart/pictures.jsonl"
@@ -26,21 +26,21 @@ BESIDE = ["algorithm=diffusion_nft", "algorithm.train_timesteps=2", "rollout.n=2
 
 def session_of(*overrides):
     config = load("quickstart", [*SMALL, *overrides])
-    session = open_session(config)
-    session.check_data()
-    session.check()
-    return session
+    assembly = assemble(config)
+    assembly.check_data()
+    assembly.check()
+    return assembly
 
 
-def trained(session, first: int, last: int) -> list[dict]:
+def trained(assembly, first: int, last: int) -> list[dict]:
     rows: list[dict] = []
-    run(range(first, last + 1), session.source, session.workers,
-        [lambda update, metrics: rows.append(dict(metrics))], watch=session.watch, stop=lambda: False)  # fmt: skip
+    run(range(first, last + 1), assembly.source, assembly.workers,
+        [lambda update, metrics: rows.append(dict(metrics))], watch=assembly.watch, stop=lambda: False)  # fmt: skip
     return rows
 
 
-def weights(session) -> torch.Tensor:
-    return torch.cat([value.detach().flatten() for value in session.roles.parameters().values()])
+def weights(assembly) -> torch.Tensor:
+    return torch.cat([value.detach().flatten() for value in assembly.roles.parameters().values()])
 
 
 def saved(state):
@@ -68,7 +68,7 @@ def test_a_resumed_run_goes_on_bit_by_bit(overrides):
 
 def test_pictures_beside_rewards_change_the_gradient_by_their_coefficient():
     plain, little, much = (session_of(*BESIDE, f"supervised.coef={coef}") for coef in (1e-12, 1e-12, 1.0))
-    rows = [trained(session, 1, 1)[0] for session in (plain, little, much)]
+    rows = [trained(assembly, 1, 1)[0] for assembly in (plain, little, much)]
     assert torch.equal(weights(plain), weights(little))
     assert rows[0]["actor/sft_loss"] == rows[2]["actor/sft_loss"]  # the same pictures, noise and times
     assert rows[0]["actor/grad_norm"] != rows[2]["actor/grad_norm"]
@@ -139,9 +139,9 @@ def test_contradictions_are_refused(overrides, words):
 
 
 def test_groups_are_counted_as_samples():
-    session = session_of("algorithm=dgpo", "algorithm.train_timesteps=2", "rollout.n=4", "trainer.mini_batch_size=8")
-    assert session.workers.trainer.mini_batch_size == 2  # rows, each of four samples
-    assert session.config.optimizer_steps == 6
-    metrics = trained(session, 1, 1)[0]
-    assert session.workers.optimizer_steps == 2
+    assembly = session_of("algorithm=dgpo", "algorithm.train_timesteps=2", "rollout.n=4", "trainer.mini_batch_size=8")
+    assert assembly.workers.trainer.mini_batch_size == 2  # rows, each of four samples
+    assert assembly.config.optimizer_steps == 6
+    metrics = trained(assembly, 1, 1)[0]
+    assert assembly.workers.optimizer_steps == 2
     assert metrics["actor/skipped_updates"] == 0

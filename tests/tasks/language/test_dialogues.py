@@ -13,7 +13,7 @@ from burnish.rewards.text.base import POLICY, Response
 from burnish.rewards.text.environment import EnvironmentReward
 from burnish.rewards.text.format import Format
 from burnish.tasks.language.dialogues import Dialogues
-from burnish.tasks.language.engine import AnswerJob, LanguageEngine
+from burnish.tasks.language.engine import LanguageEngine, ResponseJob
 from tests.support.games import SAMPLING, Roles, Shows, play, prompts
 from tests.support.language_samples import model_of
 
@@ -84,7 +84,7 @@ def test_a_group_begins_alike_and_another_one_otherwise():
 def test_one_turn_of_a_silent_environment_is_an_answer():
     completion, responses = play(Shows(opening=False, max_turns=1), prompts())
     roles = Roles("qwen2_5_vl")
-    job = AnswerJob.groups(prompts(), 2, purpose="rollout", update=1, sampling=SAMPLING)
+    job = ResponseJob.groups(prompts(), 2, purpose="rollout", update=1, sampling=SAMPLING)
     plain, texts = LanguageEngine(roles, batch_size=256, seed=0).sample(job)
     for name in ("ids", "mask", "logprob", "positions", "length", "finished"):
         assert torch.equal(getattr(completion, name), getattr(plain, name)), name
@@ -136,7 +136,7 @@ def test_an_environment_that_gives_something_else_is_told_so():
 
 
 def test_all_turns_of_a_greedy_job_start_where_the_others_do():
-    engine_job = AnswerJob.groups(prompts(), 2, purpose="rollout", update=1, sampling=SAMPLING)
+    engine_job = ResponseJob.groups(prompts(), 2, purpose="rollout", update=1, sampling=SAMPLING)
     engine = Dialogues(Roles("qwen2_5_vl"), Shows(), batch_size=8, seed=0)
     _, sampled = engine.sample(engine_job)
     _, greedy = engine.sample(engine_job.greedy())

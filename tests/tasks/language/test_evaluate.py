@@ -10,7 +10,7 @@ import torch
 
 from burnish.config import load
 from burnish.loop import run
-from burnish.tasks import open_session
+from burnish.tasks import assemble
 from burnish.utils.errors import ConfigError, UserError
 
 ASSETS = "burnish:vlm_quickstart"
@@ -27,21 +27,21 @@ PTX = f"ptx={{train_files: '{ASSETS}/supervised.jsonl', batch_size: 3}}"
 
 def session_of(*overrides):
     config = load("vlm_quickstart", list(overrides))
-    session = open_session(config)
-    session.check_data()
-    session.check()
-    return session
+    assembly = assemble(config)
+    assembly.check_data()
+    assembly.check()
+    return assembly
 
 
-def trained(session, first: int, last: int) -> list[dict]:
+def trained(assembly, first: int, last: int) -> list[dict]:
     rows: list[dict] = []
-    run(range(first, last + 1), session.source, session.workers,
-        [lambda update, metrics: rows.append(dict(metrics))], watch=session.watch, stop=lambda: False)  # fmt: skip
+    run(range(first, last + 1), assembly.source, assembly.workers,
+        [lambda update, metrics: rows.append(dict(metrics))], watch=assembly.watch, stop=lambda: False)  # fmt: skip
     return rows
 
 
-def weights(session) -> torch.Tensor:
-    return torch.cat([value.detach().flatten() for value in session.roles.parameters().values()])
+def weights(assembly) -> torch.Tensor:
+    return torch.cat([value.detach().flatten() for value in assembly.roles.parameters().values()])
 
 
 def saved(state):
@@ -82,11 +82,11 @@ def test_a_resumed_run_goes_on_bit_by_bit(overrides, metric):
 
 
 def test_pairs_are_counted_in_pairs_and_tokens():
-    session = session_of(*OFFLINE, *PAIRS)
-    batch = session.source.collect(1)
+    assembly = session_of(*OFFLINE, *PAIRS)
+    batch = assembly.source.collect(1)
     assert len(batch) == 4
     assert len(batch.answers.trace) == 8
-    row = trained(session, 1, 1)[0]
+    row = trained(assembly, 1, 1)[0]
     assert row["train/pairs"] == 4
     assert row["response_length/max"] <= 12
     assert row["perf/total_num_tokens"] > 8 * row["response_length/mean"]
@@ -108,10 +108,10 @@ def test_bad_records_are_refused_with_their_lines_before_weights_load(tmp_path):
         QUESTION | {"chosen": "4"},
         QUESTION | {"chosen": "4", "rejected": "4"},
     )
-    session = open_session(load("vlm_quickstart", [*OFFLINE, *PAIRS[:2], option]))
+    assembly = assemble(load("vlm_quickstart", [*OFFLINE, *PAIRS[:2], option]))
     with pytest.raises(UserError, match=r"(?s)bad.jsonl:2: has no rejected.*bad.jsonl:3: has the same text"):
-        session.check_data()
-    assert "roles" not in vars(session)
+        assembly.check_data()
+    assert "roles" not in vars(assembly)
 
 
 def test_what_is_too_long_is_refused_or_left_out_and_never_cut(tmp_path):

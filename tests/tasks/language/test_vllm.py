@@ -13,7 +13,7 @@ import torch
 from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
 from burnish.options.vllm import VllmOptions
-from burnish.tasks.language.engine import AnswerJob, LanguageEngine
+from burnish.tasks.language.engine import LanguageEngine, ResponseJob
 from burnish.tasks.language.vllm import engine as module
 from burnish.tasks.language.vllm.engine import VllmEngine
 from burnish.tasks.language.vllm.process import VllmDiedError, VllmFailedError
@@ -66,7 +66,7 @@ def engine(started):
 
 
 def job(prompts, sampling=PLAIN, *, n=3, update=1):
-    return AnswerJob.groups(prompts, n, purpose="rollout", update=update, sampling=sampling)
+    return ResponseJob.groups(prompts, n, purpose="rollout", update=update, sampling=sampling)
 
 
 def off(engine, completion, temperature):

@@ -23,9 +23,9 @@ from burnish.tasks.language.vllm.engine import parameters
 from burnish.tasks.language.vllm.probe import imagined, remembered
 from burnish.tasks.language.vllm.process import VllmDiedError, VllmFailedError, VllmProcess
 from burnish.tasks.language.vllm.prompts import packed, with_responses
-from burnish.tasks.language.vllm.weight_sync import Publication, weights_of
+from burnish.tasks.language.vllm.weight_sync import WeightSync, weights_of
 from burnish.types.completion import Encoded, Features
-from burnish.utils.errors import GivenUp, UserError
+from burnish.utils.errors import Cancelled, UserError
 
 IMAGE, VIDEO = 90, 91
 
@@ -153,7 +153,7 @@ def test_what_was_sampled_becomes_the_probe():
 def test_a_publication_has_no_name_and_says_what_it_holds(tmp_path, monkeypatch):
     monkeypatch.setattr("burnish.tasks.language.vllm.weight_sync.SHARED", tmp_path)
     words = torch.randn(6, 4)
-    publication = Publication({"embed": words, "head": words, "step": torch.tensor(3)}, 7, dtype=torch.bfloat16)
+    publication = WeightSync({"embed": words, "head": words, "step": torch.tensor(3)}, 7, dtype=torch.bfloat16)
     path = publication.path
     try:
         assert not list(tmp_path.iterdir())
@@ -225,11 +225,11 @@ def test_nothing_of_the_trainers_python_reaches_the_process(monkeypatch):
 
 def test_a_run_that_is_to_stop_waits_for_no_answer(monkeypatch):
     def stop():
-        raise GivenUp
+        raise Cancelled
 
     child = started(monkeypatch, TALK + "time.sleep(20)")
     begun = time.monotonic()
-    with pytest.raises(GivenUp):
+    with pytest.raises(Cancelled):
         next(child.ask("3 responses", {}, between=stop))
     child.close()
     assert time.monotonic() - begun < 10

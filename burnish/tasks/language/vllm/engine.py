@@ -16,16 +16,16 @@ from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
 from burnish.options.vllm import VllmOptions
 from burnish.rewards.text.base import Response
-from burnish.tasks.language.engine import AnswerJob, Encoder, SamplingRoles, texts
+from burnish.tasks.language.engine import Encoder, ResponseJob, SamplingRoles, texts
 from burnish.tasks.language.vllm.probe import imagined, remembered
 from burnish.tasks.language.vllm.process import VllmDiedError, VllmFailedError, VllmProcess
 from burnish.tasks.language.vllm.prompts import packed, unpacked, with_responses
-from burnish.tasks.language.vllm.weight_sync import Publication, weights_of
+from burnish.tasks.language.vllm.weight_sync import WeightSync, weights_of
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, Features
 from burnish.types.prompt import Prompt
 from burnish.utils import random
-from burnish.utils.errors import GivenUp, UserError
+from burnish.utils.errors import Cancelled, UserError
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
@@ -66,7 +66,7 @@ class VllmEngine:
         self.restarts = 0
         self._tolerance = options.tolerance or TOLERANCE[self.model.compute]
         self._first = {"arguments": self._arguments(path, batch_size), "banned": self.model.banned.tolist()}
-        self._published: Publication | None = None
+        self._published: WeightSync | None = None
         self._probe: Completion | None = None
         self._example = example
         self._resting = False
@@ -74,21 +74,21 @@ class VllmEngine:
         self._given_up = False  # the run is to stop: nothing is sampled any more
         self._process = self._started()
 
-    def sample(self, job: AnswerJob) -> tuple[Completion, list[Response]]:
+    def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
         """Responses in the order of the job's rows, as tokens and as text.
 
         Raises:
             UserError: vLLM can't do what the job asks for.
             VllmFailedError: it failed, or its log-probs are not the trainer's.
-            GivenUp: the run is to stop; what vLLM still says is heard no more.
+            Cancelled: the run is to stop; what vLLM still says is heard no more.
         """
         try:
             return self._sampled(job)
-        except GivenUp:
+        except Cancelled:
             self._given_up = True
             raise
 
-    def _sampled(self, job: AnswerJob) -> tuple[Completion, list[Response]]:
+    def _sampled(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
         job.between()
         self._insist(lambda: self._process.ready(job.between))  # it may still be starting
         prompts = self.encode(job.prompts)
@@ -115,7 +115,7 @@ class VllmEngine:
         if self._probe is None and (example := self._example()) is not None:
             self._probe = imagined(self.model, self.encode([example]).table, self.seed)
         with self.roles.sampling(merge=True) as network:
-            written = Publication(weights_of(network), version, dtype=self.model.compute)
+            written = WeightSync(weights_of(network), version, dtype=self.model.compute)
             if self._published is not None:
                 self._published.close()
             self._published, self._compared = written, False
@@ -188,7 +188,7 @@ class VllmEngine:
             if self._published is not None:
                 self._load(self._published)
 
-    def _load(self, written: Publication) -> None:
+    def _load(self, written: WeightSync) -> None:
         header = {"do": "load", "path": written.path, "version": written.version, "digest": written.digest}
         answer, _ = next(self._process.ask(f"weights of version {written.version}", header))
         self._resting = False
@@ -200,7 +200,7 @@ class VllmEngine:
                 "this model can't be sampled with it, use Burnish's own engine"
             )
 
-    def _sample(self, job: AnswerJob, prompts: Gathered[Encoded]) -> Completion:
+    def _sample(self, job: ResponseJob, prompts: Gathered[Encoded]) -> Completion:
         sampling = job.sampling
         self._check(sampling, prompts.table)
         keys = [
