@@ -261,7 +261,7 @@ def differences(before: dict[int, Metrics], after: dict[int, Metrics]) -> Iterat
             if name not in one or name not in two:
                 where, value = ("before", one[name]) if name in one else ("after", two[name])
                 yield f"update {update}: {name} is only {where} ({value})"
-            elif one[name] != two[name]:
+            elif repr(one[name]) != repr(two[name]):  # 0.0 and -0.0 differ, too
                 yield f"update {update}: {name} {one[name]!r} -> {two[name]!r}{_apart(one[name], two[name])}"
 
 
