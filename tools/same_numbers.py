@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -266,10 +265,9 @@ def differences(before: dict[int, Metrics], after: dict[int, Metrics]) -> Iterat
 
 
 def _apart(one: float | None, two: float | None) -> str:
-    if one is None or two is None:
+    if one is None or two is None or one == two:
         return ""
-    size = max(abs(one), abs(two))
-    return f" (by {abs(one - two):.1e}, {abs(one - two) / size if size else math.inf:.1e} of it)"
+    return f" (by {abs(one - two):.1e}, {abs(one - two) / max(abs(one), abs(two)):.1e} of it)"
 
 
 def _chosen(patterns: Sequence[str], names: Sequence[str] | dict[str, Any]) -> list[str]:
