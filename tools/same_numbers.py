@@ -5,12 +5,12 @@
     python tools/same_numbers.py compare build/before build/after
     python tools/same_numbers.py resume build/before build/resumed
 
-``record`` trains every run of ``same_numbers_runs.py`` for three updates, each in a process of its own, and skips those
-that are recorded already. ``compare`` reads metrics.jsonl of both, all columns but those that depend on the clock.
-``resume`` goes on from the checkpoint of update 2 that another commit wrote, by the config.yaml that it wrote, and
-compares update 3 with its own. The exit status is 0 where all numbers are equal, and 1 where any differs or a run
-failed. Numbers are those of one machine: record both sides on it. No part of Burnish is imported here, so that one
-version of this tool judges all commits.
+``record`` trains every run of ``same_numbers_runs.py`` for three updates, each in a process of its own, and leaves out
+those that the same commit has recorded there. ``compare`` reads metrics.jsonl of both, all columns but those that
+depend on the clock. ``resume`` goes on from the checkpoint of update 2 that another commit wrote, by the config.yaml
+that it wrote, which names files of that folder, and compares update 3 with its own. The exit status is 0 where all
+numbers are equal, and 1 where any differs or a run failed. Numbers are those of one machine: record both sides on it.
+No part of Burnish is imported here, so that one version of this tool judges all commits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ STEP = "training/global_step"
 PICTURES = "burnish/assets/quickstart/pictures.jsonl"
 RECORDED = "recorded.json"  # written last: how the run went
 LOG = "log.txt"
+EQUAL = "equal"
 SHOWN = 6  # differences of a run
+DIRTY = "-dirty"  # of a commit with changes
 
 Metrics = dict[str, Any]
 
@@ -85,17 +87,17 @@ def show(arguments: argparse.Namespace) -> int:
 
 
 def record(arguments: argparse.Namespace) -> int:
-    """Train every run that is not recorded yet."""
+    """Train every run that this commit has not recorded in FOLDER yet."""
     files = arguments.folder.resolve() / "files"
     write_files(files, arguments.checkout / PICTURES)
 
     def one(name: str, train: Trainer) -> Outcome:
         target = arguments.folder.resolve() / name
-        if (target / RECORDED).exists():
+        options = [option.replace(FILES, str(files)) for option in runs()[name]]
+        if train.has_recorded(target, options):
             return Outcome(name, 0.0, None, "recorded already")
         if target.exists():
             shutil.rmtree(target)
-        options = [option.replace(FILES, str(files)) for option in runs()[name]]
         return train(name, target, options)
 
     return _all(one, _chosen(arguments.runs, runs()), arguments)
@@ -130,9 +132,6 @@ def compare(arguments: argparse.Namespace) -> int:
         print(f"{name}: {found}", flush=True)
     print(f"{len(names) - different} of {len(names)} runs are equal")
     return int(different > 0 or not names)
-
-
-EQUAL = "equal"
 
 
 @dataclass
@@ -183,9 +182,16 @@ class Trainer:
         while not self._starters.empty():
             self._starters.get().close()
 
+    def has_recorded(self, target: Path, options: Sequence[str]) -> bool:
+        """Whether this commit, without uncommitted changes, has trained with these options in the folder."""
+        if not (target / RECORDED).exists() or self.commit.endswith(DIRTY):
+            return False
+        found = json.loads((target / RECORDED).read_text())
+        return bool(found["commit"] == self.commit and found["command"] == _command(options, target))
+
     def __call__(self, name: str, target: Path, options: Sequence[str]) -> Outcome:
         """Train in the folder ``target``."""
-        command = ["train", *options, f"output_dir={target}"]
+        command = _command(options, target)
         target.mkdir(parents=True, exist_ok=True)
         log, start = target / LOG, time.monotonic()
         starter = self._starters.get()
@@ -212,6 +218,10 @@ class Trainer:
                 ).returncode  # fmt: skip
             except subprocess.TimeoutExpired:
                 return TIMED_OUT
+
+
+def _command(options: Sequence[str], target: Path) -> list[str]:
+    return ["train", *options, f"output_dir={target}"]
 
 
 def cut_off(source: Path, target: Path) -> None:
@@ -289,7 +299,7 @@ def _recorded(folder: Path) -> list[str]:
 
 
 def _commit(checkout: Path) -> str:
-    asked = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12"]
+    asked = ["git", "-C", str(checkout), "describe", "--always", f"--dirty={DIRTY}", "--abbrev=12"]
     return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
 
 

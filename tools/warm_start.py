@@ -40,7 +40,10 @@ class Starter:
         assert self._process.stdout is not None
         order = {"arguments": list(arguments), "log": str(log.resolve()), "timeout": timeout}
         print(json.dumps(order), file=self._process.stdin, flush=True)
-        return int(self._process.stdout.readline())
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"the process that starts commands has ended with {self._process.wait()}; it said why")
+        return int(answer)
 
     def close(self) -> None:
         """End the process."""
