@@ -15,7 +15,7 @@ import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, Literal, TypeVar, dataclass_transform
 
 import pydantic
 import pydantic.dataclasses
@@ -26,6 +26,7 @@ from burnish.utils.errors import UserError
 from burnish.utils.user_code import absolute, load_object, reason
 
 T = TypeVar("T")
+PARTS = "burnish.algorithms.parts"
 ENTRY_POINTS = "burnish.plugins"  # group in which installed packages name modules that register something
 
 
@@ -36,12 +37,16 @@ class Kind:
     package: str  # of ours, whose modules register what ships with Burnish
     contract: str  # module:Name of what every entry must be: a base class, or a protocol; see burnish.utils.contracts
     options: bool = True  # a recipe's section fills the fields of its classes
+    base: str | None = None  # module:Name of the class of options that a function becomes, with ``name`` among them
     entries: dict[str, Any] = field(default_factory=dict)
 
 
 KINDS = {
     "flow algorithm": Kind("burnish.algorithms.flow", "burnish.algorithms.base:Algorithm"),
-    "language algorithm": Kind("burnish.algorithms.language", "burnish.algorithms.language.base:LanguageAlgorithm"),
+    "language algorithm": Kind("burnish.algorithms.language", "burnish.algorithms.base:Algorithm"),
+    "advantage": Kind(PARTS, f"{PARTS}:AdvantageFunction", base=f"{PARTS}:AdvantagePart"),
+    "surrogate": Kind(PARTS, f"{PARTS}:SurrogateFunction", base=f"{PARTS}:WholeSamples"),
+    "kl estimator": Kind(PARTS, f"{PARTS}:KlFunction", base="builtins:object"),
     "flow reward": Kind("burnish.rewards.images", "burnish.rewards.base:Reward"),
     "language reward": Kind("burnish.rewards.text", "burnish.rewards.text.base:LanguageReward"),
     "environment": Kind("burnish.environments", "burnish.environments.base:Environment"),
@@ -158,11 +163,17 @@ def _entry(kind: str, name: str, given: Any) -> Any:
     before = entries.get(name)
     if before is not None and (before.__module__, before.__qualname__) != (given.__module__, given.__qualname__):
         raise UserError(f"{what} is registered already, by {place(before)}; give it another name")
-    lacking = unfulfilled(given, _load(KINDS[kind].contract))
+    base = KINDS[kind].base
+    ours = isinstance(given, type) and hasattr(given, "function")  # a class that holds the options of a function
+    lacking = [] if base and ours else unfulfilled(given, _load(KINDS[kind].contract))
     if lacking:
         raise UserError(f"{what} {'; '.join(lacking)}")
     if not isinstance(given, type):
-        made = _of_function(given, name)
+        made = _of_function(given, name, _load(base or "builtins:object"))
+    elif base:
+        given.__annotations__ = {"name": Literal[name]} | given.__annotations__
+        given.name = name  # type: ignore[attr-defined]
+        made = options(given)
     elif KINDS[kind].options and "__pydantic_fields__" not in vars(given):
         made = options(given)
     else:
@@ -172,7 +183,7 @@ def _entry(kind: str, name: str, given: Any) -> Any:
     return made
 
 
-def _of_function(function: Callable[..., Any], name: str) -> type:
+def _of_function(function: Callable[..., Any], name: str, base: type) -> type:
     """A class whose fields are the keyword-only parameters of a function, and whose instances call it with them."""
     own = [one for one in inspect.signature(function).parameters.values() if one.kind is one.KEYWORD_ONLY]
     bare = [one.name for one in own if one.annotation is one.empty]
@@ -182,7 +193,7 @@ def _of_function(function: Callable[..., Any], name: str) -> type:
     holder = type(name, (), {"__annotations__": {one.name: one.annotation for one in own}})
     holder.__module__ = function.__module__
     told = arguments(inspect.getdoc(function) or "")
-    body: dict[str, Any] = {"__annotations__": {}, "__module__": function.__module__}
+    body: dict[str, Any] = {"__annotations__": {"name": Literal[name]}, "name": name, "__module__": function.__module__}
     for option, hint in typing.get_type_hints(holder, include_extras=True).items():
         words = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, str)]
         default = inspect.signature(function).parameters[option].default
@@ -194,7 +205,7 @@ def _of_function(function: Callable[..., Any], name: str) -> type:
         return function(*tensors, **{one.name: getattr(self, one.name) for one in own})
 
     body |= {"__call__": call, "__doc__": summary(inspect.getdoc(function) or ""), "function": staticmethod(function)}
-    made: type = options(type(function.__name__, (), body))
+    made: type = options(type(function.__name__, (base,), body))
     made.__qualname__ = function.__qualname__
     return made
 
@@ -206,5 +217,5 @@ def _load(path: str) -> Any:
 
 def _import_all(kind: str) -> None:
     package = importlib.import_module(KINDS[kind].package)
-    for module in pkgutil.iter_modules(package.__path__):
+    for module in pkgutil.iter_modules(getattr(package, "__path__", ())):
         importlib.import_module(f"{package.__name__}.{module.name}")

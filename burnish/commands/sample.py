@@ -14,7 +14,7 @@ from PIL import Image
 from rich.markup import escape
 from rich.progress import track
 
-from burnish.algorithms.base import Needs
+from burnish.algorithms.flow.base import Needs
 from burnish.commands.answer import answer
 from burnish.commands.opening import open_run, output_folder
 from burnish.data.flow.prompts import read_prompts

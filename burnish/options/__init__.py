@@ -45,6 +45,7 @@ from burnish.options.shared import (
     Threads,
     Tokens,
     Whole,
+    clip_range,
     unix_seconds,
 )
 
@@ -90,5 +91,6 @@ __all__ = [
     "TrainerOptions",
     "ValidationOptions",
     "Whole",
+    "clip_range",
     "unix_seconds",
 ]

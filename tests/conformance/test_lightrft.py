@@ -6,42 +6,20 @@ part of Burnish answers, or that ours must differ from.
 
 import pytest
 import torch
+from burnish.advantages.responses import cpgd_advantages, dynamic_sampling, group_advantage
+from burnish.losses.tokens import aggregate, pairwise, process_reward, size
 
-from burnish.advantages import (
-    RunningMoments,
-    clip_values,
-    cpgd_advantages,
-    dynamic_sampling,
-    gae,
-    group_advantage,
-    moments,
-    overlong_penalty,
-    returns,
-    shape_rewards,
-    whiten,
-)
+from burnish.advantages.returns import gae, returns
+from burnish.advantages.shaping import clip_values, overlong_penalty, shape_rewards
+from burnish.advantages.whitening import RunningMoments, moments, whiten
 from burnish.language.head import chosen_scores
-from burnish.losses.tokens import (
-    AdaptiveKl,
-    aggregate,
-    cpgd,
-    distillation,
-    dpo,
-    entropy,
-    high_entropy_mask,
-    ipo,
-    kl_estimate,
-    kto,
-    kto_reference_point,
-    masked,
-    pairwise,
-    ppo_clip,
-    process_reward,
-    sequence_mean,
-    sft,
-    size,
-    value_loss,
-)
+from burnish.losses import distillation
+from burnish.losses.entropy import entropy, high_entropy_mask
+from burnish.losses.kl import AdaptiveKl, kl_estimate
+from burnish.losses.policy import masked, ppo_clip, sequence_mean
+from burnish.losses.responses import dpo, ipo, kto, kto_reference_point, sft
+from burnish.losses.surrogates import cpgd
+from burnish.losses.value import value_loss
 from tests.conformance import Case, cases
 
 GRPO = "seq-mean-token-mean"  # LightRFT's only aggregation

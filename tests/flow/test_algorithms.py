@@ -4,11 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from burnish.algorithms.flow.flow_grpo import FlowGRPO
 from torch import nn
 
-from burnish.algorithms.base import Needs
-from burnish.algorithms.flow.flow_grpo import FlowGRPO
-from burnish.batches import NoiseLevels, StepBatch, judge
+from burnish.algorithms.flow.base import Needs
+from burnish.batches.levels import NoiseLevels
+from burnish.batches.samples import judge
+from burnish.batches.steps import StepBatch
 from burnish.flow.schedules import schedule
 from burnish.tasks.flow.roles import NetworkRoles
 from burnish.types.batch import Gathered

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from burnish.algorithms.flow.flow_grpo import FlowGRPO
 from torch import nn
 
 from burnish import losses
-from burnish.algorithms.base import Needs, Recording
+from burnish.algorithms.flow.base import Needs, Recording
 from burnish.algorithms.flow.diffusion_nft import DiffusionNFT
-from burnish.algorithms.flow.flow_grpo import FlowGRPO
-from burnish.batches import NoiseLevels, judge
+from burnish.batches.levels import NoiseLevels
+from burnish.batches.samples import judge
 from burnish.flow.guidance import guide
 from burnish.flow.sampling import Plan, denoise
 from burnish.flow.schedules import schedule

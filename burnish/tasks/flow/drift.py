@@ -7,7 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from burnish.algorithms.base import Metrics, Name, Role
+from burnish.algorithms.base import Metrics
+from burnish.algorithms.flow.base import Name, Role
 from burnish.types.batch import to_device
 from burnish.types.rollout import Scored
 from burnish.utils import random

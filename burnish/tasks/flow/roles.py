@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from burnish.algorithms.base import Name, Needs, Role
+from burnish.algorithms.flow.base import Name, Needs, Role
 from burnish.algorithms.flow.teaching import Teacher
 from burnish.flow.guidance import guide
 from burnish.models.flow.base import FlowModel

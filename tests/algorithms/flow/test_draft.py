@@ -8,7 +8,7 @@ import torch
 from pydantic import ValidationError
 
 from burnish.algorithms.flow.draft import Draft
-from burnish.batches import Ends
+from burnish.batches.ends import Ends
 from burnish.registry import options
 from burnish.rewards.base import Reward
 from burnish.types.rollout import Prompt

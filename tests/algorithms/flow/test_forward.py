@@ -14,7 +14,8 @@ from burnish.algorithms.flow.dgpo import DGPO
 from burnish.algorithms.flow.diffusion_dpo import DiffusionDPO
 from burnish.algorithms.flow.diffusion_nft import DiffusionNFT
 from burnish.algorithms.flow.sft import SFT
-from burnish.batches import NoiseLevels, judge, take, without_prompts
+from burnish.batches.levels import NoiseLevels
+from burnish.batches.samples import judge, take, without_prompts
 from burnish.flow.schedules import schedule
 from burnish.types.batch import Gathered
 from burnish.types.rollout import Conditioning, Denoising, OfflineSamples, Prompt, Scored, Scores

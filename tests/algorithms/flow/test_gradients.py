@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from burnish.algorithms.flow.flow_grpo import FlowGRPO
 
 from burnish.algorithms.flow.flow_dppo import FlowDPPO
-from burnish.algorithms.flow.flow_grpo import FlowGRPO
 from burnish.algorithms.flow.grpo_guard import GRPOGuard
-from burnish.batches import StepTerms
+from burnish.batches.steps import StepTerms
 from burnish.flow.schedules import schedule
 from burnish.types.rollout import Steps
 from tests.flow.test_algorithms import unconditioned

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import model_validator
+from pydantic import BeforeValidator, model_validator
 
+from burnish.algorithms.policy_gradient import call
 from burnish.options import Count, Positive
-from burnish.registry import options
+from burnish.registry import known, lookup, names, options
 
 if TYPE_CHECKING:
-    from burnish.losses.tokens import FixedKl, Kind
+    from torch import Tensor
+
+    from burnish.losses.kl import FixedKl
 
 HORIZON = 10_000.0
+
+
+def _known(kind: Any) -> Any:
+    if isinstance(kind, str) and kind not in KL_KINDS and not known("kl estimator", kind):
+        raise ValueError(
+            f"kind is {kind}; it must be one of {', '.join([*KL_KINDS, *names('kl estimator')])}, or the name of a KL "
+            "estimator that a plug-in registers"
+        )
+    return kind
+
+
+KL_KINDS = ("k1", "k2", "k3", "k1+", "k3+", "unbiased")
+KlKind = Annotated[str, BeforeValidator(_known)]
 
 
 @options
@@ -21,10 +37,10 @@ class TokenKl:
 
     route: Literal["loss", "reward"] = "loss"
     """loss: a term of the loss, with a gradient. reward: taken off the reward of every token (InstructGPT)."""
-    kind: Literal["k1", "k2", "k3", "k1+", "k3+", "unbiased"] | None = None
+    kind: KlKind | None = None
     """Estimate of the KL per token; null takes k1 in the reward and k3 in the loss. As a loss k1 has no gradient on
     average, k2 has that of the KL; k1+ and k3+ have their own value and k2's gradient; unbiased corrects k3 for the
-    policy that sampled."""
+    policy that sampled. Or the name of a registered KL estimator."""
     coef: Positive = 1e-3
     """Weight of the KL; with controller=adaptive the one at the start."""
     controller: Literal["fixed", "adaptive"] = "fixed"
@@ -56,20 +72,34 @@ class TokenKl:
         return self.route == "reward" or self.controller == "adaptive"
 
     @property
-    def estimate(self) -> Kind:
-        """The estimate that was chosen, or the default of the route."""
-        return self.kind or ("k1" if self.route == "reward" else "k3")
+    def value_kind(self) -> str:
+        """The plain estimator that has the same value on samples of the policy itself."""
+        chosen = self.kind or ("k1" if self.route == "reward" else "k3")
+        return {"k1+": "k1", "k3+": "k3", "unbiased": "k3"}.get(chosen, chosen)
 
-    @property
-    def value_kind(self) -> Kind:
-        """The plain estimate that has the same value on samples of the policy itself."""
-        same: dict[Kind, Kind] = {"k1+": "k1", "k3+": "k3", "unbiased": "k3"}
-        return same.get(self.estimate, self.estimate)
+    def estimate(self, logprob: Tensor, reference: Tensor, mask: Tensor, *, old: Tensor) -> Tensor:
+        """The KL of each action [B, K] with the gradient that was chosen; ``old`` are log-probs of the sampler."""
+        kind = self.kind or self.value_kind
+        return estimate(logprob, reference, mask, kind, old=old if kind == "unbiased" else None)
+
+    def value(self, logprob: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
+        """The KL of each action [B, K], where its gradient is not read."""
+        return estimate(logprob, reference, mask, self.value_kind)
 
     def make_controller(self) -> FixedKl:
         """The coefficient, as it changes over a run."""
-        from burnish.losses.tokens import AdaptiveKl, FixedKl
+        from burnish.losses.kl import AdaptiveKl, FixedKl
 
         if self.target is None:
             return FixedKl(self.coef)
         return AdaptiveKl(self.coef, target=self.target, horizon=self.horizon)
+
+
+def estimate(logprob: Tensor, reference: Tensor, mask: Tensor, kind: str, *, old: Tensor | None = None) -> Tensor:
+    """KL of each action [B, K] by the name of an estimator, ours or a registered one."""
+    from burnish.losses.kl import kl_estimate
+    from burnish.losses.policy import masked
+
+    if kind in KL_KINDS:
+        return kl_estimate(logprob, reference, mask, kind, old=old)  # type: ignore[arg-type]
+    return masked(call(lookup("kl estimator", kind)(), logprob, reference, mask), mask)
