@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from burnish.config import RunConfig, changes, load
-from burnish.errors import ConfigError, UserError
-from burnish.folder import STEP, RunFolder
+from burnish.config.run_folder import STEP, RunFolder
 from burnish.registry import names
 from burnish.report.summary import REWARD, Measure, Summary, algorithm_title
+from burnish.utils.errors import ConfigError, UserError
 
 DOCS = Path(__file__).parents[1] / "docs" / "algorithms"
 SIGNIFICANT = 0.05

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-from burnish import random
-from burnish.completion import Encoded
 from burnish.language.decoding import decode
 from burnish.language.sampling import Sampling
 from burnish.models.language.loading import load_language_model
 from burnish.options import ModelOptions
-from tests.tiny_language import QWEN, build_tokenizer, chat, picture
+from burnish.types.completion import Encoded
+from burnish.utils import random
+from tests.support.tiny_language import QWEN, build_tokenizer, chat, picture
 
 PATCH, MERGE = 7, 2
 

@@ -16,11 +16,11 @@ from diffusers.models.attention_processor import JointAttnProcessor2_0
 from torch import Tensor
 
 from benchmarks.setting import JOINT, POOLED, Burnish, cpu_seconds, median, options, sd3, table, write
-from burnish.algorithms.flow_grpo import FlowGRPO
+from burnish.algorithms.flow.flow_grpo import FlowGRPO
 from burnish.flow.schedules import schedule
 from burnish.flow.windows import Window
+from burnish.models.flow.sd3 import SD3
 from burnish.models.lora import add_adapters
-from burnish.models.sd3 import SD3
 from burnish.options import LoraOptions
 
 PUBLISHED = {"rollout": (38, 40), "update": (22, 23)}  # flow_grpo at this setting, on a machine like ours

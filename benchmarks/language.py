@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.decoding import build
 from benchmarks.language_meter import MARK
 from benchmarks.setting import median, options, table, write
-from tests.tiny_language import picture
+from tests.support.tiny_language import picture
 
 ROOT = Path(__file__).parents[1]
 PROMPTS, GROUP, LR = 4, 8, 1e-5

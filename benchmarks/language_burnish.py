@@ -1,4 +1,4 @@
-"""One side of ``benchmarks.language``: Burnish's own session and loop. Its argument is a setting as JSON."""
+"""One side of ``benchmarks.language``: Burnish's own assembly and loop. Its argument is a setting as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from benchmarks.language_meter import Meter
 from burnish.config.load import load
 from burnish.loop import run
-from burnish.session import open_session
+from burnish.tasks import assemble
 
 RECIPE = """
 task: image-text-to-text
@@ -41,8 +41,8 @@ def train(setting: dict[str, Any]) -> None:
     recipe = Path(setting["folder"]) / "recipe.yaml"
     recipe.write_text(RECIPE.format(**setting))
     config = load(str(recipe))
-    session, meter = open_session(config), Meter(setting["prompts"] * setting["n"])
-    workers, collect = session.workers, session.source.collect
+    assembly, meter = assemble(config), Meter(setting["prompts"] * setting["n"])
+    workers, collect = assembly.workers, assembly.source.collect
     tokens: list[float] = []
 
     def collected(update: int) -> Any:
@@ -59,11 +59,11 @@ def train(setting: dict[str, Any]) -> None:
             meter.wait()
             yield update
 
-    session.source.collect = collected
-    with session.scorer:
+    assembly.source.collect = collected
+    with assembly.scorer:
         run(
-            asked(), session.source, workers, [lambda *_: meter.done(tokens.pop())],
-            watch=session.watch, stop=lambda: False,
+            asked(), assembly.source, workers, [lambda *_: meter.done(tokens.pop())],
+            watch=assembly.watch, stop=lambda: False,
         )  # fmt: skip
 
 

@@ -22,17 +22,17 @@ import torch
 from rich.console import Console
 
 from benchmarks.setting import options, table, write
+from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig, load
-from burnish.crew import LocalCrew
-from burnish.folder import RunFolder
+from burnish.config.run_folder import RunFolder
+from burnish.controller import LocalController
 from burnish.hooks.base import Hook
 from burnish.hooks.checkpoints import Checkpoints
 from burnish.hooks.metrics import MetricsLog
 from burnish.hooks.progress import Progress
 from burnish.hooks.validation import Validation
 from burnish.loop import run
-from burnish.stopwatch import Stopwatch
-from burnish.workers.checkpoint import CheckpointStore
+from burnish.utils.timer import Stopwatch
 
 AIM = 0.05
 PHASES = {
@@ -98,16 +98,16 @@ def measure(updates: int, overrides: list[str]) -> list[dict]:
     with tempfile.TemporaryDirectory() as place:
         config = load("quickstart", [f"output_dir={place}/run", f"steps={updates + 1}", *overrides])
         folder = RunFolder(config.output_dir)
-        crew = LocalCrew(config, CheckpointStore(folder.checkpoints, config.checkpoint))
-        crew.watch = crew.session.watch = ledger = Ledger()
-        with crew:
-            crew.check()
-            _train(config, folder, crew, ledger)
+        controller = LocalController(config, CheckpointStore(folder.checkpoints, config.checkpoint))
+        controller.watch = controller.assembly.watch = ledger = Ledger()
+        with controller:
+            controller.check()
+            _train(config, folder, controller, ledger)
     return rows_of(ledger, updates)
 
 
-def _train(config: RunConfig, folder: RunFolder, crew: LocalCrew, ledger: Ledger) -> None:
-    plain = crew.save
+def _train(config: RunConfig, folder: RunFolder, controller: LocalController, ledger: Ledger) -> None:
+    plain = controller.save
 
     def save(*what: Any) -> None:
         with ledger("checkpoint"):
@@ -117,15 +117,15 @@ def _train(config: RunConfig, folder: RunFolder, crew: LocalCrew, ledger: Ledger
         if update == 1:
             ledger.begin()
 
-    crew.save, roles = save, crew.session.roles
+    controller.save, roles = save, controller.assembly.roles
     for name in ("velocity", "encode", "decode"):
         setattr(roles.model, name, ledger.model(getattr(roles.model, name)))
-    for group in crew.session.groups:
+    for group in controller.assembly.groups:
         group.optimizer.step = ledger.model(group.optimizer.step)
     folder.begin(config, resumed_at=None)
     hooks: list[Hook] = [
         MetricsLog(folder, resumed_at=None),
-        Checkpoints(config, crew, Validation(config, folder, crew.judge)),
+        Checkpoints(config, controller, Validation(config, folder, controller.judge)),
         Progress(config, done=0, console=Console(file=io.StringIO())),
     ]
     backward = torch.Tensor.backward
@@ -133,7 +133,7 @@ def _train(config: RunConfig, folder: RunFolder, crew: LocalCrew, ledger: Ledger
     try:
         for hook in hooks:
             hook.start(0)
-        run(range(1, config.steps + 1), crew.source, crew.workers, [*hooks, first],
+        run(range(1, config.steps + 1), controller.source, controller.workers, [*hooks, first],
             watch=ledger, stop=lambda: False)  # fmt: skip
         with ledger("hooks"):  # what came after the last phase
             for hook in hooks:

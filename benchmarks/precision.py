@@ -13,11 +13,11 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from benchmarks.setting import Burnish, RandomSD3, options, sd3, table, write
-from burnish.algorithms.flow_grpo import FlowGRPO
+from burnish.algorithms.flow.flow_grpo import FlowGRPO
 from burnish.flow.windows import Window
 from burnish.options import LoraOptions
-from tests.precision.forwards import LAYOUTS, apart, learned, load, repeated, sampled, scored, theirs
-from tests.tiny_language import build_tokenizer, chat
+from tests.support.forwards import LAYOUTS, apart, learned, load, repeated, sampled, scored, theirs
+from tests.support.tiny_language import build_tokenizer, chat
 
 SIZE = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 12, "num_attention_heads": 14}
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}

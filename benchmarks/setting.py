@@ -12,16 +12,16 @@ from types import SimpleNamespace
 import torch
 from diffusers import SD3Transformer2DModel
 
-from burnish import random
-from burnish.algorithms.flow_grpo import FlowGRPO
-from burnish.engines.flow import FlowEngine, Job
-from burnish.models.sd3 import SD3
+from burnish.algorithms.flow.flow_grpo import FlowGRPO
+from burnish.models.flow.sd3 import SD3
 from burnish.options import LoraOptions, OptimizerOptions, RolloutOptions, TrainerOptions
-from burnish.stopwatch import Stopwatch
-from burnish.types import Conditioning, Denoising, Prompt, Scored, Scores
-from burnish.workers.groups import ParameterGroup
-from burnish.workers.local import LocalWorkers
-from burnish.workers.roles import NetworkRoles
+from burnish.tasks.flow.engine import FlowEngine, Job
+from burnish.tasks.flow.roles import NetworkRoles
+from burnish.training.parameter_groups import ParameterGroup
+from burnish.training.trainer import Trainer
+from burnish.types.rollout import Conditioning, Denoising, Prompt, Scored, Scores
+from burnish.utils import random
+from burnish.utils.timer import Stopwatch
 
 JOINT, POOLED = 64, 64  # widths of the prompt embeddings
 
@@ -78,7 +78,7 @@ class Burnish:
         options = RolloutOptions(num_inference_steps=steps, batch_size=rollout_batch, merge_lora=merge)
         self.engine = FlowEngine(self.roles, options, seed=0)
         actor = ParameterGroup("actor", self.roles.parameters(), OptimizerOptions(lr=1e-5), total_steps=1000)
-        self.workers = LocalWorkers(
+        self.workers = Trainer(
             self.roles, algorithm, [actor],
             trainer=TrainerOptions(), ema=None, seed=0, watch=Stopwatch(),
         )  # fmt: skip

@@ -18,7 +18,7 @@ import torch
 from benchmarks.setting import median, options, table, write
 from burnish.config.load import load
 from burnish.loop import run
-from burnish.session import open_session
+from burnish.tasks import assemble
 
 
 class Timers:
@@ -61,8 +61,8 @@ def measure(recipe: str, updates: int, overrides: list[str]) -> list[dict]:
     steps: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         config = load(recipe, [f"output_dir={folder}", f"steps={updates + 1}", *overrides])
-        session, timers = open_session(config), Timers()
-        model, optimizer = session.roles.model, session.groups[0].optimizer
+        assembly, timers = assemble(config), Timers()
+        model, optimizer = assembly.roles.model, assembly.groups[0].optimizer
         model.velocity = timers.around("network", model.velocity)
         model.encode = timers.around("pictures", model.encode)
         model.decode = timers.around("pictures", model.decode)
@@ -79,9 +79,9 @@ def measure(recipe: str, updates: int, overrides: list[str]) -> list[dict]:
             timers.seconds.clear()
 
         try:
-            with session.scorer:
-                run(range(1, updates + 2), session.source, session.workers, [note],
-                    watch=session.watch, stop=lambda: False)  # fmt: skip
+            with assembly.scorer:
+                run(range(1, updates + 2), assembly.source, assembly.workers, [note],
+                    watch=assembly.watch, stop=lambda: False)  # fmt: skip
         finally:
             torch.Tensor.backward = backward
     steps = steps[1:]  # the first starts processes, encodes prompts and warms up

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from burnish import __version__
-from burnish.errors import GivenUp, UserError, out_of_memory
 from burnish.hooks.stop import EXIT_INTERRUPTED, EXIT_STOPPED, StopRequest, ignore_further_signals
-from burnish.terminal import console, message, prepare
+from burnish.utils.errors import Cancelled, UserError, out_of_memory
+from burnish.utils.terminal import console, message, prepare
 
 EXIT_CODES = """\
 exit codes:
@@ -232,7 +232,7 @@ def _train(args: argparse.Namespace) -> int:
                 check_disk(config)
                 _quiet_threads(config.threads)
                 from burnish.commands.train import train
-        except GivenUp:
+        except Cancelled:
             print(f"Stopped by {stop.requested} before the run began; the same command starts again")
             return EXIT_STOPPED
         return train(config, stop)

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from burnish.algorithms.base import Metrics
 from burnish.metrics import collected_metrics, collected_timing
-from burnish.sources.base import Source
-from burnish.stopwatch import Stopwatch
-from burnish.types import Collected
+from burnish.rollout.base import Source
+from burnish.types.rollout import Collected
+from burnish.utils.timer import Stopwatch
 
 
 class Workers(Protocol):

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from burnish.completion import Lengths
-from burnish.credit import group_statistics
-from burnish.pictures import Spoilt
-from burnish.prompt import Prompt
-from burnish.types import Collected, Rollouts, Scores
+from burnish.advantages import group_statistics
+from burnish.types.completion import Lengths
+from burnish.types.prompt import Prompt
+from burnish.types.rollout import Collected, Rollouts, Scores
+from burnish.utils.images import Spoilt
 
 TIME_COLUMNS = ("timing_s/", "timing_per_image_ms/", "timing_per_token_ms/", "perf/", "pipeline/idle_share/")
 PER_IMAGE = ("gen", "ref", "old_log_prob", "adv", "update_actor")  # verl's: what handles every picture

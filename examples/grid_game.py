@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from burnish.environments.base import Observation
-from burnish.prompt import Prompt
+from burnish.types.prompt import Prompt
 
 SIZE, CELL = 3, 14  # cells to a side, pixels to a cell
 MOVES = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.config import stand_ins
+from tests.support import stand_ins
 
 HERE = Path(__file__).parent
 NEED_RAY = ("runtime/test_", "system/test_ray")  # modules of tests, by what their paths begin with

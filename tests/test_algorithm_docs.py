@@ -13,7 +13,7 @@ from burnish.registry import lookup, names
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = DOCS / "algorithms"
-ALGORITHMS = names("algorithm")
+ALGORITHMS = names("flow algorithm")
 EVERYWHERE = "\n".join(page.read_text() for page in DOCS.rglob("*.md"))
 
 
@@ -26,7 +26,7 @@ def new_options(cls: type) -> list[str]:
 
 def shared_bases() -> list[type]:
     """Classes that several algorithms inherit options from."""
-    found = {base for name in ALGORITHMS for base in lookup("algorithm", name).__mro__[1:]}
+    found = {base for name in ALGORITHMS for base in lookup("flow algorithm", name).__mro__[1:]}
     return sorted((base for base in found if dataclasses.is_dataclass(base)), key=lambda base: base.__name__)
 
 
@@ -39,7 +39,7 @@ def test_its_page_names_its_own_options(algorithm):
     text = (PAGES / f"{algorithm}.md").read_text()
     assert text.startswith("# ")
     assert f"algorithm={algorithm}" in text
-    assert [option for option in new_options(lookup("algorithm", algorithm)) if not is_named(option, text)] == []
+    assert [option for option in new_options(lookup("flow algorithm", algorithm)) if not is_named(option, text)] == []
 
 
 @pytest.mark.parametrize("base", shared_bases(), ids=lambda base: base.__name__)

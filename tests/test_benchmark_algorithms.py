@@ -7,8 +7,8 @@ import pytest
 from benchmarks import algorithms
 from benchmarks.algorithms import Line, Member, between, collect, paired_t, table, train, write_docs
 from burnish.config import dump, load
-from burnish.errors import UserError
 from burnish.report.summary import Summary
+from burnish.utils.errors import UserError
 
 
 # one-sided 5 % points of Student's t, from tables

@@ -17,13 +17,13 @@ from burnish.algorithms.language.grpo import GRPO
 from burnish.algorithms.language.kl import TokenKl
 from burnish.algorithms.language.ppo import PPO
 from burnish.config import load
-from burnish.engines.language import Encoder
-from burnish.judging import judge
 from burnish.losses.tokens import masked
-from burnish.session import open_session
-from burnish.workers.local import Diverged
-from tests.algorithms.language.tables import Tables, answered
-from tests.tiny_language import picture, tiny_language
+from burnish.tasks import assemble
+from burnish.tasks.evaluate import judge
+from burnish.tasks.language.engine import Encoder
+from burnish.training.trainer import Diverged
+from tests.support.language_tables import Tables, answered
+from tests.support.tiny_language import picture, tiny_language
 
 REWARD = "def odd(responses, prompts):\n    return [sum(map(ord, one.text)) % 11 / 10 for one in responses]\n"
 
@@ -55,26 +55,26 @@ def recipe(tmp_path_factory):
 
 
 def session_of(recipe, *overrides):
-    session = open_session(load(str(recipe), list(overrides)))
-    session.check_data()
-    session.check()
-    return session
+    assembly = assemble(load(str(recipe), list(overrides)))
+    assembly.check_data()
+    assembly.check()
+    return assembly
 
 
 def test_a_prompt_is_processed_once_and_its_pixels_are_stored_once(recipe):
-    session = open_session(load(str(recipe)))
-    model, seen = session.roles.model, []
-    session.engine.encode = Encoder(model)  # which knows nothing of what was looked at before the run
+    assembly = assemble(load(str(recipe)))
+    model, seen = assembly.roles.model, []
+    assembly.engine.encode = Encoder(model)  # which knows nothing of what was looked at before the run
     encode = model.encode
     model.encode = lambda *parts: seen.append(parts) or encode(*parts)
-    session.check_data()
-    session.check()
-    first, second = session.source.collect(1), session.source.collect(2)
-    judge(session, None, n=2)
+    assembly.check_data()
+    assembly.check()
+    first, second = assembly.source.collect(1), assembly.source.collect(2)
+    judge(assembly, None, n=2)
     assert len(seen) == 3
-    batch, _ = session.config.algorithm.credit(session.workers.annotate(first))
-    pixels = {id(one) for one in session.engine.encode(session.train_prompts).table.features}
-    parts = [*session.config.algorithm.micro_batches(batch, 40)]
+    batch, _ = assembly.config.algorithm.credit(assembly.workers.annotate(first))
+    pixels = {id(one) for one in assembly.engine.encode(assembly.train_prompts).table.features}
+    parts = [*assembly.config.algorithm.micro_batches(batch, 40)]
     assert len(parts) > 3
     for trace in (first.trace, second.trace, batch.trace, *(part.trace for part in parts)):
         assert {id(one) for one in trace.prompts.table.features} <= pixels
@@ -83,25 +83,25 @@ def test_a_prompt_is_processed_once_and_its_pixels_are_stored_once(recipe):
 
 def test_validation_judges_every_question_and_leaves_training_as_it_is(recipe):
     """Its own temperature, its own seeds, no dropped tail, and no trace in the statistics of rewards."""
-    session, untouched = (session_of(recipe, "validation.temperature=0") for _ in range(2))
-    before = session.roles.memory.state_dict()
-    judged = judge(session, None, n=1)
-    assert judged == judge(session, None, n=1)
+    assembly, untouched = (session_of(recipe, "validation.temperature=0") for _ in range(2))
+    before = assembly.roles.memory.state_dict()
+    judged = judge(assembly, None, n=1)
+    assert judged == judge(assembly, None, n=1)
     assert "val-core/default/reward/mean@1" in judged
-    assert len(session.val_prompts) == 3
-    assert session.judged_sampling.temperature == 0
-    assert session.sampling.temperature == 1
-    assert session.roles.memory.state_dict() == before
-    assert torch.equal(session.source.collect(1).trace.ids, untouched.source.collect(1).trace.ids)
+    assert len(assembly.val_prompts) == 3
+    assert assembly.judged_sampling.temperature == 0
+    assert assembly.sampling.temperature == 1
+    assert assembly.roles.memory.state_dict() == before
+    assert torch.equal(assembly.source.collect(1).trace.ids, untouched.source.collect(1).trace.ids)
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient"])
 def test_what_is_not_finite_moves_nothing_and_is_counted(recipe, where):
     """Neither policy nor critic, average, optimizer nor learning rate."""
-    session = session_of(recipe, "algorithm.name=ppo", "trainer.max_skipped_updates=1")
-    workers, algorithm = session.workers, session.config.algorithm
-    batch, _ = algorithm.credit(workers.annotate(session.source.collect(1)))
-    head = session.roles.value_head.weight
+    assembly = session_of(recipe, "algorithm.name=ppo", "trainer.max_skipped_updates=1")
+    workers, algorithm = assembly.workers, assembly.config.algorithm
+    batch, _ = algorithm.credit(workers.annotate(assembly.source.collect(1)))
+    head = assembly.roles.value_head.weight
     if where == "loss":
         batch.advantage[:] = math.nan
     else:
@@ -127,11 +127,11 @@ def _tensors(tree, prefix=""):
 
 
 def test_policy_and_critic_are_clipped_each_by_its_own_bound(recipe):
-    session = session_of(
+    assembly = session_of(
         recipe, "algorithm.name=ppo", "optimizer.max_grad_norm=1e-3", "critic.optimizer.max_grad_norm=1e-2"
     )
-    workers, algorithm = session.workers, session.config.algorithm
-    batch, _ = algorithm.credit(workers.annotate(session.source.collect(1)))
+    workers, algorithm = assembly.workers, assembly.config.algorithm
+    batch, _ = algorithm.credit(workers.annotate(assembly.source.collect(1)))
     metrics = workers.update(batch, 1)
     for group, bound in zip(workers.groups, (1e-3, 1e-2), strict=True):
         assert metrics[f"{group.name}/grad_norm"] > bound
@@ -140,11 +140,11 @@ def test_policy_and_critic_are_clipped_each_by_its_own_bound(recipe):
 
 
 def test_frozen_adapters_stay(recipe):
-    session = session_of(recipe, "model.lora.rank=2", "model.freeze=['*layers.0.*']", "optimizer.lr=0.1")
-    before = {name: value.detach().clone() for name, value in session.roles.parameters().items()}
-    batch, _ = session.config.algorithm.credit(session.workers.annotate(session.source.collect(1)))
-    session.workers.update(batch, 1)
-    moved = {name for name, value in session.roles.parameters().items() if not torch.equal(value, before[name])}
+    assembly = session_of(recipe, "model.lora.rank=2", "model.freeze=['*layers.0.*']", "optimizer.lr=0.1")
+    before = {name: value.detach().clone() for name, value in assembly.roles.parameters().items()}
+    batch, _ = assembly.config.algorithm.credit(assembly.workers.annotate(assembly.source.collect(1)))
+    assembly.workers.update(batch, 1)
+    moved = {name for name, value in assembly.roles.parameters().items() if not torch.equal(value, before[name])}
     assert moved
     assert not [name for name in moved if "layers.0." in name]
 

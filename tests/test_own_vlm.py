@@ -11,8 +11,8 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 from burnish.cli import main
 from burnish.models.language.text import TextModel
 from burnish.registry import lookup, names
-from tests.shown import ROOT, commands, words
-from tests.tiny_language import picture, tiny_language
+from tests.support.shown import ROOT, commands, words
+from tests.support.tiny_language import picture, tiny_language
 
 PAGE = (ROOT / "docs" / "own_vlm.md").read_text()
 FILES = {"my_questions.jsonl": "json", "my_rewards.py": "python", "my_vlm.yaml": "yaml"}

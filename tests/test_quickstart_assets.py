@@ -11,7 +11,7 @@ import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
 
-from burnish.paths import ASSETS
+from burnish.utils.paths import ASSETS
 
 SHIPPED = ASSETS / "quickstart"
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))

@@ -10,7 +10,7 @@ import yaml
 from burnish.cli import VERBS
 from burnish.config import RunConfig, load
 from burnish.config.load import recipe_names
-from tests.shown import MINE, ROOT, commands, own_recipe, words
+from tests.support.shown import MINE, ROOT, commands, own_recipe, words
 
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "examples" / "slurm.sbatch"]
 MANIFEST = yaml.safe_load((ROOT / "examples" / "kuberay.yaml").read_text())
@@ -57,7 +57,7 @@ def test_pages_about_clusters_show_commands():
 @pytest.mark.parametrize(("name", "where"), [("slurm.sbatch", "slurm"), ("kuberay.yaml", "kubernetes")])
 def test_the_pools_of_an_example_fit_its_machines(name, where, tmp_path):
     pytest.importorskip("ray")
-    from burnish.runtime.room import Node, lacking, needs
+    from burnish.runtime.capacity import Node, lacking, needs
 
     config = loaded(example(name), tmp_path)
     nodes = [Node(*machine) for machine in (slurm() if where == "slurm" else kubernetes())]

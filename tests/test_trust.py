@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parents[1] / "burnish"
 FORBIDDEN: dict[str, dict[str, str]] = {
     "pickle.load": {},
     "pickle.loads": {
-        "runtime/host.py": "an error that the line before has pickled",
+        "runtime/actor.py": "an error that the line before has pickled",
         "runtime/transfer.py": "batches between workers of a Ray cluster, who may run anything in each other anyway",
     },
     "pickle.Unpickler": {},
@@ -27,24 +27,24 @@ FORBIDDEN: dict[str, dict[str, str]] = {
     "extractall": {}, "unpack_archive": {},
     "yaml.unsafe_load": {}, "yaml.full_load": {}, "yaml.load_all": {},
     "urlopen": {},
-    "build_opener": {"rewards/language/remote.py": "one that follows no redirects"},
-    "TCPStore": {"workers/meeting.py": "bound to the address that is meant"},
+    "build_opener": {"rewards/text/remote.py": "one that follows no redirects"},
+    "TCPStore": {"training/rendezvous.py": "bound to the address that is meant"},
     "create_server": {}, "HTTPServer": {}, "ThreadingHTTPServer": {}, "listen": {},
     "import_module": {
         "registry.py": "the package's own modules",
-        "models/pipeline.py": "diffusers or transformers, as the line before says",
-        "engines/vllm/apart/burnish_vllm/worker.py": "modules of vLLM's, whose names are written above",
-        "rewards/calling.py": "functions that the user names",
+        "models/flow/pipeline.py": "diffusers or transformers, as the line before says",
+        "tasks/language/vllm/apart/burnish_vllm/worker.py": "modules of vLLM's, whose names are written above",
+        "utils/user_code.py": "modules and files that the user names",
     },
-    "exec_module": {"rewards/calling.py": "files that the user names"},
+    "exec_module": {},
     "json.loads": {
-        "json_text.py": "the one reader, whose errors are all of one kind",
+        "utils/json_text.py": "the one reader, whose errors are all of one kind",
         "config/text.py": "what the same line has written",
-        "engines/vllm/apart/burnish_vllm/wire.py": "vLLM's process, over a pair of sockets; it sees nothing of burnish",
+        "tasks/language/vllm/apart/burnish_vllm/wire.py": "vLLM's process, over a pair of sockets",
     },
     "json.load": {},
-    "all_gather_object": {"workers/ranks.py": "ranks that train as one, over connections that they opened themselves"},
-    "broadcast_object_list": {"workers/ranks.py": "the same"},
+    "all_gather_object": {"training/ranks.py": "ranks that train as one, over connections that they opened themselves"},
+    "broadcast_object_list": {"training/ranks.py": "the same"},
 }  # fmt: skip
 
 
@@ -98,4 +98,4 @@ def test_no_address_of_every_network_is_written_down():
 
 def test_pickle_s_own_reader_is_built_upon_once():
     found = {file for file, node in nodes() if isinstance(node, ast.Attribute) and "Unpickler" in node.attr}
-    assert found == {"workers/shard_index.py"}
+    assert found == {"checkpoint/shard_index.py"}

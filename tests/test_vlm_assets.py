@@ -16,11 +16,11 @@ import torch
 from burnish.data.language.options import LanguageDataOptions
 from burnish.data.language.prompts import read_questions
 from burnish.data.language.samples import read_demonstrations, read_judgements, read_preferences
-from burnish.paths import ASSETS
-from burnish.prompt import Prompt
 from burnish.registry import lookup
 from burnish.rewards.judging import judge
-from burnish.rewards.language.base import Response
+from burnish.rewards.text.base import Response
+from burnish.types.prompt import Prompt
+from burnish.utils.paths import ASSETS
 
 pytest.importorskip("sklearn")
 SHIPPED = ASSETS / "vlm_quickstart"

@@ -70,7 +70,9 @@ def pytest_without_ray(*arguments: str) -> str:
 
 
 def test_modules_that_need_ray_are_skipped_with_the_way_out():
-    said = pytest_without_ray(str(HERE / "runtime" / "test_weights.py"), str(HERE / "runtime" / "test_cluster.py"))
+    said = pytest_without_ray(
+        str(HERE / "runtime" / "test_weight_stream.py"), str(HERE / "runtime" / "test_cluster.py")
+    )
     assert "SKIPPED [2] tests/conftest.py" in said
     assert "needs Ray: pip install 'burnish[ray]'" in said
     assert "2 skipped" in said

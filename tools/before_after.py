@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from burnish.folder import RunFolder
-from burnish.pictures import grid
+from burnish.config.run_folder import RunFolder
+from burnish.utils.images import grid
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from tiny_measure import measure, to_bytes
 from tiny_pipeline import Pipeline, build_pipeline, encode, load, networks, save, token_ids
 from torch import Tensor, nn
 
-from burnish.random import generator
+from burnish.utils.random import generator
 
 STEPS, SEED = 1900, 0
 BATCH = 64

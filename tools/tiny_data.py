@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from burnish.random import permutation
+from burnish.utils.random import permutation
 
 HEIGHT, WIDTH = 16, 32
 # Every copy of matplotlib ships these, so every machine draws the same pixels

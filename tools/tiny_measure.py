@@ -10,9 +10,9 @@ from tiny_data import prompt_of
 from torch import Tensor
 
 from burnish.metrics import group_diversity
-from burnish.prompt import Prompt
-from burnish.rewards.border import BorderDarkness
-from burnish.rewards.ocr import Ocr
+from burnish.rewards.images.border import BorderDarkness
+from burnish.rewards.images.ocr import Ocr
+from burnish.types.prompt import Prompt
 
 
 def to_bytes(pictures: Tensor) -> Tensor:

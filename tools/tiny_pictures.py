@@ -14,9 +14,9 @@ from pathlib import Path
 from PIL import Image
 from tiny_data import STYLES, prompt_of, render
 
-from burnish.data.prompts import read_prompts
-from burnish.paths import resolve
-from burnish.random import permutation
+from burnish.data.flow.prompts import read_prompts
+from burnish.utils.paths import resolve
+from burnish.utils.random import permutation
 
 EACH = 2  # pictures of a number
 

@@ -25,7 +25,7 @@ from tiny_vlm_data import QUESTIONS, Question, ask, scans, split, write_data, wr
 from tiny_vlm_model import END, MERGE, Model, build_image_processor, build_model, build_tokenizer, load, save
 from torch import Tensor, nn
 
-from burnish.random import generator, key
+from burnish.utils.random import generator, key
 
 STEPS, SEED = 800, 0
 BATCH = 64

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from burnish.random import generator, permutation
+from burnish.utils.random import generator, permutation
 
 SIZE = 28  # pixels of a picture's side; the scans have 8
 Task = Literal["digit", "sum", "larger"]

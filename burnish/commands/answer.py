@@ -8,29 +8,29 @@ from contextlib import closing
 
 from rich.markup import escape
 
-from burnish import terminal
 from burnish.commands.opening import output_folder
-from burnish.disk import writing
-from burnish.engines.language import AnswerJob
-from burnish.errors import UserError
-from burnish.media import Media
-from burnish.prompt import Message, Part, Prompt
-from burnish.reading import checked_path
-from burnish.session import LanguageSession
+from burnish.tasks import LanguageAssembly
+from burnish.tasks.language.engine import ResponseJob
+from burnish.types.media import Media
+from burnish.types.prompt import Message, Part, Prompt
+from burnish.utils import terminal
+from burnish.utils.disk import writing
+from burnish.utils.errors import UserError
+from burnish.utils.reading import checked_path
 
 
 def answer(
-    session: LanguageSession, questions: Sequence[str], images: Sequence[str], *, output: str, n: int, seed: int
+    assembly: LanguageAssembly, questions: Sequence[str], images: Sequence[str], *, output: str, n: int, seed: int
 ) -> int:
     """Write and print ``n`` responses to each question; every question is about all of the pictures, in order."""
-    system = session.config.data.system_prompt
+    system = assembly.config.data.system_prompt
     asked = [_prompt(question, [_picture(path) for path in images], system) for question in questions]
     target = output_folder(output)
-    session.engine.seed = seed
-    with closing(session), session.trained_weights():
-        # the session's sampling is that of training; people want what validation shows
-        job = AnswerJob.groups(asked, n, purpose="sample", update=0, sampling=session.judged_sampling)
-        _, responses = session.engine.sample(job)
+    assembly.engine.seed = seed
+    with closing(assembly), assembly.trained_weights():
+        # the assembly's sampling is that of training; people want what validation shows
+        job = ResponseJob.groups(asked, n, purpose="sample", update=0, sampling=assembly.judged_sampling)
+        _, responses = assembly.engine.sample(job)
     console = terminal.console(soft_wrap=True)
     records = []
     for i, (prompt, response) in enumerate(zip(job.prompts, responses, strict=True)):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from burnish import terminal
 from burnish.config import describe, load
 from burnish.config.disk import missing
+from burnish.utils import terminal
 
 
 def config(recipe: str, overrides: Sequence[str]) -> int:

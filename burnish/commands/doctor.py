@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from burnish import terminal
-from burnish.errors import UserError
+from burnish.utils import terminal
+from burnish.utils.errors import UserError
 
 GB = 1e9
 NEEDED_MEMORY = 2.0  # GB: the quickstart with torch, diffusers and a process that scores
@@ -183,10 +183,10 @@ def check_quickstart() -> Finding:
 def check_reward() -> Finding:
     """Whether the OCR reward reads a number that is drawn for it."""
     from burnish.registry import lookup
-    from burnish.types import Prompt
+    from burnish.types.rollout import Prompt
 
     word = "472"
-    verdict = lookup("reward", "ocr")().score([draw(word)], [Prompt(text=f"the word {word}", answer=word)])[0]
+    verdict = lookup("flow reward", "ocr")().score([draw(word)], [Prompt(text=f"the word {word}", answer=word)])[0]
     if verdict.value is None:
         return Finding("fail", f"could not read: {verdict.note}", "pip install --force-reinstall rapidocr onnxruntime")
     if verdict.value < 1:

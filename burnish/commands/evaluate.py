@@ -10,12 +10,12 @@ from contextlib import closing
 from rich.markup import escape
 from rich.table import Table
 
-from burnish import terminal
 from burnish.commands.opening import open_run, output_folder
 from burnish.config.overrides import read_overrides
-from burnish.disk import writing
-from burnish.errors import ConfigError, UserError
-from burnish.judging import judge
+from burnish.tasks.evaluate import judge
+from burnish.utils import terminal
+from burnish.utils.disk import writing
+from burnish.utils.errors import ConfigError, UserError
 
 # options that decide what is judged, and how
 _READ = re.compile(
@@ -35,10 +35,10 @@ def evaluate(source: str, overrides: Sequence[str], *, output: str | None) -> in
         output: folder for metrics.json, pictures and verdicts; None only prints.
     """
     _refuse_unread(overrides)
-    session, update = open_run(source, overrides)
+    assembly, update = open_run(source, overrides)
     target = output_folder(output) if output else None
-    with closing(session), closing(session.scorer), session.trained_weights():
-        metrics = judge(session, target, n=session.config.validation.n)
+    with closing(assembly), closing(assembly.scorer), assembly.trained_weights():
+        metrics = judge(assembly, target, n=assembly.config.validation.n)
     table = Table("metric", "value", title=escape(f"{source} after {update} policy updates"))
     table.columns[1].justify = "right"
     for name, value in metrics.items():

@@ -8,14 +8,14 @@ from typing import Any, Literal
 import torch
 from rich.markup import escape
 
-from burnish import terminal
 from burnish.commands.opening import open_run, output_folder
-from burnish.disk import writing
-from burnish.errors import UserError
 from burnish.models.lora import adapter_state, in_precision, merged_state
-from burnish.paths import resolve
-from burnish.reading import checked_path
-from burnish.session import LanguageSession
+from burnish.tasks import LanguageAssembly
+from burnish.utils import terminal
+from burnish.utils.disk import writing
+from burnish.utils.errors import UserError
+from burnish.utils.paths import resolve
+from burnish.utils.reading import checked_path
 
 LOST = 0.01  # part of an adapter whose loss is worth a line
 
@@ -36,15 +36,15 @@ def export(
     target = checked_path(output, "--output")
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise UserError(f"output is {output}, which exists already and is not an empty folder; choose another")
-    session, update = open_run(run, samples=False)
-    model, lora = session.roles.model, session.config.model.lora
+    assembly, update = open_run(run, samples=False)
+    model, lora = assembly.roles.model, assembly.config.model.lora
     if what == "lora" and lora is None:
         raise UserError(f"{run} trained all weights (model.lora is null): there is no adapter; export merged weights")
     output_folder(output)
-    language = isinstance(session, LanguageSession)
+    language = isinstance(assembly, LanguageAssembly)
     save = model.save if language else model.save_pipeline
     precision, lost = None if dtype is None else getattr(torch, dtype), 0.0
-    with session.trained_weights(), writing(target):
+    with assembly.trained_weights(), writing(target):
         if what == "lora":
             model.save_lora(target, *adapter_state(model.network, "policy"))
         elif lora is None:
@@ -58,7 +58,7 @@ def export(
             f"The merged weights are bfloat16, which rounds off {lost:.0%} of what the adapter adds to them. "
             "--dtype float32 keeps all of it in twice the space, and so does --format lora.\n"
         )
-    base = resolve(session.config.model.path) if what == "lora" else target
+    base = resolve(assembly.config.model.path) if what == "lora" else target
     lines = (_transformers if language else _diffusers)(model, base, target, what)
     library = "transformers" if language else "diffusers"
     console.print(f"Weights after {update} policy updates: [bold]{escape(str(target))}[/bold]. With {library} alone:\n")

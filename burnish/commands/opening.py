@@ -7,21 +7,21 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from burnish.checkpoint.files import PARTS
+from burnish.checkpoint.store import CheckpointStore
 from burnish.commands.reach import reach
 from burnish.config import RunConfig, load
 from burnish.config.load import recipe_names
-from burnish.errors import UserError
-from burnish.folder import RunFolder
-from burnish.reading import checked_path
-from burnish.session import Session, open_session
-from burnish.workers.checkpoint import CheckpointStore
-from burnish.workers.checkpoint_files import PARTS
+from burnish.config.run_folder import RunFolder
+from burnish.tasks import Assembly, assemble
+from burnish.utils.errors import UserError
+from burnish.utils.reading import checked_path
 
 log = logging.getLogger(__name__)
 
 
-def open_run(source: str, overrides: Sequence[str] = (), *, samples: bool = True) -> tuple[Session, int]:
-    """A session with the weights of a run, or with the untrained weights of a recipe.
+def open_run(source: str, overrides: Sequence[str] = (), *, samples: bool = True) -> tuple[Assembly, int]:
+    """An assembly with the weights of a run, or with the untrained weights of a recipe.
 
     Args:
         source: a run folder (its newest checkpoint), a folder inside its ``checkpoints``, or a recipe.
@@ -29,7 +29,7 @@ def open_run(source: str, overrides: Sequence[str] = (), *, samples: bool = True
         samples: whether it will be sampled from or judged, for which its configuration may name code of its own.
 
     Returns:
-        The session and how many policy updates its weights have seen.
+        The assembly and how many policy updates its weights have seen.
 
     Raises:
         UserError: there is no such run or checkpoint, or the checkpoint is of another model.
@@ -41,7 +41,7 @@ def open_run(source: str, overrides: Sequence[str] = (), *, samples: bool = True
                 f"{source} is not there; give the folder of a run, one of its checkpoints, or a recipe (burnish "
                 "recipes lists those that ship with Burnish)"
             )
-        return open_session(load(source, list(overrides))), 0
+        return assemble(load(source, list(overrides))), 0
     wanted = path if path.parent.name == "checkpoints" else None
     folder = RunFolder(path.parent.parent if wanted else path)
     if not folder.config.exists():
@@ -66,9 +66,9 @@ def open_run(source: str, overrides: Sequence[str] = (), *, samples: bool = True
         raise UserError(
             f"{source} has no whole checkpoint yet; training writes one every checkpoint.every updates; train it first"
         )
-    session = open_session(config)
-    session.load_weights(checkpoint.load(session.identity, PARTS))
-    return session, checkpoint.update
+    assembly = assemble(config)
+    assembly.load_weights(checkpoint.load(assembly.identity, PARTS))
+    return assembly, checkpoint.update
 
 
 def output_folder(output: str) -> Path:

@@ -6,9 +6,9 @@ from burnish.config import RunConfig
 from burnish.config.language import LanguageConfig
 from burnish.environments.function import FunctionEnvironment
 from burnish.environments.tools import Tools
-from burnish.rewards.function import Function
-from burnish.rewards.language.function import LanguageFunction
-from burnish.rewards.language.remote import Remote
+from burnish.rewards.images.function import Function
+from burnish.rewards.text.function import LanguageFunction
+from burnish.rewards.text.remote import Remote
 
 
 def reach(config: RunConfig) -> list[str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
-from burnish import terminal
 from burnish.config.load import BASE, find_recipe, recipe_names
 from burnish.config.yaml_text import parse
-from burnish.paths import RECIPES
+from burnish.utils import terminal
+from burnish.utils.paths import RECIPES
 
 
 def recipes() -> int:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from burnish import terminal
-from burnish.errors import UserError
-from burnish.folder import RunFolder
+from burnish.config.run_folder import RunFolder
 from burnish.report import write_report
+from burnish.utils import terminal
+from burnish.utils.errors import UserError
 
 
 def report(run: str) -> int:

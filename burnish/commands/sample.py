@@ -14,22 +14,22 @@ from PIL import Image
 from rich.markup import escape
 from rich.progress import track
 
-from burnish import terminal
 from burnish.algorithms.base import Needs
 from burnish.commands.answer import answer
 from burnish.commands.opening import open_run, output_folder
-from burnish.data.prompts import read_prompts
-from burnish.disk import writing
-from burnish.engines.flow import FlowEngine, Job
-from burnish.errors import UserError
-from burnish.json_text import parse_json
-from burnish.models.loading import load_model
+from burnish.data.flow.prompts import read_prompts
+from burnish.models.flow.loading import load_model
 from burnish.options import ModelOptions, RolloutOptions
-from burnish.pictures import Spoilt, grid
-from burnish.reading import checked_path
-from burnish.session import LanguageSession
-from burnish.types import Prompt
-from burnish.workers.roles import NetworkRoles
+from burnish.tasks import LanguageAssembly
+from burnish.tasks.flow.engine import FlowEngine, Job
+from burnish.tasks.flow.roles import NetworkRoles
+from burnish.types.rollout import Prompt
+from burnish.utils import terminal
+from burnish.utils.disk import writing
+from burnish.utils.errors import UserError
+from burnish.utils.images import Spoilt, grid
+from burnish.utils.json_text import parse_json
+from burnish.utils.reading import checked_path
 
 log = logging.getLogger(__name__)
 
@@ -59,13 +59,13 @@ def sample(
     wanted = {"num_inference_steps": steps, "guidance_scale": guidance, "height": height, "width": width}
     changes = {name: value for name, value in wanted.items() if value is not None}
     drawn = (checked_path(source, "SOURCE") / "model_index.json").exists()
-    session = None if drawn else open_run(source)[0]
-    if isinstance(session, LanguageSession):
+    assembly = None if drawn else open_run(source)[0]
+    if isinstance(assembly, LanguageAssembly):
         if changes or prompt_file:
             raise UserError(
                 "--steps, --guidance, --height, --width and --prompt-file are for models that draw; leave them out"
             )
-        return answer(session, prompts, images, output=output, n=n, seed=seed)
+        return answer(assembly, prompts, images, output=output, n=n, seed=seed)
     if images:
         raise UserError(f"--image is given, but {source} is a model that draws; give it words alone")
     asked = [Prompt(text=text) for text in prompts] + (
@@ -117,7 +117,7 @@ def _engine(source: str, changes: dict[str, int | float], seed: int) -> Iterator
         )  # fmt: skip
         yield FlowEngine(roles, rollout, seed=seed)
         return
-    session, _ = open_run(source, [f"rollout.{name}={value}" for name, value in changes.items()])
-    rollout = replace(session.config.rollout, batch_size=min(session.config.rollout.batch_size, 16))
-    with session.trained_weights():
-        yield FlowEngine(session.roles, rollout, seed=seed)
+    assembly, _ = open_run(source, [f"rollout.{name}={value}" for name, value in changes.items()])
+    rollout = replace(assembly.config.rollout, batch_size=min(assembly.config.rollout.batch_size, 16))
+    with assembly.trained_weights():
+        yield FlowEngine(assembly.roles, rollout, seed=seed)

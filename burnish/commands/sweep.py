@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from burnish import terminal
 from burnish.config import load
 from burnish.config.disk import check_disk
-from burnish.errors import ConfigError
-from burnish.json_text import parse_json
-from burnish.paths import METRICS
+from burnish.utils import terminal
+from burnish.utils.errors import ConfigError
+from burnish.utils.json_text import parse_json
+from burnish.utils.paths import METRICS
 
 STOPPED = 75
 PREFIX = "val-core/"

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing, nullcontext, suppress
 
 from burnish.algorithms.base import Metrics
-from burnish.closing import closing_message
+from burnish.checkpoint.files import Checkpoint
+from burnish.checkpoint.store import CheckpointStore
+from burnish.commands.closing import closing_message
+from burnish.commands.plan import opening_message
 from burnish.config import RunConfig
-from burnish.crew import Crew, LocalCrew
-from burnish.errors import GivenUp, UserError
-from burnish.folder import STEP, RunFolder
+from burnish.config.run_folder import STEP, RunFolder
+from burnish.controller import Controller, LocalController
 from burnish.hooks.base import Hook
 from burnish.hooks.checkpoints import Ahead, Checkpoints
 from burnish.hooks.expiry import Announced, Expiry, announced
@@ -22,11 +24,9 @@ from burnish.hooks.progress import Progress
 from burnish.hooks.stop import EXIT_STOPPED, StopRequest
 from burnish.hooks.validation import Validation
 from burnish.loop import run
-from burnish.plan import opening_message
-from burnish.profiling import controller_command
 from burnish.report import write_report
-from burnish.workers.checkpoint import CheckpointStore
-from burnish.workers.checkpoint_files import Checkpoint
+from burnish.training.profiling import controller_command
+from burnish.utils.errors import Cancelled, UserError
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def train(config: RunConfig, stop: StopRequest | None = None) -> int:
         folder.claim()
         try:
             finished = _train_in(folder, config, asked)
-        except GivenUp:
+        except Cancelled:
             finished = False  # before the first update of this process
         except KeyboardInterrupt:
             raise KeyboardInterrupt(_interrupted(folder)) from None
@@ -68,29 +68,29 @@ def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
     """Whether all updates are done at the end.
 
     Raises:
-        GivenUp: a stop was asked for before the first update of this process.
+        Cancelled: a stop was asked for before the first update of this process.
     """
     expected = announced(config.trainer)
     with stop.giving_up():
         store = CheckpointStore(folder.checkpoints, config.checkpoint)
         checkpoint = _starting_point(config, folder, store)
-        crew = open_crew(config, store)
+        controller = open_controller(config, store)
         if config.profiler is not None and config.profiler.tool == "nsys":
             command = controller_command(config.profiler, local=config.runtime == "local", folder=folder.profiles)
             log.warning("Nsight Systems sees this process if it was started by: %s", shlex.join(command))
-        crew.check_data()
-    crew.stop = lambda: stop.requested is not None
-    with crew:
+        controller.check_data()
+    controller.stop = lambda: stop.requested is not None
+    with controller:
         with stop.giving_up():
-            crew.check()
+            controller.check()
         while True:
             try:
-                return _attempt(config, folder, crew, checkpoint, stop, expected)
+                return _attempt(config, folder, controller, checkpoint, stop, expected)
             except NothingLearned:
                 write_report(folder)
                 raise
             except Exception as error:
-                crew.recover(error)
+                controller.recover(error)
                 checkpoint = store.latest()
 
 
@@ -106,30 +106,30 @@ def _interrupted(folder: RunFolder) -> str:
     return f"stopped at once by a second Ctrl-C: {lost} not saved; {again}"
 
 
-def open_crew(config: RunConfig, store: CheckpointStore) -> Crew:
+def open_controller(config: RunConfig, store: CheckpointStore) -> Controller:
     """Those who do the work, as the option ``runtime`` says.
 
     Raises:
         UserError: they need something that is not installed.
     """
     if config.runtime == "local":
-        return LocalCrew(config, store)
-    from burnish.runtime.crew import RayCrew
+        return LocalController(config, store)
+    from burnish.runtime.controller import RayController
 
-    return RayCrew(config, store)
+    return RayController(config, store)
 
 
 def _attempt(
     config: RunConfig,
     folder: RunFolder,
-    crew: Crew,
+    controller: Controller,
     checkpoint: Checkpoint | None,
     stop: StopRequest,
     expected: Announced | None,
 ) -> bool:
     """Go on from a checkpoint, or begin: whether all updates are done at the end."""
     with stop.giving_up():
-        crew.resume(checkpoint)
+        controller.resume(checkpoint)
     done = checkpoint.update if checkpoint is not None else 0
     metrics = checkpoint.unvalidated if checkpoint is not None else None
     # the last update is not recorded whole where its validation is still to be done
@@ -138,11 +138,15 @@ def _attempt(
         folder.begin(config, resumed_at=recorded)
     except UserError as error:
         raise UserError(f"output_dir is {config.output_dir}: {error}") from error
-    expiry = Expiry(expected, stop, margin=config.trainer.expiry_margin, saving=lambda: crew.saving)
-    validation = Validation(config, folder, crew.judge)
+    expiry = Expiry(expected, stop, margin=config.trainer.expiry_margin, saving=lambda: controller.saving)
+    validation = Validation(config, folder, controller.judge)
     here = checkpoint is not None and checkpoint.path.resolve().parent == folder.checkpoints.resolve()
     checkpoints = Checkpoints(
-        config, crew, validation, early=expected is not None, unvalidated=done if metrics is not None and here else None
+        config,
+        controller,
+        validation,
+        early=expected is not None,
+        unvalidated=done if metrics is not None and here else None,
     )
     hooks: list[Hook] = [
         Ahead(checkpoints),
@@ -157,8 +161,8 @@ def _attempt(
     def stopping() -> bool:
         return expiry.due() or stop.requested is not None
 
-    crew.stop, crew.giving_up = stopping, stop.giving_up
-    opening_message(config, crew.items, done=done)
+    controller.stop, controller.giving_up = stopping, stop.giving_up
+    opening_message(config, controller.items, done=done)
     try:
         with nullcontext() if done else stop.giving_up():
             for hook in hooks:
@@ -166,10 +170,10 @@ def _attempt(
             if done == 0 or metrics is not None:
                 _call(hooks, done, dict(metrics or {}))
         if not stopping():
-            with suppress(GivenUp):
+            with suppress(Cancelled):
                 run(
-                    range(done + 1, config.steps + 1), failures.watched(crew.source), crew.workers, hooks,
-                    watch=crew.watch, stop=stopping, around=crew.profiler.during, devices=config.devices,
+                    range(done + 1, config.steps + 1), failures.watched(controller.source), controller.workers, hooks,
+                    watch=controller.watch, stop=stopping, around=controller.profiler.during, devices=config.devices,
                 )  # fmt: skip
         for hook in hooks:
             hook.finish()

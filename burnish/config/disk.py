@@ -8,14 +8,14 @@ from collections.abc import Callable
 from burnish.config.language import LanguageConfig
 from burnish.config.machine import machine_complaints
 from burnish.config.run import RunConfig
-from burnish.errors import ConfigError, UserError
+from burnish.models.flow.loading import family_of, parts_of, read_index
 from burnish.models.language.loading import check_files
-from burnish.models.loading import family_of, parts_of, read_index
-from burnish.paths import PREFIX, holds_run, resolve
-from burnish.reading import checked_path
-from burnish.rewards.function import Function
-from burnish.rewards.language.function import LanguageFunction
-from burnish.weights import complaints_about, tokenizer_complaint
+from burnish.rewards.images.function import Function
+from burnish.rewards.text.function import LanguageFunction
+from burnish.utils.errors import ConfigError, UserError
+from burnish.utils.paths import PREFIX, holds_run, resolve
+from burnish.utils.reading import checked_path
+from burnish.utils.weights import complaints_about, tokenizer_complaint
 
 
 def check_disk(config: RunConfig) -> None:

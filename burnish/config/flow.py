@@ -20,9 +20,9 @@ from burnish.rewards.base import Reward
 class FlowConfig(RunConfig):
     """A flow-matching generator learns from rewards of its pictures."""
 
-    algorithm_kind: ClassVar[str] = "algorithm"
-    reward_kind: ClassVar[str] = "reward"
-    model_kind: ClassVar[str] = "model"
+    algorithm_kind: ClassVar[str] = "flow algorithm"
+    reward_kind: ClassVar[str] = "flow reward"
+    model_kind: ClassVar[str] = "flow model"
 
     task: Literal["text-to-image"] = "text-to-image"
     """What is trained: text-to-image models that draw, or image-text-to-text models that see."""
@@ -51,7 +51,7 @@ class FlowConfig(RunConfig):
         return f"data.train_batch_size {self.data.train_batch_size}{own}"
 
     @property
-    def samples_in_a_row(self) -> int:
+    def rows_per_group(self) -> int:
         together = self.online and self.algorithm.needs().atom != "sample"
         return self.rollout.n if together else 1
 
@@ -156,7 +156,7 @@ class FlowConfig(RunConfig):
     def _compared(self) -> Iterator[str]:
         """Whether what is compared in one loss fits into a mini-batch and into a forward."""
         atom, n, mini = self.algorithm.needs().atom, self.rollout.n, self.trainer.mini_batch_size
-        if mini is not None and mini % self.samples_in_a_row:
+        if mini is not None and mini % self.rows_per_group:
             yield (
                 f"trainer.mini_batch_size is {mini}, but {self.algorithm.name} compares the {n} samples of a prompt "
                 f"(rollout.n), which no mini-batch may part; make it a multiple of {n}, or null takes all"

@@ -11,7 +11,6 @@ from burnish.algorithms.language.base import LanguageAlgorithm
 from burnish.algorithms.language.turns import TurnRewards
 from burnish.config.run import RunConfig
 from burnish.data.language.options import LanguageDataOptions
-from burnish.engines.vllm.options import VllmOptions
 from burnish.environments.base import Environment
 from burnish.options import (
     CriticOptions,
@@ -22,9 +21,10 @@ from burnish.options import (
     OptimizerOptions,
     PtxOptions,
 )
+from burnish.options.vllm import VllmOptions
 from burnish.registry import options
-from burnish.rewards.language.base import LanguageReward
-from burnish.rewards.language.environment import EnvironmentReward
+from burnish.rewards.text.base import LanguageReward
+from burnish.rewards.text.environment import EnvironmentReward
 
 # what is read only where responses are sampled to learn from
 SAMPLED = tuple(
@@ -34,7 +34,7 @@ SAMPLED = tuple(
 
 
 @options
-class AnswerRolloutOptions(LanguageRolloutOptions):
+class ResponseRolloutOptions(LanguageRolloutOptions):
     """How responses are sampled, and by whom."""
 
     engine: Literal["burnish", "vllm"] = "burnish"
@@ -61,7 +61,7 @@ class LanguageConfig(RunConfig):
     """What is learned from rewards: its name and its options."""
     rewards: dict[str, LanguageReward]
     """What a good response is: a weighted sum of rewards, by name."""
-    rollout: AnswerRolloutOptions = Field(default_factory=AnswerRolloutOptions)
+    rollout: ResponseRolloutOptions = Field(default_factory=ResponseRolloutOptions)
     """How responses are sampled."""
     environment: Environment | None = None
     """What answers the policy, turn by turn: its name and its options; null has every prompt answered once."""
@@ -86,7 +86,7 @@ class LanguageConfig(RunConfig):
         return f"{text} x rollout.n {self.rollout.n}" if self.online else text
 
     @property
-    def samples_in_a_row(self) -> int:
+    def rows_per_group(self) -> int:
         needs = self.algorithm.needs()
         return self.rollout.n if needs.data == "prompts" and needs.atom == "pair" else 1
 
@@ -139,7 +139,7 @@ class LanguageConfig(RunConfig):
         needs, mini, n = self.algorithm.needs(), self.trainer.mini_batch_size, self.rollout.n
         if needs.data == "demonstrations" and self.ptx is not None:
             yield f"ptx is given, but {self.algorithm.name} imitates responses already: put all into data.train_files"
-        if mini is not None and mini % self.samples_in_a_row:
+        if mini is not None and mini % self.rows_per_group:
             yield (
                 f"trainer.mini_batch_size is {mini}, but {self.algorithm.name} makes one pair of the {n} responses to "
                 f"a prompt (rollout.n); make it a multiple of {n}, or null takes all"

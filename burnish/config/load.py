@@ -21,10 +21,10 @@ from burnish.config.run import RunConfig
 from burnish.config.tasks import TASKS, config_class, owner, task_of
 from burnish.config.text import fields
 from burnish.config.yaml_text import parse, show
-from burnish.errors import ConfigError, UserError
-from burnish.paths import RECIPES
-from burnish.reading import checked_path, read_text
 from burnish.registry import lookup, names
+from burnish.utils.errors import ConfigError, UserError
+from burnish.utils.paths import RECIPES
+from burnish.utils.reading import checked_path, read_text
 
 BASE = "base"  # name of a file in a folder of recipes that the others extend
 Layers = list[tuple[str, dict[str, Any]]]  # recipes by their files, the uppermost first

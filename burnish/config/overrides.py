@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from burnish.config.yaml_text import DEEPEST, parse, show
-from burnish.errors import ConfigError
+from burnish.utils.errors import ConfigError
 
 _OPTION = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
 

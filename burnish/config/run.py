@@ -11,7 +11,6 @@ from pydantic import Field
 from burnish.algorithms.base import Algorithm
 from burnish.config.placement import placement_complaints
 from burnish.config.recording import recording_complaints
-from burnish.errors import ConfigError
 from burnish.options import (
     CheckpointOptions,
     Count,
@@ -27,6 +26,7 @@ from burnish.options import (
     Threads,
 )
 from burnish.registry import names, options
+from burnish.utils.errors import ConfigError
 
 
 @options
@@ -114,7 +114,7 @@ class RunConfig:
         raise NotImplementedError
 
     @property
-    def samples_in_a_row(self) -> int:
+    def rows_per_group(self) -> int:
         """Samples of an update that credit puts into one row of a batch, which no mini-batch parts."""
         return 1
 

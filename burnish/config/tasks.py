@@ -9,8 +9,8 @@ from burnish.config.complaints import wrong_choice
 from burnish.config.flow import FlowConfig
 from burnish.config.language import LanguageConfig
 from burnish.config.run import RunConfig
-from burnish.errors import ConfigError
 from burnish.registry import names
+from burnish.utils.errors import ConfigError
 
 TASKS: dict[str, type[RunConfig]] = {"text-to-image": FlowConfig, "image-text-to-text": LanguageConfig}
 DEFAULT = "text-to-image"

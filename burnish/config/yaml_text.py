@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from burnish.errors import ConfigError
+from burnish.utils.errors import ConfigError
 
 LARGEST = 1 << 20  # bytes of a recipe
 MOST = 100_000  # values in it, each alias counted as often as it is used

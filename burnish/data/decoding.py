@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from burnish.data.lines import told
-from burnish.media import Media
+from burnish.types.media import Media
 
 log = logging.getLogger(__name__)
 

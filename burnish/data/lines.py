@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from burnish.errors import ConfigError, UserError
-from burnish.json_text import parse_json
-from burnish.reading import read_file
+from burnish.utils.errors import ConfigError, UserError
+from burnish.utils.json_text import parse_json
+from burnish.utils.reading import read_file
 
 SHOWN = 10  # problems that one message lists
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
 
-from burnish import random
-from burnish.errors import UserError
-from burnish.prompt import Prompt
+from burnish.types.prompt import Prompt
+from burnish.utils import random
+from burnish.utils.errors import UserError
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from burnish.batch import to_device
 from burnish.flow.solvers import extrapolation
+from burnish.types.batch import to_device
 
 Solver = Literal["euler", "dpm2"]
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from burnish.batch import to_device
 from burnish.flow.multistep import Multistep, Solver
 from burnish.flow.transitions import Density, Kind, transition
+from burnish.types.batch import to_device
 
 Velocity = Callable[[Tensor, Tensor, Tensor], Tensor]  # x [M, ...], t [M], rows [M] long -> [M, ...]
 

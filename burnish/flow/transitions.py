@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from burnish.batch import to_device
+from burnish.types.batch import to_device
 
 Kind = Literal["sde", "cps", "dance", "ddim", "ode"]
 Density = Literal["gaussian", "squared_error"]

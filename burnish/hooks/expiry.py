@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from burnish.errors import UserError
 from burnish.hooks.base import Hook
 from burnish.hooks.stop import StopRequest
 from burnish.options import StepOptions, unix_seconds
+from burnish.utils.errors import UserError
 
 VARIABLES = (  # which verl reads, too
     "SAGEMAKER_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP",

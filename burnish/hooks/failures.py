@@ -6,12 +6,12 @@ import json
 import logging
 from typing import Any
 
-from burnish.errors import UserError
-from burnish.folder import RunFolder
+from burnish.config.run_folder import RunFolder
 from burnish.hooks.base import Hook
 from burnish.options import StepOptions
-from burnish.sources.base import Source
-from burnish.types import Collected, Failure, Rollouts
+from burnish.rollout.base import Source
+from burnish.types.rollout import Collected, Failure, Rollouts
+from burnish.utils.errors import UserError
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ import os
 from contextlib import ExitStack
 from typing import IO, Any
 
-from burnish.disk import write_whole, writing
-from burnish.folder import STEP, RunFolder
+from burnish.config.run_folder import STEP, RunFolder
 from burnish.hooks.base import Hook
 from burnish.hooks.board import Board
+from burnish.utils.disk import write_whole, writing
 
 
 class MetricsLog(Hook):

@@ -12,9 +12,9 @@ from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
-from burnish import terminal
 from burnish.config import RunConfig
 from burnish.hooks.base import Hook
+from burnish.utils import terminal
 
 WINDOW = 10  # updates behind the estimate of the time that is left
 EXACT = (["ocr_exact"], ["exact"])  # components that the line tells beside the reward

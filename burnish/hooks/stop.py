@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from burnish.errors import GivenUp
+from burnish.utils.errors import Cancelled
 
 EXIT_STOPPED = 75
 """Exit code of a run that saved and stopped when asked: EX_TEMPFAIL of sysexits.h, "try again later".
@@ -49,17 +49,17 @@ class StopRequest:
         """What is done in here is needed no more once a stop is asked for: the first signal ends it at once.
 
         Raises:
-            GivenUp: so it was, or the stop was asked for before.
+            Cancelled: so it was, or the stop was asked for before.
         """
         before, self._at_once = self._at_once, True
         try:
             if self.requested is not None:
-                raise GivenUp
+                raise Cancelled
             yield
         except KeyboardInterrupt:
             if self.insisted or self.requested is None:
                 raise
-            raise GivenUp from None  # Ray's waits make a plain one of it
+            raise Cancelled from None  # Ray's waits make a plain one of it
         finally:
             self._at_once = before
 
@@ -101,7 +101,7 @@ class StopRequest:
         if number == signal.SIGINT:
             _say("press Ctrl-C again to stop without waiting until everything is saved\n")
         if self._at_once:
-            raise GivenUp
+            raise Cancelled
 
     def _outlive_readers(self) -> None:
         """The terminal may be gone, and so may a program that reads what is printed: neither may cost what is learned.

@@ -10,10 +10,10 @@ from pathlib import Path
 from burnish.algorithms.base import Metrics
 from burnish.config import RunConfig
 from burnish.config.flow import FlowConfig
-from burnish.disk import writing
-from burnish.errors import GivenUp
-from burnish.folder import RunFolder
+from burnish.config.run_folder import RunFolder
 from burnish.hooks.base import Hook
+from burnish.utils.disk import writing
+from burnish.utils.errors import Cancelled
 
 Judge = Callable[[Path, float | None], Metrics]  # by a folder for samples, and by guidance, None for the run's
 
@@ -47,7 +47,7 @@ class Validation(Hook):
         start = time.perf_counter()
         try:
             metrics |= self.judge(self.folder.validation(update), None)
-        except GivenUp:
+        except Cancelled:
             self.given_up = True
         else:
             metrics["timing_s/testing"] = time.perf_counter() - start

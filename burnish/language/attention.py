@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from burnish.batch import to_device
+from burnish.types.batch import to_device
 
 NAME = "burnish_flash"
 WASTE = 0.8  # segments share a call where the shorter ones have at least this part of the longest one's length

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from burnish.completion import Completion
     from burnish.language.rows import Layout, Table
+    from burnish.types.completion import Completion
 
 
 class Size(Protocol):

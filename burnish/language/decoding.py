@@ -9,9 +9,6 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
-from burnish.batch import Gathered, to_device
-from burnish.completion import Completion, Encoded, Features
-from burnish.errors import UserError
 from burnish.language.attention import Plan, Segment
 from burnish.language.cache import Cache
 from burnish.language.embedding import at_rows
@@ -19,6 +16,9 @@ from burnish.language.layers import Layers
 from burnish.language.model import LanguageModel
 from burnish.language.noise import uniforms
 from burnish.language.sampling import Sampling, choose, keep_likely, penalise
+from burnish.types.batch import Gathered, to_device
+from burnish.types.completion import Completion, Encoded, Features
+from burnish.utils.errors import UserError
 
 IDLE = 0.25  # part of the batch that may have finished before the rest moves together and waiting rows come in
 PREFILL = 8192  # prompt tokens that are read in one forward
@@ -46,7 +46,7 @@ def decode(
         network: whose weights sample.
         prompts: [P] prompts; each is read once for all of its responses.
         index: [B] prompt of each row; rows of one prompt should follow one another.
-        keys: [B] 63-bit numbers (:func:`burnish.random.key` of seed, purpose, update, prompt and sample).
+        keys: [B] 63-bit numbers (:func:`burnish.utils.random.key` of seed, purpose, update, prompt and sample).
         sampling: how.
         batch_size: rows that are decoded at once; changes only speed and memory.
         limits: [B] largest length of each response, where it differs from ``sampling.max_new_tokens``.

@@ -8,12 +8,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from burnish.batch import to_device
-from burnish.completion import Completion
 from burnish.language.cost import cheapest
 from burnish.language.head import chosen_scores
 from burnish.language.model import LanguageModel
 from burnish.language.rows import Layout, Table, lay_out
+from burnish.types.batch import to_device
+from burnish.types.completion import Completion
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from burnish.completion import Completion, Features
 from burnish.language.attention import Plan, Segment
+from burnish.types.completion import Completion, Features
 
 Layout = Literal["padded", "packed", "shared"]
 

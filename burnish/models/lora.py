@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from burnish.errors import UserError
 from burnish.options import LoraOptions
+from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
     import torch

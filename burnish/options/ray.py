@@ -62,7 +62,7 @@ class PoolsOptions:
 
 
 @options
-class PublicationOptions:
+class WeightSyncOptions:
     """How trained weights get to a rollout pool of its own."""
 
     carrier: Literal["auto", "store", "broadcast"] = "auto"
@@ -95,7 +95,7 @@ class RayOptions:
     """Seconds that anything asked of a worker may take."""
     max_restarts: Whole = 3
     """How often workers of a pool that died are replaced in a run before it stops."""
-    publication: PublicationOptions = Field(default_factory=PublicationOptions)
+    publication: WeightSyncOptions = Field(default_factory=WeightSyncOptions)
     """How trained weights get to a rollout pool of its own."""
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from burnish.folder import STEP, RunFolder
+from burnish.config.run_folder import STEP, RunFolder
 from burnish.report.samples import Sample, Samples, read_samples
 from burnish.report.summary import Summary
 

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from fnmatch import fnmatchcase
 from html import escape
 
-from burnish.folder import STEP
+from burnish.config.run_folder import STEP
 from burnish.report.curves import Chart, Series
 from burnish.report.summary import Summary, mean
 

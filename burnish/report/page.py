@@ -8,8 +8,7 @@ from html import escape
 from pathlib import Path
 
 from burnish import __version__
-from burnish.disk import write_whole
-from burnish.folder import STEP, RunFolder
+from burnish.config.run_folder import STEP, RunFolder
 from burnish.report.curves import Chart, Series
 from burnish.report.gallery import gallery
 from burnish.report.health import health, points_of
@@ -17,6 +16,7 @@ from burnish.report.style import STYLE
 from burnish.report.summary import PLUS_MINUS, REWARD, SPACE, Measure, Summary, next_steps
 from burnish.report.verdict import headline, verdict
 from burnish.report.words import DRAWS
+from burnish.utils.disk import write_whole
 
 WORDS = {
     "gained": ("good", "+ gained"),

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from burnish.config.yaml_text import LARGEST, parse
-from burnish.errors import ConfigError, UserError
-from burnish.reading import read_text
+from burnish.utils.errors import ConfigError, UserError
+from burnish.utils.reading import read_text
 
 NONE = type(None)
 # what a report looks up, and what it may be; with a question mark, what older runs did not write

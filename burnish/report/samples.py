@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from burnish.json_text import parse_json
 from burnish.report.reading import is_number, leads_out
+from burnish.utils.json_text import parse_json
 
 ENOUGH = 4  # prompts, below which their spread says nothing
 

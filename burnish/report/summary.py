@@ -11,12 +11,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from burnish.folder import STEP, RunFolder, is_row
-from burnish.json_text import parse_json
+from burnish.config.run_folder import STEP, RunFolder, is_row
 from burnish.report.habits import Habit, lost_habits
 from burnish.report.reading import read_configuration
 from burnish.report.samples import Samples, chance, read_samples, read_scores
 from burnish.report.words import DRAWS, Words, words_of
+from burnish.utils.json_text import parse_json
 
 TITLES = {  # where a paper writes its name in more than capitals
     "branch_grpo": "BranchGRPO",
@@ -105,7 +105,7 @@ class Measure:
 
 REWARD = Measure("Validation reward", "val-core/*/reward/mean@*", 1)
 EXACT = Measure("Read exactly right", "val-aux/*/ocr_exact/mean@*", 1, percent=True)
-STRICT = Measure("Answered right", "val-aux/*/exact/mean@*", 1, percent=True)
+STRICT = Measure("ScoredResponses right", "val-aux/*/exact/mean@*", 1, percent=True)
 FORMAT = Measure("In the form asked for", "val-aux/*/format/mean@*", 1, percent=True)
 GIVEN = Measure("Right among those in form", "val-aux/*/exact_given_format/mean@*", 0, percent=True)
 LENGTH = Measure("Tokens of a response", "val-aux/response_length/mean", 0, enough=0.15, relative=True)

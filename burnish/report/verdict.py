@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from burnish.folder import STEP
+from burnish.config.run_folder import STEP
 from burnish.report.summary import BORDER, FELL_BACK, FORMAT, GIVEN, REWARD, VARIETY, Measure, Point, Summary
 
 FEW = "too few prompts were judged to tell it from chance"

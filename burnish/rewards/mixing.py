@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from math import nan
 from typing import TYPE_CHECKING
 
-from burnish.errors import UserError
 from burnish.rewards.base import AnyReward, Verdict
+from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from burnish.types import Scores
+    from burnish.types.rollout import Scores
 
 
 def component_names(rewards: Mapping[str, AnyReward]) -> tuple[str, ...]:
@@ -41,7 +41,7 @@ def mix(rewards: Mapping[str, AnyReward], verdicts: Mapping[str, Sequence[Verdic
     """
     import torch
 
-    from burnish.types import Scores
+    from burnish.types.rollout import Scores
 
     count = len(next(iter(verdicts.values())))
     total = torch.zeros(count, dtype=torch.float64)

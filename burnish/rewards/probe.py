@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from burnish.errors import UserError
 from burnish.rewards.base import AnyReward
 from burnish.rewards.scoring import AnyScorer, awaited
+from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from burnish.prompt import Prompt
-    from burnish.types import Scores
+    from burnish.types.prompt import Prompt
+    from burnish.types.rollout import Scores
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from burnish.prompt import Prompt
 from burnish.rewards.base import AnyReward, Verdict
+from burnish.types.prompt import Prompt
 
 # multiprocessing's own spawn would run the user's script a second time in the child, torch and all
 START = """\

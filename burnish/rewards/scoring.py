@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from burnish.errors import UserError
 from burnish.options import ScoringOptions
-from burnish.prompt import Prompt
 from burnish.rewards.base import AnyReward, Verdict
 from burnish.rewards.judging import judge, missing
 from burnish.rewards.mixing import component_names, mix
 from burnish.rewards.process import DiedError, ScoringProcess
+from burnish.types.prompt import Prompt
+from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from burnish.types import Scores
+    from burnish.types.rollout import Scores
 
 log = logging.getLogger(__name__)
 

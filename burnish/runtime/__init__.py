@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from burnish.errors import UserError
+from burnish.utils.errors import UserError
 
 # the only package that imports Ray; with runtime=local nothing imports this one
 if find_spec("ray") is None:

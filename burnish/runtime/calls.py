@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import NodeDiedError, RayActorError, RayError, RayTaskError, WorkerCrashedError
 
-from burnish.runtime.faults import Late, WorkerDied
+from burnish.runtime.faults import WorkerDied, WorkerTimeout
 
 LOOK = 1.0  # seconds between looks, so that Ctrl-C is heard
 GRACE = 1.0  # seconds in which it may turn out that an error of one worker came from another's death
@@ -120,9 +120,9 @@ class Call:
         cause.add_note(f"{told}:\n{error}" if isinstance(error, RayTaskError) else told)
         return cause
 
-    def _late(self, ranks: Sequence[int]) -> Late:
+    def _late(self, ranks: Sequence[int]) -> WorkerTimeout:
         who = f"worker {ranks[0]}" if len(ranks) == 1 else f"workers {', '.join(map(str, ranks))}"
-        return Late(
+        return WorkerTimeout(
             f"waited for {self.method} of {who} of pool {self.group.name} longer than "
             f"{self.option}={self.seconds:g} seconds"
         )

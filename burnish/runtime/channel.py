@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from burnish.json_text import parse_json
-from burnish.workers.meeting import open_store, reach_store
+from burnish.training.rendezvous import open_store, reach_store
+from burnish.utils.json_text import parse_json
 
 
-class Meeting:
+class Rendezvous:
     """Where the members of a channel find each other: a store that its first member keeps."""
 
     def __init__(self, address: str, seconds: float) -> None:
@@ -66,7 +66,7 @@ class Channel:
 
     @classmethod
     def join(cls, address: str, port: int, rank: int, size: int, *, device: str, seconds: float) -> Channel:
-        """Meet the others where rank 0 has opened a ``Meeting``."""
+        """Meet the others where rank 0 has opened a ``Rendezvous``."""
         return cls(reach_store(address, port, seconds), rank, size, device=device, seconds=seconds)
 
     def tell(self, message: Any) -> None:

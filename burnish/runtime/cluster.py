@@ -17,11 +17,11 @@ from typing import Any
 import ray
 from ray._private import ray_constants
 
-from burnish.errors import UserError
 from burnish.options.ray import PoolsOptions, RayOptions
-from burnish.runtime.faults import NoRoom
+from burnish.runtime.capacity import Need, Node, lacking, needs
+from burnish.runtime.faults import Unschedulable
 from burnish.runtime.pools import Pool
-from burnish.runtime.room import Need, Node, lacking, needs
+from burnish.utils.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -64,14 +64,14 @@ class Cluster:
         """Wait until the machines can hold the pools: more may join a running cluster.
 
         Raises:
-            NoRoom: they can't, in time; at once on a cluster of the run's own.
+            Unschedulable: they can't, in time; at once on a cluster of the run's own.
         """
         deadline = time.monotonic() + (0 if self.started else self.options.placement_timeout)
         said = ""
         while why := self.lacking():
             if time.monotonic() >= deadline:
                 waited = f" (waited {self.options.placement_timeout:g} seconds: ray.placement_timeout)"
-                raise NoRoom(why + ("" if self.started else waited))
+                raise Unschedulable(why + ("" if self.started else waited))
             if why != said:
                 log.warning("waiting at most %g seconds for machines: %s", self.options.placement_timeout, why)
             said = why
@@ -81,7 +81,7 @@ class Cluster:
         """Reserve room for every pool.
 
         Raises:
-            NoRoom: others hold it for too long.
+            Unschedulable: others hold it for too long.
         """
         self.check()
         for need in self.needs:
@@ -102,7 +102,7 @@ def cluster(options: RayOptions, pools: PoolsOptions) -> Iterator[Cluster]:
 
     Raises:
         UserError: there is no such cluster, or Ray refuses an argument.
-        NoRoom: it can't hold the pools.
+        Unschedulable: it can't hold the pools.
     """
     if ray.is_initialized():
         raise UserError("this process is connected to a Ray cluster already; call ray.shutdown() before the run")

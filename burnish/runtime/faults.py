@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from burnish.errors import UserError
+from burnish.utils.errors import UserError
 
 
 class WorkerDied(RuntimeError):
@@ -16,13 +16,13 @@ class WorkerDied(RuntimeError):
         return type(self), (self.pool, self.rank, self.reason)
 
 
-class Late(UserError):
+class WorkerTimeout(UserError):
     """A worker did not answer in time."""
 
 
-class NoRoom(UserError):
+class Unschedulable(UserError):
     """The cluster can't hold the pools."""
 
 
-class GaveUp(UserError):
+class RestartLimit(UserError):
     """Workers died too often."""

@@ -11,8 +11,8 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from burnish.options.ray import RayOptions
-from burnish.runtime.faults import NoRoom
-from burnish.runtime.room import Need, amounts
+from burnish.runtime.capacity import Need, amounts
+from burnish.runtime.faults import Unschedulable
 
 LOOK = 1.0  # seconds between looks, so that Ctrl-C is heard
 
@@ -48,7 +48,7 @@ class Pool:
         """Return when all its machines are there.
 
         Raises:
-            NoRoom: they are not in time.
+            Unschedulable: they are not in time.
         """
         deadline = time.monotonic() + self.options.placement_timeout
         while not self._group.wait(LOOK):
@@ -67,11 +67,11 @@ class Pool:
         """Whether one of some machines is dead now."""
         return any(node["NodeID"] in machines and not node["Alive"] for node in ray.nodes())
 
-    def no_room(self) -> NoRoom:
+    def no_room(self) -> Unschedulable:
         """That it was not placed in time, and what the cluster lacks."""
         free = {name: value for name, value in ray.available_resources().items() if name in ("CPU", "GPU")}
         why = self._lacking() or f"others use what it needs: {amounts(free) or 'nothing'} of the whole cluster is free"
-        return NoRoom(
+        return Unschedulable(
             f"pool {self.name} found no room in {self.options.placement_timeout:g} seconds "
             f"(ray.placement_timeout): it needs {self.need}; {why}"
         )

@@ -14,8 +14,8 @@ import ray
 import torch
 from torch import Tensor
 
-from burnish.batch import Batch, shared
-from burnish.completion import Lengths
+from burnish.types.batch import Batch, shared
+from burnish.types.completion import Lengths
 
 SMALL = 4096  # bytes; shorter tensors travel inside the head
 
@@ -161,7 +161,7 @@ class Pointers(Batch):
 
 
 @dataclass(kw_only=True)
-class PointersToAnswers(Pointers):
+class ResponsePointers(Pointers):
     """Rows of stored responses, and how long they are."""
 
     lengths: Lengths

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from burnish.algorithms.correction import RolloutCorrection
-from burnish.algorithms.flow_grpo import FlowGRPO
+from burnish.algorithms.flow.flow_grpo import FlowGRPO
 from burnish.flow.transitions import Transition
 from burnish.flow.windows import Window
-from tests.factory import tiny_pipeline
-from tests.workers.test_training import Bench
+from tests.support.factory import tiny_pipeline
+from tests.training.test_trainer import Bench
 
 WINDOW = Window(kind="fixed", size=2)
 SHIFT = torch.tensor([0.1, -0.1, 1.5, -1.5, 0.0, 0.2, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])  # nats by step

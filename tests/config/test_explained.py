@@ -12,7 +12,7 @@ from burnish.registry import lookup, names
 
 
 def every_class():
-    found = [FlowConfig, *(lookup(kind, name) for kind in ("algorithm", "reward") for name in names(kind))]
+    found = [FlowConfig, *(lookup(kind, name) for kind in ("flow algorithm", "flow reward") for name in names(kind))]
     for cls in found:
         for field in fields(cls).values():
             inner = section_class(field.annotation)

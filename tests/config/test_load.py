@@ -2,7 +2,7 @@ import pytest
 
 from burnish.config import changes, describe, dump, fingerprint, load, to_dict
 from burnish.config.yaml_text import parse, show
-from burnish.errors import ConfigError
+from burnish.utils.errors import ConfigError
 
 
 def test_precedence_is_defaults_then_recipe_then_variant_then_command_line(recipe):

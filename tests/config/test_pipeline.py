@@ -6,9 +6,9 @@ from burnish.config import fingerprint, load
 from burnish.config.derived import with_derived
 from burnish.config.tasks import TASKS
 from burnish.config.text import fields
-from burnish.errors import ConfigError
 from burnish.options import PipelineOptions
 from burnish.registry import lookup, names
+from burnish.utils.errors import ConfigError
 
 ALGORITHMS = [(task, name) for task in TASKS.values() for name in names(task.algorithm_kind)]
 

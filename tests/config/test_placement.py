@@ -3,7 +3,7 @@
 import pytest
 
 from burnish.config import load
-from burnish.errors import ConfigError
+from burnish.utils.errors import ConfigError
 
 RAY = "runtime=ray"
 SUPERVISED = "algorithm=sft"

@@ -14,8 +14,8 @@ from burnish.config.disk import check_disk
 from burnish.config.flow import FlowConfig
 from burnish.config.language import LanguageConfig
 from burnish.config.text import fields
-from burnish.errors import ConfigError
 from burnish.registry import lookup, names
+from burnish.utils.errors import ConfigError
 
 REFUSED = {
     "drawing": {
@@ -71,7 +71,7 @@ def test_on_a_cluster_nothing_is_known_of_the_machines(recipe):
 
 
 def classes():
-    kinds = ("algorithm", "language algorithm", "reward", "language reward", "environment")
+    kinds = ("flow algorithm", "language algorithm", "flow reward", "language reward", "environment")
     found = [FlowConfig, LanguageConfig, *(lookup(kind, name) for kind in kinds for name in names(kind))]
     for cls in found:
         found += [inner for field in fields(cls).values()

@@ -9,8 +9,8 @@ import pytest
 from burnish.config import load
 from burnish.config.load import find_recipe, recipe_names
 from burnish.config.yaml_text import parse
-from burnish.paths import RECIPES
-from tests.config.recipe_sources import OPERATIONAL, SOURCES
+from burnish.utils.paths import RECIPES
+from tests.support.recipe_sources import OPERATIONAL, SOURCES
 
 PUBLISHED = [name for name in recipe_names() if name.startswith(("sd35/", "flux/"))]
 

@@ -1,4 +1,4 @@
-"""The recipes of published settings: each one loads, passes all checks, and makes a session with a small model."""
+"""The recipes of published settings: each one loads, passes all checks, and makes an assembly with a small model."""
 
 import json
 
@@ -9,9 +9,9 @@ from burnish.cli import main
 from burnish.config import load
 from burnish.config.disk import check_disk
 from burnish.config.load import find_recipe, recipe_names
-from burnish.errors import ConfigError
-from burnish.session import open_session
-from tests.factory import tiny_flux, tiny_pipeline
+from burnish.tasks import assemble
+from burnish.utils.errors import ConfigError
+from tests.support.factory import tiny_flux, tiny_pipeline
 
 PUBLISHED = [name for name in recipe_names() if name.startswith(("sd35/", "flux/"))]
 REWARDS = "\n".join(
@@ -60,15 +60,15 @@ def test_a_published_recipe_makes_a_session(recipe, folder, monkeypatch):
     path = folder / family / "pipeline"
     config = load(recipe, [f"model.path={path}", *(f"rollout.{one}" for one in small)])
     check_disk(config)
-    session = open_session(config)
-    session.check_data()
-    roles = session.roles
+    assembly = assemble(config)
+    assembly.check_data()
+    roles = assembly.roles
     assert roles.model.latent_shape(8, 8) == (4, 4, 4)
     trained = [p for p in roles.parameters().values() if p.requires_grad]
     assert trained
     assert (config.model.lora is None) == (len(trained) == len(list(roles.model.network.parameters())))
     for name in ("reference", "old"):
-        if getattr(session.needs, name):
+        if getattr(assembly.needs, name):
             roles.activate(name)
 
 

@@ -7,7 +7,7 @@ import pytest
 from burnish import cli
 from burnish.config import load
 from burnish.config.disk import check_disk
-from burnish.errors import ConfigError
+from burnish.utils.errors import ConfigError
 
 COMMAND_LINE = {
     "unknown option": (

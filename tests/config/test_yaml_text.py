@@ -6,7 +6,7 @@ import pytest
 
 from burnish.config import load
 from burnish.config.yaml_text import MOST, parse
-from burnish.errors import ConfigError
+from burnish.utils.errors import ConfigError
 
 LINES = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)]
 BOMB = "\n".join(["a0: &a0 [1, 1]", *LINES])

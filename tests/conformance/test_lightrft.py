@@ -7,7 +7,7 @@ part of Burnish answers, or that ours must differ from.
 import pytest
 import torch
 
-from burnish.credit_tokens import (
+from burnish.advantages import (
     RunningMoments,
     clip_values,
     cpgd_advantages,

@@ -6,12 +6,12 @@ import pytest
 
 from burnish.config import load
 from burnish.data.stream import PromptStream
-from burnish.errors import ConfigError
-from burnish.types import Prompt
+from burnish.types.rollout import Prompt
+from burnish.utils.errors import ConfigError
 from tests.conformance import Case
 from tests.conformance.test_lightrft import every
-from tests.language.samples import model_of
-from tests.tiny_language import chat, picture
+from tests.support.language_samples import model_of
+from tests.support.tiny_language import chat, picture
 
 
 def sizes(c: Case, **more: int) -> list[str]:

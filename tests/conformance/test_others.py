@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from burnish.algorithms.diffusion_nft import DiffusionNFT
-from burnish.experience.levels import NoiseLevels
+from burnish.algorithms.flow.diffusion_nft import DiffusionNFT
+from burnish.batches.levels import NoiseLevels
 from tests.conformance import case, cases
-from tests.rewards.language.asked import reward, values
+from tests.support.asked import reward, values
 
 
 class Old:

@@ -13,9 +13,9 @@ from PIL import Image
 
 from burnish.config import load
 from burnish.data.decoding import check_media
-from burnish.errors import ConfigError, UserError
-from burnish.media import Media, _file_digest
-from burnish.session import open_session
+from burnish.tasks import assemble
+from burnish.types.media import Media, _file_digest
+from burnish.utils.errors import ConfigError, UserError
 
 NOISE = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
 
@@ -70,7 +70,7 @@ def test_frames_of_a_video_must_be_whole_and_of_one_size():
 
 
 def seeing(folder: Path, pictures: dict[str, bytes], *overrides: str):
-    """A session on questions about pictures."""
+    """An assembly on questions about pictures."""
     for name, content in pictures.items():
         (folder / name).write_bytes(content)
     records = [{"prompt": "<image>What is it?", "images": [name], "answer": "1"} for name in pictures]
@@ -80,7 +80,7 @@ def seeing(folder: Path, pictures: dict[str, bytes], *overrides: str):
         "scoring.processes=0", "optimizer.warmup_steps=0", "steps=1", "algorithm=grpo",
         "trainer.mini_batch_size=null", f"output_dir={folder / 'run'}",
     ]  # fmt: skip
-    return open_session(load("vlm_quickstart", [*options, *overrides]))
+    return assemble(load("vlm_quickstart", [*options, *overrides]))
 
 
 SMALL = NOISE[:28, :28]
@@ -89,25 +89,25 @@ SMALL = NOISE[:28, :28]
 def test_a_session_refuses_broken_and_extreme_pictures_by_record_before_weights_are_loaded(tmp_path):
     long = np.zeros((2, 402, 3), np.uint8)
     pictures = {"a.png": encoded("PNG", SMALL), "b.jpg": encoded("JPEG")[:700], "c.png": encoded("PNG", long)}
-    session = seeing(tmp_path, pictures)
+    assembly = seeing(tmp_path, pictures)
     with pytest.raises(UserError) as refused:
-        session.check_data()
+        assembly.check_data()
     first, second = str(refused.value).split("\n")
     assert first.startswith(f"{tmp_path / 'data.jsonl'}:2: has a picture {tmp_path / 'b.jpg'} that can't be decoded")
     assert second.startswith(f"{tmp_path / 'data.jsonl'}:3: has a picture {tmp_path / 'c.png'} that is 402 x 2 pixels")
-    assert "roles" not in vars(session)
+    assert "roles" not in vars(assembly)
     seeing(tmp_path, pictures, "data.decode_check=false").check_data()  # at the user's own risk
 
 
 def test_a_picture_that_breaks_in_the_course_of_a_run_is_named_by_its_record(tmp_path):
-    session = seeing(tmp_path, {"a.png": encoded("PNG", SMALL), "b.png": encoded("PNG", SMALL[::-1])})
-    session.check_data()
+    assembly = seeing(tmp_path, {"a.png": encoded("PNG", SMALL), "b.png": encoded("PNG", SMALL[::-1])})
+    assembly.check_data()
     (tmp_path / "b.png").write_bytes(encoded("PNG", SMALL[::-1])[:300])
     with pytest.raises(UserError, match=r"data\.jsonl:2\) shows what can't be read: (?i:.*truncated)"):
-        session.engine.encode(session.train_prompts)
+        assembly.engine.encode(assembly.train_prompts)
     (tmp_path / "b.png").unlink()
     with pytest.raises(UserError, match=r"data\.jsonl:2\) shows what can't be read: .*No such file"):
-        session.engine.encode(session.train_prompts)
+        assembly.engine.encode(assembly.train_prompts)
 
 
 def test_a_run_goes_on_after_a_picture_was_mended(tmp_path, caplog):
@@ -129,7 +129,7 @@ def test_a_broken_picture_to_imitate_is_refused_by_record(tmp_path):
         (tmp_path / f"{name}.txt").write_text("the number 123")
     options = [f"data.train_files={tmp_path}", "algorithm=sft", f"output_dir={tmp_path / 'run'}"]
     with pytest.raises(UserError, match=r"b\.png: has a picture .*b\.png that can't be decoded: (?i:.*truncated)"):
-        open_session(load("quickstart", options)).check_data()
+        assemble(load("quickstart", options)).check_data()
 
 
 def test_the_option_is_refused_where_nothing_is_decoded():

@@ -2,10 +2,10 @@ from collections import Counter
 
 import pytest
 
-from burnish import random
 from burnish.data.stream import PromptStream
-from burnish.errors import UserError
-from burnish.types import Prompt
+from burnish.types.rollout import Prompt
+from burnish.utils import random
+from burnish.utils.errors import UserError
 
 
 def stream(count: int = 7, batch: int = 3, seed: int = 0, shuffle: bool = True) -> PromptStream:

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from burnish.config import load
-from burnish.prompt import Prompt
-from burnish.rewards.calling import load_function
-from burnish.session import open_session
-from tests.session.test_answers import trained, weights
+from burnish.tasks import assemble
+from burnish.types.prompt import Prompt
+from burnish.utils.user_code import load_object
+from tests.tasks.language.test_evaluate import trained, weights
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "grid_game.py"
-game = sys.modules[load_function(f"{EXAMPLE}:GridGame").__module__]
+game = sys.modules[load_object(f"{EXAMPLE}:GridGame", "environment").__module__]
 
 
 def test_a_game_is_won_by_going_there():
@@ -49,9 +49,9 @@ def test_walls_hold():
 
 
 def session_of(*overrides):
-    session = open_session(load(str(EXAMPLE.with_suffix(".yaml")), list(overrides)))
-    session.check_data()
-    return session
+    assembly = assemble(load(str(EXAMPLE.with_suffix(".yaml")), list(overrides)))
+    assembly.check_data()
+    return assembly
 
 
 def test_the_recipes_run_on_the_files_that_it_writes(tmp_path):
@@ -65,10 +65,10 @@ def test_the_recipes_run_on_the_files_that_it_writes(tmp_path):
     ]  # fmt: skip
     warm = session_of(*small, "algorithm=sft", f"data.train_files={tmp_path}/demonstrations.jsonl")
     assert trained(warm, 1, 1)[0]["actor/sft_loss"] > 0
-    session = session_of(
+    assembly = session_of(
         *small, "rollout.n=2", f"data.train_files={tmp_path}/questions.jsonl", f"environment.path={EXAMPLE}:GridGame",
     )  # fmt: skip
-    rows = trained(session, 1, 2)
-    assert weights(session).isfinite().all()
+    rows = trained(assembly, 1, 2)
+    assert weights(assembly).isfinite().all()
     assert [row["train/dialogue/turns/mean"] for row in rows] == [4, 4]
     assert rows[0]["critic/environment/mean"] < 0  # it does not speak of directions yet

@@ -5,11 +5,11 @@ import pytest
 from burnish.config import load
 from burnish.config.text import dump, fingerprint, to_dict
 from burnish.environments.function import FunctionEnvironment
-from burnish.errors import ConfigError, UserError
-from burnish.session import open_session
+from burnish.tasks import assemble
+from burnish.utils.errors import ConfigError, UserError
 
 GAME = [
-    "environment.name=function", "environment.path=tests.environments.games:Show", "rewards.environment.weight=1",
+    "environment.name=function", "environment.path=tests.support.games:Show", "rewards.environment.weight=1",
     "environment.arguments={opening: true, pictures: true, fails: '', turns: 2}", "rewards.exact=null",
 ]  # fmt: skip
 
@@ -51,15 +51,15 @@ def test_contradictions_are_refused(overrides, message):
     ("path", "arguments", "message"),
     [
         ("nowhere:Game", {}, "path of environment is 'nowhere:Game'"),
-        ("tests.environments.games:Nothing", {}, "has no such name"),
-        ("tests.environments.games:Show", {"size": 3}, "can't be made with environment.arguments .*TypeError"),
-        ("tests.environments.games:prompts", {}, "no method reset and no step"),
+        ("tests.support.games:Nothing", {}, "has no such name"),
+        ("tests.support.games:Show", {"size": 3}, "can't be made with environment.arguments .*TypeError"),
+        ("tests.support.games:prompts", {}, "no method reset and no step"),
     ],
 )
 def test_what_is_no_environment_is_refused_before_weights_load(path, arguments, message):
     shown = "{" + ", ".join(f"{name}: {value}" for name, value in arguments.items()) + "}"
     overrides = ["environment.name=function", f"environment.path={path}", f"environment.arguments={shown}"]
-    session = open_session(load("vlm_quickstart", overrides))
+    assembly = assemble(load("vlm_quickstart", overrides))
     with pytest.raises(UserError, match=message):
-        session.check_data()
-    assert "roles" not in vars(session)
+        assembly.check_data()
+    assert "roles" not in vars(assembly)

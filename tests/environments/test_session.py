@@ -5,18 +5,18 @@ import json
 import pytest
 import torch
 
+from burnish.advantages import turn_numbers
 from burnish.algorithms.language.ppo import PPO
 from burnish.config import load
-from burnish.credit_tokens import turn_numbers
-from burnish.errors import ConfigError
-from burnish.judging import judge
 from burnish.language.logprobs import response_logprobs
-from tests.session.test_answers import SMALL, saved, session_of, trained, weights
+from burnish.tasks.evaluate import judge
+from burnish.utils.errors import ConfigError
+from tests.tasks.language.test_evaluate import SMALL, saved, session_of, trained, weights
 
 GAME = [
     *SMALL, "trainer.mini_batch_size=null", "rollout.max_new_tokens=6", "environment.max_turns=4",
     "environment.name=function",
-    "environment.path=tests.environments.games:Show", "rewards.environment.weight=0.5", "rewards.exact=null",
+    "environment.path=tests.support.games:Show", "rewards.environment.weight=0.5", "rewards.exact=null",
 ]  # fmt: skip
 
 
@@ -29,7 +29,7 @@ def game(fails="", turns=3):
 
 @pytest.mark.parametrize("algorithm", [["algorithm=grpo"], BY_TURN], ids=["grpo", "ppo"])
 def test_a_resumed_run_goes_on_bit_by_bit(algorithm):
-    varied = "rewards.varied={name: function, path: 'tests.environments.games:written'}"
+    varied = "rewards.varied={name: function, path: 'tests.support.games:written'}"
     overrides = [*game(), *algorithm, varied]
     whole = session_of(*overrides)
     trained(whole, 1, 1)
@@ -46,45 +46,48 @@ def test_a_resumed_run_goes_on_bit_by_bit(algorithm):
 
 
 def test_what_is_learned_from_is_what_was_sampled():
-    session = session_of(*game(), "algorithm=grpo")
-    answered = session.source.collect(1)
+    assembly = session_of(*game(), "algorithm=grpo")
+    answered = assembly.source.collect(1)
     assert answered.limit == 4 * 6
     scores = response_logprobs(
-        session.roles.model, session.roles.model.network, answered.trace, temperature=session.config.rollout.temperature
+        assembly.roles.model,
+        assembly.roles.model.network,
+        answered.trace,
+        temperature=assembly.config.rollout.temperature,
     )
     torch.testing.assert_close(scores.logprob, answered.trace.logprob, rtol=0, atol=1e-5)
     assert answered.turn_rewards.tolist() == [[0.25, 0.5, 0.75, 0.0]] * 8
 
 
 def test_dialogues_that_break_are_missing_and_the_run_goes_on(caplog):
-    session = session_of(*game(fails="type"), "algorithm=grpo")
-    answered = session.source.collect(1)
+    assembly = session_of(*game(fails="type"), "algorithm=grpo")
+    answered = assembly.source.collect(1)
     assert answered.scores.missing.all()
     assert answered.scores.components.isnan().all()
     assert "the environment failed: TypeError" in answered.scores.notes[0]
     assert "the environment failed" in caplog.text
-    before = weights(session)
-    row = trained(session, 2, 2)[0]
+    before = weights(assembly)
+    row = trained(assembly, 2, 2)[0]
     assert row["train/dialogue/broken_ratio"] == 1
-    assert torch.equal(weights(session), before)
+    assert torch.equal(weights(assembly), before)
 
 
 def test_a_validation_keeps_the_whole_dialogue(tmp_path):
-    session = session_of(*game(turns=2), "algorithm=grpo", "validation.max_prompts=2")
-    metrics = judge(session, tmp_path, n=1)
+    assembly = session_of(*game(turns=2), "algorithm=grpo", "validation.max_prompts=2")
+    metrics = judge(assembly, tmp_path, n=1)
     assert metrics["val-aux/dialogue/turns/mean"] == 2
     first = json.loads((tmp_path / "samples.jsonl").read_text().splitlines()[0])
     assert first["response"].startswith("[user] [picture]Begin.\n")
     assert "[user] [picture]Turn 1.\n" in first["response"]
-    asked = len(session.val_prompts[0].images)
+    asked = len(assembly.val_prompts[0].images)
     assert len(first["images"]) == asked + 3
     assert first["note"].startswith("2 turns")
 
 
 def test_rewards_of_turns_stand_at_the_end_of_their_turns():
-    session = session_of(*game(), *BY_TURN)
-    answered = session.source.collect(1)
-    algorithm, trace = session.config.algorithm, answered.trace
+    assembly = session_of(*game(), *BY_TURN)
+    answered = assembly.source.collect(1)
+    algorithm, trace = assembly.config.algorithm, answered.trace
     reward = torch.full((8,), 2.0)  # 1.5 of the environment's, and something else
     placed = algorithm.placed(answered, reward, trace.mask)
     for row in range(8):
@@ -100,7 +103,7 @@ def test_rewards_of_turns_stand_at_the_end_of_their_turns():
     whole = PPO().placed(answered, reward, trace.mask)
     torch.testing.assert_close(whole.sum(1), placed.sum(1))
     assert (whole != 0).sum() == 8
-    annotated = algorithm.annotate(answered, session.roles)
+    annotated = algorithm.annotate(answered, assembly.roles)
     rewards, _, _ = algorithm.shape(annotated)
     torch.testing.assert_close(rewards.tokens.sum(1), rewards.outcome)
 

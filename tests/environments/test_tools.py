@@ -6,11 +6,11 @@ import pytest
 
 from burnish.config import load
 from burnish.environments.tools import Tools
-from burnish.errors import ConfigError, UserError
-from burnish.prompt import Prompt
-from tests.environments.games import play
+from burnish.types.prompt import Prompt
+from burnish.utils.errors import ConfigError, UserError
+from tests.support.games import play
 
-HERE = "tests.environments.functions"
+HERE = "tests.support.tool_functions"
 SUM = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 40}}</tool_call>'
 
 

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from burnish.algorithms.base import Needs
-from burnish.algorithms.flow_grpo import FlowGRPO
-from burnish.batch import Gathered
-from burnish.experience import LearnedSteps, NoiseLevels, judge
+from burnish.algorithms.flow.flow_grpo import FlowGRPO
+from burnish.batches import NoiseLevels, StepBatch, judge
 from burnish.flow.schedules import schedule
-from burnish.types import Conditioning, Denoising, Prompt, Scored, Scores
-from burnish.workers.roles import NetworkRoles
+from burnish.tasks.flow.roles import NetworkRoles
+from burnish.types.batch import Gathered
+from burnish.types.rollout import Conditioning, Denoising, Prompt, Scored, Scores
 from tests.conformance import case
 
 
@@ -56,7 +56,7 @@ def test_accumulation_of_flow_grpo(size, fold):
         given["old_log_probs"],
         times,
     )
-    learned = LearnedSteps(
+    learned = StepBatch(
         trace=trace,
         advantage=given["advantages"][:, :1].expand(batch, len(indices)),
         weight=torch.ones(batch, len(indices)),

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from burnish import random
 from burnish.flow.sampling import Plan, denoise
 from burnish.flow.schedules import schedule
 from burnish.flow.transitions import transition
 from burnish.flow.windows import Window
+from burnish.utils import random
 from tests.flow.test_transitions import gaussian_velocity
 
 STEPS, GROUPS, MEMBERS, SHAPE = 8, 3, 4, (2, 3)

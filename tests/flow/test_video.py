@@ -6,20 +6,21 @@ import pytest
 import torch
 from torch import nn
 
-from burnish import losses, random
+from burnish import losses
 from burnish.algorithms.base import Needs, Recording
-from burnish.algorithms.diffusion_nft import DiffusionNFT
-from burnish.algorithms.flow_grpo import FlowGRPO
-from burnish.engines.flow import FlowEngine, Job
-from burnish.experience import NoiseLevels, judge
+from burnish.algorithms.flow.diffusion_nft import DiffusionNFT
+from burnish.algorithms.flow.flow_grpo import FlowGRPO
+from burnish.batches import NoiseLevels, judge
 from burnish.flow.guidance import guide
 from burnish.flow.sampling import Plan, denoise
 from burnish.flow.schedules import schedule
 from burnish.flow.transitions import transition
 from burnish.flow.windows import Window
 from burnish.options import RolloutOptions
-from burnish.types import Conditioning, Denoising, Prompt, Scored, Scores
-from burnish.workers.roles import NetworkRoles
+from burnish.tasks.flow.engine import FlowEngine, Job
+from burnish.tasks.flow.roles import NetworkRoles
+from burnish.types.rollout import Conditioning, Denoising, Prompt, Scored, Scores
+from burnish.utils import random
 
 VIDEO = (2, 3, 4, 5)  # C, F, H, W
 FOLDED = (2, 12, 5)

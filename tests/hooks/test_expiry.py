@@ -2,10 +2,10 @@
 
 import pytest
 
-from burnish.errors import UserError
 from burnish.hooks.expiry import VARIABLES, Announced, Expiry, announced
 from burnish.hooks.stop import StopRequest
 from burnish.options import StepOptions, unix_seconds
+from burnish.utils.errors import UserError
 
 NOON = 1_769_860_800.0  # 2026-01-31T12:00:00Z
 SAGEMAKER, MLP = VARIABLES

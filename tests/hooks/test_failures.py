@@ -8,11 +8,11 @@ import logging
 import pytest
 import torch
 
-from burnish.folder import RunFolder
+from burnish.config.run_folder import RunFolder
 from burnish.hooks.failures import Failures, NothingLearned
 from burnish.options.shared import StepOptions
-from burnish.prompt import Prompt
-from burnish.types import Rollouts, Scores, failures_of
+from burnish.types.prompt import Prompt
+from burnish.types.rollout import Rollouts, Scores, failures_of
 
 EMPTY = {"actor/empty_updates": 1.0, "actor/skipped_updates": 1.0}
 LEARNED = {"actor/empty_updates": 0.0, "actor/loss": 0.1}

@@ -18,8 +18,8 @@ from burnish.metrics import (
     timing_metrics,
     validation_metrics,
 )
-from burnish.prompt import Prompt
-from burnish.types import Scores
+from burnish.types.prompt import Prompt
+from burnish.types.rollout import Scores
 from tests.conformance import case
 
 NAN = float("nan")

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from burnish.folder import STEP, RunFolder
+from burnish.config.run_folder import STEP, RunFolder
 from burnish.hooks.metrics import MetricsLog, drop_after
 
 VALUES = {"actor/lr": 0.1 + 0.2, "critic/rewards/mean": 1e-300, "actor/loss": -0.0, "val-aux/naïve": 1 / 3}

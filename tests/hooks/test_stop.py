@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from burnish.cli import main
-from burnish.errors import GivenUp
 from burnish.hooks.stop import EXIT_STOPPED, StopRequest
+from burnish.utils.errors import Cancelled
 
 # a loop that says when it begins, when it has heard, and what became of it
 LOOP = """
@@ -104,11 +104,11 @@ def test_what_is_needed_no_more_ends_at_once():
         time.sleep(60)
 
     with StopRequest() as stop:
-        with pytest.raises(GivenUp), stop.giving_up():
+        with pytest.raises(Cancelled), stop.giving_up():
             work()
         assert stop.requested == "SIGTERM"
         os.kill(os.getpid(), signal.SIGTERM)  # outside, and once more: nothing happens
-        with pytest.raises(GivenUp), stop.giving_up():
+        with pytest.raises(Cancelled), stop.giving_up():
             pytest.fail("it was asked for before")
 
 

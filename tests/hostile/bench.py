@@ -174,13 +174,13 @@ class Bench:
         import burnish.commands.sweep
         import burnish.commands.train  # noqa: F401
         from burnish.config import load
-        from burnish.session import open_session
+        from burnish.tasks import assemble
 
         warnings.simplefilter("ignore")
         for task in ("drawing", "seeing"):
-            session = open_session(load(str(self.place.recipe(task)), ["model.lora.rank=2"]))
-            session.check_data()
-            session.check()
+            assembly = assemble(load(str(self.place.recipe(task)), ["model.lora.rank=2"]))
+            assembly.check_data()
+            assembly.check()
 
 
 def judge(case: Case, code: int | None, said: str, seconds: float) -> str:
@@ -281,7 +281,7 @@ def _changed(before: dict[str, str], after: dict[str, str], free: tuple[str, ...
 
 
 def _metrics(folder: Path) -> list[dict[str, Any]]:
-    from tests.system.runs import metrics_of
+    from tests.support.runs import metrics_of
 
     return metrics_of(folder)
 

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.factory import tiny_pipeline
 from tests.hostile.cases import Place
-from tests.tiny_language import picture, tiny_language
+from tests.support.factory import tiny_pipeline
+from tests.support.tiny_language import picture, tiny_language
 
 REWARDS = """\
 def brightness(images, prompts):

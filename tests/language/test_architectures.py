@@ -11,8 +11,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from burnish import random
-from burnish.errors import UserError
 from burnish.language.attention import Plan, Segment, attend
 from burnish.language.decoding import decode
 from burnish.language.logprobs import response_logprobs
@@ -20,8 +18,10 @@ from burnish.language.sampling import Sampling
 from burnish.models.language.loading import load_language_model
 from burnish.models.language.text import TextModel
 from burnish.options import ModelOptions
-from tests.language.samples import responses, their_logits
-from tests.tiny_language import SEEING, chat, picture, tiny_language
+from burnish.utils import random
+from burnish.utils.errors import UserError
+from tests.support.language_samples import responses, their_logits
+from tests.support.tiny_language import SEEING, chat, picture, tiny_language
 
 WINDOW = 6  # of tokens: prompts and responses are longer
 WINDOWS = {"use_sliding_window": True, "sliding_window": WINDOW}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from burnish import random
-from burnish.batch import Gathered
-from burnish.completion import Completion, Encoded, Features, follow
 from burnish.language.decoding import decode
 from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
-from tests.language.samples import model_of, their_logits, theirs_of
-from tests.tiny_language import SEEING, chat, picture
+from burnish.types.batch import Gathered
+from burnish.types.completion import Completion, Encoded, Features, follow
+from burnish.utils import random
+from tests.support.language_samples import model_of, their_logits, theirs_of
+from tests.support.tiny_language import SEEING, chat, picture
 
 
 def play(family):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from burnish import random
-from burnish.errors import UserError
 from burnish.language.decoding import decode
 from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
-from tests.language.samples import encode_all, model_of, their_logits, theirs_of
-from tests.tiny_language import FAMILIES
+from burnish.utils import random
+from burnish.utils.errors import UserError
+from tests.support.language_samples import encode_all, model_of, their_logits, theirs_of
+from tests.support.tiny_language import FAMILIES
 
 
 def sample(family, *, n=3, batch_size=64, rows=None, **sampling):

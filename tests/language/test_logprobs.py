@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from burnish.completion import Completion
 from burnish.language.logprobs import response_logprobs, response_states
-from tests.language.samples import encode_all, model_of, prompts_of, responses, their_logits, theirs_of
-from tests.tiny_language import FAMILIES, SEEING
+from burnish.types.completion import Completion
+from tests.support.language_samples import encode_all, model_of, prompts_of, responses, their_logits, theirs_of
+from tests.support.tiny_language import FAMILIES, SEEING
 
 LAYOUTS = ["padded", "packed", "shared", "auto"]
 TIGHT = {"rtol": 0, "atol": 1e-5}

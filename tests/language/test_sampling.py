@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from burnish import random
 from burnish.language.decoding import decode
 from burnish.language.logprobs import response_logprobs
 from burnish.language.noise import uniforms
 from burnish.language.sampling import BLOCK, Sampling, choose, keep_likely, penalise
-from tests.language.samples import encode_all, model_of
-from tests.tiny_language import chat
+from burnish.utils import random
+from tests.support.language_samples import encode_all, model_of
+from tests.support.tiny_language import chat
 
 LOGITS = torch.tensor([[0.5, 0.2, 0.15, 0.1, 0.05]]).log()
 

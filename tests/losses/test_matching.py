@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from burnish.credit import optimality
+from burnish.advantages import optimality
 from burnish.flow.times import diffuse
 from burnish.losses import advantage_weighted_matching, awm_logprob, flow_matching, negative_aware
 from tests.conformance import cases

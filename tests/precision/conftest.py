@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.factory import tiny_flux, tiny_pipeline
+from tests.support.factory import tiny_flux, tiny_pipeline
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU")
 

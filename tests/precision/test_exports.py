@@ -11,18 +11,18 @@ from diffusers import SD3Transformer2DModel
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from burnish.algorithms.flow_grpo import FlowGRPO
+from burnish.algorithms.flow.flow_grpo import FlowGRPO
 from burnish.algorithms.language.grpo import GRPO
 from burnish.commands import export as command
-from burnish.errors import UserError
 from burnish.models.lora import layers, merged_state
 from burnish.options import LoraOptions
-from burnish.session import LanguageSession
-from tests.algorithms.language.tokens import Bench as LanguageBench
-from tests.language.samples import folder_of
-from tests.precision.forwards import learned
-from tests.workers.test_training import WINDOW
-from tests.workers.test_training import Bench as FlowBench
+from burnish.tasks import LanguageAssembly
+from burnish.utils.errors import UserError
+from tests.support.forwards import learned
+from tests.support.language_samples import folder_of
+from tests.support.token_batches import Bench as LanguageBench
+from tests.training.test_trainer import WINDOW
+from tests.training.test_trainer import Bench as FlowBench
 
 
 def stepped(half, sd3):
@@ -69,9 +69,9 @@ def exported(sd3, monkeypatch):
     def run(half, target, **how):
         bench = stepped(half, sd3)
         config = SimpleNamespace(model=SimpleNamespace(lora=LoraOptions(rank=4), path=str(folder_of("qwen2"))))
-        kind = LanguageSession if half == "language" else object
-        session = type("Run", (kind,), {"roles": bench.roles, "config": config, "trained_weights": nullcontext})
-        monkeypatch.setattr(command, "open_run", lambda *_, **__: (session.__new__(session), 3))
+        kind = LanguageAssembly if half == "language" else object
+        assembly = type("Run", (kind,), {"roles": bench.roles, "config": config, "trained_weights": nullcontext})
+        monkeypatch.setattr(command, "open_run", lambda *_, **__: (assembly.__new__(assembly), 3))
         assert command.export("run", output=str(target), **how) == 0
         return bench.roles.model.network
 

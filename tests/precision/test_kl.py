@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from burnish.algorithms.crd import CRD
-from burnish.algorithms.dgpo import DGPO
-from burnish.algorithms.diffusion_nft import DiffusionNFT
-from burnish.algorithms.flow_grpo import FlowGRPO
+from burnish.algorithms.flow.crd import CRD
+from burnish.algorithms.flow.dgpo import DGPO
+from burnish.algorithms.flow.diffusion_nft import DiffusionNFT
+from burnish.algorithms.flow.flow_grpo import FlowGRPO
 from burnish.algorithms.language.grpo import GRPO
 from burnish.algorithms.language.kl import TokenKl
 from burnish.algorithms.language.kto import KTO
@@ -17,10 +17,10 @@ from burnish.algorithms.language.reinforce import Reinforce
 from burnish.config import load
 from burnish.losses.tokens import AdaptiveKl
 from burnish.options import CriticOptions
-from burnish.session import open_session
-from tests.algorithms.language.tokens import Bench as LanguageBench
-from tests.workers.test_training import WINDOW
-from tests.workers.test_training import Bench as FlowBench
+from burnish.tasks import assemble
+from tests.support.token_batches import Bench as LanguageBench
+from tests.training.test_trainer import WINDOW
+from tests.training.test_trainer import Bench as FlowBench
 
 REWARD = [TokenKl(route="reward", kind=kind, coef=0.1) for kind in ("k1", "k2", "k3")]
 LOSS = [TokenKl(kind=kind, coef=0.1) for kind in ("k1", "k2", "k3", "k1+", "k3+", "unbiased")]
@@ -106,7 +106,7 @@ def test_rounding_of_another_engine_is_no_kl(device):
 
 def test_vllm_is_another_engine():
     def roles(*options):
-        return open_session(load("vlm_quickstart", list(options))).roles
+        return assemble(load("vlm_quickstart", list(options))).roles
 
     assert not roles().sampler_rounds
     assert roles("model.dtype=bfloat16").sampler_rounds

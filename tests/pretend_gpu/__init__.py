@@ -1,3 +1,3 @@
 import pytest
 
-pytest.register_assert_rewrite("tests.pretend_gpu.runs")
+pytest.register_assert_rewrite("tests.support.pretend_runs")

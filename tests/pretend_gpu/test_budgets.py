@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.pretend_gpu import test_flow, test_language
-from tests.pretend_gpu.runs import Outcome, train
+from tests.support.pretend_runs import Outcome, train
 
 pytestmark = pytest.mark.slow
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from burnish.cli import main
-from tests.factory import tiny_flux, tiny_pipeline
-from tests.pretend_gpu.runs import PRECISIONS, write_recipe
+from tests.support.factory import tiny_flux, tiny_pipeline
 from tests.support.pretend_gpu import PretendGpu
-from tests.system.runs import last_state, metrics_of
-from tests.tiny_language import picture, tiny_language
+from tests.support.pretend_runs import PRECISIONS, write_recipe
+from tests.support.runs import last_state, metrics_of
+from tests.support.tiny_language import picture, tiny_language
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from burnish.registry import names
-from tests.factory import tiny_flux, tiny_pipeline
-from tests.pretend_gpu.runs import PRECISIONS, check, write_recipe
+from tests.support.factory import tiny_flux, tiny_pipeline
+from tests.support.pretend_runs import PRECISIONS, check, write_recipe
 
 pytestmark = pytest.mark.slow
 
@@ -153,4 +153,4 @@ def test_a_run(name: str, precision: str, folder: Path) -> None:
 
 
 def test_every_algorithm_is_among_them() -> None:
-    assert {name.split()[0] for name in CASES} == set(names("algorithm"))
+    assert {name.split()[0] for name in CASES} == set(names("flow algorithm"))

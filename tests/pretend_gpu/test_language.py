@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from burnish.registry import lookup, names
-from tests.pretend_gpu.runs import PRECISIONS, check, write_recipe
-from tests.tiny_language import SEEING, picture, tiny_language
+from tests.support.pretend_runs import PRECISIONS, check, write_recipe
+from tests.support.tiny_language import SEEING, picture, tiny_language
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,7 @@ ALL = ["model.lora=null"]
 SEVERAL = ["trainer.mini_batch_size=4", "trainer.epochs=2", "trainer.micro_batch_tokens=60"]
 GIVEN = ["algorithm.online=false"]
 GAME = [
-    "environment.name=function", "environment.path=tests.environments.games:Show", "environment.max_turns=3",
+    "environment.name=function", "environment.path=tests.support.games:Show", "environment.max_turns=3",
     "environment.arguments={opening: true, pictures: true, fails: '', turns: 3}", "rewards.environment.weight=0.5",
     "rollout.max_new_tokens=4",
 ]  # fmt: skip

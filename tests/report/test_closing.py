@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from burnish.closing import closing_message
+from burnish.commands.closing import closing_message
 from burnish.config import load
-from burnish.folder import RunFolder
+from burnish.config.run_folder import RunFolder
 from burnish.report.summary import Summary, next_steps
-from tests.report.factory import Story, run_folder
+from tests.support.reports import Story, run_folder
 
 
 def words(path, story: Story, outcome: str, *, width: int = 80) -> str:

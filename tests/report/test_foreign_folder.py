@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from burnish.config.run_folder import STEP, RunFolder
 from burnish.config.yaml_text import parse
-from burnish.errors import UserError
-from burnish.folder import STEP, RunFolder
 from burnish.report import write_report
 from burnish.report.samples import read_samples
-from tests.report.factory import Story, run_folder
+from burnish.utils.errors import UserError
 from tests.report.test_report import page_of
+from tests.support.reports import Story, run_folder
 
 EVIL = "\"'></title></style></script><script>alert(1)</script><img src=http://example.org/x onerror=alert(1)>"
 SECRET = 77  # pixels of a picture that is not the run's

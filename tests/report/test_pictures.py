@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from burnish.pictures import FRAME, GAP, LABEL_WIDTH, LARGE, PAPER, RIGHT, WRONG, grid
+from burnish.utils.images import FRAME, GAP, LABEL_WIDTH, LARGE, PAPER, RIGHT, WRONG, grid
 
 
 def flat(value: int, height: int = 16, width: int = 32) -> np.ndarray:

@@ -12,12 +12,12 @@ from html.parser import HTMLParser
 import pytest
 
 from burnish.commands.report import report
-from burnish.errors import UserError
 from burnish.report import write_report
 from burnish.report.curves import WIDTH
 from burnish.report.summary import Summary
 from burnish.report.verdict import headline, verdict
-from tests.report.factory import Story, run_folder
+from burnish.utils.errors import UserError
+from tests.support.reports import Story, run_folder
 
 VOID = {"meta", "img"}
 NO_PICTURES = Story(pictures=False)

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from burnish.config import dump, load
-from burnish.folder import RunFolder
+from burnish.config.run_folder import RunFolder
 from burnish.report import write_report
 from burnish.report.habits import lost_habits
 from burnish.report.samples import Sample

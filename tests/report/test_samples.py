@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from burnish.report.samples import Score, chance, read_samples
-from tests.report.factory import Story, run_folder
+from tests.support.reports import Story, run_folder
 
 
 def samples(rewards, per_prompt=2, exact=None):

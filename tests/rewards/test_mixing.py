@@ -8,12 +8,12 @@ from burnish.registry import lookup
 from burnish.rewards.base import Verdict
 from burnish.rewards.mixing import mix
 from burnish.rewards.scoring import Scorer
-from burnish.types import Scores
+from burnish.types.rollout import Scores
 
 
 def rewards(**weights: float):
     classes = {"ocr": "ocr", "text": "ocr", "border": "border_darkness", "jpeg": "jpeg_compressibility"}
-    return {label: lookup("reward", classes[label])(weight=weight) for label, weight in weights.items()}
+    return {label: lookup("flow reward", classes[label])(weight=weight) for label, weight in weights.items()}
 
 
 def equal(actual: torch.Tensor, expected) -> None:
@@ -85,7 +85,7 @@ def test_who_answered_first_changes_nothing():
 
 
 def test_columns_of_one_name_are_refused():
-    pair = {"ocr": lookup("reward", "ocr")(), "ocr_exact": lookup("reward", "border_darkness")()}
+    pair = {"ocr": lookup("flow reward", "ocr")(), "ocr_exact": lookup("flow reward", "border_darkness")()}
     with pytest.raises(ValueError, match="'ocr_exact'"):
         Scorer(pair, ScoringOptions(processes=0))
 

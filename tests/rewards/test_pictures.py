@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from burnish.prompt import Prompt
 from burnish.registry import lookup
+from burnish.types.prompt import Prompt
 from tests.conformance import case
-from tests.rewards.drawing import noise
+from tests.support.drawing import noise
 
 
 def values(name: str, images, **options) -> list[float]:
-    reward = lookup("reward", name)(**options)
+    reward = lookup("flow reward", name)(**options)
     return [verdict.value for verdict in reward.score(images, [Prompt(text="")] * len(images))]
 
 
@@ -54,4 +54,4 @@ def test_the_border_has_a_width_and_colours_a_luminance():
     assert values("border_darkness", [framed(1, (255, 0, 0))]) == pytest.approx([1 - 0.299])
     assert values("border_darkness", [np.zeros((2, 2, 3), np.uint8)], width=5) == pytest.approx([1])
     with pytest.raises(ValueError, match="width"):
-        lookup("reward", "border_darkness")(width=0)
+        lookup("flow reward", "border_darkness")(width=0)

@@ -7,20 +7,20 @@ import time
 import numpy as np
 import pytest
 
-from burnish.errors import UserError
 from burnish.options import ScoringOptions
-from burnish.prompt import Prompt
 from burnish.registry import lookup
-from burnish.rewards.language.base import Response
 from burnish.rewards.probe import probe
 from burnish.rewards.scoring import Scorer
+from burnish.rewards.text.base import Response
+from burnish.types.prompt import Prompt
+from burnish.utils.errors import UserError
 
 PROMPTS = [Prompt(text="a cat", answer="1", where="prompts.txt:1"), Prompt(text="two dogs", answer="2")]
 PICTURE = np.zeros((8, 8, 3), np.uint8)
 
 
-def function(name: str, kind: str = "reward", **arguments):
-    return lookup(kind, "function")(path=f"tests.rewards.bad:{name}", arguments=arguments)
+def function(name: str, kind: str = "flow reward", **arguments):
+    return lookup(kind, "function")(path=f"tests.support.bad_rewards:{name}", arguments=arguments)
 
 
 def tried(processes: int, sample=PICTURE, timeout: float = 60.0, between=lambda: None, **rewards) -> None:
@@ -29,21 +29,21 @@ def tried(processes: int, sample=PICTURE, timeout: float = 60.0, between=lambda:
 
 
 HERE = {  # what fails in the run's own process, too, and why
-    "raises": r"ZeroDivisionError: not today \(.*bad\.py:10, in raises\)",
+    "raises": r"ZeroDivisionError: not today \(.*bad_rewards\.py:10, in raises\)",
     "raises_the_unspeakable": r"Mute: it does not say why \(",
     "raises_a_flood": r"ValueError: (\?\[31m)+",
-    "reads_a_key": r"KeyError: 'height' \(.*bad\.py:\d+",
+    "reads_a_key": r"KeyError: 'height' \(.*bad_rewards\.py:\d+",
     "one_for_all": r"returned 1 values for 2",
     "gives_text": r"gave 'good', which is not a number",
     "gives_one_number": r"TypeError: 'float' object is not iterable",
-    "leaves": r"SystemExit: 0 \(.*bad\.py:\d+, in leaves\)",
+    "leaves": r"SystemExit: 0 \(.*bad_rewards\.py:\d+, in leaves\)",
 }
 
 
-@pytest.mark.parametrize("kind", ["reward", "language reward"])
+@pytest.mark.parametrize("kind", ["flow reward", "language reward"])
 @pytest.mark.parametrize("name", HERE)
 def test_a_reward_that_fails_is_refused_with_place_and_record(name, kind):
-    sample = PICTURE if kind == "reward" else Response("what")
+    sample = PICTURE if kind == "flow reward" else Response("what")
     with pytest.raises(UserError, match=f"reward mine: .*{HERE[name]}") as refused:
         tried(0, sample, mine=function(name, kind))
     message = str(refused.value)
@@ -69,7 +69,7 @@ def test_one_that_kills_its_process_or_never_ends_is_refused():
 
 def test_a_wrong_signature_is_refused_without_a_call():
     with pytest.raises(
-        UserError, match=r"takes_no_prompts\(samples\) \(.*bad\.py:\d+\) is called as function\(pictures, "
+        UserError, match=r"takes_no_prompts\(samples\) \(.*bad_rewards\.py:\d+\) is called as function\(pictures, "
     ):
         function("takes_no_prompts").check(PROMPTS)
     with pytest.raises(
@@ -93,9 +93,9 @@ def test_an_async_function_and_one_that_prints_work(caplog):
 
 
 def test_a_reward_that_is_only_watched_must_work_too():
-    watched = lookup("reward", "function")(path="tests.rewards.bad:raises", weight=0.0)
+    watched = lookup("flow reward", "function")(path="tests.support.bad_rewards:raises", weight=0.0)
     with pytest.raises(UserError, match="reward watched: ZeroDivisionError"):
-        tried(0, good=lookup("reward", "jpeg_compressibility")(), watched=watched)
+        tried(0, good=lookup("flow reward", "jpeg_compressibility")(), watched=watched)
 
 
 def test_each_reward_is_asked_about_a_prompt_that_it_judges():
@@ -103,7 +103,7 @@ def test_each_reward_is_asked_about_a_prompt_that_it_judges():
     kind = lookup("language reward", "function")
     rewards = {
         "words": lookup("language reward", "repetition")(labels=["words"]),
-        "numbers": kind(path="tests.rewards.bad:raises", labels=["numbers"]),
+        "numbers": kind(path="tests.support.bad_rewards:raises", labels=["numbers"]),
     }
     with (
         Scorer(rewards, ScoringOptions(processes=0)) as scorer,

@@ -14,19 +14,19 @@ import pytest
 import torch
 
 from burnish.options import ScoringOptions
-from burnish.prompt import Prompt
 from burnish.registry import lookup
 from burnish.rewards.base import Reward, Verdict
 from burnish.rewards.scoring import Scorer
-from burnish.types import Scores
-from tests.rewards.drawing import line, noise
+from burnish.types.prompt import Prompt
+from burnish.types.rollout import Scores
+from tests.support.drawing import line, noise
 
 LIMIT = 45.0  # seconds after which a test fails rather than waits; nothing here takes more than a few
 
 
 def function(name: str, weight: float = 1.0, **arguments) -> Reward:
-    path = f"tests.rewards.functions:{name}"
-    return lookup("reward", "function")(path=path, weight=weight, arguments=arguments)
+    path = f"tests.support.reward_functions:{name}"
+    return lookup("flow reward", "function")(path=path, weight=weight, arguments=arguments)
 
 
 def scorer(processes: int = 1, timeout: float = LIMIT, **rewards: Reward) -> Scorer:
@@ -79,7 +79,7 @@ def test_scores_are_the_same_in_any_number_of_processes():
     ]
     found = []
     for processes in (0, 1, 2):
-        rewards = {"ocr": lookup("reward", "ocr")(), "odd": function("fails_on_x", weight=0.5)}
+        rewards = {"ocr": lookup("flow reward", "ocr")(), "odd": function("fails_on_x", weight=0.5)}
         with scorer(processes, **rewards) as scoring:
             found.append([wait(p) for p in [scoring.submit(*batch) for batch in batches]])
     for inline, one, two in zip(*found, strict=True):
@@ -103,7 +103,7 @@ def test_every_batch_gets_its_own_scores():
 
 def test_a_process_is_light_quiet_and_not_ours():
     rewards = {"torch": function("has_torch"), "quiet": function("settings"), "pid": function("process")}
-    with scorer(**rewards, ocr=lookup("reward", "ocr")()) as scoring:
+    with scorer(**rewards, ocr=lookup("flow reward", "ocr")()) as scoring:
         scores = scoring.score([line("472")], ask("a"))
     assert scores.components[0, :2].tolist() == [0.0, 1.0]
     assert scores.components[0, 2] != os.getpid()
@@ -173,7 +173,7 @@ def test_a_process_that_takes_nothing_is_not_waited_for():
 
 def test_rewards_that_never_load_are_missing(tmp_path):
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(600)\n")
-    slow = lookup("reward", "function")(path=f"{tmp_path / 'slow.py'}:score")
+    slow = lookup("flow reward", "function")(path=f"{tmp_path / 'slow.py'}:score")
     with scorer(timeout=1, slow=slow) as scoring:
         lost = wait(scoring.submit(grey(0), ask("a")))
     assert lost.missing.tolist() == [True]

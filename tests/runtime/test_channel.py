@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from burnish.runtime.channel import Meeting
-from burnish.runtime.publication import Receiver, Sender
-from burnish.runtime.weights import Fingerprint, Layout, Mismatch
-from burnish.workers.meeting import open_store, reach_store
+from burnish.runtime.channel import Rendezvous
+from burnish.runtime.weight_stream import Fingerprint, Layout, Mismatch
+from burnish.runtime.weight_transfer import Receiver, Sender
+from burnish.training.rendezvous import open_store, reach_store
 from tests.support.sockets import listening
 
 LIMIT = 20.0  # seconds
@@ -31,7 +31,7 @@ class Payload:
 
 def test_a_meeting_listens_where_it_was_told_to_and_nowhere_else():
     before = listening([os.getpid()])
-    meeting = Meeting("127.0.0.1", LIMIT)
+    meeting = Rendezvous("127.0.0.1", LIMIT)
     assert listening([os.getpid()]) - before == {f"127.0.0.1:{meeting.port}"}
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from burnish.errors import UserError
 from burnish.options.ray import PoolOptions, PoolsOptions, RayOptions
 from burnish.runtime.cluster import Cluster, cluster
-from burnish.runtime.faults import NoRoom
+from burnish.runtime.faults import Unschedulable
+from burnish.utils.errors import UserError
 from tests.support.sockets import reached_from_outside
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +54,7 @@ def test_two_machines_of_which_one_is_lost(tmp_path):
 
 WRONG = """
 import time
-from burnish.errors import UserError
+from burnish.utils.errors import UserError
 from burnish.options.ray import PoolsOptions, RayOptions
 from burnish.runtime.cluster import cluster
 start = time.monotonic()
@@ -83,16 +83,18 @@ def test_a_second_connection_is_refused(connection):
 @pytest.mark.cluster
 def test_pools_that_can_never_be_placed_are_refused_before_anything_is_asked_for(connection):
     pools = PoolsOptions(rollout=PoolOptions(nodes=2))
-    with pytest.raises(NoRoom, match="pool rollout needs 2 machines, each with 1 CPU, and 1 of 1 machines is so"):
+    with pytest.raises(
+        Unschedulable, match="pool rollout needs 2 machines, each with 1 CPU, and 1 of 1 machines is so"
+    ):
         Cluster(RayOptions(), pools, started=True).open()
-    with pytest.raises(NoRoom, match="pool train needs a machine with 1 CPU and 1 GPU"):
+    with pytest.raises(Unschedulable, match="pool train needs a machine with 1 CPU and 1 GPU"):
         Cluster(RayOptions(), PoolsOptions(train=PoolOptions(device="cuda")), started=True).open()
 
 
 @pytest.mark.cluster
 def test_a_running_cluster_gets_time_for_machines_to_join(connection, caplog):
     options = RayOptions(placement_timeout=0.5)
-    with pytest.raises(NoRoom, match=r"pool train needs .* \(waited 0\.5 seconds: ray\.placement_timeout\)"):
+    with pytest.raises(Unschedulable, match=r"pool train needs .* \(waited 0\.5 seconds: ray\.placement_timeout\)"):
         Cluster(options, PoolsOptions(train=PoolOptions(processes=99)), started=False).open()
     assert "waiting at most 0.5 seconds for machines: pool train needs" in caplog.text
 
@@ -104,7 +106,7 @@ def test_room_that_others_hold_is_told_apart_from_room_that_there_is_not(connect
     first.open()
     second = Cluster(RayOptions(placement_timeout=2.0), pools, started=True)
     try:
-        with pytest.raises(NoRoom, match=r"pool train found no room in 2 seconds .* others use what it needs"):
+        with pytest.raises(Unschedulable, match=r"pool train found no room in 2 seconds .* others use what it needs"):
             second.open()
     finally:
         second.close()

@@ -10,11 +10,11 @@ import ray
 import torch
 from torch import Tensor
 
-from burnish.batch import Batch, Gathered, shared
-from burnish.completion import Completion, Encoded, Features
-from burnish.prompt import Prompt
 from burnish.runtime.transfer import Pointers, Stored, pack, resolved
-from burnish.types import Conditioning
+from burnish.types.batch import Batch, Gathered, shared
+from burnish.types.completion import Completion, Encoded, Features
+from burnish.types.prompt import Prompt
+from burnish.types.rollout import Conditioning
 
 DTYPES = [torch.bool, torch.int64, torch.uint8, torch.float32, torch.float64, torch.bfloat16, torch.float16]
 

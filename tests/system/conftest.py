@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.system import deadly
-from tests.system.ray_runs import ADAPTER, DRAWING, SEEING, Fate, Forks, Machines, run
+from tests.support import deadly
+from tests.support.ray_runs import ADAPTER, DRAWING, SEEING, Fate, Forks, Machines, run
 
 COLOCATED = ["pools.train.processes=2"]
 POOLED = ["pools.rollout.processes=2", "pools.reward.processes=1"]

@@ -10,11 +10,11 @@ import torch
 from diffusers import StableDiffusion3Pipeline
 from PIL import Image
 
-from burnish import random
 from burnish.cli import main
-from burnish.engines.flow import Job
-from burnish.types import Prompt
-from tests.factory import tiny_pipeline
+from burnish.tasks.flow.engine import Job
+from burnish.types.rollout import Prompt
+from burnish.utils import random
+from tests.support.factory import tiny_pipeline
 
 pytestmark = pytest.mark.slow
 PROMPTS = ["a cat", "two dogs"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from burnish.cli import main
-from tests.factory import tiny_pipeline
+from tests.support.factory import tiny_pipeline
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def train(recipe: Path, output: Path, capsys: pytest.CaptureFixture[str], *optio
 
 def mine(name: str, **arguments: object) -> str:
     return "rewards.mine=" + json.dumps(
-        {"name": "function", "path": f"tests.rewards.bad:{name}", "arguments": arguments}
+        {"name": "function", "path": f"tests.support.bad_rewards:{name}", "arguments": arguments}
     )
 
 
@@ -46,7 +46,7 @@ def test_a_reward_that_never_works_is_refused_and_leaves_nothing_behind(recipe, 
     code, told = train(recipe, tmp_path / "run", capsys, mine(name))
     assert code == 2
     assert f"{name}" in told
-    assert "bad.py:" in told
+    assert "bad_rewards.py:" in told
     assert not (tmp_path / "run").exists()
 
 

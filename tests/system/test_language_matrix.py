@@ -12,8 +12,8 @@ from burnish.config import load
 from burnish.config.text import fields
 from burnish.loop import run
 from burnish.registry import lookup, names
-from burnish.session import open_session
-from tests.tiny_language import SEEING, picture, tiny_language
+from burnish.tasks import assemble
+from tests.support.tiny_language import SEEING, picture, tiny_language
 
 pytestmark = pytest.mark.slow
 
@@ -90,35 +90,35 @@ def configure(folder, algorithm: str, family: str):
     return load(str(folder / "recipe.yaml"), [*given, f"data.train_files={folder / f'{family}-{needs.data}.jsonl'}"])
 
 
-def everything(session) -> dict[str, torch.Tensor]:
-    return {name: value.detach().clone() for name, value in session.roles.model.network.named_parameters()}
+def everything(assembly) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in assembly.roles.model.network.named_parameters()}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_one_update(algorithm, family, folder):
-    session = open_session(configure(folder, algorithm, family))
-    session.check_data()
-    session.check()
-    before, trained = everything(session), set(session.roles.parameters())
-    critic = session.roles.parameters("critic") if session.needs.critic else {}
+    assembly = assemble(configure(folder, algorithm, family))
+    assembly.check_data()
+    assembly.check()
+    before, trained = everything(assembly), set(assembly.roles.parameters())
+    critic = assembly.roles.parameters("critic") if assembly.needs.critic else {}
     values = {name: value.detach().clone() for name, value in critic.items()}
     told: dict[str, float] = {}
     run(
-        [1], session.source, session.workers, [lambda _, metrics: told.update(metrics)],
-        watch=session.watch, stop=lambda: False,
+        [1], assembly.source, assembly.workers, [lambda _, metrics: told.update(metrics)],
+        watch=assembly.watch, stop=lambda: False,
     )  # fmt: skip
     assert told["actor/skipped_updates"] == 0
     assert told["actor/grad_norm"] > 0
     assert [name for name, value in told.items() if not math.isfinite(value)] == []
-    moved = {name for name, value in everything(session).items() if not torch.equal(value, before[name])}
+    moved = {name for name, value in everything(assembly).items() if not torch.equal(value, before[name])}
     assert moved, "no weight has moved"
     # with adapters, the critic's lie in the same network under a name of their own
     plain = {name.replace(".policy.weight", ".weight").replace(".critic.weight", ".weight") for name in moved}
     assert plain <= trained | critic.keys(), "a frozen weight has moved"
     if trains_all_weights(algorithm, family) and family in SEEING:
         tower = TOWER.get(family, "model.visual")
-        assert any(name.startswith(tower) for name in moved) == (not session.config.model.freeze)
+        assert any(name.startswith(tower) for name in moved) == (not assembly.config.model.freeze)
     assert not critic or any(not torch.equal(value, values[name]) for name, value in critic.items())
 
 

@@ -14,20 +14,20 @@ import burnish.commands.train
 from burnish.config import load
 from burnish.config.language import LanguageConfig
 from burnish.config.text import fields
-from burnish.errors import ConfigError
 from burnish.options import EmaOptions
-from burnish.workers.ema import decay_at
-from tests.tiny_language import tiny_language
+from burnish.training.ema import decay_at
+from burnish.utils.errors import ConfigError
+from tests.support.tiny_language import tiny_language
 
 # whoever reads these checks options, copies them or writes them down, and does nothing by them
 CHECKS = ("/burnish/config/", "/burnish/options/", "/pydantic/", "dataclasses.py")
 # what these runs don't read, and the test that shows what it does
 ELSEWHERE = {
-    "profiler.roles": "tests/test_profiling.py",  # of several processes
-    "profiler.ranks": "tests/test_profiling.py",
-    "profiler.worker": "tests/test_profiling.py",
-    "profiler.controller": "tests/test_profiling.py",  # of Nsight Systems
-    "profiler.max_entries": "tests/test_profiling.py",  # of a GPU
+    "profiler.roles": "tests/training/test_profiling.py",  # of several processes
+    "profiler.ranks": "tests/training/test_profiling.py",
+    "profiler.worker": "tests/training/test_profiling.py",
+    "profiler.controller": "tests/training/test_profiling.py",  # of Nsight Systems
+    "profiler.max_entries": "tests/training/test_profiling.py",  # of a GPU
     "rollout.engine": "tests/system/test_language_options.py",  # read when options are checked
     "optimizer.schedule_updates": "tests/system/test_stopping.py",  # read where the configuration counts steps
     "critic.optimizer.schedule_updates": "tests/system/test_stopping.py",
@@ -101,11 +101,11 @@ def recording(kind: type, seen: set[tuple[type, str]]) -> Any:
     return read
 
 
-VLLM = {path for path in OPTIONS if path.startswith("rollout.vllm.")}  # tests/engines/test_vllm.py needs vLLM
+VLLM = {path for path in OPTIONS if path.startswith("rollout.vllm.")}  # tests/tasks/language/test_vllm.py needs vLLM
 
 
 def test_the_options_of_vllm_are_read_by_its_engine():
-    source = (Path(__file__).parents[2] / "burnish" / "engines" / "vllm" / "engine.py").read_text()
+    source = (Path(__file__).parents[2] / "burnish" / "tasks" / "language" / "vllm" / "engine.py").read_text()
     assert VLLM
     for path in VLLM:
         assert f"options.{path.rpartition('.')[2]}" in source, path
@@ -116,7 +116,7 @@ SEVERAL = {path for path in OPTIONS if path.startswith(("pipeline.", "sharding."
 
 def test_the_options_of_several_processes_are_read_by_them():
     package = Path(__file__).parents[2] / "burnish"
-    files = [*package.glob("runtime/*.py"), *package.glob("workers/*.py"), package / "sources" / "pipelined.py"]
+    files = [*package.glob("runtime/*.py"), *package.glob("training/*.py"), package / "rollout" / "pipelined.py"]
     source = "".join(file.read_text() for file in files)
     for path in SEVERAL:
         assert f".{path.rpartition('.')[2]}" in source, path

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-import burnish.session.language
+import burnish.tasks.language.assembly
 from burnish.cli import main
-from tests.tiny_language import picture, tiny_language
+from tests.support.tiny_language import picture, tiny_language
 
 QUESTION = {"prompt": "What?", "answer": "4"}
 
@@ -135,7 +135,7 @@ def test_refused_before_weights_are_loaded(place, tmp_path, overrides, words, ca
     def load(*args):
         raise AssertionError("weights are loaded")
 
-    monkeypatch.setattr(burnish.session.language, "load_language_model", load)
+    monkeypatch.setattr(burnish.tasks.language.assembly, "load_language_model", load)
     refused(place, tmp_path, capsys, overrides, words)
 
 

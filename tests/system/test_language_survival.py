@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from tests.system.runs import Runs, last_state, metrics_of
+from tests.support.runs import Runs, last_state, metrics_of
 
 pytestmark = pytest.mark.slow
 

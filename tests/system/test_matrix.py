@@ -10,14 +10,14 @@ from PIL import Image
 
 from burnish.config import load
 from burnish.config.text import fields
-from burnish.errors import ConfigError
 from burnish.flow.transitions import Kind
 from burnish.loop import run
 from burnish.registry import lookup, names
-from burnish.session import open_session
-from tests.factory import tiny_flux, tiny_pipeline
+from burnish.tasks import assemble
+from burnish.utils.errors import ConfigError
+from tests.support.factory import tiny_flux, tiny_pipeline
 
-ALGORITHMS = names("algorithm")
+ALGORITHMS = names("flow algorithm")
 FAMILIES = {"sd3": tiny_pipeline, "flux": tiny_flux}
 KINDS = [None, *get_args(Kind)]  # None: as the algorithm comes
 STEPS = 3
@@ -31,7 +31,7 @@ REWARD = "def brightness(images, prompts):\n    return [float(image.mean()) for 
 
 
 def has_transition(algorithm: str) -> bool:
-    return "transition" in fields(lookup("algorithm", algorithm))
+    return "transition" in fields(lookup("flow algorithm", algorithm))
 
 
 def cells():
@@ -76,13 +76,13 @@ def folder(tmp_path_factory):
 def configure(folder, algorithm: str, kind: str | None, family: str):
     """The configuration of a cell, smaller where the algorithm's own defaults do not fit."""
     given = [f"algorithm={algorithm}", *SMALLER.get(algorithm, [])]
-    if "train_timesteps" in fields(lookup("algorithm", algorithm)):
+    if "train_timesteps" in fields(lookup("flow algorithm", algorithm)):
         given.append("algorithm.train_timesteps=2")
     if kind is not None:
         given.append(f"algorithm.transition={kind}")
     if trains_all_weights(algorithm, kind, family):
         given.append("model.lora=null")
-    needs = lookup("algorithm", algorithm)().needs()
+    needs = lookup("flow algorithm", algorithm)().needs()
     if needs.reward_gradients:
         given += ["rewards.brightness=null", "rewards.border_darkness.weight=-1"]
     if needs.data == "pictures":
@@ -97,7 +97,7 @@ def refusal(algorithm: str, kind: str | None) -> list[str]:
     option = f"algorithm.transition is {kind}"
     if not has_transition(algorithm):
         return [option, f"{algorithm}, which this run uses, never reads it"]
-    choices = get_args(fields(lookup("algorithm", algorithm))["transition"].annotation)
+    choices = get_args(fields(lookup("flow algorithm", algorithm))["transition"].annotation)
     if kind in choices:
         return []
     return [option, "no probability" if kind == "ode" else "it must be one of"]
@@ -112,18 +112,18 @@ def test_a_cell_runs_or_is_refused(algorithm, kind, family, folder):
             configure(folder, algorithm, kind, family)
         assert all(word in str(error.value) for word in words), str(error.value)
         return
-    session = open_session(configure(folder, algorithm, kind, family))
-    session.check_data()
-    session.check()
-    before = {name: value.detach().clone() for name, value in session.roles.parameters().items()}
+    assembly = assemble(configure(folder, algorithm, kind, family))
+    assembly.check_data()
+    assembly.check()
+    before = {name: value.detach().clone() for name, value in assembly.roles.parameters().items()}
     told = {}
     run(
-        [1], session.source, session.workers, [lambda _, metrics: told.update(metrics)],
-        watch=session.watch, stop=lambda: False,
+        [1], assembly.source, assembly.workers, [lambda _, metrics: told.update(metrics)],
+        watch=assembly.watch, stop=lambda: False,
     )  # fmt: skip
     assert told["actor/skipped_updates"] == 0
     assert [name for name, value in told.items() if not math.isfinite(value)] == []
-    moved = [name for name, value in session.roles.parameters().items() if not torch.equal(value, before[name])]
+    moved = [name for name, value in assembly.roles.parameters().items() if not torch.equal(value, before[name])]
     assert moved, "no weight has moved"
 
 

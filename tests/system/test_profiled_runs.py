@@ -9,9 +9,9 @@ import pytest
 
 from burnish.commands.train import train
 from burnish.config import load
-from burnish.errors import ConfigError
-from tests.factory import tiny_pipeline
-from tests.system.runs import last_state, metrics_of
+from burnish.utils.errors import ConfigError
+from tests.support.factory import tiny_pipeline
+from tests.support.runs import last_state, metrics_of
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,11 @@ import pytest
 
 from burnish.cli import main
 from burnish.hooks.stop import EXIT_STOPPED
-from burnish.runtime.faults import GaveUp
-from burnish.runtime.publishing import Publications
-from burnish.runtime.weights import Mismatch
-from tests.system import deadly
-from tests.system.conftest import DATA, FORWARD
-from tests.system.ray_runs import (
+from burnish.runtime.faults import RestartLimit
+from burnish.runtime.weight_stream import Mismatch
+from burnish.runtime.weight_sync import WeightSyncs
+from tests.support import deadly
+from tests.support.ray_runs import (
     DRAWING,
     SEEING,
     STEPS,
@@ -21,7 +20,8 @@ from tests.system.ray_runs import (
     saved_updates,
     terminate,
 )
-from tests.system.runs import metrics_of
+from tests.support.runs import metrics_of
+from tests.system.conftest import DATA, FORWARD
 
 pytestmark = pytest.mark.cluster
 
@@ -90,13 +90,13 @@ def bounded(options, depth):
 def test_the_bound_decides_and_every_publication_is_compared(options, reference, monkeypatch, tmp_path):
     undisturbed = reference("adapter ahead")
     compared = []
-    original = Publications._compare
+    original = WeightSyncs._compare
 
     def compare(self, rank, version, *rest):
         compared.append(version)
         original(self, rank, version, *rest)
 
-    monkeypatch.setattr(Publications, "_compare", compare)
+    monkeypatch.setattr(WeightSyncs, "_compare", compare)
     assert run(tmp_path / "run", *bounded(options("adapter ahead"), depth=3)) == 0
     assert_same(tmp_path / "run", undisturbed)
     # each of the versions that sample: when it has come, and when it is used
@@ -194,7 +194,7 @@ def test_a_trainer_that_loses_a_rank_goes_on_from_its_checkpoint(options, refere
 def test_a_trainer_that_dies_too_often_leaves_its_checkpoint(options, reference, machines, fate, tmp_path):
     fate.plan("train", "update", 3, 4)
     again = [*options("adapter"), *machines.options(max_restarts=1)]
-    with pytest.raises(GaveUp, match=r"pool train had to be replaced 2 times \(ray\.max_restarts=1\)"):
+    with pytest.raises(RestartLimit, match=r"pool train had to be replaced 2 times \(ray\.max_restarts=1\)"):
         run(tmp_path / "run", *again)
     assert fate.met()
     assert saved_updates(tmp_path / "run") == [2]

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from burnish.hooks.stop import EXIT_STOPPED
+from tests.support.ray_runs import ADAPTER, HERE, SEEING, SLOW, assert_same, descendants
 from tests.support.sockets import reached_from_outside, watched
-from tests.system.ray_runs import ADAPTER, HERE, SEEING, SLOW, assert_same, descendants
 
 pytestmark = pytest.mark.cluster
 
@@ -107,7 +107,7 @@ def test_ctrl_c_reaches_the_driver_alone(tmp_path):
     process = start(tmp_path / "run", "pools.reward.processes=1", "scoring.processes=1", start_new_session=True)
     await_(lambda: lines(tmp_path / "run") >= 2, process)
     below = descendants(process.pid)
-    assert any(name.startswith("ray::RewardWorker") for name in below.values())
+    assert any(name.startswith("ray::RewardActor") for name in below.values())
     for pid, group in [(pid, os.getpgid(pid)) for pid in [process.pid, *below] if Path(f"/proc/{pid}").exists()]:
         if group == os.getpgid(process.pid):
             os.kill(pid, signal.SIGINT)

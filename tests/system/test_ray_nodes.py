@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from burnish.cli import main
-from tests.system.ray_runs import ADAPTER, SEEING, Machines, assert_same, run, saved_updates
+from tests.support.ray_runs import ADAPTER, SEEING, Machines, assert_same, run, saved_updates
 
 pytestmark = pytest.mark.cluster
 

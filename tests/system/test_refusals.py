@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from burnish.cli import main
-from tests.factory import tiny_pipeline
+from tests.support.factory import tiny_pipeline
 
 
 @pytest.fixture(scope="module")

@@ -17,18 +17,18 @@ from typing import Any
 
 import pytest
 
+from burnish.checkpoint.files import read
+from burnish.checkpoint.store import CheckpointStore
 from burnish.commands.train import train
 from burnish.config import load
-from burnish.crew import LocalCrew
-from burnish.errors import UserError
+from burnish.controller import LocalController
 from burnish.hooks.stop import EXIT_STOPPED, StopRequest
-from burnish.session import Session
-from burnish.sources.online import OnlineSource
-from burnish.workers.checkpoint import CheckpointStore
-from burnish.workers.checkpoint_files import read
-from tests.factory import tiny_pipeline
-from tests.system.runs import last_state, metrics_of
-from tests.tiny_language import tiny_language
+from burnish.rollout.online import OnlineSource
+from burnish.tasks import Assembly
+from burnish.utils.errors import UserError
+from tests.support.factory import tiny_pipeline
+from tests.support.runs import last_state, metrics_of
+from tests.support.tiny_language import tiny_language
 
 # a validation takes as many seconds as are written in the file that SLOW names, if there is one
 REWARD = """
@@ -90,7 +90,7 @@ def recipe(request, tmp_path_factory):
         if request.param == "dialogue":
             tree["environment"] = {
                 "name": "function",
-                "path": "tests.environments.games:Show",
+                "path": "tests.support.games:Show",
                 "arguments": {"opening": False, "pictures": False, "fails": "", "turns": 2},
                 "max_turns": 2,
             }
@@ -134,14 +134,16 @@ def asking(patch: pytest.MonkeyPatch, told: Callable[[str], None]) -> None:
         patch.setattr(kind, method, noted)
 
     noting("samples", OnlineSource, "collect", lambda update: update)
-    noting("validation", LocalCrew, "judge", lambda target, _: 0 if target.name == "reference" else int(target.name))
-    ask = Session.between
+    noting(
+        "validation", LocalController, "judge", lambda target, _: 0 if target.name == "reference" else int(target.name)
+    )
+    ask = Assembly.between
 
-    def between(self: Session) -> None:
+    def between(self: Assembly) -> None:
         told(at)
         ask(self)
 
-    patch.setattr(Session, "between", between)
+    patch.setattr(Assembly, "between", between)
 
 
 def stopped_at(moment: str, place: int, patch: pytest.MonkeyPatch, number: int = signal.SIGTERM) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.runs import Runs, last_state, metrics_of
+from tests.support.runs import Runs, last_state, metrics_of
 
 pytestmark = pytest.mark.slow
 

@@ -12,9 +12,9 @@ from burnish.language.cost import token_budget_batches
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.completion import Completion
-    from burnish.experience.tokens import AnnotatedTokens
-    from burnish.types import Answered
+    from burnish.batches.tokens import AnnotatedTokens
+    from burnish.types.completion import Completion
+    from burnish.types.rollout import ScoredResponses
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Passes:
     bypass: bool  # ratios refer to the sampler even so
     measure: bool  # the KL to the reference is needed before the policy learns
 
-    def annotate(self, answered: Answered, roles: LanguageRoles) -> AnnotatedTokens:
+    def annotate(self, answered: ScoredResponses, roles: LanguageRoles) -> AnnotatedTokens:
         """Run them."""
-        from burnish.experience.tokens import AnnotatedTokens
+        from burnish.batches.tokens import AnnotatedTokens
         from burnish.losses import correction_metrics
 
         trace, metrics = answered.trace, {}

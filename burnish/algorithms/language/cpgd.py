@@ -14,7 +14,7 @@ from burnish.registry import options, register
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.experience.tokens import TokenRewards
+    from burnish.batches.tokens import TokenRewards
 
 
 @register("language algorithm", "cpgd")
@@ -45,7 +45,7 @@ class CPGD(Grouped, ClipRange):
         return self
 
     def response_advantages(self, rewards: TokenRewards) -> Tensor:
-        from burnish.credit_tokens import cpgd_advantages
+        from burnish.advantages import cpgd_advantages
 
         return cpgd_advantages(
             rewards.outcome, rewards.group, rewards.missing, self.weighting, clip=self.weighting_clip

@@ -12,7 +12,7 @@ from burnish.registry import options, register
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.experience.tokens import TokenRewards
+    from burnish.batches.tokens import TokenRewards
 
 
 @register("language algorithm", "dr_grpo")
@@ -24,6 +24,6 @@ class DrGRPO(Grouped, Clipped):
     """How the losses of tokens become one; divided by a constant, long wrong responses weigh no less per token."""
 
     def response_advantages(self, rewards: TokenRewards) -> Tensor:
-        from burnish.credit_tokens import group_advantage
+        from burnish.advantages import group_advantage
 
         return group_advantage(rewards.outcome, rewards.group, rewards.missing, "dr_grpo")

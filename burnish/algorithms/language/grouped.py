@@ -15,7 +15,7 @@ from burnish.registry import options
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.experience.tokens import TokenRewards
+    from burnish.batches.tokens import TokenRewards
 
 EPS = 1e-6
 
@@ -56,7 +56,7 @@ class GroupScaled(Grouped):
         return self
 
     def response_advantages(self, rewards: TokenRewards) -> Tensor:
-        from burnish.credit import group_advantages
+        from burnish.advantages import group_advantages
 
         return group_advantages(
             rewards.outcome,

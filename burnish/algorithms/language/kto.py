@@ -15,8 +15,8 @@ from burnish.registry import options, register
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.experience.answers import AnnotatedAnswers, LearnedAnswers
-    from burnish.types import Answered, GivenAnswers, Loss
+    from burnish.batches.responses import AnnotatedResponses, ResponseBatch
+    from burnish.types.rollout import Loss, OfflineResponses, ScoredResponses
 
 
 @register("language algorithm", "kto")
@@ -52,10 +52,10 @@ class KTO(AgainstReference):
             groups=self.online and self.threshold is None,
         )  # fmt: skip
 
-    def annotate(self, collected: Answered | GivenAnswers, roles: LanguageRoles) -> AnnotatedAnswers:
+    def annotate(self, collected: ScoredResponses | OfflineResponses, roles: LanguageRoles) -> AnnotatedResponses:
         import torch
 
-        from burnish.experience.answers import AnnotatedAnswers, mismatched, trace_of
+        from burnish.batches.responses import AnnotatedResponses, mismatched, trace_of
 
         trace = trace_of(collected)
         rows, _ = self._judgements(collected)
@@ -64,16 +64,16 @@ class KTO(AgainstReference):
         if self.reference_point == "mismatched":
             others = mismatched(trace.select(rows))
             drift = self.judged(roles.policy, others, roles) - self.judged(roles.reference, others, roles)
-        return AnnotatedAnswers(collected=collected, reference=reference, drift=drift)
+        return AnnotatedResponses(collected=collected, reference=reference, drift=drift)
 
-    def _judgements(self, collected: Answered | GivenAnswers) -> tuple[Tensor, Tensor]:
+    def _judgements(self, collected: ScoredResponses | OfflineResponses) -> tuple[Tensor, Tensor]:
         """Rows of the responses that are good or bad, and which they are: [J] long and [J] bool."""
         import torch
 
-        from burnish.credit import group_statistics
-        from burnish.types import GivenAnswers
+        from burnish.advantages import group_statistics
+        from burnish.types.rollout import OfflineResponses
 
-        if isinstance(collected, GivenAnswers):
+        if isinstance(collected, OfflineResponses):
             return torch.arange(len(collected)), collected.good
         scores = collected.scores
         if self.threshold is not None:
@@ -84,17 +84,17 @@ class KTO(AgainstReference):
         rows = (~scores.missing & ~groups.constant[groups.label] & (ahead != 0)).nonzero().flatten()
         return rows, ahead[rows] > 0
 
-    def credit(self, annotated: AnnotatedAnswers) -> tuple[LearnedAnswers, Metrics]:
+    def credit(self, annotated: AnnotatedResponses) -> tuple[ResponseBatch, Metrics]:
         import torch
 
-        from burnish.completion import Together
-        from burnish.experience.answers import LearnedAnswers, trace_of
+        from burnish.batches.responses import ResponseBatch, trace_of
         from burnish.losses.tokens import kto_reference_point
-        from burnish.types import Answered
+        from burnish.types.completion import Together
+        from burnish.types.rollout import ScoredResponses
 
         collected, drift, metrics = annotated.collected, annotated.drift, {}
         rows, good = self._judgements(collected)
-        if isinstance(collected, Answered):
+        if isinstance(collected, ScoredResponses):
             judged = collected.scores.reward[~collected.scores.missing]
             metrics = spread_metrics(score=judged, rewards=judged)
         point = float(kto_reference_point(drift, torch.zeros_like(drift))) if len(drift) else 0.0
@@ -102,16 +102,16 @@ class KTO(AgainstReference):
         if len(rows):
             metrics["train/desirable_ratio"] = float(good.float().mean())
         answers = Together(trace=trace_of(collected).select(rows), members=1)
-        return LearnedAnswers(
+        return ResponseBatch(
             answers=answers, reference=annotated.reference[rows, None], good=good, point=point
         ), metrics
 
-    def loss(self, part: LearnedAnswers, roles: LanguageRoles) -> Loss:
+    def loss(self, part: ResponseBatch, roles: LanguageRoles) -> Loss:
         import torch
 
-        from burnish.batch import to_device
         from burnish.losses.tokens import kto
-        from burnish.types import Loss
+        from burnish.types.batch import to_device
+        from burnish.types.rollout import Loss
 
         trace = part.answers.trace
         logprob = roles.policy(trace).logprob

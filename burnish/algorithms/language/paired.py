@@ -15,8 +15,8 @@ from burnish.registry import options
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.experience.answers import AnnotatedAnswers, LearnedAnswers
-    from burnish.types import Answered, GivenAnswers, Loss
+    from burnish.batches.responses import AnnotatedResponses, ResponseBatch
+    from burnish.types.rollout import Loss, OfflineResponses, ScoredResponses
 
 
 @options
@@ -52,10 +52,10 @@ class Paired(AgainstReference):
         """The loss of each pair and what it reports, [P] each, from log-probs of responses."""
         raise NotImplementedError
 
-    def annotate(self, collected: Answered | GivenAnswers, roles: LanguageRoles) -> AnnotatedAnswers:
+    def annotate(self, collected: ScoredResponses | OfflineResponses, roles: LanguageRoles) -> AnnotatedResponses:
         import torch
 
-        from burnish.experience.answers import AnnotatedAnswers, trace_of
+        from burnish.batches.responses import AnnotatedResponses, trace_of
 
         trace = trace_of(collected)
         reference = torch.zeros(len(trace))
@@ -63,24 +63,24 @@ class Paired(AgainstReference):
             # of a group only the two that may be compared
             rows = torch.cat(self._pairs(collected)) if self.online else torch.arange(len(trace))
             reference[rows] = self.judged(roles.reference, trace.select(rows), roles)
-        return AnnotatedAnswers(collected=collected, reference=reference, drift=torch.zeros(0))
+        return AnnotatedResponses(collected=collected, reference=reference, drift=torch.zeros(0))
 
     def _pairs(self, answered: Any) -> tuple[Tensor, Tensor]:
         """Rows of the chosen and of the rejected responses."""
-        from burnish.credit import pairs
+        from burnish.advantages import pairs
 
         scores = answered.scores
         return pairs(scores.reward, answered.group, scores.missing, margin=self.min_margin)
 
-    def credit(self, annotated: AnnotatedAnswers) -> tuple[LearnedAnswers, Metrics]:
+    def credit(self, annotated: AnnotatedResponses) -> tuple[ResponseBatch, Metrics]:
         import torch
 
-        from burnish.completion import Together
-        from burnish.experience.answers import LearnedAnswers
-        from burnish.types import GivenAnswers
+        from burnish.batches.responses import ResponseBatch
+        from burnish.types.completion import Together
+        from burnish.types.rollout import OfflineResponses
 
         collected, metrics = annotated.collected, {}
-        if isinstance(collected, GivenAnswers):
+        if isinstance(collected, OfflineResponses):
             answers, reference = collected.answers, annotated.reference.view(-1, 2)
         else:
             chosen, rejected = self._pairs(collected)
@@ -94,12 +94,12 @@ class Paired(AgainstReference):
                 metrics["train/pair_margin"] = float((reward[chosen] - reward[rejected]).mean())
         metrics["train/pairs"] = float(len(answers))
         good = torch.ones(len(answers), dtype=torch.bool)
-        return LearnedAnswers(answers=answers, reference=reference, good=good, point=0.0), metrics
+        return ResponseBatch(answers=answers, reference=reference, good=good, point=0.0), metrics
 
-    def loss(self, part: LearnedAnswers, roles: LanguageRoles) -> Loss:
-        from burnish.batch import to_device
+    def loss(self, part: ResponseBatch, roles: LanguageRoles) -> Loss:
         from burnish.losses.tokens import sequence_mean
-        from burnish.types import Loss
+        from burnish.types.batch import to_device
+        from burnish.types.rollout import Loss
 
         trace = part.answers.trace
         logprob = roles.policy(trace).logprob

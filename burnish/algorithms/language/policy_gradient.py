@@ -19,9 +19,9 @@ from burnish.registry import options
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.experience.tokens import AnnotatedTokens, LearnedTokens, TokenRewards
+    from burnish.batches.tokens import AnnotatedTokens, TokenBatch, TokenRewards
     from burnish.language.logprobs import TokenScores
-    from burnish.types import Answered, Loss
+    from burnish.types.rollout import Loss, ScoredResponses
 
 Share = Annotated[float, Field(gt=0, le=1)]
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
@@ -106,12 +106,12 @@ class TokenPolicyGradient(RewardShaping):
             entropy=self.high_entropy_fraction < 1, bypass=False, measure=self.kl is not None and self.kl.early,
         )  # fmt: skip
 
-    def annotate(self, answered: Answered, roles: LanguageRoles) -> AnnotatedTokens:
+    def annotate(self, answered: ScoredResponses, roles: LanguageRoles) -> AnnotatedTokens:
         return self._passes(roles).annotate(answered, roles)
 
-    def credit(self, annotated: AnnotatedTokens) -> tuple[LearnedTokens, Metrics]:
-        from burnish.credit_tokens import clip_values
-        from burnish.experience.tokens import LearnedTokens
+    def credit(self, annotated: AnnotatedTokens) -> tuple[TokenBatch, Metrics]:
+        from burnish.advantages import clip_values
+        from burnish.batches.tokens import TokenBatch
 
         answered, trace, metrics = annotated.answered, annotated.answered.trace, dict(annotated.metrics)
         rewards, coef, shaped = self.shape(annotated)
@@ -122,7 +122,7 @@ class TokenPolicyGradient(RewardShaping):
             advantage, metrics["critic/advantages/clip_ratio"] = clip_values(advantage, low, high, rewards.mask)
         trained = rewards.mask & trace.finished[:, None] if self.mask_truncated else rewards.mask
         weight, trained, weighed = self._weights(annotated, trained)
-        learned = LearnedTokens(
+        learned = TokenBatch(
             trace=trace,
             mask=trained,
             advantage=advantage,
@@ -159,18 +159,18 @@ class TokenPolicyGradient(RewardShaping):
             weight, metrics = weight * factor, metrics | corrected
         return weight, trained, metrics
 
-    def micro_batches(self, batch: LearnedTokens, size: int) -> Iterator[LearnedTokens]:
+    def micro_batches(self, batch: TokenBatch, size: int) -> Iterator[TokenBatch]:
         return (batch.select(rows) for rows in token_budget_batches(batch.trace, size))
 
-    def loss(self, part: LearnedTokens, roles: LanguageRoles) -> Loss:
+    def loss(self, part: TokenBatch, roles: LanguageRoles) -> Loss:
         return self.policy_loss(part, roles.policy(part.trace), roles)
 
-    def policy_loss(self, part: LearnedTokens, scores: TokenScores, roles: LanguageRoles) -> Loss:
+    def policy_loss(self, part: TokenBatch, scores: TokenScores, roles: LanguageRoles) -> Loss:
         """Surrogate, KL and entropy of a micro-batch."""
-        from burnish.batch import to_device
         from burnish.losses.tokens import kl_estimate, masked
         from burnish.losses.tokens import terms as count
-        from burnish.types import Loss
+        from burnish.types.batch import to_device
+        from burnish.types.rollout import Loss
 
         mask, logprob = part.mask, scores.logprob
         # then its own log-probs are exactly the old ones; another micro-batch may have rounded them otherwise
@@ -203,7 +203,7 @@ class TokenPolicyGradient(RewardShaping):
             metrics["actor/kl_per_response"] = estimate.sum(), mask.any(1).sum()
         return Loss(self._total(loss, part), metrics)
 
-    def _total(self, values: Tensor, part: LearnedTokens) -> Tensor:
+    def _total(self, values: Tensor, part: TokenBatch) -> Tensor:
         """Losses of tokens [B, T] as the sum that is divided by the size of the batch."""
         from burnish.losses.tokens import weights
 
@@ -212,7 +212,7 @@ class TokenPolicyGradient(RewardShaping):
             values * weights(part.mask, self.loss_agg_mode, (self.loss_length or part.limit) if norm else None)
         ).sum()
 
-    def size(self, batch: LearnedTokens) -> int:
+    def size(self, batch: TokenBatch) -> int:
         from burnish.losses.tokens import size
 
         return size(batch.mask, self.loss_agg_mode)
@@ -225,7 +225,7 @@ class TokenPolicyGradient(RewardShaping):
         return {"actor/reference_refreshed": 1.0}
 
 
-def _reported(answered: Answered, rewards: TokenRewards, advantage: Tensor, returns: Tensor) -> Metrics:
+def _reported(answered: ScoredResponses, rewards: TokenRewards, advantage: Tensor, returns: Tensor) -> Metrics:
     """verl's names: scores are what was judged, rewards what is left of it after shaping and KL."""
     judged, mask = ~rewards.missing, rewards.mask
     return spread_metrics(

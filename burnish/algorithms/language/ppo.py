@@ -15,8 +15,8 @@ from burnish.registry import options, register
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.experience.tokens import AnnotatedTokens, LearnedTokens, TokenRewards
-    from burnish.types import Loss
+    from burnish.batches.tokens import AnnotatedTokens, TokenBatch, TokenRewards
+    from burnish.types.rollout import Loss
 
 
 @register("language algorithm", "ppo")
@@ -39,12 +39,12 @@ class PPO(TurnRewards, Clipped):
         return replace(super().needs(), critic=True)
 
     def advantages(self, rewards: TokenRewards) -> tuple[Tensor, Tensor]:
-        from burnish.credit_tokens import gae, whiten
+        from burnish.advantages import gae, whiten
 
         advantage, returns = gae(rewards.tokens, rewards.value, rewards.mask, gamma=self.gamma, lam=self.lam)
         return (whiten(advantage, rewards.mask, unbiased=True) if self.whiten else advantage), returns
 
-    def credit(self, annotated: AnnotatedTokens) -> tuple[LearnedTokens, Metrics]:
+    def credit(self, annotated: AnnotatedTokens) -> tuple[TokenBatch, Metrics]:
         from burnish.algorithms.base import spread_metrics
 
         learned, metrics = super().credit(annotated)
@@ -55,8 +55,8 @@ class PPO(TurnRewards, Clipped):
             metrics["critic/vf_explained_var"] = 1 - float((returns - values).var(correction=0)) / spread
         return learned, metrics
 
-    def loss(self, part: LearnedTokens, roles: LanguageRoles) -> Loss:
-        from burnish.types import Loss
+    def loss(self, part: TokenBatch, roles: LanguageRoles) -> Loss:
+        from burnish.types.rollout import Loss
 
         if roles.frozen(part.update):
             return self._value_loss(part, roles.values(part.trace))
@@ -64,9 +64,9 @@ class PPO(TurnRewards, Clipped):
         actor, critic = self.policy_loss(part, scores, roles), self._value_loss(part, value)
         return Loss(actor.total + critic.total, actor.metrics | critic.metrics)
 
-    def _value_loss(self, part: LearnedTokens, value: Tensor) -> Loss:
+    def _value_loss(self, part: TokenBatch, value: Tensor) -> Loss:
         from burnish.losses.tokens import masked, terms, value_loss
-        from burnish.types import Loss
+        from burnish.types.rollout import Loss
 
         loss, values = value_loss(value, part.value, part.returns, part.mask, clip=self.value_clip)
         tokens, total = part.mask.sum(), self._total(loss, part)

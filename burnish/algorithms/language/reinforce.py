@@ -13,7 +13,7 @@ from burnish.registry import options, register
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.experience.tokens import TokenRewards
+    from burnish.batches.tokens import TokenRewards
 
 
 @register("language algorithm", "reinforce")
@@ -33,7 +33,7 @@ class Reinforce(TurnRewards):
         return self
 
     def advantages(self, rewards: TokenRewards) -> tuple[Tensor, Tensor]:
-        from burnish.credit_tokens import returns, whiten
+        from burnish.advantages import returns, whiten
 
         found = returns(rewards.tokens, rewards.mask, gamma=self.gamma)
         return (whiten(found, rewards.mask, unbiased=True) if self.whiten else found), found

@@ -12,7 +12,7 @@ from burnish.registry import options, register
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.experience.tokens import TokenRewards
+    from burnish.batches.tokens import TokenRewards
 
 
 @register("language algorithm", "reinforce_plus_plus")
@@ -26,7 +26,7 @@ class ReinforcePlusPlus(TurnRewards, Clipped):
     """Bring the returns of an update to mean 0 and spread 1, over all tokens: its only baseline."""
 
     def advantages(self, rewards: TokenRewards) -> tuple[Tensor, Tensor]:
-        from burnish.credit_tokens import returns, whiten
+        from burnish.advantages import returns, whiten
 
         found = returns(rewards.tokens, rewards.mask, gamma=self.gamma)
         return (whiten(found, rewards.mask, unbiased=True) if self.whiten else found), found

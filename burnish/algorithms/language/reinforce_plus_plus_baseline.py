@@ -11,7 +11,7 @@ from burnish.registry import options, register
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.experience.tokens import TokenRewards
+    from burnish.batches.tokens import TokenRewards
 
 
 @register("language algorithm", "reinforce_plus_plus_baseline")
@@ -23,12 +23,12 @@ class ReinforcePlusPlusBaseline(Grouped, Clipped):
     """Bring the advantages of an update to mean 0 and spread 1, over all tokens."""
 
     def response_advantages(self, rewards: TokenRewards) -> Tensor:
-        from burnish.credit_tokens import group_advantage
+        from burnish.advantages import group_advantage
 
         return group_advantage(rewards.outcome, rewards.group, rewards.missing, "reinforce_baseline")
 
     def advantages(self, rewards: TokenRewards) -> tuple[Tensor, Tensor]:
-        from burnish.credit_tokens import whiten
+        from burnish.advantages import whiten
 
         centred, _ = super().advantages(rewards)
         return (whiten(centred, rewards.mask, unbiased=True) if self.whiten else centred), centred

@@ -14,7 +14,7 @@ from burnish.registry import options, register
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.experience.tokens import TokenRewards
+    from burnish.batches.tokens import TokenRewards
 
 
 @register("language algorithm", "remax")
@@ -35,7 +35,7 @@ class ReMax(Clipped):
         return replace(super().needs(), greedy=True)
 
     def advantages(self, rewards: TokenRewards) -> tuple[Tensor, Tensor]:
-        from burnish.credit_tokens import returns
+        from burnish.advantages import returns
         from burnish.losses.tokens import masked
 
         found = returns(rewards.tokens, rewards.mask, gamma=1.0)

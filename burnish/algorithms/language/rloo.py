@@ -11,7 +11,7 @@ from burnish.registry import options, register
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.experience.tokens import TokenRewards
+    from burnish.batches.tokens import TokenRewards
 
 
 @register("language algorithm", "rloo")
@@ -20,6 +20,6 @@ class RLOO(Grouped, Clipped):
     """Leave-one-out baseline. While it takes one step per update, nothing is clipped and it is REINFORCE."""
 
     def response_advantages(self, rewards: TokenRewards) -> Tensor:
-        from burnish.credit_tokens import group_advantage
+        from burnish.advantages import group_advantage
 
         return group_advantage(rewards.outcome, rewards.group, rewards.missing, "rloo")

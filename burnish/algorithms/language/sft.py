@@ -18,8 +18,8 @@ from burnish.registry import options, register
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.experience.answers import LearnedAnswers
-    from burnish.types import Answered, GivenAnswers, Loss
+    from burnish.batches.responses import ResponseBatch
+    from burnish.types.rollout import Loss, OfflineResponses, ScoredResponses
 
 
 @register("language algorithm", "sft")
@@ -48,15 +48,15 @@ class SFT(WholeResponses):
     def needs(self) -> LanguageNeeds:
         return LanguageNeeds(data="prompts" if self.online else "demonstrations", groups=self.online)
 
-    def credit(self, annotated: Answered | GivenAnswers) -> tuple[LearnedAnswers, Metrics]:
+    def credit(self, annotated: ScoredResponses | OfflineResponses) -> tuple[ResponseBatch, Metrics]:
         import torch
 
-        from burnish.completion import Together
-        from burnish.experience.answers import LearnedAnswers
-        from burnish.types import GivenAnswers
+        from burnish.batches.responses import ResponseBatch
+        from burnish.types.completion import Together
+        from burnish.types.rollout import OfflineResponses
 
         metrics: Metrics = {}
-        if isinstance(annotated, GivenAnswers):
+        if isinstance(annotated, OfflineResponses):
             answers = annotated.answers
         else:
             rows = self._best(annotated)
@@ -67,20 +67,20 @@ class SFT(WholeResponses):
                 metrics["train/imitated_reward"] = float(annotated.scores.reward[rows].mean())
         count = len(answers)
         good = torch.ones(count, dtype=torch.bool)
-        return LearnedAnswers(answers=answers, reference=torch.zeros(count, 1), good=good, point=0.0), metrics
+        return ResponseBatch(answers=answers, reference=torch.zeros(count, 1), good=good, point=0.0), metrics
 
-    def _best(self, answered: Answered) -> Tensor:
+    def _best(self, answered: ScoredResponses) -> Tensor:
         """Rows of the responses that are imitated."""
-        from burnish.credit import select_best
+        from burnish.advantages import select_best
 
         scores = answered.scores
         rows = select_best(scores.reward, answered.group, scores.missing, self.best)
         return rows if self.min_reward is None else rows[scores.reward[rows] >= self.min_reward]
 
-    def loss(self, part: LearnedAnswers, roles: LanguageRoles) -> Loss:
-        from burnish.batch import to_device
+    def loss(self, part: ResponseBatch, roles: LanguageRoles) -> Loss:
         from burnish.losses.tokens import masked, sft, weights
-        from burnish.types import Loss
+        from burnish.types.batch import to_device
+        from burnish.types.rollout import Loss
 
         trace = part.answers.trace
         scores, tokens = roles.policy(trace), int(trace.mask.sum())
@@ -89,7 +89,7 @@ class SFT(WholeResponses):
         entropy = masked(scores.entropy, mask).detach().sum()
         return Loss(total, {"actor/sft_loss": (total.detach(), self.size(part)), "actor/entropy": (entropy, tokens)})
 
-    def size(self, batch: LearnedAnswers) -> int:
+    def size(self, batch: ResponseBatch) -> int:
         from burnish.losses.tokens import size
 
         return size(batch.answers.trace.mask, self.loss_agg_mode)

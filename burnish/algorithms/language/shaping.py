@@ -16,8 +16,8 @@ from burnish.registry import options
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.experience.tokens import AnnotatedTokens, TokenRewards
-    from burnish.types import Answered
+    from burnish.batches.tokens import AnnotatedTokens, TokenRewards
+    from burnish.types.rollout import ScoredResponses
 
 
 @options
@@ -63,8 +63,8 @@ class RewardShaping(LanguageAlgorithm):
             )
 
     def make_memory(self) -> Any:
+        from burnish.advantages import RunningMoments
         from burnish.algorithms.language.memory import Memory
-        from burnish.credit_tokens import RunningMoments
 
         parts: dict[str, Any] = {"rewards": RunningMoments()} if self.reward_norm else {}
         return Memory(parts | ({"kl": self.kl.make_controller()} if self.kl else {}))
@@ -77,7 +77,7 @@ class RewardShaping(LanguageAlgorithm):
         """
         import torch
 
-        from burnish.experience.tokens import TokenRewards
+        from burnish.batches.tokens import TokenRewards
 
         answered, trace = annotated.answered, annotated.answered.trace
         missing = answered.scores.missing
@@ -102,15 +102,15 @@ class RewardShaping(LanguageAlgorithm):
         """Whether the KL is known before the policy learns."""
         return self.kl is not None and annotated.compared.shape == annotated.reference.shape
 
-    def placed(self, answered: Answered, reward: Tensor, mask: Tensor) -> Tensor:
+    def placed(self, answered: ScoredResponses, reward: Tensor, mask: Tensor) -> Tensor:
         """Rewards [B] of responses on their tokens, [B, T]."""
-        from burnish.credit_tokens import place_reward
+        from burnish.advantages import place_reward
 
         return place_reward(reward, mask)
 
     def _scaled(self, annotated: AnnotatedTokens, missing: Tensor) -> tuple[Tensor, Tensor, Metrics]:
         """Rewards of the responses and of the greedy ones, [B] each, by the options of scale."""
-        from burnish.credit_tokens import clip_values, overlong_penalty
+        from burnish.advantages import clip_values, overlong_penalty
 
         answered, metrics = annotated.answered, {}
         reward, greedy = answered.scores.reward.float(), answered.greedy.float()

@@ -12,7 +12,7 @@ from burnish.registry import options
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.types import Answered
+    from burnish.types.rollout import ScoredResponses
 
 
 @options
@@ -33,8 +33,8 @@ class TurnRewards(TokenPolicyGradient):
             )
         return self
 
-    def placed(self, answered: Answered, reward: Tensor, mask: Tensor) -> Tensor:
-        from burnish.credit_tokens import place_reward, place_step_rewards, turn_numbers
+    def placed(self, answered: ScoredResponses, reward: Tensor, mask: Tensor) -> Tensor:
+        from burnish.advantages import place_reward, place_step_rewards, turn_numbers
 
         if not self.turn_rewards:
             return super().placed(answered, reward, mask)

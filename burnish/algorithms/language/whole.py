@@ -14,8 +14,8 @@ from burnish.registry import options
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.completion import Completion
-    from burnish.experience.answers import LearnedAnswers
+    from burnish.batches.responses import ResponseBatch
+    from burnish.types.completion import Completion
 
 
 @options
@@ -25,11 +25,11 @@ class WholeResponses(LanguageAlgorithm):
     online: bool = True
     """Learn from own responses and their rewards; false learns from the responses in data.train_files."""
 
-    def micro_batches(self, batch: LearnedAnswers, size: int) -> Iterator[LearnedAnswers]:
+    def micro_batches(self, batch: ResponseBatch, size: int) -> Iterator[ResponseBatch]:
         answers = batch.answers
         return (batch.select(rows) for rows in token_budget_batches(answers.trace, size, together=answers.members))
 
-    def size(self, batch: LearnedAnswers) -> int:
+    def size(self, batch: ResponseBatch) -> int:
         return len(batch)
 
 

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from burnish.data.language.pixels import Kind, images_of, media_of, videos_of
 from burnish.data.language.values import shown, text_of
-from burnish.media import Media
-from burnish.prompt import Message, Part
+from burnish.types.media import Media
+from burnish.types.prompt import Message, Part
 
 MARKERS: dict[str, Kind] = {"<image>": "image", "<video>": "video"}
 ROLES = ("system", "user", "assistant", "tool")

@@ -12,21 +12,21 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from burnish.batch import Gathered
-from burnish.completion import Completion, Encoded, Features, Together
 from burnish.data.language.options import LanguageDataOptions
 from burnish.data.language.samples import read_demonstrations, read_judgements, read_preferences
 from burnish.data.language.values import shown
 from burnish.data.lines import told
 from burnish.language.model import LanguageModel
-from burnish.prompt import Prompt
-from burnish.types import GivenAnswers
+from burnish.types.batch import Gathered
+from burnish.types.completion import Completion, Encoded, Features, Together
+from burnish.types.prompt import Prompt
+from burnish.types.rollout import OfflineResponses
 
 Holds = Literal["demonstrations", "preferences", "judgements"]
 
 
 @dataclass(frozen=True)
-class AnswerRecord:
+class ResponseRecord:
     """A prompt and what was said to it: one response, or a chosen and a rejected one."""
 
     prompt: Prompt
@@ -45,31 +45,31 @@ class AnswerRecord:
         return hashlib.blake2b(json.dumps(content, ensure_ascii=False).encode(), digest_size=8).hexdigest()
 
 
-def read_answers(files: str | Sequence[str], options: LanguageDataOptions, holds: Holds) -> list[AnswerRecord]:
+def read_responses(files: str | Sequence[str], options: LanguageDataOptions, holds: Holds) -> list[ResponseRecord]:
     """Records that hold responses.
 
     Raises:
         UserError: as ``read_questions``.
     """
     if holds == "demonstrations":
-        return [AnswerRecord(one.prompt, (one.response,)) for one in read_demonstrations(files, options)]
+        return [ResponseRecord(one.prompt, (one.response,)) for one in read_demonstrations(files, options)]
     if holds == "preferences":
-        return [AnswerRecord(one.prompt, (one.chosen, one.rejected)) for one in read_preferences(files, options)]
-    return [AnswerRecord(one.prompt, (one.response,), one.good) for one in read_judgements(files, options)]
+        return [ResponseRecord(one.prompt, (one.chosen, one.rejected)) for one in read_preferences(files, options)]
+    return [ResponseRecord(one.prompt, (one.response,), one.good) for one in read_judgements(files, options)]
 
 
-class AnswerData:
+class ResponseData:
     """Records, and how some of them become tensors."""
 
     def __init__(
         self,
-        records: Sequence[AnswerRecord],
+        records: Sequence[ResponseRecord],
         model: LanguageModel,
         encode: Callable[[Sequence[Prompt]], Gathered[Encoded]],
     ) -> None:
         self.records, self.model, self.encode = list(records), model, encode
 
-    def within(self, options: LanguageDataOptions, longest: int) -> AnswerData:
+    def within(self, options: LanguageDataOptions, longest: int) -> ResponseData:
         """Those that are short enough; nothing is ever cut.
 
         Args:
@@ -79,7 +79,7 @@ class AnswerData:
         Raises:
             UserError: some are too long and ``overlong`` is error, or all of them are.
         """
-        kept: list[AnswerRecord] = []
+        kept: list[ResponseRecord] = []
         problems: list[str] = []
         for record in self.records:
             problem = self._too_long(record, options.max_prompt_length, longest)
@@ -93,9 +93,9 @@ class AnswerData:
                 "limit, or leave them out with data.overlong=filter"
             )
             raise told(problems, head)
-        return AnswerData(kept, self.model, self.encode)
+        return ResponseData(kept, self.model, self.encode)
 
-    def _too_long(self, record: AnswerRecord, limit: int | None, longest: int) -> str:
+    def _too_long(self, record: ResponseRecord, limit: int | None, longest: int) -> str:
         """What is too long about a record; "" if nothing is."""
         for text in record.responses:
             length = len(self.model.answer(text))
@@ -107,7 +107,7 @@ class AnswerData:
                 return f"{length} tokens in a prompt, data.max_prompt_length is {limit}: {shown(record.prompt.text)}"
         return ""
 
-    def given(self, records: Sequence[AnswerRecord], *, update: int, seed: int) -> GivenAnswers:
+    def given(self, records: Sequence[ResponseRecord], *, update: int, seed: int) -> OfflineResponses:
         """Some records as tensors, in that order.
 
         Args:
@@ -118,7 +118,7 @@ class AnswerData:
         rows = [(record.prompt, text) for record in records for text in record.responses]
         prompts = self.encode([prompt for prompt, _ in rows])
         trace = written(self.model, prompts, [self.model.answer(text) for _, text in rows])
-        return GivenAnswers(
+        return OfflineResponses(
             answers=Together(trace=trace, members=len(records[0].responses)),
             good=torch.tensor([record.good for record in records]),
             update=update,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from burnish.data.language.values import shown
-from burnish.media import Media
+from burnish.types.media import Media
 
 Kind = Literal["image", "video"]
 

@@ -10,7 +10,7 @@ from burnish.data.language.options import LanguageDataOptions
 from burnish.data.language.records import Record, files_of, read_records
 from burnish.data.language.values import ANSWER, IMAGES, PROMPT, VIDEOS, extra_of, find, text_of, value_at
 from burnish.data.lines import told
-from burnish.prompt import Message, Prompt
+from burnish.types.prompt import Message, Prompt
 
 T = TypeVar("T")
 

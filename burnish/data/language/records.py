@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from burnish.data.lines import decoded, parse_object, read_lines
-from burnish.errors import UserError
-from burnish.json_text import parse_json, read_object
-from burnish.paths import resolve
-from burnish.reading import read_text
+from burnish.utils.errors import UserError
+from burnish.utils.json_text import parse_json, read_object
+from burnish.utils.paths import resolve
+from burnish.utils.reading import read_text
 
 ROWS = 256  # rows of a table that are made into Python objects at once
 SUFFIXES = (".jsonl", ".json", ".parquet")

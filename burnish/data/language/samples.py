@@ -11,7 +11,7 @@ from burnish.data.language.options import LanguageDataOptions
 from burnish.data.language.prompts import conversation_of, prompt_of, question, read_all
 from burnish.data.language.records import Record
 from burnish.data.language.values import IMAGES, PROMPT, RESPONSE, VIDEOS, find
-from burnish.prompt import Prompt
+from burnish.types.prompt import Prompt
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from burnish.errors import UserError
+from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
     from torch import nn

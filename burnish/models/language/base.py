@@ -12,7 +12,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from burnish.errors import UserError
 from burnish.models.language.templates import (
     RESULT,
     filled,
@@ -23,17 +22,18 @@ from burnish.models.language.templates import (
     rendered,
     unused_character,
 )  # fmt: skip
-from burnish.weights import load_network, refuse_not_finite
+from burnish.utils.errors import UserError
+from burnish.utils.weights import load_network, refuse_not_finite
 
 if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
     from torch import Tensor, nn
 
-    from burnish.completion import Encoded, Features
     from burnish.language.attention import Plan
     from burnish.language.embedding import VisionOutput
     from burnish.language.model import Chat, Embedded, Video
+    from burnish.types.completion import Encoded, Features
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 
@@ -126,7 +126,7 @@ class TransformersModel:
 
     def _media(self, images: Sequence[Image], videos: Sequence[Video]) -> tuple[Features, list[str], list[str]]:
         """Processed pixels, and the text that stands for each image and each video."""
-        from burnish.completion import Features
+        from burnish.types.completion import Features
 
         if images or videos:
             raise UserError(f"{self.path} reads text only, but the prompt has images or videos")
@@ -296,7 +296,7 @@ class TransformersModel:
     ) -> Encoded:
         import torch
 
-        from burnish.completion import Encoded
+        from burnish.types.completion import Encoded
 
         features, *expanded = self._media(images, videos)
         for what, place, texts in zip(("image", "video"), self._marks(), expanded, strict=True):
@@ -315,8 +315,8 @@ class TransformersModel:
     # The network
 
     def embed(self, network: nn.Module, ids: Tensor, slots: Tensor, features: Sequence[Features]) -> Embedded:
-        from burnish.completion import Features
         from burnish.language.embedding import fill
+        from burnish.types.completion import Features
 
         tokens = self.text(network).embed_tokens(ids)
         with self._autocast(ids.device):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burnish.errors import UserError
-from burnish.json_text import read_object
 from burnish.options import LanguageModelOptions, ModelOptions
-from burnish.paths import resolve
-from burnish.reading import check_folder, understood
 from burnish.registry import lookup, names
-from burnish.weights import complaints_about, tokenizer_complaint
+from burnish.utils.errors import UserError
+from burnish.utils.json_text import read_object
+from burnish.utils.paths import resolve
+from burnish.utils.reading import check_folder, understood
+from burnish.utils.weights import complaints_about, tokenizer_complaint
 
 if TYPE_CHECKING:
     from burnish.language.model import LanguageModel

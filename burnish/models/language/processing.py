@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burnish.errors import UserError
-from burnish.json_text import read_object
+from burnish.utils.errors import UserError
+from burnish.utils.json_text import read_object
 
 if TYPE_CHECKING:
     import numpy as np

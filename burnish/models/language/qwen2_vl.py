@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 from burnish.models.language.base import TransformersModel
 from burnish.models.language.processing import PatchVideos, part_config
 from burnish.registry import register
-from burnish.weights import load_network
+from burnish.utils.weights import load_network
 
 if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
     from torch import Tensor, nn
 
-    from burnish.completion import Features
     from burnish.language.embedding import VisionOutput
     from burnish.language.model import Video
+    from burnish.types.completion import Features
 
 IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
 LONGEST = 200  # times as long as wide: what transformers' smart_resize refuses beyond
@@ -73,7 +73,7 @@ class Qwen2VL(TransformersModel):
     def _media(self, images: Sequence[Image], videos: Sequence[Video]) -> tuple[Features, list[str], list[str]]:
         import torch
 
-        from burnish.completion import Features
+        from burnish.types.completion import Features
 
         parts, image_texts, video_texts = [], [], []
         nothing = Features.none()
@@ -131,7 +131,7 @@ class Qwen2VL(TransformersModel):
         return network.model.language_model  # type: ignore[union-attr]
 
     def _pixels(self, network: nn.Module, features: Features, device: torch.device) -> list[VisionOutput]:
-        from burnish.batch import to_device
+        from burnish.types.batch import to_device
 
         kinds = (
             (self.config.image_token_id, features.images, features.image_grid),

@@ -7,21 +7,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burnish.errors import UserError
 from burnish.models.language.base import TransformersModel
 from burnish.models.language.processing import part_config
 from burnish.models.language.tiles import TileVideos, in_words
 from burnish.registry import register
-from burnish.weights import load_network
+from burnish.utils.errors import UserError
+from burnish.utils.weights import load_network
 
 if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
     from torch import Tensor, nn
 
-    from burnish.completion import Features
     from burnish.language.embedding import VisionOutput
     from burnish.language.model import Video
+    from burnish.types.completion import Features
 
 IMAGE, VIDEO, AROUND, WHOLE = "<image>", "<video>", "<fake_token_around_image>", "<global-img>"
 
@@ -61,7 +61,7 @@ class SmolVLM(TransformersModel):
     def _media(self, images: Sequence[Image], videos: Sequence[Video]) -> tuple[Features, list[str], list[str]]:
         import torch
 
-        from burnish.completion import Features
+        from burnish.types.completion import Features
 
         if images and videos:
             raise UserError("a prompt has images and videos; SmolVLM writes both with one token, so give one kind only")
@@ -119,8 +119,8 @@ class SmolVLM(TransformersModel):
     def _pixels(self, network: Any, features: Features, device: torch.device) -> list[VisionOutput]:
         import torch
 
-        from burnish.batch import to_device
         from burnish.language.embedding import VisionOutput
+        from burnish.types.batch import to_device
 
         tiles: Tensor = to_device(features.images, device)[None]
         seen = network.model.get_image_features(tiles, return_dict=True).pooler_output

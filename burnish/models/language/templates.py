@@ -7,8 +7,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from burnish.errors import UserError
-from burnish.json_text import read_object
+from burnish.utils.errors import UserError
+from burnish.utils.json_text import read_object
 
 RESULT = "<tool_response>\n{}\n</tool_response>"  # as Qwen and Hermes write it
 

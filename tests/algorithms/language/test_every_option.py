@@ -9,7 +9,7 @@ import pytest
 
 from burnish.config.text import fields
 from burnish.registry import lookup, names
-from tests.algorithms.language.tables import observed
+from tests.support.language_tables import observed
 
 KL = {"kl": {"coef": 0.1}}
 ADAPTIVE = {"kl": {"coef": 0.1, "controller": "adaptive", "target": 0.1, "horizon": 100.0}}

@@ -14,7 +14,7 @@ from burnish.algorithms.language.kl import TokenKl
 from burnish.algorithms.language.policy_gradient import TokenPolicyGradient
 from burnish.algorithms.language.ppo import PPO
 from burnish.options import CriticOptions, OptimizerOptions
-from tests.algorithms.language.tokens import ALGORITHMS, LIMIT, PROMPTS, Bench, N, with_rewards
+from tests.support.token_batches import ALGORITHMS, LIMIT, PROMPTS, Bench, N, with_rewards
 
 EVERY = pytest.mark.parametrize("name", ALGORITHMS)
 SOME = pytest.mark.parametrize("name", ["ppo", "grpo", "remax"])

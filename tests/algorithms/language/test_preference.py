@@ -12,9 +12,9 @@ from torch.nn.functional import logsigmoid
 from burnish.algorithms.language.dpo import DPO
 from burnish.algorithms.language.ipo import IPO
 from burnish.algorithms.language.kto import KTO
-from burnish.experience.answers import mismatched
+from burnish.batches.responses import mismatched
 from burnish.language.logprobs import response_logprobs
-from tests.algorithms.language.wholes import REWARDS, Bench, answered, given, reordered
+from tests.support.response_batches import REWARDS, Bench, answered, given, reordered
 
 BEST, WORST = [0, 4, 8], [1, 3, 7]  # of the groups of REWARDS
 LOSSES = [

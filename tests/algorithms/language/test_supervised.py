@@ -8,11 +8,11 @@ from pydantic import ValidationError
 
 from burnish.algorithms.language.dpo import DPO
 from burnish.algorithms.language.sft import SFT
-from burnish.data.language.given import AnswerData, AnswerRecord
-from burnish.engines.language import Encoder
-from burnish.prompt import Prompt
-from burnish.workers.supervised import Supervised
-from tests.algorithms.language.wholes import REWARDS, Bench, answered, given
+from burnish.data.language.given import ResponseData, ResponseRecord
+from burnish.tasks.language.engine import Encoder
+from burnish.training.auxiliary import Supervised
+from burnish.types.prompt import Prompt
+from tests.support.response_batches import REWARDS, Bench, answered, given
 
 
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
@@ -50,13 +50,13 @@ def test_rejection_sampling_keeps_the_best_of_each_group():
 
 
 RECORDS = [
-    AnswerRecord(Prompt(text="How are you?"), ("<answer>well</answer>",)),
-    AnswerRecord(Prompt(text="And now?"), ("x",)),
+    ResponseRecord(Prompt(text="How are you?"), ("<answer>well</answer>",)),
+    ResponseRecord(Prompt(text="And now?"), ("x",)),
 ]
 
 
-def written(bench: Bench) -> AnswerData:
-    return AnswerData(RECORDS, bench.model, Encoder(bench.model))
+def written(bench: Bench) -> ResponseData:
+    return ResponseData(RECORDS, bench.model, Encoder(bench.model))
 
 
 def test_a_written_response_is_read_back_with_its_end():

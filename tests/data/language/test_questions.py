@@ -10,9 +10,9 @@ from PIL import Image
 
 from burnish.data.language.options import LanguageDataOptions
 from burnish.data.language.prompts import read_questions, within_length
-from burnish.errors import UserError
-from burnish.media import Media
-from burnish.prompt import Message, Part, Prompt
+from burnish.types.media import Media
+from burnish.types.prompt import Message, Part, Prompt
+from burnish.utils.errors import UserError
 
 RED = np.full((4, 6, 3), (200, 10, 10), dtype=np.uint8)
 GREY = np.arange(24, dtype=np.uint8).reshape(4, 6)

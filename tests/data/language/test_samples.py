@@ -6,8 +6,8 @@ import pytest
 
 from burnish.data.language.options import LanguageDataOptions
 from burnish.data.language.samples import read_demonstrations, read_judgements, read_preferences
-from burnish.errors import UserError
-from burnish.media import Media
+from burnish.types.media import Media
+from burnish.utils.errors import UserError
 
 GREY = np.arange(24, dtype=np.uint8).reshape(4, 6)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from burnish.losses.tokens import aggregate, size, weights
-from tests.losses.tokens.factory import mask_of
+from tests.support.token_losses import mask_of
 
 MODES = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from burnish.losses.tokens import entropy, high_entropy_mask
-from tests.losses.tokens.factory import assert_gradient, mask_of, spoil
+from tests.support.token_losses import assert_gradient, mask_of, spoil
 
 
 def test_closed_forms():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from burnish.losses.tokens import AdaptiveKl, FixedKl, kl_estimate, masked
-from tests.losses.tokens.factory import assert_gradient, batch, spoil
+from tests.support.token_losses import assert_gradient, batch, spoil
 
 KINDS = ["k1", "k2", "k3", "k1+", "k3+", "unbiased"]
 

@@ -17,7 +17,7 @@ from burnish.losses.tokens import (
     sapo,
     sequence_mean,
 )
-from tests.losses.tokens.factory import assert_gradient, batch, mask_of, spoil
+from tests.support.token_losses import assert_gradient, batch, mask_of, spoil
 
 GRPO = "seq-mean-token-mean"
 LOSSES = {

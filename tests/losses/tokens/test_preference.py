@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from burnish.losses.tokens import distillation, dpo, ipo, kto, kto_reference_point, pairwise, process_reward, sft
-from tests.losses.tokens.factory import assert_gradient, batch, mask_of, spoil
+from tests.support.token_losses import assert_gradient, batch, mask_of, spoil
 
 PAIR = torch.tensor([[-10.0, -12.0, -8.0], [-11.0, -11.5, -9.0], [-10.5, -12.5, -8.0], [-10.0, -11.0, -9.5]]).double()
 

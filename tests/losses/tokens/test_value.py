@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from burnish.losses.tokens import value_loss
-from tests.losses.tokens.factory import assert_gradient, batch, mask_of, spoil
+from tests.support.token_losses import assert_gradient, batch, mask_of, spoil
 
 
 @pytest.mark.parametrize("clip", [None, 0.2])

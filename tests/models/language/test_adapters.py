@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from burnish.errors import UserError
 from burnish.models.language.adapters import default_targets
 from burnish.models.language.loading import load_language_model
 from burnish.models.lora import add_adapters
 from burnish.options import LanguageLoraOptions, LanguageModelOptions
-from tests.language.samples import folder_of
-from tests.tiny_language import SEEING
+from burnish.utils.errors import UserError
+from tests.support.language_samples import folder_of
+from tests.support.tiny_language import SEEING
 
 
 def adapted(family, **given) -> tuple[set[str], set[str]]:

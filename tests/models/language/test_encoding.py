@@ -15,12 +15,12 @@ from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.models.smolvlm import processing_smolvlm
 from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
 
-from burnish.errors import UserError
 from burnish.models.language.loading import load_language_model
 from burnish.models.language.tiles import in_words
 from burnish.options import ModelOptions
-from tests.language.samples import folder_of, model_of, prompts_of
-from tests.tiny_language import FAMILIES, SEEING, SMOL, chat, film, picture, tiny_language
+from burnish.utils.errors import UserError
+from tests.support.language_samples import folder_of, model_of, prompts_of
+from tests.support.tiny_language import FAMILIES, SEEING, SMOL, chat, film, picture, tiny_language
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -9,8 +9,8 @@ import torch
 from burnish.language.model import Video
 from burnish.models.language.processing import PatchVideos
 from burnish.models.language.tiles import TileVideos, in_words
-from tests.language.samples import model_of
-from tests.tiny_language import chat, film, picture
+from tests.support.language_samples import model_of
+from tests.support.tiny_language import chat, film, picture
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl"])

@@ -8,15 +8,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
-from burnish import random
 from burnish.language.decoding import decode
 from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
 from burnish.models.language.loading import load_language_model
 from burnish.models.lora import adapter_state, add_adapters, folded, merged_state
 from burnish.options import LoraOptions, ModelOptions
-from tests.language.samples import encode_all, folder_of, responses
-from tests.tiny_language import FAMILIES, SEEING
+from burnish.utils import random
+from tests.support.language_samples import encode_all, folder_of, responses
+from tests.support.tiny_language import FAMILIES, SEEING
 
 LORA = LoraOptions(rank=2, targets=["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"])
 

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE as SMOLVLM
 
-from burnish.engines.dialogues import Dialogues
 from burnish.environments.tools import Tools
-from burnish.errors import UserError
 from burnish.models.language.loading import load_language_model
 from burnish.options import ModelOptions
-from tests.tiny_language import chat, picture, tiny_language
+from burnish.tasks.language.dialogues import Dialogues
+from burnish.utils.errors import UserError
+from tests.support.tiny_language import chat, picture, tiny_language
 
 # short templates with the shape of the published ones
 QWEN25 = (
@@ -151,7 +151,7 @@ RESULTS = {
     "smolvlm": "Tool: <tool_response>\n42\n</tool_response><end_of_utterance>\n"
     "Tool: <tool_response>\n7\n</tool_response><end_of_utterance>\n",
 }
-FUNCTIONS = {"add": "tests.environments.functions:add", "weigh": "tests.environments.functions:weigh"}
+FUNCTIONS = {"add": "tests.support.tool_functions:add", "weigh": "tests.support.tool_functions:weigh"}
 CALLS = "".join(f'<tool_call>{{"name": "add", "arguments": {{"a": {a}, "b": 2}}}}</tool_call>' for a in (40, 5))
 
 
@@ -181,7 +181,7 @@ def test_templates_are_told_what_tools_there_are(models, case):
 
 
 def prompt_of(text):
-    from burnish.prompt import Prompt
+    from burnish.types.prompt import Prompt
 
     return Prompt(text=text)
 

@@ -1,0 +1,66 @@
+"""DGPO: direct group preference optimisation (Luo et al. 2025, arXiv:2510.08425)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from burnish.algorithms.base import Metrics, Needs, Roles
+from burnish.algorithms.flow.forward_process import WithOldPolicy, summed
+from burnish.options import Positive
+from burnish.registry import options, register
+
+if TYPE_CHECKING:
+    from burnish.batches import ForwardTerms, JudgedSamples
+    from burnish.types.rollout import Loss, Scored
+
+
+@register("flow algorithm", "dgpo")
+@options
+class DGPO(WithOldPolicy):
+    """The good samples of a group are preferred to the bad ones, each by the size of its advantage."""
+
+    beta: Positive = 100.0
+    """Strength of the pull to the reference in the implicit reward."""
+    clip: Positive | None = 0.01
+    """A sample whose ratio exp(old error - error) has moved this far to where it should go gets no more gradient;
+    read from the second optimizer step of an update on, or with an averaged old policy. null never clips."""
+    shared_noise: bool = True
+    """The samples of a group get the same noise, so that only they differ."""
+
+    def needs(self) -> Needs:
+        return Needs(
+            sampler="old", old=True, reference=True, atom="group",
+            schedule_times=self.schedule_times, schedule_range=self.time_range,
+        )  # fmt: skip
+
+    def credit(self, annotated: Scored) -> tuple[JudgedSamples, Metrics]:
+        from burnish.batches import groups_of, judge
+
+        advantage, metrics = self.clipped_advantages(annotated)
+        members, noise = groups_of(annotated), self.shared_noise
+        return judge(annotated, advantage, self.levels(), members=members, shared_noise=noise), metrics
+
+    def loss(self, part: ForwardTerms, roles: Roles) -> Loss:
+        from burnish.losses import group_preference, hold_clipped, matching_error, squared_distance
+
+        reference = self.reference_velocity(part, roles)
+        velocity, old = self.velocities(part, roles)
+        error, before = matching_error(velocity, part.target), matching_error(old, part.target)
+        values = {"actor/matching_error": error, "actor/old_deviate": squared_distance(velocity, old)}
+        if self.clip is not None:
+            error, held = hold_clipped(error, before, part.value, clip=self.clip)
+            values["actor/pg_clipfrac"] = held.float()
+        loss, by_group = group_preference(
+            error, matching_error(reference, part.target), part.value, part.atom, beta=self.beta
+        )
+        values |= by_group | {"actor/policy_loss": loss}
+        total = loss.sum()
+        if self.kl_coef > 0:
+            distance = squared_distance(velocity, reference)
+            values["actor/ref_kl_loss"] = distance
+            _, label, count = part.atom.unique(return_inverse=True, return_counts=True)
+            total = total + self.kl_coef * (distance / count[label]).sum()  # a group is one term: its average counts
+        return summed(total, values)
+
+    def size(self, batch: JudgedSamples) -> int:
+        return batch.time.numel()

@@ -1,0 +1,69 @@
+"""DiffusionNFT: online reinforcement learning on the forward process (Zheng et al. 2025, arXiv:2509.16117)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from burnish.algorithms.base import Metrics, Needs, Roles
+from burnish.algorithms.flow.forward_process import WithOldPolicy, summed
+from burnish.options import NonNegative, Positive
+from burnish.registry import options, register
+
+if TYPE_CHECKING:
+    from burnish.batches import ForwardTerms, JudgedSamples
+    from burnish.types.rollout import Loss, Scored
+
+
+@register("flow algorithm", "diffusion_nft")
+@options
+class DiffusionNFT(WithOldPolicy):
+    """Contrast good and bad samples in the flow-matching loss; no log-probs, no stochastic sampling."""
+
+    beta: Positive = 1.0
+    """Distance of the implicit positive and negative policies from the old one; smaller pushes harder."""
+    advantage_std: Literal["group", "global", "none"] = "global"
+    """Divide advantages by the std of the group, of the whole batch, or not at all."""
+    advantage_clip: Positive = 5.0
+    """Advantages of this size are worth probability 0 and 1; smaller ones map linearly between."""
+    advantage_mode: Literal["continuous", "positive_only", "negative_only", "binary", "one_only"] = "continuous"
+    """Which part of the advantage counts."""
+    adaptive_weighting: bool = True
+    """Divide each squared error by its own mean absolute error, which evens out the noise levels."""
+    kl_coef: NonNegative = 1e-4
+    """Weight of the squared distance to the reference's velocity; 0 needs no reference."""
+
+    def needs(self) -> Needs:
+        return Needs(
+            sampler="old", old=True, reference=self.kl_coef > 0,
+            schedule_times=self.schedule_times, schedule_range=self.time_range,
+        )  # fmt: skip
+
+    def credit(self, annotated: Scored) -> tuple[JudgedSamples, Metrics]:
+        from burnish.advantages import optimality
+        from burnish.batches import judge
+
+        advantage, metrics = self.clipped_advantages(annotated)
+        good = optimality(advantage, self.advantage_clip, self.advantage_mode)
+        return judge(annotated, good, self.levels()), metrics
+
+    def loss(self, part: ForwardTerms, roles: Roles) -> Loss:
+        from burnish.losses import negative_aware, squared_distance
+
+        velocity, old = self.velocities(part, roles)
+        loss, positive, negative = negative_aware(
+            velocity, old, part.clean, part.noisy, part.time, part.value,
+            beta=self.beta, adaptive=self.adaptive_weighting,
+        )  # fmt: skip
+        loss = loss * self.advantage_clip
+        values = {
+            "actor/policy_loss": loss,
+            "actor/positive_loss": positive,
+            "actor/negative_loss": negative,
+            "actor/old_deviate": squared_distance(velocity.detach(), old),
+            "actor/reward_prob_mean": part.value,
+        }
+        if self.kl_coef > 0:
+            distance = squared_distance(velocity, self.reference_velocity(part, roles))
+            loss = loss + self.kl_coef * distance
+            values["actor/ref_kl_loss"] = distance
+        return summed(loss, values | {"actor/total_loss": loss})

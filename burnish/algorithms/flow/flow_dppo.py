@@ -1,0 +1,46 @@
+"""Flow-DPPO: an exact trust region for every denoising step in place of a clipped ratio."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from burnish.algorithms.flow.policy_gradient import PolicyGradient
+from burnish.options import Positive
+from burnish.registry import options, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from burnish.batches import StepTerms
+    from burnish.flow.transitions import Transition
+
+
+@register("flow algorithm", "flow_dppo")
+@options
+class FlowDPPO(PolicyGradient):
+    """Policy gradient that leaves out the steps whose distribution has moved too far and would move further."""
+
+    kl_threshold: Positive = 1e-5
+    """Largest KL between a step under the old policy and under the new one, averaged over the latent's elements."""
+    kl_measure: Literal["gaussian", "means"] = "gaussian"
+    """The exact KL of two Gaussians, or half the squared distance of their means, without the variance."""
+
+    @property
+    def _reads_old_mean(self) -> bool:
+        return True
+
+    @property
+    def _tolerance(self) -> float:
+        return self.kl_threshold / 10
+
+    def surrogate(
+        self, part: StepTerms, step: Transition, logprob: Tensor, old: Tensor, old_mean: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        from burnish.losses import gaussian_kl, kl_trust_region, squared_distance
+
+        mean = step.mean.detach()
+        if self.kl_measure == "gaussian":
+            kl = gaussian_kl(mean, old_mean, step.std)
+        else:
+            kl = squared_distance(mean, old_mean) / 2
+        return kl_trust_region(logprob, old, part.advantage, kl, threshold=self.kl_threshold)

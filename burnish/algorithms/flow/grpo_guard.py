@@ -1,0 +1,49 @@
+"""GRPO-Guard: ratios centred at 1 and gradients balanced at every noise level (Wang et al. 2025, arXiv:2510.22319)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Self
+
+from pydantic import model_validator
+
+from burnish.algorithms.flow.policy_gradient import Clipped
+from burnish.options import Positive
+from burnish.registry import options, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from burnish.batches import StepTerms
+    from burnish.flow.transitions import Transition
+
+
+@register("flow algorithm", "grpo_guard")
+@options
+class GRPOGuard(Clipped):
+    """Flow-GRPO whose clip works on both sides: plain ratios lie below 1 and spread unevenly, so it hardly does."""
+
+    logprob: Literal["published", "gaussian", "squared_error"] = "gaussian"
+    """Log-density of a step; the correction of ratios is made for the exact one."""
+    clip: Positive = 2e-6
+    """Clip range of the corrected ratio, which moves as the standard deviation of a step does."""
+    balance: bool = True
+    """Divide the loss of a step by its length, so that every noise level has its say."""
+
+    @model_validator(mode="after")
+    def _ratio_is_gaussian(self) -> Self:
+        if self.logprob != "gaussian":
+            raise ValueError(f"logprob is {self.logprob}, but the ratio is corrected as a gaussian's; leave it out")
+        return self
+
+    @property
+    def _reads_old_mean(self) -> bool:
+        return True
+
+    def surrogate(
+        self, part: StepTerms, step: Transition, logprob: Tensor, old: Tensor, old_mean: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        from burnish.losses import guard_log_ratio, guard_weights, surrogate_of
+
+        log_ratio = guard_log_ratio(logprob, old, step.mean, old_mean, step.std)
+        loss, values = surrogate_of(log_ratio, part.advantage, self.clip, self.clip_high or self.clip)
+        return loss * guard_weights(step.step) if self.balance else loss, values

@@ -1,0 +1,57 @@
+"""Ends of trajectories that gradients of a reward run through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from burnish.types.batch import Batch, Gathered, to_device
+from burnish.types.rollout import Conditioning, Prompt, Scored
+from burnish.utils import random
+
+
+@dataclass(kw_only=True)
+class Ends(Batch):
+    """The last denoising steps of samples: where they begin, and the times that they pass."""
+
+    conditioning: Gathered[Conditioning]
+    unconditional: Gathered[Conditioning]
+    prompts: list[Prompt]  # [M]
+    state: Tensor  # [M, ...] at the first of the times
+    times: Tensor  # [M, K + 1] falling to 0
+
+    @classmethod
+    def recorded(cls, scored: Scored) -> Ends:
+        """From the first recorded step on, along the recorded times, and to 0 in one step where those end earlier."""
+        trace = scored.trace
+        times = torch.cat([trace.time, torch.zeros_like(trace.time[:, :1])], 1)
+        return cls(
+            conditioning=trace.conditioning,
+            unconditional=trace.unconditional,
+            prompts=scored.prompts,
+            state=trace.state[:, 0],
+            times=times,
+        )
+
+    @classmethod
+    def noised_again(cls, scored: Scored, copies: int) -> Ends:
+        """Finished samples with fresh noise of the last step's level, several times each, and that step alone."""
+        trace = scored.trace
+        rows = torch.arange(len(scored)).repeat_interleave(copies)
+        keys: list[tuple[random.Part, ...]] = [
+            (scored.seed, "renoise", scored.update, prompt.uid, sample, copy)
+            for prompt, sample in zip(scored.prompts, scored.sample.tolist(), strict=True)
+            for copy in range(copies)
+        ]
+        clean = trace.latents[to_device(rows, trace.latents.device)]
+        noise = to_device(random.normal(clean.shape[1:], keys), clean.device)
+        level = to_device(trace.schedule[-2], clean.device)
+        return cls(
+            conditioning=trace.conditioning.select(rows),
+            unconditional=trace.unconditional.select(rows),
+            prompts=[scored.prompts[row] for row in rows.tolist()],
+            state=(1 - level) * clean + level * noise,
+            times=torch.stack([level, torch.zeros_like(level)]).expand(len(rows), 2).contiguous(),
+        )

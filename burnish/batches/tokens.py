@@ -1,0 +1,60 @@
+"""Sampled responses with the credit of each of their tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from burnish.types.batch import Batch, shared
+from burnish.types.completion import Completion
+from burnish.types.rollout import ScoredResponses
+
+
+@dataclass(frozen=True)
+class AnnotatedTokens:
+    """Responses with what needed a forward pass; [B, 0] stands for what nobody reads."""
+
+    answered: ScoredResponses
+    old: Tensor  # [B, T] log-probs that ratios refer to
+    learner: Tensor  # [B, T] log-probs under the policy that learns, before its first step
+    entropy: Tensor  # [B, T] of that policy, in nats
+    reference: Tensor  # [B, T] log-probs under the reference
+    compared: Tensor  # [B, T] log-probs whose distance from the reference's is the KL before the update
+    value: Tensor  # [B, T] the critic's prediction
+    recomputed: bool  # old is the policy that learns, before its first step
+    memory: Any  # what the algorithm remembers between updates
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TokenRewards:
+    """What responses earned, ready to be compared."""
+
+    outcome: Tensor  # [B] all that a response earned
+    tokens: Tensor  # [B, T] the same, where it was earned
+    greedy: Tensor  # [B] what the likeliest response to the prompt earned; NaN where nobody asks
+    group: Tensor  # [B] long
+    missing: Tensor  # [B] bool
+    mask: Tensor  # [B, T] bool: tokens that the policy chose in responses that were judged
+    value: Tensor  # [B, T] the critic's prediction, or [B, 0]
+
+
+@dataclass(kw_only=True)
+class TokenBatch(Batch):
+    """Responses to learn from, with the credit of each of their tokens; [B, 0] stands for what nobody reads."""
+
+    trace: Completion
+    mask: Tensor  # [B, T] bool: the others are no terms at all
+    advantage: Tensor  # [B, T]
+    weight: Tensor  # [B, T] of a term in the policy's loss; it is not in the count that the loss is divided by
+    old: Tensor  # [B, T]
+    reference: Tensor  # [B, T]
+    value: Tensor  # [B, T] the critic's prediction before the update
+    returns: Tensor  # [B, T]
+    kl_coef: float = shared()  # of the KL in the loss
+    recomputed: bool = shared(default=False)  # old is the policy that learns, before its first step
+    kl_measured: bool = shared(default=True)  # the KL before the update was; else the loss reports it
+    limit: int = shared()  # tokens that a response could have at most
+    update: int = shared()

@@ -1,0 +1,91 @@
+"""The manifest of a checkpoint: which files belong to it, how long they are, and their hashes.
+
+Its own hash finds damage, not malice: whoever makes up a checkpoint makes up the hash, too. So everything in it is
+checked before it is used: names stay inside the folder, numbers are numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from burnish.utils.errors import UserError
+from burnish.utils.json_text import parse_json
+
+NAME = "manifest.json"
+FORMAT = 1
+LARGEST = 256 << 20  # bytes: a line for each of a million files
+_FILE = re.compile(r"[\w-][\w.-]*\.pt|shards/[\w.-]*\w")
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+def render(content: dict[str, Any]) -> bytes:
+    """A manifest with its own hash, so that no bit of it can change unseen."""
+    digest = hashlib.sha256(json.dumps(content, allow_nan=False).encode()).hexdigest()
+    return json.dumps({"sha256": digest} | content, indent=1, allow_nan=False).encode() + b"\n"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The manifest in a checkpoint's folder: ``update``, ``identity``, ``score`` and ``files``.
+
+    Raises:
+        OSError: it can't be read.
+        UserError: it is missing, is damaged, or says what no run writes.
+    """
+    file = path / NAME
+    try:
+        size = file.stat().st_size
+        raw = file.read_bytes() if size <= LARGEST else b""
+    except FileNotFoundError:
+        raise UserError(
+            f"{path} is not a whole checkpoint: {file} is missing; name a numbered folder in a run's checkpoints"
+        ) from None
+    try:
+        content = parse_json(raw)
+        content.pop("sha256")
+        whole = render(content) == raw
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        whole = False
+    if not whole:
+        raise UserError(f"{file} is damaged: its {size} bytes are not what was written")
+    if content.get("format") != FORMAT:
+        raise UserError(f"{path} has format {content.get('format')!r:.40}, not {FORMAT}; a newer Burnish wrote it")
+    if wrong := _wrong(content):
+        raise UserError(f"{file} was not written by Burnish: {wrong}; use another checkpoint")
+    return content
+
+
+def _wrong(content: dict[str, Any]) -> str:
+    """What is wrong with it; nothing for a good one."""
+    identity, score, files = content.get("identity"), content.get("score"), content.get("files")
+    if not _count(content.get("update")):
+        return "update is no number of policy updates"
+    if not isinstance(identity, dict) or not all(isinstance(value, str) for value in identity.values()):
+        return "identity is not what a run is"
+    if score is not None and not _number(score):
+        return "score is no number"
+    metrics = content.get("unvalidated", {})
+    if not isinstance(metrics, dict) or not all(value is None or _number(value) for value in metrics.values()):
+        return "unvalidated is no metrics"
+    if not isinstance(files, dict) or not files:
+        return "it names no files"
+    for name, about in files.items():
+        if not _FILE.fullmatch(name):
+            return f"{name!r:.80} is no name of a file in a checkpoint"
+        if not isinstance(about, dict) or not _count(about.get("size")):
+            return f"{name} has no size"
+        if not isinstance(about.get("sha256"), str) or not _HASH.fullmatch(about["sha256"]):
+            return f"{name} has no sha256"
+    return ""
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and value >= 0

@@ -1,0 +1,90 @@
+"""Teachers from disk: whether one fits a student, by their configuration files alone, and loading it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from burnish.models.flow.loading import load_model, parts_of, read_index
+from burnish.options import ModelOptions
+from burnish.utils.errors import UserError
+from burnish.utils.json_text import read_object
+from burnish.utils.paths import resolve
+from burnish.utils.weights import complaints_about
+
+if TYPE_CHECKING:
+    from burnish.models.flow.base import FlowModel
+
+SHAPES = ("in_channels", "joint_attention_dim", "pooled_projection_dim")  # of latents and of embeddings
+NAMES = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")  # in a configuration that say nothing
+
+
+def check_teacher(student: ModelOptions, path: str | None, lora: str | None, option: str) -> None:
+    """Refuse a teacher that can't read the student's latents and embeddings.
+
+    Args:
+        student: the model that learns.
+        path: directory of the teacher's pipeline; None is the student's.
+        lora: directory of an adapter for it, or None.
+        option: what the teacher is called in the configuration.
+
+    Raises:
+        UserError: it is another family, or has other latents, embeddings or text encoders; or there is no adapter.
+    """
+    if lora is not None and not list(resolve(lora).glob("*.safetensors")):
+        raise UserError(f"{option}.lora is {lora}, which is not a directory with an adapter (.safetensors) in it")
+    if path is None:
+        return
+    try:
+        theirs, their_index = read_index(replace(student, path=path))
+    except UserError as error:
+        raise UserError(str(error).replace("model.path", f"{option}.path")) from None
+    ours, our_index = read_index(student)
+    cut = [
+        one for part in ("transformer", "vae") if (theirs / part).is_dir() for one in complaints_about(theirs / part)
+    ]
+    if cut:
+        raise UserError(f"{option}.path is {path}: {'; '.join(cut)}")
+    kinds = their_index.get("_class_name"), our_index.get("_class_name")
+    if kinds[0] != kinds[1]:
+        raise UserError(f"{option}.path is {path}, a {kinds[0]}; model.path is a {kinds[1]}: a teacher must be one too")
+    for name in SHAPES:
+        values = [_config(where, "transformer").get(name) for where in (theirs, ours)]
+        if values[0] != values[1]:
+            raise UserError(
+                f"{option}.path is {path}, whose {name} is {values[0]}; that of model.path is {values[1]}: "
+                "a teacher must read the same latents and embeddings"
+            )
+    for part in sorted(_encoders(their_index) | _encoders(our_index)):
+        if _config(theirs, part) != _config(ours, part):
+            raise UserError(
+                f"{option}.path is {path}, whose {part} is another one than that of model.path; "
+                "a teacher reads the embeddings of the student's text encoders, so they must be the same"
+            )
+
+
+def load_teacher(
+    student: ModelOptions, path: str | None, lora: str | None, *, embedded_guidance: float | None = None
+) -> FlowModel:
+    """A frozen model in the student's precision, without text encoders, with an adapter if one is given."""
+    options = replace(student, path=path or student.path)
+    try:
+        model = load_model(options, embedded_guidance=embedded_guidance, network_only=True)
+    except UserError as error:
+        raise UserError(str(error).replace("model.path is", "algorithm.teachers has")) from error
+    if lora is not None:
+        model.fold_lora(resolve(lora))
+    return model
+
+
+def _encoders(index: dict[str, Any]) -> set[str]:
+    return {name for name in parts_of(index) if name.startswith("text_encoder")}
+
+
+def _config(pipeline: Path, part: str) -> dict[str, Any]:
+    """The configuration of a part of a pipeline; that of a part that is not there is empty."""
+    file = pipeline / part / "config.json"
+    if not file.is_file():
+        return {}
+    return {key: value for key, value in read_object(file).items() if key not in NAMES}

@@ -1,0 +1,173 @@
+"""Does the picture show the text that was asked for? PP-OCR reads it, from models in RapidOCR's wheel."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from burnish.options import Threads
+from burnish.registry import register
+from burnish.rewards.base import Reward, Verdict
+from burnish.utils.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from burnish.types.prompt import Prompt
+
+HEIGHT = 48  # pixels that the recognition model reads
+BATCH = 4  # lines at once, always as many: kernels and so the last bits may depend on it; more are no faster
+
+
+@register("flow reward", "ocr")
+class Ocr(Reward):
+    """How near the text that is read comes to what was asked for (Flow-GRPO's text rendering task)."""
+
+    extras = ("exact",)
+
+    substring: bool = False
+    """Give the full score where the answer is contained in what is read, as Flow-GRPO's published task does;
+    false also punishes what is written beside it, so that filling a picture with digits does not pay."""
+    detect: bool = False
+    """Look for text anywhere in the picture, by RapidOCR's whole pipeline; false reads the picture as one
+    line, which is some thirty times faster."""
+    threads: Threads = 1
+    """Threads of the recognition model; processes (scoring.processes) use cores better."""
+
+    def prepare(self) -> None:
+        if self.detect:
+            _detector(self.threads)
+        else:
+            recogniser(self.threads)
+
+    def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:
+        texts = (_find if self.detect else _read)(images, self.threads)
+        verdicts = []
+        for text, prompt in zip(texts, prompts, strict=True):
+            answer = wanted(prompt)
+            if answer is None:
+                verdicts.append(Verdict(None, (), f"prompt {prompt.text!r} says no text to write"))
+                continue
+            exact = float(_plain(text) == _plain(answer))
+            verdicts.append(Verdict(similarity(text, answer, substring=self.substring), (exact,), text))
+        return verdicts
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        for prompt in prompts:
+            if wanted(prompt) is None:
+                raise UserError(
+                    f"reward ocr can't judge prompt {prompt.text!r}: it has no answer and no text in double "
+                    'quotes; give {"prompt": ..., "answer": ...} in a .jsonl file'
+                )
+
+
+def wanted(prompt: Prompt) -> str | None:
+    """The text that a picture should show: the answer, or what stands in double quotes in the prompt."""
+    if prompt.answer is not None:
+        return prompt.answer
+    quoted = re.search(r'"([^"]+)"', prompt.text)
+    return quoted.group(1) if quoted else None
+
+
+def similarity(text: str, answer: str, *, substring: bool) -> float:
+    """1 - min(edit distance, length) / length, but for white space and case; an empty answer wants none."""
+    from rapidfuzz.distance import Levenshtein
+
+    text, answer = _plain(text), _plain(answer)
+    if not answer:
+        return float(not text)
+    if substring and answer in text:
+        return 1.0
+    return 1 - min(Levenshtein.distance(text, answer), len(answer)) / len(answer)
+
+
+def _plain(text: str) -> str:
+    return "".join(text.split()).lower()
+
+
+def _read(images: Sequence[np.ndarray], threads: int) -> list[str]:
+    """Read each picture as one line of text."""
+    _, characters = recogniser(threads)
+    texts = [""] * len(images)
+    for rows, columns in recognise(images, threads):
+        for i, codes in zip(rows, columns.argmax(-1), strict=True):
+            texts[i] = _collapse(codes.tolist(), characters)
+    return texts
+
+
+def recognise(images: Sequence[np.ndarray], threads: int) -> Iterator[tuple[list[int], np.ndarray]]:
+    """What the recognition model sees in each picture, taken as one line of text.
+
+    Pictures share a batch only with others of their size.
+
+    Yields:
+        Positions of some of the pictures, and for each the probability of every character in every column of the
+        picture: [len(positions), T, C].
+    """
+    import numpy as np
+    from PIL import Image
+
+    session, _ = recogniser(threads)
+    name = session.get_inputs()[0].name
+    sizes: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    for i, image in enumerate(images):
+        sizes[image.shape[:2]].append(i)
+    for (height, width), members in sizes.items():
+        scaled = (max(round(width * HEIGHT / height), 1), HEIGHT)
+        for start in range(0, len(members), BATCH):
+            rows = members[start : start + BATCH]
+            lines = [np.asarray(Image.fromarray(images[i]).resize(scaled, Image.Resampling.BILINEAR)) for i in rows]
+            # the model was trained on BGR in [-1, 1]
+            pixels = np.stack(lines)[..., ::-1].astype(np.float32) / 127.5 - 1
+            pixels = np.concatenate([pixels, np.zeros((BATCH - len(rows), *pixels.shape[1:]), np.float32)])
+            columns = session.run(None, {name: np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))})[0]
+            yield rows, columns[: len(rows)]
+
+
+def _collapse(codes: Sequence[int], characters: Sequence[str]) -> str:
+    """CTC: repeated codes are one character, and code 0 is none."""
+    kept = [c for c, before in zip(codes, [0, *codes], strict=False) if c not in (0, before)]
+    return "".join(characters[c] for c in kept).strip()
+
+
+def model_file() -> Path:
+    """The recognition model in RapidOCR's wheel."""
+    package = find_spec("rapidocr")  # only its files are wanted: importing it takes a second
+    folder = Path(package.origin or "").parent / "models" if package else None
+    models = sorted(folder.glob("*rec*.onnx")) if folder else []
+    if not models:
+        raise RuntimeError("no recognition model of rapidocr is installed; install rapidocr>=3.4,<4")
+    return models[-1]
+
+
+@cache
+def recogniser(threads: int) -> tuple[Any, list[str]]:
+    """The recognition model, and its characters by code; code 0 is CTC's blank."""
+    import onnxruntime
+
+    how = onnxruntime.SessionOptions()
+    how.intra_op_num_threads = how.inter_op_num_threads = threads
+    how.add_session_config_entry("session.intra_op.allow_spinning", "0")  # cores are shared with the trainer
+    session = onnxruntime.InferenceSession(str(model_file()), how, providers=["CPUExecutionProvider"])
+    listed = session.get_modelmeta().custom_metadata_map["character"].splitlines()
+    return session, ["", *listed, " "]
+
+
+def _find(images: Sequence[np.ndarray], threads: int) -> list[str]:
+    """Read whatever text is found in each picture, from top to bottom."""
+    detector = _detector(threads)
+    return [" ".join(detector(image[..., ::-1]).txts or ()) for image in images]  # it takes BGR
+
+
+@cache
+def _detector(threads: int) -> Any:
+    from rapidocr import RapidOCR
+
+    option = "EngineConfig.onnxruntime.{}_op_num_threads"
+    limits = {option.format(kind): threads for kind in ("intra", "inter")}
+    return RapidOCR(params={"Global.log_level": "error", **limits})  # it warns of every picture without text

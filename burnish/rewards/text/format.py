@@ -1,0 +1,70 @@
+"""Is a response written in the form that was asked for?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, Self
+
+from pydantic import model_validator
+
+from burnish.registry import register
+from burnish.rewards.base import Verdict
+from burnish.rewards.text.base import LanguageReward, Response
+
+if TYPE_CHECKING:
+    from burnish.types.prompt import Prompt
+
+# (pattern, whether the whole response must match), as LightRFT's examples judge
+FORMS = {
+    "answer": (r".*?<answer>.*?</answer>", True),
+    "think_answer": (r".*?<think>.*?</think>.*?<answer>.*?</answer>", True),
+}
+THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
+CONCLUSIONS = {
+    "think_then_boxed": re.compile(r"\\boxed\{.*?\}", re.DOTALL),
+    "think_then_answer": re.compile(r"<answer>.*?</answer>", re.DOTALL),
+}
+Form = Literal["answer", "think_answer", "think_then_boxed", "think_then_answer", "pattern"]
+
+
+@register("language reward", "format")
+class Format(LanguageReward):
+    r"""1 where the response has the form, else 0. The prompt is never looked at.
+
+    ``answer``: <answer>...</answer> with nothing after it (LightRFT's r1_aqa). ``think_answer``: the same with
+    <think>...</think> before it. ``think_then_boxed``: the first thought ends before the first \boxed{...}
+    (geo3k). ``think_then_answer``: the first thought ends before the first <answer>...</answer> (grm).
+    """
+
+    form: Form = "answer"
+    """Which form; pattern matches a regular expression of your own."""
+    pattern: str | None = None
+    """Regular expression that the whole response must match; a dot also matches line ends."""
+
+    @model_validator(mode="after")
+    def _pattern_belongs_to_its_form(self) -> Self:
+        if (self.pattern is not None) != (self.form == "pattern"):
+            raise ValueError(
+                f"form is {self.form!r} and pattern is {self.pattern!r}; set form=pattern, or leave pattern out"
+            )
+        if self.pattern is not None:
+            try:
+                re.compile(self.pattern)
+            except re.error as error:
+                raise ValueError(f"pattern is {self.pattern!r}, which is no regular expression: {error}") from None
+        return self
+
+    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Verdict]:
+        return [Verdict(float(self._fits(response.text))) for response in responses]
+
+    def _fits(self, text: str) -> bool:
+        if self.form in CONCLUSIONS:
+            thought, conclusion = THOUGHT.search(text), CONCLUSIONS[self.form].search(text)
+            return thought is not None and conclusion is not None and thought.end() <= conclusion.start()
+        return self._whole.fullmatch(text) is not None
+
+    @cached_property
+    def _whole(self) -> re.Pattern[str]:
+        return re.compile(FORMS[self.form][0] if self.pattern is None else self.pattern, re.DOTALL)

@@ -1,0 +1,34 @@
+"""What the loop asks of a source: one batch per policy update, and what a resumed run needs."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from burnish.data.stream import Stream
+from burnish.types.rollout import Collected
+
+
+class Source(Protocol):
+    """Online sampling, a data set of finished pictures, or sampling that runs ahead of the loop."""
+
+    def collect(self, update: int) -> Collected:
+        """The batch of policy update ``update``, counted from 1.
+
+        Raises:
+            Cancelled: the run is to stop. What is saved now is as it was before: a resumed run collects the same.
+        """
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to go on with the next batch."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class StreamSource(Source, Protocol):
+    """One that takes what it gives from a stream in this process."""
+
+    @property
+    def stream(self) -> Stream[Any]:
+        """Where its prompts or records come from."""

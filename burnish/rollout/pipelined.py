@@ -1,0 +1,241 @@
+"""A source that runs ahead of the loop: the next batches are sampled while one is learned.
+
+Batch k is always sampled by version max(0, k - 1 - lag), however fast anybody is. So a run is reproducible, and no
+sample is older than the bound: what would become too old is not started before newer weights are there.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import partial
+from threading import Condition
+from typing import Any
+
+from burnish.data.stream import PromptStream
+from burnish.options import PipelineOptions
+from burnish.rollout.asynchronous import AsyncRolloutWorker, Filling, Handle
+from burnish.rollout.prompt_schedule import PromptSchedule
+from burnish.types.rollout import Rollouts
+from burnish.utils.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Batch:
+    """A batch that was asked for."""
+
+    update: int
+    version: int
+    handle: Handle
+    after: Callable[[], dict[str, Any]]  # where the stream stands behind it, once it is finished
+    held: float = 0.0  # seconds that it was started later because of the bound on staleness
+
+    def result(self, timeout: float) -> Rollouts:
+        """The finished rollouts.
+
+        Raises:
+            UserError: they are not finished in time.
+        """
+        try:
+            rollouts: Rollouts = self.handle.result(timeout)
+        except TimeoutError as error:
+            missing = f": {error}" if str(error) else ""
+            raise UserError(
+                f"the samples for update {self.update}, by weights of version {self.version}, were waited for longer "
+                f"than pipeline.timeout={timeout:g} seconds{missing}; look what became of whoever samples them, or "
+                "raise pipeline.timeout"
+            ) from error
+        return rollouts
+
+
+@dataclass
+class _Finished:
+    """A batch that a checkpoint brought."""
+
+    rollouts: Any
+    seconds: float = 0.0
+
+    def result(self, timeout: float) -> Any:
+        return self.rollouts
+
+
+class PipelinedSource:
+    """Keeps so many batches in the making as depth and staleness allow, and hands them out in order."""
+
+    def __init__(
+        self, questions: PromptSchedule, rollout_worker: AsyncRolloutWorker, options: PipelineOptions, *, steps: int
+    ) -> None:
+        """Take over what an assembly made.
+
+        Args:
+            questions: which samples to ask for.
+            rollout_worker: who makes them.
+            options: how far to run ahead.
+            steps: policy updates of the run; nothing is sampled for later ones.
+        """
+        self.questions, self.rollout_worker, self.options, self.steps = questions, rollout_worker, options, steps
+        self._changed = Condition()
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._ahead: deque[_Batch] = deque()  # in the order of submission
+        self._next = 1  # the update that is asked for next
+        self._turn = 0  # the update that the loop is at
+        self._collected: int | None = None  # the last update whose batch was handed out in this process
+        self._floor: int | None = None  # the version that the loop began with in this process; no older one comes
+        self._published = -1
+        self._since: dict[int, float] = {}  # when versions were published
+        self._filling: Filling | None = None  # the last batch that takes its prompts by and by
+        self._after = self.questions.state_dict()  # where the stream stands behind the last batch handed out
+        self._dropped = 0
+        self._handed_out = time.perf_counter()
+
+    @property
+    def stream(self) -> PromptStream:
+        """Where prompts come from."""
+        return self.questions.stream
+
+    def published(self, version: int) -> None:
+        """Whoever samples has the weights of ``version`` now; those that a process begins with count, too."""
+        with self._changed:
+            self._published = version
+            self._since[version] = time.perf_counter()
+            if self._floor is not None:
+                self._turn = max(self._turn, version + 1)
+                self._start()
+            self._changed.notify_all()
+
+    def collect(self, update: int) -> Rollouts:
+        """The batch of policy update ``update``; the ones after it are begun meanwhile.
+
+        Raises:
+            UserError: samples, or the publication of weights, were waited for in vain.
+        """
+        asked_at = time.perf_counter()
+        with self._changed:
+            if self._floor is None:
+                self._arrive(update)
+                self._handed_out = asked_at
+            self._turn = max(self._turn, update)
+            self._start()
+            self._await_start(update)
+            batch = self._ahead.popleft()
+        assert batch.update == update, f"update {update} is collected, but {batch.update} is next"
+        found_at = time.perf_counter()
+        rollouts = batch.result(self.options.timeout)
+        self._after, self._collected = batch.after(), update
+        now = time.perf_counter()
+        step, admission = max(now - self._handed_out, 1e-9), min(batch.held, now - found_at)
+        self._handed_out = now
+        metrics = self._staleness(batch) | {
+            "pipeline/idle_share/trainer": (now - asked_at) / step,
+            "pipeline/idle_share/rollout": 1 - min(batch.handle.seconds / step, 1.0),
+            "timing_s/wait/publication": found_at - asked_at,
+            "timing_s/wait/admission": admission,
+            "timing_s/wait/rollout": now - found_at - admission,
+        }
+        return replace(rollouts, metrics=rollouts.metrics | metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream goes on, and the finished batches whose weights no resumed run has any more.
+
+        They are as the rollout workers gave them; ``burnish.rollout.serialization`` makes of them what can be written
+        to a file, where their tensors are at hand. Unfinished ones are waited for. Batches by the newest weights are
+        left out: a resumed run publishes these weights again and samples the very same.
+        """
+        kept = self._not_again()
+        return self._state(kept, [batch.result(self.options.timeout) for batch in kept])
+
+    def finished_state(self) -> dict[str, Any]:
+        """The same without what is not finished: where nobody samples any more, a resumed run does so anew."""
+        kept, rollouts = self._not_again(), []
+        for batch in kept:
+            try:
+                rollouts.append(batch.handle.result(0.0))
+            except Exception as error:
+                log.warning("the samples for update %d are not saved, as they are not there: %s", batch.update, error)
+                break
+        return self._state(kept[: len(rollouts)], rollouts)
+
+    def _not_again(self) -> list[_Batch]:
+        """Batches ahead whose weights a resumed run does not have."""
+        with self._changed:
+            newest = self._collected  # as many updates are behind the weights that are saved with this
+            return [batch for batch in self._ahead if newest is None or batch.version < newest]
+
+    def _state(self, kept: list[_Batch], rollouts: list[Any]) -> dict[str, Any]:
+        state = kept[-1].after() if kept else self._after
+        return state | {"ahead": rollouts} if rollouts else state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        # a batch in the making may still take prompts, by the stream that it knows
+        self.questions = replace(self.questions, stream=copy(self.questions.stream))
+        self.questions.load_state_dict(state)
+        with self._changed:
+            for batch in self._ahead:
+                if isinstance(batch.handle, Filling):
+                    batch.handle.abandon()
+            self._begin_anew()
+            for rollouts in state.get("ahead", []):
+                handle = _Finished(rollouts)
+                self._ahead.append(_Batch(rollouts.update, rollouts.version, handle, partial(dict, self._after)))
+
+    def _arrive(self, update: int) -> None:
+        """The first update of this process: what a checkpoint brought is for it and for the ones after it."""
+        self._floor, bound = update - 1, self.options.max_staleness
+        assert all(batch.update == update + i for i, batch in enumerate(self._ahead)), "batches of another run"
+        if self.options.drop:
+            bound = self.options.depth if bound is None else bound
+            # staleness never falls from one batch to the next, so those that are too old are the last ones
+            while self._ahead and self._ahead[-1].update - 1 - self._ahead[-1].version > bound:
+                self._ahead.pop()
+                self._dropped += 1
+        self._next = update + len(self._ahead)
+
+    def _start(self) -> None:
+        """Ask for every batch that may be begun by now, in order."""
+        assert self._floor is not None, "the loop has not begun"
+        while self._next <= min(self.steps, self._turn + self.options.depth):
+            version = max(self._floor, self._next - 1 - self.options.lag)
+            if version > self._published:
+                return
+            batch = self._asked(self._next, version)
+            eager = max(self._floor, self._next - 1 - self.options.depth)
+            batch.held = time.perf_counter() - self._since[eager] if eager < version else 0.0
+            self._ahead.append(batch)
+            self._next += 1
+
+    def _asked(self, update: int, version: int) -> _Batch:
+        if self.questions.filtering is None:
+            handle = self.rollout_worker.submit(self.questions.ask(update, version, Counter()))
+            return _Batch(update, version, handle, partial(dict, self.questions.state_dict()))
+        filling = Filling(self.rollout_worker, self.questions, update, version, self.options.timeout, self._filling)
+        self._filling = filling
+        return _Batch(update, version, filling, lambda: filling.after)
+
+    def _await_start(self, update: int) -> None:
+        """Wait until the weights of the next batch are published."""
+        if self._changed.wait_for(lambda: len(self._ahead) > 0, self.options.timeout):
+            return
+        assert self._floor is not None, "the loop has not begun"
+        version = max(self._floor, update - 1 - self.options.lag)
+        raise UserError(
+            f"weights of version {version}, which are to sample for update {update}, were not published within "
+            f"pipeline.timeout={self.options.timeout:g} seconds; look what became of whoever samples, or raise "
+            "pipeline.timeout"
+        )
+
+    def _staleness(self, batch: _Batch) -> dict[str, float]:
+        staleness, dropped = float(batch.update - 1 - batch.version), float(self._dropped)
+        self._dropped = 0
+        return {
+            "pipeline/staleness/mean": staleness,
+            "pipeline/staleness/max": staleness,
+            "pipeline/dropped_batches": dropped,
+        }

@@ -1,0 +1,68 @@
+"""Which samples are asked for: the next prompts of a stream, and more where groups have nothing to teach."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from burnish.data.stream import PromptStream
+from burnish.options import FilterOptions
+from burnish.rollout.filter import fill
+from burnish.rollout.numbering import numbered
+from burnish.rollout.requests import RolloutRequest
+from burnish.types.rollout import Rollouts
+from burnish.utils.errors import UserError
+
+R = TypeVar("R", bound=Rollouts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptSchedule:
+    """Prompts and sample numbers of every update, whoever samples them."""
+
+    stream: PromptStream
+    n: int  # samples of a prompt
+    rollouts: int = 1  # batches of the stream to an update
+    filtering: FilterOptions | None = None
+
+    def ask(self, update: int, version: int, seen: Counter[str]) -> RolloutRequest:
+        """The next prompts; ``seen`` counts the samples that a prompt has in this update already."""
+        asked = [prompt for _ in range(self.rollouts) for prompt in self.stream.next_batch()]
+        prompts, group, sample = numbered(asked, self.n, seen)
+        return RolloutRequest(
+            prompts=prompts, group=group, sample=sample, groups=len(asked), update=update, version=version
+        )  # fmt: skip
+
+    def batch(self, make: Callable[[RolloutRequest], R], update: int, version: int) -> R:
+        """What ``make`` makes of the questions of an update, asked again until enough groups differ, if they must."""
+        seen: Counter[str] = Counter()
+        if self.filtering is None:
+            return make(self.ask(update, version, seen))
+        wanted = self.stream.batch_size * self.rollouts
+        return fill(lambda: make(self.ask(update, version, seen)), wanted, self.filtering.max_num_gen_batches)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.stream.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on behind the last prompt that was asked for.
+
+        Raises:
+            UserError: these are other prompts.
+        """
+        self.stream.load_state_dict(state)
+
+
+def refuse_ahead(state: dict[str, Any]) -> None:
+    """Refuse batches that were sampled ahead where nobody would learn from them.
+
+    Raises:
+        UserError: the checkpoint holds some.
+    """
+    if state.get("ahead"):
+        raise UserError(
+            f"the checkpoint holds {len(state['ahead'])} batches that were sampled ahead, and without runtime=ray "
+            "nothing is; go on with the runtime and the pipeline.depth that it was made with"
+        )

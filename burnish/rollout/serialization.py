@@ -1,0 +1,87 @@
+"""Rollouts as plain data that a checkpoint can hold, and back again, bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from burnish.types.batch import Gathered
+from burnish.types.completion import Completion, Encoded, Features
+from burnish.types.media import Media
+from burnish.types.prompt import Message, Part, Prompt
+from burnish.types.rollout import Conditioning, Denoising, Failure, Rollouts, Scored, ScoredResponses, Scores
+
+_TYPES = (
+    Completion, Conditioning, Denoising, Encoded, Failure, Features, Gathered, Media, Message, Part, Prompt, Scored,
+    ScoredResponses, Scores,
+)  # fmt: skip
+KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in _TYPES} | {
+    "Answered": ScoredResponses
+}  # as once written
+ONCE = (Features, Media, Prompt)  # what many rows may share: it is stored once
+
+
+def serialize(rollouts: Rollouts) -> dict[str, Any]:
+    """Nested dicts and lists of tensors, numbers, strings, booleans and None."""
+    packing = _Packing()
+    whole = packing.plain(rollouts)
+    return {"whole": whole, "shared": packing.shared}
+
+
+def deserialize(plain: dict[str, Any]) -> Any:
+    """The rollouts that ``serialize`` was given."""
+    shared: list[Any] = []
+    for one in plain["shared"]:  # what these share in turn stands before them
+        shared.append(_object(one, shared))
+    return _object(plain["whole"], shared)
+
+
+class _Packing:
+    def __init__(self) -> None:
+        self.shared: list[Any] = []
+        self._place: dict[int, int] = {}  # of objects that are stored once, by their identity
+
+    def plain(self, value: Any) -> Any:
+        if isinstance(value, ONCE):
+            if id(value) not in self._place:
+                stored = self._fields(value)
+                self._place[id(value)] = len(self.shared)
+                self.shared.append(stored)
+            return {"kind": "shared", "place": self._place[id(value)]}
+        if type(value) in KINDS.values():
+            return self._fields(value)
+        if isinstance(value, list):
+            return [self.plain(item) for item in value]
+        if isinstance(value, tuple):
+            return {"kind": "tuple", "items": [self.plain(item) for item in value]}
+        if isinstance(value, dict):
+            return {"kind": "dict", "items": {name: self.plain(item) for name, item in value.items()}}
+        if isinstance(value, bytes):
+            return {"kind": "bytes", "data": torch.from_numpy(np.frombuffer(value, np.uint8).copy())}
+        assert value is None or isinstance(value, Tensor | bool | int | float | str), f"{type(value)} can't be saved"
+        return value
+
+    def _fields(self, value: Any) -> dict[str, Any]:
+        fields = {field.name: self.plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"kind": type(value).__name__, "fields": fields}
+
+
+def _object(plain: Any, shared: list[Any]) -> Any:
+    if isinstance(plain, list):
+        return [_object(item, shared) for item in plain]
+    if not isinstance(plain, dict):
+        return plain
+    kind = plain["kind"]
+    if kind == "shared":
+        return shared[plain["place"]]
+    if kind == "tuple":
+        return tuple(_object(item, shared) for item in plain["items"])
+    if kind == "dict":
+        return {name: _object(item, shared) for name, item in plain["items"].items()}
+    if kind == "bytes":
+        return plain["data"].numpy().tobytes()
+    return KINDS[kind](**{name: _object(value, shared) for name, value in plain["fields"].items()})

@@ -1,0 +1,123 @@
+"""What runs in a worker's process: it holds one object and does what it is asked, one thing after another."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import ray
+
+BESIDE = "beside"  # a second line of calls, which does not wait for the first
+LIFE = "life"  # a third one, of a single call
+PASSED = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "HF_HUB_OFFLINE", "HF_HOME", "TRANSFORMERS_OFFLINE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankInfo:
+    """Where a worker stands among those of its pool."""
+
+    pool: str
+    rank: int
+    size: int
+    local_rank: int  # on its machine
+    local_size: int
+    device: str  # cpu or cuda: the GPUs that it sees are its own
+    address: str  # of rank 0's machine, where torch.distributed meets
+    port: int  # free on it when the workers were started
+    directory: str = ""  # where the driver works; workers do so too where it exists
+
+
+class WorkerProcess:
+    """An actor; everything that it does is asked for by the driver."""
+
+    def __init__(self) -> None:
+        leave_interrupts()
+        self._worker: Any = None
+
+    def start(self) -> int:
+        """Its process id."""
+        return os.getpid()
+
+    @ray.method(concurrency_group=LIFE)
+    def live(self) -> None:
+        """Never return: the driver's reference to the answer is ready when this process is dead."""
+        threading.Event().wait()
+
+    def meeting_point(self) -> tuple[str, int]:
+        """Address and a free port of its machine."""
+        address = ray.util.get_node_ip_address()
+        with socket.socket() as free:
+            free.bind((address, 0))
+            return address, free.getsockname()[1]
+
+    def build(self, kind: Callable[..., Any], place: RankInfo, arguments: Sequence[Any]) -> None:
+        """Make the object that answers calls."""
+        enter(place.directory)
+        if place.address.startswith("127."):  # by default gloo and NCCL talk through what other machines reach
+            loopback = "lo0" if sys.platform == "darwin" else "lo"
+            for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+                os.environ.setdefault(name, loopback)
+        self._worker = _faithfully(kind, (place, *arguments))
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the object, or of what an attribute of it holds: ``receiver.switch``."""
+        return _faithfully(attrgetter(method)(self._worker), arguments)
+
+    @ray.method(concurrency_group=BESIDE)
+    def call_beside(self, method: str, *arguments: Any) -> Any:
+        """The same, while another call goes on."""
+        return self.call(method, *arguments)
+
+
+def leave_interrupts() -> None:
+    """Ctrl-C is for the driver, which then ends this process."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def enter(where: str) -> None:
+    """Work in the driver's directory where this machine has it, so that relative paths mean the same."""
+    if where and os.path.isdir(where):
+        os.chdir(where)
+
+
+def directory(given: Mapping[str, Any]) -> str:
+    """Where workers are to work; nothing where the user's runtime environment says it."""
+    return "" if "working_dir" in given else os.getcwd()
+
+
+def environment(cpus: float, given: Mapping[str, Any]) -> dict[str, str]:
+    """Variables of a worker's environment.
+
+    Args:
+        cpus: of the worker.
+        given: the runtime environment that the user asked for, which goes first.
+    """
+    found = {"OMP_NUM_THREADS": str(max(1, int(cpus))), "OMP_WAIT_POLICY": "PASSIVE"}
+    found |= {name: os.environ[name] for name in PASSED if name in os.environ}
+    if not {"working_dir", "py_modules"} & given.keys():  # that is where modules are to come from, then
+        installed = {os.path.realpath(path) for path in sysconfig.get_paths().values()}
+        own = [os.path.realpath(path) for path in sys.path if not path.endswith(".zip")]
+        found["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in own if path not in installed))
+    return {name: value for name, value in found.items() if name not in given.get("env_vars", {})}
+
+
+def _faithfully(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    """Call it; an error that could not be sent to the driver is told in words."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            raise RuntimeError(f"{type(error).__name__}: {error}") from None
+        raise

@@ -1,0 +1,264 @@
+"""Ray controller: implements the controller protocol with actor groups, and restarts what was lost."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ray.exceptions import ObjectLostError
+
+from burnish.algorithms.base import Metrics
+from burnish.checkpoint.files import Checkpoint
+from burnish.checkpoint.store import CheckpointStore
+from burnish.config import RunConfig
+from burnish.config.language import LanguageConfig
+from burnish.config.run_folder import RunFolder
+from burnish.rollout.base import Source
+from burnish.rollout.online import OnlineSource
+from burnish.rollout.pipelined import PipelinedSource
+from burnish.runtime.actor_group import ActorGroup
+from burnish.runtime.calls import Call
+from burnish.runtime.cluster import cluster
+from burnish.runtime.faults import RestartLimit, Unschedulable, WorkerDied, WorkerTimeout
+from burnish.runtime.reward_pool import RewardPool
+from burnish.runtime.rollout_actor import RolloutActor
+from burnish.runtime.rollout_pool import RolloutPool
+from burnish.runtime.trainer_actor import TrainerActor
+from burnish.runtime.trainer_group import RankSource, TrainerGroup, TrainerRolloutWorker, given_up
+from burnish.runtime.weight_stream import Mismatch
+from burnish.runtime.weight_sync import WeightSyncs
+from burnish.tasks import LanguageAssembly, assemble
+from burnish.training.profiling import Profiler, nsight
+from burnish.training.ranks import RanksLost
+from burnish.types.rollout import Collected
+from burnish.utils.errors import Cancelled
+
+log = logging.getLogger(__name__)
+
+ENDS = (
+    Unschedulable,
+    RestartLimit,
+    WorkerTimeout,
+    Mismatch,
+)  # after which nobody can sample any more, though the trainer is well
+
+
+class RayController:
+    """The driver of a run: it leads the workers, and holds prompts and plans, but no networks and no samples."""
+
+    def __init__(self, config: RunConfig, store: CheckpointStore) -> None:
+        self.config, self.store = config, store
+        self.assembly = assemble(config)  # for its data; its networks are never asked for
+        self.watch = self.assembly.watch
+        self.stop: Callable[[], bool] = lambda: False
+        self.giving_up: Callable[[], AbstractContextManager[None]] = nullcontext  # nothing is judged in this process
+        self.saving = 0.0
+        folder = RunFolder(config.output_dir).profiles
+        self.profiler = Profiler(config.profiler, role="controller", rank=0, folder=folder, watch=self.watch)
+        self.items = 0
+        self._source: Source
+        self.trainers: ActorGroup
+        self.samplers: RolloutPool | None = None
+        self._end: Exception | None = None  # of a publication, until somebody is to sample
+        self._stack = ExitStack()
+        self._started = False  # whether there is a trainer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._stack:
+            if isinstance(error, Exception) and self._started:
+                try:
+                    self.settle()
+                except Exception as failed:
+                    log.error("%s", failed)
+
+    @property
+    def source(self) -> Source:
+        return ErrorRelay(self._source, self._announce)
+
+    def check_data(self) -> None:
+        self.assembly.check_data()
+
+    def check(self) -> None:
+        """Start everybody, and let them load what they need."""
+        config, enter = self.config, self._stack.enter_context
+        pools = enter(cluster(config.ray, config.pools)).pools
+        judges = enter(RewardPool(pools["reward"], config)).judges if "reward" in pools else []
+        versions = config.pipeline.lag + 1
+        self.trainers = enter(
+            ActorGroup(
+                pools["train"],
+                TrainerActor,
+                [(self._trained, judges, versions)] * pools["train"].size,
+                collective=True,
+                nsight=nsight(config.profiler, "trainer"),
+            )
+        )
+        self._started = True
+        self.workers = TrainerGroup(self.trainers, self.watch, self._published)
+        checked = self._checking()
+        workers = None
+        if "rollout" in pools:
+            size = pools["rollout"].size
+            workers = enter(
+                ActorGroup(
+                    pools["rollout"],
+                    RolloutActor,
+                    [(config, judges)] * size,
+                    collective=False,
+                    nsight=nsight(config.profiler, "rollout"),
+                )
+            )
+        try:
+            self.items = checked.results()[0]
+        except (RanksLost, WorkerDied) as error:
+            self.recover(error)
+        if workers is not None:
+            self.samplers = RolloutPool(
+                workers,
+                WeightSyncs(self.trainers, workers, config.ray.publication),
+                config.ray,
+                needed=lambda version: version + 1 + config.pipeline.lag <= config.steps,
+                phases=self.watch.add,
+                stop=lambda: self.stop(),
+            )
+        self._source = self._make_source()
+        self._first = self._source.state_dict()
+
+    def _checking(self) -> Call:
+        """Have the ranks load everything: each answers how many prompts or records are learned on."""
+        return self.trainers.submit("check", seconds=self.config.ray.start_timeout, option="ray.start_timeout")
+
+    @property
+    def _trained(self) -> RunConfig:
+        """What the ranks are told: where others sample, they judge with their own weights."""
+        config = self.config
+        if config.pools.rollout is None or not isinstance(config, LanguageConfig):
+            return config
+        return replace(config, rollout=replace(config.rollout, vllm=None))
+
+    def _make_source(self) -> Source:
+        config, assembly = self.config, self.assembly
+        if not config.online:
+            return RankSource(self.trainers)
+        if isinstance(assembly, LanguageAssembly) and config.data.max_prompt_length is not None:
+            # only a processor can tell how long prompts are, and here is none
+            places = self.trainers.call_one(0, "learnable")
+            assembly.learnable_prompts = [assembly.train_prompts[place] for place in places]
+        if self.samplers is None:
+            return OnlineSource(
+                assembly.questions, TrainerRolloutWorker(self.trainers, self.watch, lambda: self.stop())
+            )
+        if config.pipeline.depth == 0:
+            return OnlineSource(assembly.questions, self.samplers)
+        return PipelinedSource(assembly.questions, self.samplers, config.pipeline, steps=config.steps)
+
+    def resume(self, checkpoint: Checkpoint | None) -> None:
+        source = self._first if checkpoint is None else self.trainers.call("resume", checkpoint)[0]
+        self._source.load_state_dict(source)
+        self.workers.publish(0 if checkpoint is None else checkpoint.update)
+        self.watch.drain()  # what came before the first update belongs to none
+        self._announce()
+
+    def judge(self, target: Path | None, guidance: float | None) -> Metrics:
+        if self.stop():
+            raise Cancelled
+        call = self.trainers.submit("judge", target, guidance)
+        given_up(self.trainers, [call], lambda: self.stop())
+        found: Metrics | None = call.results()[0]
+        if found is None:
+            raise Cancelled
+        return dict(found)
+
+    def save(self, update: int, score: float | None, unvalidated: Metrics | None) -> Path:
+        return self._save(update, score, unvalidated, self._source.state_dict())
+
+    def validated(self, update: int, score: float | None) -> None:
+        self.trainers.call("validated", update, score)
+
+    def settle(self) -> None:
+        if self.config.checkpoint.asynchronous and self.trainers.ended is None:
+            self.trainers.call("settle")
+
+    def recover(self, error: Exception) -> None:
+        """Start the trainer again after a loss of its ranks; before any other end, save what was learned."""
+        while self._lost(error):
+            gone = isinstance(error, ObjectLostError)
+            why = "samples were lost with the machine that held them" if gone else error
+            log.warning("%s; the trainer is started again, from the last checkpoint", why)
+            self.trainers.end(error)
+            if self.samplers is not None:
+                self.samplers.reset()  # before there is a trainer again that threads of before could ask
+            self.trainers.rebuild()
+            try:
+                self.items = self._checking().results()[0]
+                return
+            except (RanksLost, WorkerDied) as again:
+                error = again
+        if isinstance(error, ENDS) and self.trainers.ended is None:
+            self._rescue()
+        raise error
+
+    def _lost(self, error: Exception) -> bool:
+        """Whether ranks of the trainer are gone, or samples that they were to learn from, with the machine of these."""
+        if isinstance(error, WorkerDied):
+            return error.pool == self.trainers.name
+        return isinstance(error, RanksLost | ObjectLostError)
+
+    def _rescue(self) -> None:
+        """Save what was learned, where nobody can sample any more."""
+        version = self.workers.version
+        newest = self.store.latest()
+        if version == 0 or (newest is not None and newest.update >= version):
+            return
+        source = self._source
+        state = source.finished_state() if isinstance(source, PipelinedSource) else source.state_dict()
+        path = self._save(version, None, None, state)
+        log.warning("the run can't go on; what it has learned is saved in %s", path)
+
+    def _save(self, update: int, score: float | None, unvalidated: Metrics | None, source: dict[str, Any]) -> Path:
+        start, online = time.perf_counter(), self.config.online
+        path: Path = self.trainers.call("save", update, score, unvalidated, source if online else None)[0]
+        self.saving = max(self.saving, time.perf_counter() - start)
+        return path
+
+    def _published(self, version: int) -> None:
+        try:
+            if self.samplers is not None:
+                seconds = self.samplers.publish(version)
+                self.watch.add({f"publish/{phase}": value for phase, value in seconds.items()})
+            if isinstance(self._source, PipelinedSource):
+                self._source.published(version)
+        except ENDS as error:
+            self._end = error  # the update that is behind these weights is written down first
+
+    def _announce(self) -> None:
+        if self._end is not None:
+            raise self._end
+
+
+class ErrorRelay:
+    """A source that tells first what has gone wrong since the last batch."""
+
+    def __init__(self, source: Source, announce: Callable[[], None]) -> None:
+        self._source, self._announce = source, announce
+
+    def collect(self, update: int) -> Collected:
+        self._announce()
+        return self._source.collect(update)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._source.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._source.load_state_dict(state)

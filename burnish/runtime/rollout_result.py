@@ -1,0 +1,77 @@
+"""Rollouts on their way from who makes them to who learns: the traces stay where they are, the rest travels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+
+from burnish.rollout.requests import RolloutRequest
+from burnish.rollout.serialization import deserialize, serialize
+from burnish.runtime.reward_pool import PooledScorer
+from burnish.runtime.transfer import Packed, Pointers, ResponsePointers, Stored, pack, resolved
+from burnish.tasks import Assembly
+from burnish.types.completion import Lengths
+from burnish.types.rollout import Rollouts
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutResult:
+    """What the driver gets to see of rollouts that a worker has made."""
+
+    rollouts: Any  # without their traces
+    lengths: Lengths | None
+    seconds: float  # that it took
+    phases: dict[str, float]  # seconds by name
+
+    def with_trace(self, reference: ray.ObjectRef) -> Rollouts:
+        """The rollouts, with pointers to a ``Packed`` in the object store as their traces."""
+        return _pointing(self.rollouts, Stored(reference, len(self.rollouts)), self.lengths)
+
+
+def slowest(parts: Sequence[RolloutResult]) -> dict[str, float]:
+    """Seconds by phase of a batch whose parts were made at once: of every phase the longest."""
+    names = {name for made in parts for name in made.phases}
+    return {name: max(made.phases.get(name, 0.0) for made in parts) for name in names}
+
+
+def make(assembly: Assembly, asked: RolloutRequest) -> tuple[RolloutResult, Packed]:
+    """Sample and score in this process; the second half is for the object store."""
+    start, scorer = time.perf_counter(), assembly.scorer
+    if isinstance(scorer, PooledScorer):
+        scorer.update = asked.update
+    rollouts = assembly.rollout_worker.make(asked)
+    if isinstance(scorer, PooledScorer):
+        scorer.update = 0
+    packed = pack(rollouts.trace)
+    made = RolloutResult(
+        rollouts=replace(rollouts, trace=None),
+        lengths=rollouts.lengths,
+        seconds=time.perf_counter() - start,
+        phases=assembly.watch.drain(),
+    )
+    return made, packed
+
+
+def to_save(source: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """The state of a source with batches that were sampled ahead, their traces in this process, fit to be saved."""
+    ahead = [serialize(resolved(rollouts, seconds=seconds)) for rollouts in source.get("ahead", [])]
+    return source | {"ahead": ahead} if ahead else source
+
+
+def from_saved(source: dict[str, Any]) -> dict[str, Any]:
+    """The opposite of ``to_save``: the traces are in the object store, and belong to this process."""
+    ahead: list[Any] = [deserialize(plain) for plain in source.get("ahead", [])]
+    placed = [_pointing(rollouts, Stored.put(rollouts.trace), rollouts.lengths) for rollouts in ahead]
+    return source | {"ahead": placed} if placed else source
+
+
+def _pointing(rollouts: Any, stored: Stored, lengths: Lengths | None) -> Rollouts:
+    pointers = Pointers.to_all(stored)
+    if lengths is not None:
+        pointers = ResponsePointers(part=pointers.part, row=pointers.row, stored=pointers.stored, lengths=lengths)
+    found: Rollouts = replace(rollouts, trace=pointers)
+    return found

@@ -1,0 +1,165 @@
+"""A rank of the trainer in a process of its own: it learns together with the other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from burnish.algorithms.base import Metrics
+from burnish.checkpoint.files import PARTS, Checkpoint
+from burnish.checkpoint.store import CheckpointStore
+from burnish.config import RunConfig
+from burnish.config.run_folder import RunFolder
+from burnish.controller import LocalController
+from burnish.rollout.requests import RolloutRequest
+from burnish.runtime.actor import RankInfo
+from burnish.runtime.reward_pool import PooledScorer
+from burnish.runtime.rollout_result import RolloutResult, from_saved, make, to_save
+from burnish.runtime.transfer import Packed, resolved
+from burnish.runtime.weight_transfer import Sender
+from burnish.training.profiling import Profiler
+from burnish.training.ranks import join_ranks
+from burnish.types.rollout import Collected, RemoteBatch
+from burnish.utils.errors import Cancelled
+
+
+class TrainerActor:
+    """What a driver asks of a rank. All ranks are asked alike, and all answer the same unless said otherwise."""
+
+    def __init__(self, place: RankInfo, config: RunConfig, judges: Sequence[Any], versions: int) -> None:
+        """Meet the other ranks; no network is loaded yet.
+
+        Args:
+            place: among the ranks.
+            config: of the run.
+            judges: the reward pool's workers; without any, this rank scores what it samples itself.
+            versions: newest published versions of the weights that may be asked for again.
+        """
+        self.config, self.versions, self.seconds = config, versions, config.ray.call_timeout
+        self.ranks = join_ranks(place.rank, place.size, place.address, place.port, place.device, self.seconds)
+        store = CheckpointStore(RunFolder(config.output_dir).checkpoints, config.checkpoint, self.ranks)
+        self.controller = LocalController(config, store, self.ranks)
+        self.assembly = self.controller.assembly
+        if judges:
+            self.assembly.scorer = PooledScorer(config.rewards, judges, first=place.rank, seconds=self.seconds)
+        self.profiler = Profiler(
+            config.profiler, role="trainer", rank=place.rank, folder=RunFolder(config.output_dir).profiles,
+            watch=self.assembly.watch,
+        )  # fmt: skip
+        self._recorded = 0  # the update that is being recorded, if it is one of those
+        self._recording = ExitStack()
+        self._batch: Any = None  # of the update that is under way, in the stage that it has reached
+
+    def check(self) -> int:
+        """Load everything and find what only the loaded model can tell: prompts or records that are learned on."""
+        self.assembly.check_data()
+        self.controller.check()
+        roles = self.assembly.roles
+        self.sender = Sender(
+            lambda whole: roles.sampler_weights(whole=whole),
+            rank=self.ranks.rank,
+            bucket_mb=self.config.ray.publication.bucket_mb,
+            versions=self.versions,
+        )
+        return self.controller.items
+
+    def learnable(self) -> list[int]:
+        """Which of the prompts are learned on, by their places among all."""
+        places = {id(prompt): place for place, prompt in enumerate(self.assembly.train_prompts)}
+        return [places[id(prompt)] for prompt in self.assembly.questions.stream.items]
+
+    def resume(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Go on from a checkpoint: the state of the source, which the driver has where samples are asked for.
+
+        The first rank gives it with what was sampled ahead.
+        """
+        state = checkpoint.load(self.assembly.identity, PARTS)
+        source: dict[str, Any] = state.pop("source")
+        self.assembly.workers.load_state_dict(state)
+        if not self.config.online:
+            self.assembly.source.load_state_dict(source)
+            return {}
+        return from_saved(source) if self.ranks.rank == 0 else {}
+
+    def make(self, asked: RolloutRequest | None) -> tuple[RolloutResult | None, Packed | None]:
+        """Sample and score this rank's own part, if there is one and it is not given up. Answers differ by rank."""
+        if asked is not None:
+            self._record(asked.update)
+        # of every network, for metrics compare some of them
+        whole = nullcontext() if self.assembly.has_separate_engine else self.assembly.roles.gathered()
+        with whole, suppress(Cancelled):
+            if asked is not None:
+                return make(self.assembly, asked)
+        return None, None
+
+    def give_up(self) -> None:
+        """Samples that are being made or judged, and all further ones, are of no use any more: the run is to stop."""
+        self.assembly.stop = lambda: True
+
+    def collect(self, update: int) -> RemoteBatch:
+        """Read the batch of an update from data, and hold it."""
+        self._record(update)
+        given: Any = self.assembly.source.collect(update)
+        self._batch = given
+        return RemoteBatch(rows=len(given), lengths=given.lengths, version=given.version)
+
+    def annotate(self, scored: Collected | None) -> None:
+        """Add what needs a forward pass, to a batch or to what ``collect`` holds."""
+        batch: Any = self._batch if scored is None else resolved(scored, seconds=self.seconds)
+        self._record(batch.update)
+        self._batch = self.assembly.workers.annotate(batch)
+
+    def credit(self) -> Metrics:
+        """Make training signal of it."""
+        self._batch, metrics = self.assembly.workers.credit(self._batch)
+        return metrics
+
+    def update(self, update: int) -> tuple[Metrics, dict[str, float]]:
+        """Learn from it: metrics, and seconds by phase since the last update."""
+        batch, self._batch = self._batch, None
+        metrics = self.assembly.workers.update(batch, update)
+        self._recording.close()
+        return metrics, self.assembly.watch.drain()
+
+    def _record(self, update: int) -> None:
+        """Record from here to the end of the update, if it is to be and is not yet."""
+        if update != self._recorded:
+            self._recorded = update
+            self._recording.enter_context(self.profiler.during(update))
+
+    def publish(self, version: int) -> None:
+        """The weights are those of a version from now on."""
+        self.assembly.workers.publish(version)
+
+    def judge(self, target: Path | None, guidance: float | None) -> Metrics | None:
+        """Judge the weights that are exported; the first rank keeps samples. None if that was given up."""
+        metrics: Metrics | None = None
+        with torch.no_grad(), suppress(Cancelled):
+            metrics = self.controller.judge(target, guidance)
+        self.assembly.watch.drain()
+        return metrics
+
+    def save(
+        self, update: int, score: float | None, unvalidated: Metrics | None, source: dict[str, Any] | None
+    ) -> Path:
+        """Write a checkpoint, with the driver's source in the place of this rank's own if there is one."""
+        state = self.assembly.workers.state_dict()
+        if source is None:
+            state["source"] = self.assembly.source.state_dict()
+        else:
+            state["source"] = to_save(source, self.seconds) if self.ranks.rank == 0 else {}  # the first one writes it
+        return self.controller.store.save(
+            update, state, identity=self.assembly.identity, score=score, unvalidated=unvalidated
+        )
+
+    def validated(self, update: int, score: float | None) -> None:
+        """Write down that the validation of a checkpoint is done, which was saved before it."""
+        self.controller.validated(update, score)
+
+    def settle(self) -> None:
+        """Wait until what was saved is written."""
+        self.controller.settle()

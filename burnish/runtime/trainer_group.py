@@ -1,0 +1,110 @@
+"""The ranks of the trainer behind the verbs of the loop, for the driver: it leads, and holds nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from burnish.algorithms.base import Metrics
+from burnish.rollout.requests import RolloutRequest, join, split
+from burnish.runtime.actor_group import ActorGroup
+from burnish.runtime.calls import Call, all_done
+from burnish.runtime.rollout_result import RolloutResult, slowest
+from burnish.types.rollout import Collected, RemoteBatch, Rollouts
+from burnish.utils.errors import Cancelled
+from burnish.utils.timer import Stopwatch
+
+
+class TrainerGroup:
+    """Every verb is one call of all ranks; what it works on stays with them until the next one."""
+
+    def __init__(self, ranks: ActorGroup, watch: Stopwatch, published: Callable[[int], None]) -> None:
+        """Args: ``published`` brings a version from the ranks to whoever samples."""
+        self.ranks, self.watch, self.published = ranks, watch, published
+        self.version = 0  # that was published last
+
+    def annotate(self, scored: Collected) -> None:
+        """Hand the batch out, by reference, and add what needs a forward pass."""
+        self.ranks.call("annotate", None if isinstance(scored, RemoteBatch) else scored)
+
+    def credit(self, annotated: None) -> tuple[None, Metrics]:
+        """Rewards to training signal."""
+        return None, self.ranks.call("credit")[0]
+
+    def update(self, batch: None, update: int) -> Metrics:
+        """Learn."""
+        metrics, seconds = self.ranks.call("update", update)[0]
+        self.watch.add(seconds)
+        return dict(metrics)
+
+    def publish(self, version: int) -> None:
+        """Sample with these weights from now on."""
+        self.ranks.call("publish", version)
+        self.version = version
+        self.published(version)
+
+
+class TrainerRolloutWorker:
+    """The ranks sample themselves, each its part, with weights that are gathered for that long."""
+
+    def __init__(self, ranks: ActorGroup, watch: Stopwatch, stop: Callable[[], bool]) -> None:
+        """Args: ``stop`` says whether samples that nobody has learned from are to be given up."""
+        self.ranks, self.watch, self.stop = ranks, watch, stop
+
+    def make(self, asked: RolloutRequest) -> Rollouts:
+        """Samples of the present weights.
+
+        Raises:
+            Cancelled: the run is to stop.
+        """
+        size = len(self.ranks)
+        parts: list[RolloutRequest | None] = [*split(asked, size)]
+        parts += [None] * (size - len(parts))
+        calls = [self.ranks.submit_one(rank, "make", part, keep=True) for rank, part in enumerate(parts)]
+        if given_up(self.ranks, calls, self.stop):
+            raise Cancelled
+        made: list[RolloutResult] = []
+        rollouts = []
+        for rank, call in enumerate(calls):
+            one = call.result()
+            if one is not None:
+                made.append(one)
+                rollouts.append(one.with_trace(call.kept[rank]))
+        self.watch.add(slowest(made))
+        return join(rollouts)
+
+
+def given_up(ranks: ActorGroup, calls: Sequence[Call], stop: Callable[[], bool]) -> bool:
+    """Wait for calls of samples; if the run is to stop meanwhile, have the ranks give them up: whether they were told.
+
+    Raises:
+        Exception: see ``Call.results``.
+    """
+    told: list[Call] = []
+
+    def tell() -> None:
+        if not told and stop():
+            told.append(ranks.submit("give_up", beside=True))
+
+    all_done(calls, tell)
+    for call in told:
+        call.results()
+    return bool(told)
+
+
+class RankSource:
+    """What the ranks learn is data of the user: each rank reads the batch itself, and the driver hears its size."""
+
+    def __init__(self, ranks: ActorGroup) -> None:
+        self.ranks = ranks
+
+    def collect(self, update: int) -> RemoteBatch:
+        told: RemoteBatch = self.ranks.call("collect", update)[0]
+        return told
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the ranks save where their own streams stand."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing; see ``state_dict``."""

@@ -1,0 +1,231 @@
+"""A run's objects, built from its configuration: what train, eval, sample and export have in common."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from burnish.config import RunConfig
+from burnish.data.decoding import check_media
+from burnish.rewards.probe import probe
+from burnish.rewards.scoring import AnyScorer, Scorer
+from burnish.rollout.base import StreamSource
+from burnish.rollout.prompt_schedule import PromptSchedule
+from burnish.rollout.requests import RolloutWorker
+from burnish.training.ema import Ema
+from burnish.training.parameter_groups import ParameterGroup
+from burnish.training.ranks import ALONE, Ranks
+from burnish.training.trainer import AuxiliaryLoss, Balance, Publisher, Trainer
+from burnish.types.media import Media
+from burnish.types.rollout import Prompt
+from burnish.utils.errors import Cancelled
+from burnish.utils.reading import understood
+from burnish.utils.timer import Stopwatch
+
+
+class Assembly:
+    """Everything between a configuration and the loop, made when first asked for. A task fills in its own parts."""
+
+    config: Any  # the task's own class of configuration
+    roles: Any  # the networks
+    engine: Any  # who samples
+
+    def __init__(self, config: RunConfig, ranks: Ranks = ALONE) -> None:
+        """Args: ``ranks`` are those that hold the trained networks together, each with an assembly of its own."""
+        self.config, self.ranks = config, ranks
+        torch.set_num_threads(config.threads)
+        self.watch = Stopwatch()
+        self.needs: Any = config.algorithm.needs()
+        self.stop: Callable[[], bool] = lambda: False  # whether samples that nobody has learned from are to be given up
+        # around what can't ask whether it is to stop: a request to do so ends it, by Cancelled
+        self.giving_up: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    @cached_property
+    def train_prompts(self) -> list[Prompt]:
+        """What is learned on."""
+        return self.read(self.config.data.train_files)
+
+    @cached_property
+    def val_prompts(self) -> list[Prompt]:
+        """Held-out prompts; those of training where the user has no others."""
+        files = self.config.data.val_files
+        prompts = self.read(files) if files else self.train_prompts
+        return prompts[: self.config.validation.max_prompts]
+
+    @cached_property
+    def scorer(self) -> AnyScorer:
+        """Who judges."""
+        return Scorer(self.config.rewards, self.config.scoring, around=lambda: self.giving_up())
+
+    @cached_property
+    def ema(self) -> Ema | None:
+        """The running average of the trained weights."""
+        options = self.config.ema
+        return Ema(self.roles.parameters(), **asdict(options)) if options else None
+
+    @cached_property
+    def groups(self) -> list[ParameterGroup]:
+        """What learns, the actor first."""
+        config = self.config
+        steps = config.schedule_steps(config.optimizer)
+        return [ParameterGroup("actor", self.roles.parameters(), config.optimizer, total_steps=steps)]
+
+    @cached_property
+    def workers(self) -> Trainer:
+        """The networks behind the verbs of the loop."""
+        config, size = self.config, self.config.trainer.mini_batch_size
+        return Trainer(
+            self.roles,
+            config.algorithm,
+            self.groups,
+            trainer=replace(config.trainer, mini_batch_size=size and size // config.rows_per_group),
+            ema=self.ema,
+            seed=config.seed,
+            watch=self.watch,
+            besides=self.besides,
+            balance=self.balance,
+            publisher=self.publisher,
+            ranks=self.ranks,
+        )
+
+    @property
+    def publisher(self) -> Publisher | None:
+        """Who samples, where that has to be told of weights."""
+        return None
+
+    @property
+    def has_separate_engine(self) -> bool:
+        """Whether who samples has weights of its own, so that those here need not be whole meanwhile."""
+        return False
+
+    @property
+    def besides(self) -> AuxiliaryLoss | None:
+        """What every optimizer step learns beside the algorithm."""
+        return None
+
+    @property
+    def balance(self) -> Balance | None:
+        """What keeps the experts of a mixture in even use."""
+        return None
+
+    @cached_property
+    def source(self) -> StreamSource:
+        """Where batches come from."""
+        raise NotImplementedError
+
+    @cached_property
+    def questions(self) -> PromptSchedule:
+        """Which samples are asked for, where samples are learned from."""
+        raise NotImplementedError
+
+    @cached_property
+    def rollout_worker(self) -> RolloutWorker:
+        """Who makes and judges them, in this process."""
+        raise NotImplementedError
+
+    def read(self, files: Any) -> list[Prompt]:
+        """Prompts from what the user calls them by, checked by the rewards."""
+        raise NotImplementedError
+
+    def weight_files(self) -> tuple[str, list[Path]]:
+        """The kind of the model, and the files that its untrained weights lie in."""
+        raise NotImplementedError
+
+    @cached_property
+    def identity(self) -> dict[str, str]:
+        """What a checkpoint must agree with to be loaded here."""
+        model, files = self.weight_files()
+        shapes = {name: list(value.shape) for name, value in self.roles.parameters().items()}
+        digest = hashlib.sha256()
+        for file in files:
+            with file.open("rb") as opened:
+                # the head of a safetensors file names every tensor; hashing gigabytes at each start would not pay
+                digest.update(f"{file.name} {file.stat().st_size}".encode() + opened.read(1 << 20))
+        return {
+            "model": model,
+            "weights": digest.hexdigest()[:16],
+            "trained_parameters": hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()[:16],
+            "algorithm": self.config.algorithm.name,
+        }
+
+    def media(self) -> Iterator[tuple[str, Media]]:
+        """What the data show, and where it stands."""
+        raise NotImplementedError
+
+    def unfit(self, width: int, height: int) -> str:
+        """Why the model can't see a picture of some size; empty where it can."""
+        return ""
+
+    def check_data(self) -> None:
+        """Find errors in data, before any weights are loaded."""
+        _ = self.train_prompts, self.val_prompts
+        if self.config.data.decode_check:
+            check_media(self.media(), self.unfit)
+
+    def probe(self) -> None:
+        """Have the rewards judge made-up samples of real prompts, by those who will judge what is sampled.
+
+        Raises:
+            UserError: one of them fails.
+        """
+        prompts = [*(self.train_prompts if self.config.online else ()), *self.val_prompts]
+        timeout = self.config.scoring.timeout
+        probe(self.scorer, prompts, self.made_up(), timeout=timeout, between=self.between)
+
+    def made_up(self) -> Any:
+        """A sample that no model has made, for rewards to be tried on."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Find what only the loaded model can tell, before a run has left anything behind."""
+        _ = self.engine, self.workers, self.source
+        if self.ranks.size == 1 and not self.has_separate_engine:
+            with understood(f"model.path is {self.config.model.path}, whose parts don't work together"):
+                self.try_out()
+
+    def try_out(self) -> None:
+        """Sample as shortly as can be, and learn nothing: values that no network can work with fail here, not later."""
+        raise NotImplementedError
+
+    def between(self) -> None:
+        """Called between the steps of sampling.
+
+        Raises:
+            Cancelled: the run is to stop.
+        """
+        if self.stop():
+            raise Cancelled
+
+    def close(self) -> None:
+        """End what runs beside this process."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.workers.state_dict() | {"source": self.source.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        self.source.load_state_dict(state.pop("source"))
+        self.workers.load_state_dict(state)
+
+    def load_weights(self, state: dict[str, Any]) -> None:
+        """Only what sampling and export need of a checkpoint; no optimizer is made."""
+        self.roles.load_state_dict(state["roles"])
+        if self.ema is not None:
+            self.ema.load_state_dict(state["ema"])
+
+    @contextmanager
+    def trained_weights(self) -> Iterator[None]:
+        """The weights that are judged and exported: their average where one is kept."""
+        if self.ema is None:
+            yield
+        else:
+            with self.ema.applied():
+                yield

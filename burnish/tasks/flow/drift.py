@@ -1,0 +1,65 @@
+"""How far the policy's predictions have grown away from the reference's: a sign of collapse before pictures show it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from torch import Tensor
+
+from burnish.algorithms.base import Metrics, Name, Role
+from burnish.types.batch import to_device
+from burnish.types.rollout import Scored
+from burnish.utils import random
+
+ROWS = 16  # samples that are looked at: few, as their forwards teach nothing
+TIME = 0.5  # where both picture and noise are to be guessed
+
+
+class ComparedRoles(Protocol):
+    """What can be compared."""
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the network before training is at hand."""
+
+    def sampling(self, name: Name, *, merge: bool) -> AbstractContextManager[Role]:
+        """A role, for a while and without gradients."""
+
+
+def watched(places: Tensor, total: int) -> Tensor:
+    """Which of some samples are looked at: rows [M], by their places [B] long among all ``total`` of the batch."""
+    stride = max(total // ROWS, 1)
+    return ((places % stride == 0) & (places < stride * ROWS)).nonzero().flatten()
+
+
+def velocity_growth(roles: ComparedRoles, some: Scored) -> Metrics:
+    """Norm of the policy's velocity over the reference's, and the norm of their difference over the reference's.
+
+    Both are means over the samples, noised again halfway; nothing where there is no reference.
+    """
+    if not roles.has_reference or not len(some):
+        return {}
+    clean = some.trace.latents
+    keys: list[tuple[random.Part, ...]] = [
+        (some.seed, "growth", some.update, prompt.uid, sample)
+        for prompt, sample in zip(some.prompts, some.sample.tolist(), strict=True)
+    ]
+    noise = to_device(random.normal(clean.shape[1:], keys), clean.device)
+    given = (
+        (1 - TIME) * clean + TIME * noise,
+        clean.new_full((len(some),), TIME),
+        some.trace.conditioning,
+        some.trace.unconditional,
+    )
+    names: tuple[Name, Name] = ("policy", "reference")
+    found = []
+    for name in names:
+        with roles.sampling(name, merge=False) as role:
+            found.append(role(*given).flatten(1))
+    policy, reference = found
+    norm = reference.norm(dim=1)
+    return {
+        "actor/velocity_norm_ratio": float((policy.norm(dim=1) / norm).mean()),
+        "actor/velocity_distance": float(((policy - reference).norm(dim=1) / norm).mean()),
+    }

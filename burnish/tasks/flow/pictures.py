@@ -1,0 +1,47 @@
+"""Files with pictures of the user: read before any weights are loaded, then learned by the model that is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from burnish.config.flow import FlowConfig
+from burnish.data.flow.finished import EncodedPictures, FinishedData, StoredLatents
+from burnish.data.flow.pictures import Holds, read_pictures
+from burnish.options import DataOptions
+from burnish.options.flow import SupervisedOptions
+from burnish.tasks.flow.engine import FlowEngine
+from burnish.types.rollout import Prompt
+from burnish.utils.paths import resolve
+
+
+class PictureFiles:
+    """What a section of the configuration names, checked as far as that goes without a model."""
+
+    def __init__(self, config: FlowConfig, section: DataOptions | SupervisedOptions, holds: Holds) -> None:
+        path, rollout = resolve(section.train_files), config.rollout
+        self.crop: tuple[int, int] | None = None
+        if section.fit == "centre_crop":
+            assert rollout.height is not None, "the configuration was not checked"
+            assert rollout.width is not None, "the configuration was not checked"
+            self.crop = (rollout.height, rollout.width)
+        self.stored = StoredLatents(path, holds) if path.suffix == ".safetensors" else None
+        size = None if self.crop else (rollout.height, rollout.width)
+        self.read = [] if self.stored else read_pictures(path, holds, size=size)
+
+    @property
+    def records(self) -> Sequence[Any]:
+        """What a stream shuffles."""
+        return self.stored.records if self.stored else self.read
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """The prompts, where they are there in words."""
+        return [record.prompt for record in self.read]
+
+    def learned_by(self, engine: FlowEngine) -> FinishedData:
+        """The pictures as the engine's model has them."""
+        if self.stored is not None:
+            self.stored.connect(engine.embed, engine.shape)
+            return self.stored
+        return EncodedPictures(self.read, engine.model, engine.embed, shape=engine.shape, crop=self.crop)

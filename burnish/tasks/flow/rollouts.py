@@ -1,0 +1,111 @@
+"""Pictures that are asked for, made and judged in this process: scored while the next ones are sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from burnish.advantages import select_best_worst
+from burnish.algorithms.base import Needs
+from burnish.metrics import group_diversity
+from burnish.options import RolloutOptions
+from burnish.rewards.scoring import AnyScorer, Judged, awaited
+from burnish.rollout.requests import RolloutRequest
+from burnish.tasks.flow.drift import velocity_growth, watched
+from burnish.tasks.flow.engine import FlowEngine, Job
+from burnish.types.rollout import Denoising, Scored, Scores, failures_of
+from burnish.utils.timer import Stopwatch
+
+
+class FlowRollouts:
+    """Samples and scores; chooses among the samples of a prompt if asked."""
+
+    def __init__(
+        self,
+        engine: FlowEngine,
+        scorer: AnyScorer,
+        needs: Needs,
+        *,
+        rollout: RolloutOptions,
+        watch: Stopwatch,
+        between: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Args: ``between`` is called again and again; what it raises, Cancelled most likely, ends the work."""
+        self.engine, self.scorer, self.needs, self.rollout, self.watch = engine, scorer, needs, rollout, watch
+        self.between = between
+
+    def make(self, asked: RolloutRequest) -> Scored:
+        """The samples that are learned from: all that are asked for, or the best and the worst of each group."""
+        candidates = self.rollout.candidates
+        cheap = candidates.num_inference_steps if candidates else None
+        job = Job(
+            asked.prompts, asked.group, asked.sample, purpose="rollout", update=asked.update, role=self.needs.sampler,
+            steps=cheap, recording=None if cheap else self.needs.recording, between=self.between,
+        )  # fmt: skip
+        scored, pictures = self._sample(job, asked.version)
+        failures = scored.failures
+        metrics: dict[str, float] = {}
+        counts: dict[str, float] = {}
+        if candidates:
+            judged = scored.scores.reward[~scored.scores.missing]
+            name = "train/candidates/reward/mean"
+            metrics[name], counts[name] = float(judged.mean()) if len(judged) else float("nan"), len(judged)
+            rows = select_best_worst(scored.scores.reward, job.group, scored.scores.missing, self.rollout.n)
+            if cheap and len(rows):
+                scored, pictures = self._sample(_again(job, rows, self.needs), asked.version)
+                failures = [*failures, *scored.failures]
+            else:
+                scored, pictures = scored.select(rows), [pictures[row] for row in rows.tolist()]
+        if self.rollout.n > 1:
+            several = torch.unique(scored.group, return_counts=True)[1] > 1
+            metrics["critic/diversity"] = group_diversity(pictures, scored.group)
+            counts["critic/diversity"] = int(several.sum())
+        with self.watch("ref"):
+            looked = scored.select(watched(self._places(scored.group), asked.groups * self.rollout.n))
+            grown = velocity_growth(self.engine.roles, looked)
+        counts |= dict.fromkeys(grown, float(len(looked)))
+        return replace(scored, metrics=metrics | grown, counts=counts, failures=failures)
+
+    def _places(self, group: Tensor) -> Tensor:
+        """Where rows stand in the whole batch, [B] long, if every group of it has all of its samples."""
+        sizes = torch.unique_consecutive(group, return_counts=True)[1]
+        within = torch.cat([torch.arange(size) for size in sizes.tolist()]) if len(sizes) else group
+        return group * self.rollout.n + within
+
+    def _sample(self, job: Job, version: int) -> tuple[Scored, list[np.ndarray]]:
+        traces: list[Denoising] = []
+        pictures: list[np.ndarray] = []
+        pending: list[Judged | Future[Scores]] = []
+        with self.watch("gen"), closing(self.engine.sample(job)) as parts:
+            for rows, trace, some in parts:
+                traces.append(trace)
+                pictures += some
+                pending.append(self.scorer.submit(some, job.prompts[rows]))
+        with self.watch("reward"):
+            scores = Scores.cat([awaited(part, self.between) for part in pending])
+        scored = Scored(
+            prompts=job.prompts,
+            group=job.group,
+            sample=job.sample,
+            trace=Denoising.cat(traces),
+            scores=scores,
+            update=job.update,
+            version=version,
+            seed=self.engine.seed,
+            failures=failures_of(job.prompts, job.sample, scores),
+        )
+        return scored, pictures
+
+
+def _again(job: Job, rows: Tensor, needs: Needs) -> Job:
+    """Some samples of a job from the same seeds, in the run's own steps and recorded."""
+    prompts = [job.prompts[row] for row in rows.tolist()]
+    return replace(
+        job, prompts=prompts, group=job.group[rows], sample=job.sample[rows], steps=None, recording=needs.recording
+    )

@@ -1,0 +1,293 @@
+"""A run that trains a model that sees, or one that only reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from burnish.algorithms.language.sft import SFT
+from burnish.config.language import LanguageConfig
+from burnish.data.language.given import ResponseData, ResponseRecord, read_responses
+from burnish.data.language.prompts import check_positions, read_questions, within_length
+from burnish.data.stream import PromptStream, Stream
+from burnish.language.sampling import Sampling
+from burnish.models.language.loading import check_experts, family_of, load_language_model, read_config
+from burnish.rewards.text.base import POLICY, Dialogue, Response, check_labels
+from burnish.rollout.base import StreamSource
+from burnish.rollout.offline_language import OfflineLanguageSource
+from burnish.rollout.online import OnlineSource
+from burnish.rollout.prompt_schedule import PromptSchedule
+from burnish.tasks.assembly import Assembly
+from burnish.tasks.language.dialogues import Dialogues, try_out
+from burnish.tasks.language.engine import Encoder, LanguageEngine, ResponseEngine, ResponseJob
+from burnish.tasks.language.roles import LanguageRoles
+from burnish.tasks.language.rollouts import ResponseRollouts
+from burnish.training.auxiliary import Supervised
+from burnish.training.balance import Balance
+from burnish.training.parameter_groups import ParameterGroup
+from burnish.types.media import Media
+from burnish.types.rollout import OfflineResponses, Prompt
+
+MADE_UP = "A made-up response, to try the rewards before the run begins."
+
+
+class LanguageAssembly(Assembly):
+    """Questions, networks, engine and source of a language model."""
+
+    config: LanguageConfig
+
+    @cached_property
+    def roles(self) -> LanguageRoles:
+        config = self.config
+        size = config.trainer.mini_batch_size or config.samples
+        roles = LanguageRoles(
+            load_language_model(config.model),
+            self.needs,
+            config.model.lora,
+            critic=config.critic,
+            freeze=config.model.freeze,
+            temperature=config.rollout.temperature,
+            layout=config.trainer.layout,
+            micro_batch_size=config.trainer.micro_batch_tokens,
+            on_policy=config.trainer.epochs == 1 and size >= config.samples,
+            memory=config.algorithm.make_memory(),
+            seed=config.seed,
+            router_aux_loss_coef=config.model.router_aux_loss_coef,
+            sampled_elsewhere=config.rollout.vllm is not None,
+            mini_batch_size=config.trainer.mini_batch_size,
+        )
+        if self.ranks.size > 1:
+            roles.shard(self.ranks, config.sharding)
+        return roles
+
+    @cached_property
+    def engine(self) -> ResponseEngine:
+        config = self.config
+        if config.environment is not None:
+            return Dialogues(self.roles, config.environment, batch_size=config.rollout.batch_size, seed=config.seed)
+        if config.rollout.vllm is not None:
+            from burnish.tasks.language.vllm.engine import VllmEngine
+
+            path, _ = read_config(config.model)
+            return VllmEngine(
+                self.roles, config.rollout.vllm, path=path, batch_size=config.rollout.batch_size, seed=config.seed,
+                example=lambda: self.learnable_prompts[0] if self.ranks.size > 1 else None,
+            )  # fmt: skip
+        return LanguageEngine(self.roles, batch_size=config.rollout.batch_size, seed=config.seed)
+
+    @property
+    def publisher(self) -> ResponseEngine:
+        return self.engine
+
+    @property
+    def has_separate_engine(self) -> bool:
+        return self.config.rollout.vllm is not None
+
+    @contextmanager
+    def trained_weights(self) -> Iterator[None]:
+        with super().trained_weights():
+            if self.ema is not None:  # an engine of its own has the weights of the last step, not their average
+                self.engine.publish(self.version)
+            yield
+        if self.ema is not None:
+            self.engine.publish(self.version)
+
+    @property
+    def version(self) -> int:
+        """Policy updates behind the policy's weights; 0 where nothing is trained here."""
+        return self.workers.version if "workers" in self.__dict__ else 0
+
+    def close(self) -> None:
+        if "engine" in self.__dict__:
+            self.engine.close()
+
+    @cached_property
+    def groups(self) -> list[ParameterGroup]:
+        config, frozen = self.config, self.config.critic.warmup_updates if self.needs.critic else 0
+        actor = ParameterGroup(
+            "actor", self.roles.parameters(), config.optimizer,
+            total_steps=max(config.schedule_steps(config.optimizer) - frozen * config.steps_per_update, 1),
+            first_update=frozen + 1,
+        )  # fmt: skip
+        if not self.needs.critic:
+            return [actor]
+        critic, options = self.roles.parameters("critic"), config.critic.optimizer
+        return [actor, ParameterGroup("critic", critic, options, total_steps=config.schedule_steps(options))]
+
+    @property
+    def sampling(self) -> Sampling:
+        """How responses to learn from are sampled."""
+        rollout = self.config.rollout
+        return Sampling(
+            max_new_tokens=rollout.max_new_tokens,
+            min_new_tokens=rollout.min_new_tokens,
+            temperature=rollout.temperature,
+            first_temperature=rollout.fire_temperature,
+            top_k=rollout.top_k,
+            top_p=rollout.top_p,
+            min_p=rollout.min_p,
+            repetition_penalty=rollout.repetition_penalty,
+            stop=tuple(rollout.stop),
+        )
+
+    @property
+    def judged_sampling(self) -> Sampling:
+        """How responses are sampled that the policy is judged by."""
+        rollout, judged = self.config.rollout, self.config.validation
+        return Sampling(
+            max_new_tokens=rollout.max_new_tokens,
+            temperature=judged.temperature,
+            top_k=judged.top_k,
+            top_p=judged.top_p,
+            min_p=judged.min_p,
+            stop=tuple(rollout.stop),
+        )
+
+    @cached_property
+    def source(self) -> StreamSource:
+        config = self.config
+        if self.answers is not None:
+            data = self._learnable(self.answers)
+            records = Stream(data.records, config.data.train_batch_size, seed=config.seed, shuffle=config.data.shuffle)
+            return OfflineLanguageSource(
+                records, data, batches=config.trainer.rollouts_per_update, seed=config.seed, watch=self.watch
+            )
+        return OnlineSource(self.questions, self.rollout_worker)
+
+    @cached_property
+    def questions(self) -> PromptSchedule:
+        config, data = self.config, self.config.data
+        return PromptSchedule(
+            stream=PromptStream(
+                self.learnable_prompts, data.train_batch_size, seed=config.seed, shuffle=data.shuffle
+            ),
+            n=config.rollout.n,
+            rollouts=config.trainer.rollouts_per_update,
+            filtering=config.rollout.filter_groups,
+        )  # fmt: skip
+
+    @cached_property
+    def rollout_worker(self) -> ResponseRollouts:
+        return ResponseRollouts(
+            self.engine, self.scorer, self.needs,
+            sampling=self.sampling, environment=self.config.environment, watch=self.watch, between=self.between,
+        )  # fmt: skip
+
+    @cached_property
+    def answers(self) -> list[ResponseRecord] | None:
+        """Responses that the algorithm learns from in place of prompts."""
+        data, holds = self.config.data, self.needs.data
+        return None if holds == "prompts" else read_responses(data.train_files, data, holds)
+
+    @cached_property
+    def more_answers(self) -> list[ResponseRecord] | None:
+        """Responses that are imitated beside."""
+        section = self.config.ptx
+        return None if section is None else read_responses(section.train_files, self.config.data, "demonstrations")
+
+    def _learnable(self, records: list[ResponseRecord]) -> ResponseData:
+        """Those that are short enough, as the model has them."""
+        model, config = self.roles.model, self.config
+        measured = ResponseData(records, model, Encoder(model, self._tools, bounded=False))
+        kept = measured.within(config.data, config.rollout.max_new_tokens).records
+        return ResponseData(kept, model, self.engine.encode)
+
+    @cached_property
+    def besides(self) -> Supervised | None:
+        section, config = self.config.ptx, self.config
+        if section is None or self.more_answers is None:
+            return None
+        data = self._learnable(self.more_answers)
+        stream = Stream(data.records, section.batch_size, seed=config.seed, shuffle=True, name="ptx")
+
+        def draw(step: int) -> OfflineResponses:
+            return data.given(stream.batch(step), update=step, seed=config.seed)
+
+        return Supervised(SFT(), draw, section.coef, metric="actor/ptx_loss")
+
+    @property
+    def balance(self) -> Balance | None:
+        return self.roles.balance
+
+    @cached_property
+    def train_prompts(self) -> list[Prompt]:
+        if self.answers is None:
+            return super().train_prompts
+        prompts = list({record.prompt.uid: record.prompt for record in self.answers}.values())
+        if self.config.data.val_files is None:
+            self._judgeable(prompts)  # they are what is validated on
+        return prompts
+
+    def check_data(self) -> None:
+        if self.config.environment is not None:
+            self.config.environment.check()
+        check_experts(self.config.model)
+        super().check_data()
+
+    def check(self) -> None:
+        super().check()
+        model = self.roles.model
+        for prompts in (self.learnable_prompts, self.val_prompts):
+            check_positions(prompts, model.longest, lambda prompt: model.words(prompt.chat(), self._tools))
+        # templates and processors are the model's own: they are tried on the first prompt of each kind
+        kinds = {(bool(p.images), bool(p.videos)): p for p in reversed((*self.train_prompts, *self.val_prompts))}
+        self.engine.encode(list(kinds.values()))
+
+    def try_out(self) -> None:
+        if not isinstance(self.engine, LanguageEngine):  # a server of its own, or an environment, which would be asked
+            return
+        sampling = replace(self.judged_sampling, max_new_tokens=1)
+        self.engine.sample(ResponseJob.groups(self.val_prompts[:1], 1, purpose="trial", update=0, sampling=sampling))
+
+    def media(self) -> Iterator[tuple[str, Media]]:
+        records = [*(self.answers or ()), *(self.more_answers or ())]
+        for prompt in (*self.train_prompts, *self.val_prompts, *(record.prompt for record in records)):
+            yield from ((prompt.where, media) for media in (*prompt.images, *prompt.videos))
+
+    def unfit(self, width: int, height: int) -> str:
+        model = self.config.model
+        return str(family_of(model, read_config(model)[1]).unfit(width, height))
+
+    @cached_property
+    def learnable_prompts(self) -> list[Prompt]:
+        """Those of training that are short enough; finding out needs the model's processor."""
+        return self._short(self.train_prompts)
+
+    def _short(self, prompts: list[Prompt]) -> list[Prompt]:
+        if self.config.data.max_prompt_length is None:
+            return prompts
+        encode = Encoder(self.roles.model, self._tools, bounded=False)
+        return within_length(prompts, [encode([prompt]).table.lengths[0] for prompt in prompts], self.config.data)
+
+    @cached_property
+    def _tools(self) -> list[dict[str, Any]]:
+        return self.config.environment.tools() if self.config.environment is not None else []
+
+    def probe(self) -> None:
+        if self.config.environment is not None:
+            try_out(self.config.environment, self.train_prompts[0], MADE_UP)
+        super().probe()
+
+    def made_up(self) -> Response:
+        talks = self.config.environment is not None
+        return Response(MADE_UP, dialogue=Dialogue(((POLICY, MADE_UP),), (0.0,)) if talks else None)
+
+    def weight_files(self) -> tuple[str, list[Path]]:
+        path, config = read_config(self.config.model)
+        return str(config.get("model_type")), sorted(path.glob("*.safetensors"))
+
+    def read(self, files: Any) -> list[Prompt]:
+        prompts = read_questions(files, self.config.data)
+        self._judgeable(prompts)
+        return prompts
+
+    def _judgeable(self, prompts: list[Prompt]) -> None:
+        """Refuse prompts that a reward can't judge."""
+        rewards = list(self.config.rewards.values())
+        for reward in rewards:
+            reward.check(prompts)
+        check_labels(rewards, prompts)

@@ -1,0 +1,288 @@
+"""Dialogues of the policy with an environment: sampled turn by turn, all of a batch together, by the same decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from burnish.environments.base import Environment, Episode, Observation
+from burnish.language.decoding import decode
+from burnish.language.model import LanguageModel, Video
+from burnish.rewards.text.base import POLICY, Dialogue, Response
+from burnish.tasks.language.engine import Encoder, ResponseJob, SamplingRoles
+from burnish.types.batch import Gathered
+from burnish.types.completion import Completion, Encoded, Features, follow
+from burnish.types.prompt import Prompt
+from burnish.utils import random
+from burnish.utils.errors import UserError
+from burnish.utils.user_code import place_of
+
+
+@dataclass
+class _Row:
+    """A dialogue in the making."""
+
+    prompt: Prompt
+    key: tuple[random.Part, ...]
+    opening: Encoded  # what the first response answers
+    conversation: Encoded  # all so far; rows that begin alike share one object
+    episode: Episode | None  # None where there is nothing to wait for any more
+    mask: list[Tensor] = field(default_factory=list)
+    logprob: list[Tensor] = field(default_factory=list)
+    features: list[Features] = field(default_factory=list)
+    said: list[tuple[str, str]] = field(default_factory=list)
+    pictures: list[Any] = field(default_factory=list)
+    rewards: list[float | None] = field(default_factory=list)
+    finished: bool = False
+    broken: str = ""
+
+    @property
+    def length(self) -> int:
+        """Tokens behind the opening, whoever wrote them."""
+        return self.conversation.lengths[0] - self.opening.lengths[0]
+
+    def hear(self, observation: Observation) -> None:
+        """Remember what the environment said."""
+        if observation.content:
+            self.said.append((observation.role, observation.words))
+        self.pictures += observation.pictures
+
+    def end(self, broken: str = "") -> None:
+        """Nothing more is said."""
+        self.broken, self.episode = broken, None
+
+    def grow(self, response: Tensor, logprob: Tensor, turn: Encoded) -> None:
+        """Go on with a response, and with what the environment says after it, as tokens."""
+        heard = turn.lengths[0]
+        self.conversation = follow(self.conversation, response, turn)
+        self.mask.append(torch.arange(len(response) + heard) < len(response))
+        self.logprob.append(F.pad(logprob, (0, heard)))
+        self.features.append(turn.features[0])
+
+    def response(self) -> Response:
+        """What rewards get to see."""
+        dialogue = Dialogue(tuple(self.said), tuple(self.rewards), self.broken, tuple(self.pictures))
+        return Response(["", *dialogue.responses][-1], self.finished, dialogue)
+
+
+class Dialogues:
+    """An engine whose responses an environment answers, until it is done or a limit is reached.
+
+    A dialogue depends on its prompt, its seeds, the environment and the weights, never on its neighbours. An
+    environment that fails breaks its own dialogue alone.
+    """
+
+    def __init__(self, roles: SamplingRoles, environment: Environment, *, batch_size: int, seed: int) -> None:
+        self.roles, self.environment, self.batch_size, self.seed = roles, environment, batch_size, seed
+        self.tools = environment.tools()
+        self.encode = Encoder(roles.model, self.tools)
+        self.metrics: dict[str, float] = {}
+        for role in environment.roles:  # a template that refuses one would do so in the middle of a run
+            roles.model.turn((), [{"role": role, "content": [{"type": "text", "text": "?"}]}], tools=self.tools)
+
+    def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
+        """Dialogues in the order of the job's rows: all turns of a row are one response of the completion."""
+        alike: dict[Any, Encoded] = {}  # what is said again goes through the processor once
+        rows = self._begin(job, alike)
+        with self.roles.sampling() as network:
+            for turn in range(self.environment.max_turns):
+                waiting = [row for row in rows if row.episode is not None]
+                if not waiting:
+                    break
+                self._respond(network, waiting, job, turn, alike)
+        return _joined(self.roles.model, rows), [row.response() for row in rows]
+
+    def publish(self, version: int) -> None:
+        """These are the very weights."""
+
+    def rest(self) -> None:
+        """These are the very weights."""
+
+    def close(self) -> None:
+        """End what the environment runs beside this process."""
+        self.environment.close()
+
+    def _begin(self, job: ResponseJob, alike: dict[Any, Encoded]) -> list[_Row]:
+        plain = self.encode(job.prompts)
+        rows = []
+        first: dict[int, int] = {}  # sample of each group
+        for number, (prompt, group, sample) in enumerate(
+            zip(job.prompts, job.group.tolist(), job.sample.tolist(), strict=True)
+        ):
+            job.between()
+            start = random.key(self.seed, "environment", job.update, prompt.uid, first.setdefault(group, sample))
+            opening = alike.setdefault(prompt.uid, plain.table.select([int(plain.index[number])]))
+            key = (self.seed, job.purpose, job.update, prompt.uid, sample)
+            row = _Row(prompt, key, opening, opening, None)
+            try:
+                row.episode = self.environment.episode()
+                told = row.episode.reset(prompt, start)
+                _check_first(told)
+            except (Exception, SystemExit) as error:  # the environment may be the user's: anything may go wrong in it
+                row.end(_reason(error))
+            else:
+                row.hear(told)
+                if told.content:
+                    same = (prompt.uid, _fingerprint(told))
+                    if same not in alike:
+                        alike[same] = self._open(prompt, told)
+                    row.opening = row.conversation = alike[same]
+            rows.append(row)
+        return rows
+
+    def _open(self, prompt: Prompt, told: Observation) -> Encoded:
+        """A prompt and what the environment adds to it; a message of its own only where the last one is not its."""
+        chat = prompt.chat()
+        if chat[-1]["role"] == told.role:
+            chat[-1] = chat[-1] | {"content": [*chat[-1]["content"], *told.parts]}
+        else:
+            chat.append({"role": told.role, "content": told.parts})
+        images = [media.image() for media in prompt.images] + told.pictures
+        return self.roles.model.encode(chat, images, [Video(*media.video()) for media in prompt.videos], self.tools)
+
+    def _respond(
+        self, network: nn.Module, rows: Sequence[_Row], job: ResponseJob, turn: int, alike: dict[Any, Encoded]
+    ) -> None:
+        """Let the policy say something in every one of these dialogues, and the environment after it."""
+        distinct = {id(row.conversation): row.conversation for row in rows}
+        place = {number: i for i, number in enumerate(distinct)}
+        most = self.environment.max_length
+        longest = job.sampling.max_new_tokens
+        part = decode(
+            self.roles.model,
+            network,
+            Encoded.cat(list(distinct.values())),
+            [place[id(row.conversation)] for row in rows],
+            # the first turn is what it would be without an environment
+            [random.key(*row.key, *([turn] if turn else [])) for row in rows],
+            job.sampling,
+            batch_size=self.batch_size,
+            limits=None if most is None else [min(longest, most - row.length) for row in rows],
+            between=job.between,
+        )
+        last = turn + 1 == self.environment.max_turns
+        for i, row in enumerate(rows):
+            job.between()  # an environment may take long to answer
+            own = slice(int(part.length[i]))
+            self._answer(row, part.ids[i, own], part.logprob[i, own], alike, last=last)
+            if row.episode is None and not row.broken:
+                row.finished = row.finished and bool(part.finished[i])
+
+    def _answer(self, row: _Row, response: Tensor, logprob: Tensor, alike: dict[Any, Encoded], *, last: bool) -> None:
+        """What the environment makes of one response."""
+        model, nothing = self.roles.model, _nothing(self.roles.model)
+        words = model.decode(response.tolist())
+        row.said.append((POLICY, words))
+        assert row.episode is not None, "the dialogue is over"
+        try:
+            told = row.episode.step(words)
+            _check_next(told)
+        except (Exception, SystemExit) as error:
+            row.rewards.append(None)
+            row.grow(response, logprob, nothing)
+            row.end(_reason(error))
+            return
+        row.rewards.append(told.reward)
+        row.hear(told)
+        if told.done or last:
+            row.finished = True
+        else:
+            end = response[-1:].tolist()  # a turn depends on how the response before it ends, and on nothing else of it
+            same = (*end, _fingerprint(told))
+            if same not in alike:
+                alike[same] = model.turn(end, told.messages, told.pictures, tools=self.tools)
+            turn = alike[same]
+            most = self.environment.max_length
+            if most is None or row.length + len(response) + turn.lengths[0] < most:
+                row.grow(response, logprob, turn)
+                return
+        row.grow(response, logprob, nothing)
+        row.end()
+
+
+def try_out(environment: Environment, prompt: Prompt, response: str) -> None:
+    """Begin a dialogue and answer it once with something made up.
+
+    Raises:
+        UserError: the environment can't stand it.
+    """
+    try:
+        episode = environment.episode()
+        told = episode.reset(prompt, 0)
+        _check_first(told)
+        _check_next(episode.step(response))
+    except (Exception, SystemExit) as error:
+        raise UserError(
+            f"{_reason(error)}, for a made-up response to {prompt.name}, which is tried before a run begins; put the "
+            "environment right, or, if it can answer only what a model has made, start with scoring.probe=false"
+        ) from error
+
+
+def _check_next(told: Any) -> None:
+    if not isinstance(told, Observation):
+        raise TypeError(f"step returned {type(told).__name__}; it must be an Observation")
+
+
+def _check_first(told: Any) -> None:
+    if not isinstance(told, Observation):
+        raise TypeError(f"reset returned {type(told).__name__}; it must be an Observation")
+    if told.done or told.reward is not None:
+        raise ValueError("reset gave a reward or was done before any response")
+
+
+def _fingerprint(told: Observation) -> tuple[Any, ...]:
+    """Equal for observations that say the same."""
+    return (told.role, *(part if isinstance(part, str) else (part.size, part.tobytes()) for part in told.content))
+
+
+def _reason(error: BaseException) -> str:
+    return f"the environment failed: {type(error).__name__}: {error}{place_of(error)}"
+
+
+def _nothing(model: LanguageModel) -> Encoded:
+    none = torch.zeros(0, dtype=torch.long)
+    return Encoded(ids=[none], positions=[none.expand(model.axes, 0)], features=[Features.none()])
+
+
+def _joined(model: LanguageModel, rows: Sequence[_Row]) -> Completion:
+    """Dialogues as one batch."""
+    openings = {id(row.opening): row.opening for row in rows}
+    place = {number: i for i, number in enumerate(openings)}
+    length = torch.tensor([row.length for row in rows], dtype=torch.long)
+    longest = int(length.max()) if len(rows) else 0
+
+    def padded(parts: Sequence[Tensor]) -> Tensor:
+        return torch.stack([F.pad(part, (0, longest - part.shape[-1])) for part in parts])
+
+    behind = [slice(row.opening.lengths[0], None) for row in rows]
+    return Completion(
+        prompts=Gathered(
+            table=Encoded.cat(list(openings.values())),
+            index=torch.tensor([place[id(row.opening)] for row in rows], dtype=torch.long),
+        ),
+        ids=padded([row.conversation.ids[0][own] for row, own in zip(rows, behind, strict=True)]),
+        mask=padded([torch.cat([*row.mask, torch.zeros(0, dtype=torch.bool)]) for row in rows]),
+        logprob=padded([torch.cat([*row.logprob, torch.zeros(0)]) for row in rows]),
+        positions=padded([row.conversation.positions[0][:, own] for row, own in zip(rows, behind, strict=True)]),
+        length=length,
+        finished=torch.tensor([row.finished for row in rows]),
+        features=[Features.joined(row.features) for row in rows],
+    )
+
+
+def dialogue_metrics(responses: Sequence[Response]) -> dict[str, float]:
+    """How dialogues went; nothing where there are none."""
+    dialogues = [response.dialogue for response in responses if response.dialogue is not None]
+    if not dialogues:
+        return {}
+    turns = [len(dialogue.rewards) for dialogue in dialogues]
+    return {
+        "dialogue/turns/mean": sum(turns) / len(turns),
+        "dialogue/turns/max": float(max(turns)),
+        "dialogue/broken_ratio": sum(bool(dialogue.broken) for dialogue in dialogues) / len(dialogues),
+    }

@@ -1,0 +1,184 @@
+"""Samples responses with the trainer's own weights. Each one depends on its seeds alone, never on its neighbours."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from burnish.language.decoding import decode
+from burnish.language.model import LanguageModel, Video
+from burnish.language.sampling import Sampling
+from burnish.rewards.text.base import Response
+from burnish.rollout.numbering import numbered
+from burnish.types.batch import Gathered
+from burnish.types.completion import Completion, Encoded
+from burnish.types.prompt import Prompt
+from burnish.utils import random
+from burnish.utils.errors import UserError
+
+REMEMBERED = 4096  # prompts whose tokens and pixels are kept
+Purpose = Literal["rollout", "greedy", "validation", "sample", "trial"]  # draws of one are never those of another
+
+
+class SamplingRoles(Protocol):
+    """What an engine needs of the trainer's networks."""
+
+    model: LanguageModel
+
+    def sampling(self, *, merge: bool | None = None) -> AbstractContextManager[nn.Module]:
+        """The policy's network for a while, its adapter folded into the weights; None leaves that to the trainer."""
+
+
+@dataclass(frozen=True)
+class ResponseJob:
+    """Which responses to make. Row i is sample ``sample[i]`` to prompt ``prompts[i]``."""
+
+    prompts: list[Prompt]  # [B]
+    group: Tensor  # [B] long
+    sample: Tensor  # [B] long
+    purpose: Purpose
+    update: int
+    sampling: Sampling
+    between: Callable[[], None] = lambda: None  # called before every token; what it raises ends the job
+
+    @classmethod
+    def groups(
+        cls, prompts: Sequence[Prompt], n: int, *, purpose: Purpose,
+        update: int, sampling: Sampling,
+    ) -> ResponseJob:  # fmt: skip
+        """``n`` responses to each prompt."""
+        rows, group, sample = numbered(prompts, n)
+        return cls(rows, group, sample, purpose, update, sampling)
+
+    def select(self, rows: slice) -> ResponseJob:
+        """Some of its rows."""
+        return replace(self, prompts=self.prompts[rows], group=self.group[rows], sample=self.sample[rows])
+
+    def greedy(self) -> ResponseJob:
+        """The likeliest response to each of the prompts, once."""
+        first = [row for row, g in enumerate(self.group.tolist()) if row == 0 or g != int(self.group[row - 1])]
+        sampling = replace(self.sampling, temperature=0.0, first_temperature=None)
+        return ResponseJob(
+            [self.prompts[row] for row in first], self.group[first], self.sample[first], "greedy", self.update,
+            sampling, self.between,
+        )  # fmt: skip
+
+
+class ResponseEngine(Protocol):
+    """Who samples responses: the trainer's own weights, or a server."""
+
+    seed: int
+    metrics: dict[str, float]  # of the last publication of weights
+
+    def encode(self, prompts: Sequence[Prompt]) -> Gathered[Encoded]:
+        """Prompts as tokens and pixels, by reference; each distinct one once."""
+        ...
+
+    def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
+        """Responses in the order of the job's rows, as tokens and as text."""
+        ...
+
+    def publish(self, version: int) -> None:
+        """Sample with the policy's present weights from now on."""
+        ...
+
+    def rest(self) -> None:
+        """Nothing is sampled until the next publication."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Encoder:
+    """Prompts as tokens and pixels; the processor sees each of them once, however many responses it gets."""
+
+    def __init__(self, model: LanguageModel, tools: Sequence[dict[str, Any]] = (), *, bounded: bool = True) -> None:
+        """Make one for a model.
+
+        Args:
+            model: the family.
+            tools: JSON schemas of functions that the prompts tell of.
+            bounded: refuse prompts that leave the model no position for a response.
+        """
+        self.model, self.tools, self.bounded = model, tools, bounded
+        self._encoded: OrderedDict[str, Encoded] = OrderedDict()
+
+    def __call__(self, prompts: Sequence[Prompt]) -> Gathered[Encoded]:
+        """Rows by reference to a table of the distinct prompts."""
+        unique = {prompt.uid: prompt for prompt in prompts}
+        for uid, prompt in unique.items():
+            if uid not in self._encoded:
+                self._encoded[uid] = self._encode(prompt)
+        table = Encoded.cat([self._encoded[uid] for uid in unique])
+        for uid in unique:
+            self._encoded.move_to_end(uid)
+        while len(self._encoded) > REMEMBERED:
+            self._encoded.popitem(last=False)
+        row = {uid: i for i, uid in enumerate(unique)}
+        return Gathered(table=table, index=torch.tensor([row[prompt.uid] for prompt in prompts], dtype=torch.long))
+
+    def _encode(self, prompt: Prompt) -> Encoded:
+        try:
+            images = [media.image() for media in prompt.images]
+            videos = [Video(*media.video()) for media in prompt.videos]
+            encoded = self.model.encode(prompt.chat(), images, videos, self.tools)
+        except (OSError, ValueError) as error:  # of decoders and processors, where a file broke in the course of a run
+            if not (prompt.images or prompt.videos):
+                raise
+            raise UserError(f"{prompt.name} shows what can't be read: {error}; put it right or take it out") from error
+        last = int(encoded.ids[0].max()) if len(encoded.ids[0]) else 0
+        if last >= self.model.vocabulary:
+            raise UserError(
+                f"{prompt.name} has token {last}, but the model knows only {self.model.vocabulary}: its tokenizer is "
+                "another model's; fetch the model again"
+            )
+        if self.bounded and encoded.lengths[0] >= self.model.longest:
+            raise UserError(
+                f"{prompt.name} has {encoded.lengths[0]} tokens with its pictures and videos, but the model has "
+                f"{self.model.longest} positions (max_position_embeddings); shorten it, or set data.max_prompt_length "
+                "and data.overlong=filter"
+            )
+        return encoded
+
+
+class LanguageEngine:
+    """The default engine: the trainer's network itself, so that no weights have to be published."""
+
+    def __init__(self, roles: SamplingRoles, *, batch_size: int, seed: int) -> None:
+        self.roles, self.batch_size, self.seed = roles, batch_size, seed
+        self.metrics: dict[str, float] = {}
+        self.encode = Encoder(roles.model)
+
+    def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
+        prompts = self.encode(job.prompts)
+        keys = [
+            random.key(self.seed, job.purpose, job.update, prompt.uid, sample)
+            for prompt, sample in zip(job.prompts, job.sample.tolist(), strict=True)
+        ]
+        with self.roles.sampling() as network:
+            completion = decode(
+                self.roles.model, network, prompts.table, prompts.index.tolist(), keys, job.sampling,
+                batch_size=self.batch_size, between=job.between,
+            )  # fmt: skip
+        return completion, texts(self.roles.model, completion)
+
+    def publish(self, version: int) -> None:
+        """These are the very weights."""
+
+    def rest(self) -> None:
+        """These are the very weights."""
+
+    def close(self) -> None:
+        """Nothing runs beside this process."""
+
+
+def texts(model: LanguageModel, completion: Completion) -> list[Response]:
+    """What a reward gets to see: the tokens that the policy chose, as text."""
+    rows = zip(completion.ids, completion.mask, completion.finished.tolist(), strict=True)
+    return [Response(model.decode(ids[mask].tolist()), finished=finished) for ids, mask, finished in rows]

@@ -1,0 +1,313 @@
+"""Samples responses with vLLM, on the trainer's tokens and pixels and with its weights, and compares the two."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from burnish.language.logprobs import response_logprobs
+from burnish.language.sampling import Sampling
+from burnish.options.vllm import VllmOptions
+from burnish.rewards.text.base import Response
+from burnish.tasks.language.engine import Encoder, ResponseJob, SamplingRoles, texts
+from burnish.tasks.language.vllm.probe import imagined, remembered
+from burnish.tasks.language.vllm.process import VllmDiedError, VllmFailedError, VllmProcess
+from burnish.tasks.language.vllm.prompts import packed, unpacked, with_responses
+from burnish.tasks.language.vllm.weight_sync import WeightSync, weights_of
+from burnish.types.batch import Gathered
+from burnish.types.completion import Completion, Encoded, Features
+from burnish.types.prompt import Prompt
+from burnish.utils import random
+from burnish.utils.errors import Cancelled, UserError
+
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+
+T = TypeVar("T")
+
+
+class VllmEngine:
+    """vLLM in a process of its own, which starts with random weights and samples with none but published ones.
+
+    What a publication does not reach stays random, and shows at once: after each of them, both sides score the same
+    responses.
+    """
+
+    def __init__(
+        self,
+        roles: SamplingRoles,
+        options: VllmOptions,
+        *,
+        path: Path,
+        batch_size: int,
+        seed: int,
+        example: Callable[[], Prompt | None] = lambda: None,
+    ) -> None:
+        """Start vLLM; it gets ready while the caller goes on.
+
+        Args:
+            roles: of the trainer.
+            options: of vLLM.
+            path: directory of the model, of which vLLM reads all but the weights.
+            batch_size: responses that are decoded at once.
+            seed: of the run.
+            example: a prompt to compare the two sides with before anything was sampled. Without one that is done while
+                the first responses are sampled, for which ranks that share weights would have to meet again.
+        """
+        self.roles, self.model, self.options, self.seed = roles, roles.model, options, seed
+        self.encode = Encoder(roles.model)
+        self.metrics: dict[str, float] = {}  # of the last publication
+        self.restarts = 0
+        self._tolerance = options.tolerance or TOLERANCE[self.model.compute]
+        self._first = {"arguments": self._arguments(path, batch_size), "banned": self.model.banned.tolist()}
+        self._published: WeightSync | None = None
+        self._probe: Completion | None = None
+        self._example = example
+        self._resting = False
+        self._compared = False
+        self._given_up = False  # the run is to stop: nothing is sampled any more
+        self._process = self._started()
+
+    def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
+        """Responses in the order of the job's rows, as tokens and as text.
+
+        Raises:
+            UserError: vLLM can't do what the job asks for.
+            VllmFailedError: it failed, or its log-probs are not the trainer's.
+            Cancelled: the run is to stop; what vLLM still says is heard no more.
+        """
+        try:
+            return self._sampled(job)
+        except Cancelled:
+            self._given_up = True
+            raise
+
+    def _sampled(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
+        job.between()
+        self._insist(lambda: self._process.ready(job.between))  # it may still be starting
+        prompts = self.encode(job.prompts)
+        if self._probe is None:
+            self._probe = imagined(self.model, prompts.table, self.seed)
+        if self._published is None:
+            self.publish(0)
+        elif not self._compared:
+            with self.roles.sampling(merge=True) as network:
+                self._compare(network)
+        completion = self._insist(lambda: self._sample(job, prompts))
+        self._probe = remembered(completion) or self._probe
+        return completion, texts(self.model, completion)
+
+    def publish(self, version: int) -> None:
+        """Sample with the policy's present weights from now on.
+
+        Raises:
+            VllmFailedError: vLLM failed, lacks a weight, or does not score responses as the trainer does.
+        """
+        if self._given_up:
+            return
+        begun = time.monotonic()
+        if self._probe is None and (example := self._example()) is not None:
+            self._probe = imagined(self.model, self.encode([example]).table, self.seed)
+        with self.roles.sampling(merge=True) as network:
+            written = WeightSync(weights_of(network), version, dtype=self.model.compute)
+            if self._published is not None:
+                self._published.close()
+            self._published, self._compared = written, False
+            self._insist(lambda: self._load(written))
+            if self._probe is not None:
+                self._compare(network)
+        self.metrics |= {"timing_s/publish_vllm": time.monotonic() - begun, "vllm/restarts": float(self.restarts)}
+
+    def rest(self) -> None:
+        """Have vLLM give its memory of the GPU back until the next publication, if it may."""
+        if self.options.sleep and not self._resting and not self._given_up:
+            self._insist(lambda: next(self._process.ask("rest", {"do": "rest"})))
+            self._resting = True
+
+    def score(self, completion: Completion, *, temperature: float) -> Tensor:
+        """vLLM's log-probs [B, T] float32 of tokens that the policy chose, 0 elsewhere."""
+        return self._insist(lambda: self._score(completion, temperature))
+
+    def close(self) -> None:
+        """End vLLM and free the memory of its weights."""
+        self._process.close()
+        if self._published is not None:
+            self._published.close()
+
+    def _arguments(self, path: Path, batch_size: int) -> dict[str, Any]:
+        options = self.options
+        found: dict[str, Any] = {
+            "model": str(path),
+            "dtype": str(self.model.compute).removeprefix("torch."),
+            "load_format": "dummy",
+            "logprobs_mode": "raw_logprobs",
+            "worker_extension_cls": "burnish_vllm.extension.Extension",
+            "generation_config": "vllm",
+            "mm_processor_cache_gb": 0,
+            "skip_mm_profiling": True,
+            "disable_log_stats": True,
+            "enforce_eager": options.enforce_eager,
+            "gpu_memory_utilization": options.memory_fraction,
+            "tensor_parallel_size": options.tensor_parallel,
+            "enable_sleep_mode": options.sleep,
+            "max_num_seqs": batch_size,
+        }
+        if options.kv_cache_gb is not None:
+            found["kv_cache_memory_bytes"] = int(options.kv_cache_gb * 2**30)
+        if options.max_model_len is not None:
+            found["max_model_len"] = options.max_model_len
+        return found | options.arguments
+
+    def _started(self) -> VllmProcess:
+        options = self.options
+        return VllmProcess(
+            options.python, self._first,
+            devices=options.devices, start_timeout=options.start_timeout, timeout=options.timeout,
+        )  # fmt: skip
+
+    def _insist(self, question: Callable[[], T]) -> T:
+        """Ask again where vLLM has died: with the same weights and seeds it gives the same answers."""
+        left = self.options.restarts
+        while True:
+            try:
+                return question()
+            except VllmDiedError as error:
+                if not left:
+                    raise
+                warnings.warn(f"{error}\nvLLM is started again", stacklevel=3)
+            left -= 1
+            self.restarts += 1
+            self._process.close()
+            self._process = self._started()
+            if self._published is not None:
+                self._load(self._published)
+
+    def _load(self, written: WeightSync) -> None:
+        header = {"do": "load", "path": written.path, "version": written.version, "digest": written.digest}
+        answer, _ = next(self._process.ask(f"weights of version {written.version}", header))
+        self._resting = False
+        if (answer["version"], answer["digest"]) != (written.version, written.digest):
+            raise VllmFailedError(f"vLLM has weights of version {answer['version']}, not {written.version}")
+        if answer["missing"]:
+            raise VllmFailedError(
+                f"vLLM has weights that the trainer does not publish: {', '.join(answer['missing'][:5])}; "
+                "this model can't be sampled with it, use Burnish's own engine"
+            )
+
+    def _sample(self, job: ResponseJob, prompts: Gathered[Encoded]) -> Completion:
+        sampling = job.sampling
+        self._check(sampling, prompts.table)
+        keys = [
+            random.key(self.seed, job.purpose, job.update, prompt.uid, sample)
+            for prompt, sample in zip(job.prompts, job.sample.tolist(), strict=True)
+        ]
+        media, arrays = packed(self.model, prompts.table)
+        arrays |= {"prompt": prompts.index.numpy(), "seed": np.asarray(keys, dtype=np.int64)}
+        header = {"do": "sample", "media": media, "temperature": sampling.scored_at}
+        header["sampling"] = parameters(sampling, self.model.stop)
+        answers = self._rows(f"{len(keys)} responses", header, arrays, len(keys), job.between)
+        ids, logprob, length, finished = unpacked(answers)
+        mask = torch.arange(ids.shape[1]) < length[:, None]
+        first = torch.tensor([prompts.table.next_position[row] for row in prompts.index.tolist()], dtype=torch.long)
+        positions = (first[:, None] + torch.arange(ids.shape[1])) * mask
+        return Completion(
+            prompts=prompts,
+            ids=ids,
+            mask=mask,
+            logprob=logprob,
+            positions=positions[:, None].expand(-1, self.model.axes, -1),
+            length=length,
+            finished=finished,
+            features=[Features.none()] * len(length),
+        )
+
+    def _score(self, completion: Completion, temperature: float) -> Tensor:
+        whole = with_responses(completion)
+        media, arrays = packed(self.model, whole)
+        header = {"do": "score", "media": media, "temperature": temperature}
+        answers = self._rows(f"log-probs of {len(completion)} responses", header, arrays, len(completion))
+        scores = torch.zeros(completion.ids.shape)
+        for row, (length, (_, own)) in enumerate(zip(completion.length.tolist(), answers, strict=True)):
+            if length:
+                scores[row, :length] = torch.from_numpy(own["logprob"][-length:])
+        return torch.where(completion.mask, scores, 0)
+
+    def _rows(
+        self, what: str, header: dict[str, Any], arrays: dict[str, np.ndarray], count: int,
+        between: Callable[[], None] = lambda: None,
+    ) -> list[Any]:  # fmt: skip
+        """Answers in order of their rows."""
+        assert self._published is not None, "nothing has been published"
+        assert not self._resting, "nothing has been published since vLLM was put to rest"
+        found: dict[int, Any] = {}
+        for answer, data in self._process.ask(what, header, arrays, between):
+            if "done" in answer:
+                break
+            if answer["version"] != self._published.version:
+                raise VllmFailedError(
+                    f"vLLM sampled with weights of version {answer['version']}, not {self._published.version}"
+                )
+            found[answer["row"]] = (answer, data)
+        return [found[row] for row in range(count)]
+
+    def _check(self, sampling: Sampling, prompts: Encoded) -> None:
+        if sampling.first_temperature is not None:
+            raise UserError(
+                f"rollout.fire_temperature is {sampling.first_temperature}, but vLLM has one temperature for all "
+                "tokens; sample with Burnish's own engine, or leave it out"
+            )
+        longest = self._process.ready()["longest"]
+        needed = max(prompts.lengths) + sampling.max_new_tokens
+        if needed > longest:
+            raise UserError(
+                f"a prompt of {max(prompts.lengths)} tokens and a response of {sampling.max_new_tokens} make {needed}, "
+                f"but vLLM reads {longest}; raise rollout.vllm.max_model_len or lower rollout.max_new_tokens"
+            )
+
+    def _compare(self, network: nn.Module) -> None:
+        """Score the probe on both sides.
+
+        Raises:
+            VllmFailedError: they differ by more than the tolerance.
+        """
+        probe = self._probe
+        assert probe is not None
+        assert self._published is not None
+        ours = response_logprobs(self.model, network, probe, temperature=1.0).logprob.cpu()
+        difference = (ours - self.score(probe, temperature=1.0))[probe.mask].abs()
+        mean, largest = float(difference.mean()), float(difference.max())
+        self.metrics |= {"vllm/logprob_abs_diff_mean": mean, "vllm/logprob_abs_diff_max": largest}
+        if not mean <= self._tolerance:
+            raise VllmFailedError(
+                f"after the publication of version {self._published.version}, vLLM's log-probs differ from the "
+                f"trainer's by {mean:.2g} on average, more than rollout.vllm.tolerance = {self._tolerance:g}: it has "
+                "kept some of its old weights, or computes this model otherwise; use Burnish's own engine"
+            )
+        self._compared = True
+
+
+def parameters(sampling: Sampling, stop: tuple[int, ...]) -> dict[str, Any]:
+    """A way of sampling as vLLM's SamplingParams have it.
+
+    The logits that vLLM gets are divided by the temperature already: all that is left of it is whether to draw.
+    """
+    return {
+        "temperature": 1.0 if sampling.temperature else 0.0,
+        "top_k": sampling.top_k or -1,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "max_tokens": sampling.max_new_tokens,
+        "min_tokens": sampling.min_new_tokens,
+        "stop": list(sampling.stop),
+        "stop_token_ids": list(stop),
+        "include_stop_str_in_output": True,
+        "ignore_eos": True,  # the stop ids are all that there are
+        "detokenize": bool(sampling.stop),
+    }

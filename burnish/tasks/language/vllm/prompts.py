@@ -1,0 +1,60 @@
+"""Prompts on their way to vLLM: the ids, positions and pixels that the model's adapter made, as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from burnish.language.model import LanguageModel
+from burnish.types.completion import Completion, Encoded, Features
+
+
+def packed(model: LanguageModel, prompts: Encoded) -> tuple[list[dict[str, int]], dict[str, np.ndarray]]:
+    """What each prompt has of media, by the id of its placeholder, and the arrays of all prompts."""
+    media: list[dict[str, int]] = []
+    arrays: dict[str, np.ndarray] = {}
+    placeholders = dict(zip(("image", "video"), model.placeholders.tolist(), strict=False))
+    for number, (ids, positions, features) in enumerate(
+        zip(prompts.ids, prompts.positions, prompts.features, strict=True)
+    ):
+        own: dict[str, Tensor] = {"ids": ids}
+        kinds = _kinds(features)
+        if kinds:
+            own["positions"] = positions
+        for kind, (pixels, grid) in kinds.items():
+            own |= {kind: pixels, f"{kind}_grid": grid}
+        media.append({kind: placeholders[kind] for kind in kinds})
+        arrays |= {f"{number}/{name}": tensor.cpu().numpy() for name, tensor in own.items()}
+    return media, arrays
+
+
+def _kinds(features: Features) -> dict[str, tuple[Tensor, Tensor]]:
+    both = {"image": (features.images, features.image_grid), "video": (features.videos, features.video_grid)}
+    return {kind: (pixels, grid) for kind, (pixels, grid) in both.items() if len(grid)}
+
+
+def with_responses(completion: Completion) -> Encoded:
+    """Prompts and their responses as texts of their own [B], to be scored from the first token on."""
+    parts = completion.prompts.rows()
+    ids, positions, features = [], [], []
+    for row, length in enumerate(completion.length.tolist()):
+        ids.append(torch.cat([parts.ids[row], completion.ids[row, :length]]))
+        positions.append(torch.cat([parts.positions[row], completion.positions[row, :, :length]], 1))
+        features.append(Features.joined([parts.features[row], completion.features[row]]))
+    return Encoded(ids=ids, positions=positions, features=features)
+
+
+def unpacked(rows: Sequence[tuple[dict[str, Any], dict[str, np.ndarray]]]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Answers in order of their rows: ids [B, T] long, log-probs [B, T] float32, length [B] long, finished [B] bool."""
+    length = torch.tensor([len(arrays["ids"]) for _, arrays in rows], dtype=torch.long)
+    longest = int(length.max()) if rows else 0
+    ids, logprob = torch.zeros(len(rows), longest, dtype=torch.long), torch.zeros(len(rows), longest)
+    for row, (_, arrays) in enumerate(rows):
+        ids[row, : length[row]] = torch.from_numpy(arrays["ids"])
+        logprob[row, : length[row]] = torch.from_numpy(arrays["logprob"])
+    finished = torch.tensor([header["finished"] for header, _ in rows], dtype=torch.bool)
+    return ids, logprob, length, finished

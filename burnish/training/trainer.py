@@ -1,0 +1,321 @@
+"""A rank in this process: it annotates, updates, publishes, and knows the whole state of training."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from burnish.algorithms.base import Algorithm, Metrics
+from burnish.options import StepOptions
+from burnish.training.ema import Ema
+from burnish.training.parameter_groups import ParameterGroup
+from burnish.training.pieces import pieces
+from burnish.training.ranks import ALONE, Ranks
+from burnish.training.sharding import Shards
+from burnish.types.batch import Batch, numbers
+from burnish.types.rollout import Collected
+from burnish.utils import random
+from burnish.utils.errors import UserError
+from burnish.utils.timer import Stopwatch
+
+
+class Diverged(UserError):
+    """The loss stayed non-finite; the last checkpoint is from before."""
+
+
+class TrainedRoles(Protocol):
+    """What a rank needs of its networks, whatever they are."""
+
+    moved: bool
+    optimizer_steps: int  # of the run so far
+    micro_batch_size: int
+    device: torch.device  # where the networks compute
+    shards: Shards  # how they lie on the ranks
+
+    def begin(self, collected: Any, *, moved: bool) -> None:
+        """Samples have come to learn from; ``moved`` says that the policy is no longer the one that made them."""
+
+    def stepped(self) -> None:
+        """The policy was moved away from what sampled and from what annotated."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class AuxiliaryLoss(Protocol):
+    """A second loss, which knows the size of its own batches."""
+
+    def backward(self, step: int, roles: Any, ranks: Ranks) -> tuple[float, Metrics]:
+        """Add its gradients at an optimizer step, counted from 0: its weighted loss, and what it reports.
+
+        Both are this rank's share; the sum over ranks is the whole.
+        """
+        ...
+
+
+class Balance(Protocol):
+    """A loss on what the policy computes for the algorithm, which has to see the whole optimizer batch beforehand."""
+
+    def counting(self) -> AbstractContextManager[None]:
+        """Forward passes in here are those of an optimizer batch."""
+        ...
+
+    def learning(self) -> AbstractContextManager[None]:
+        """Backward passes in here add its gradients."""
+        ...
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Passes in here are neither."""
+        ...
+
+    def agree(self, ranks: Ranks) -> None:
+        """Make what each rank has counted that of the whole batch."""
+        ...
+
+    def metrics(self) -> Metrics:
+        """What it reports of that batch: this rank's share."""
+        ...
+
+
+class Publisher(Protocol):
+    """An engine that samples with weights of its own."""
+
+    def publish(self, version: int) -> None:
+        """Sample with the policy's present weights from now on."""
+        ...
+
+    def rest(self) -> None:
+        """Nothing is sampled until the next publication."""
+        ...
+
+
+class Trainer:
+    """The networks, their optimizers and their average, behind the verbs of the loop."""
+
+    def __init__(
+        self,
+        roles: TrainedRoles,
+        algorithm: Algorithm,
+        groups: Sequence[ParameterGroup],
+        *,
+        trainer: StepOptions,
+        ema: Ema | None,
+        seed: int,
+        watch: Stopwatch,
+        besides: AuxiliaryLoss | None = None,
+        balance: Balance | None = None,
+        publisher: Publisher | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        """Take over what an assembly made.
+
+        Args:
+            roles: the networks.
+            algorithm: what is done with a batch.
+            groups: what learns, the actor first.
+            trainer: how a batch becomes optimizer steps.
+            ema: average of the actor's weights.
+            seed: of the run.
+            watch: takes the time.
+            besides: what every optimizer step learns, too.
+            balance: of the experts of a mixture, if the network is one.
+            publisher: who samples, where that has to be told of weights.
+            ranks: that hold these networks together. Every verb is called on all of them, with the same arguments;
+                each learns its own rows of every mini-batch.
+        """
+        self.roles, self.algorithm, self.groups = roles, algorithm, list(groups)
+        self.trainer, self.ema, self.seed, self.watch = trainer, ema, seed, watch
+        self.besides, self.balance, self.publisher, self.ranks = besides, balance, publisher, ranks
+        self.version = 0  # policy updates that the published weights have seen
+        self.optimizer_steps = 0
+        self.skipped_in_a_row = 0
+
+    def annotate(self, scored: Collected) -> Any:
+        """Add what needs a forward pass."""
+        if self.publisher is not None:
+            self.publisher.rest()
+        self.roles.begin(scored, moved=scored.version != self.version)
+        with self.watch("old_log_prob"):
+            return self.algorithm.annotate(scored, self.roles)
+
+    def credit(self, annotated: Any) -> tuple[Any, Metrics]:
+        """Rewards to training signal: the whole batch, on every rank alike."""
+        with self.watch("adv"):
+            return self.algorithm.credit(annotated)
+
+    def update(self, batch: Batch, update: int) -> Metrics:
+        """Mini-batches, micro-batches and optimizer steps of one policy update."""
+        metrics: defaultdict[str, list[float]] = defaultdict(list)
+        skipped = empty = 0
+        with self.watch("update_actor"):
+            for mini in self._mini_batches(batch, update):
+                step = self._step(mini, update)
+                skipped += "actor/skipped" in step
+                empty += "actor/empty" in step
+                for name, value in step.items():
+                    metrics[name].append(value)
+            self.roles.optimizer_steps = self.optimizer_steps
+            after = self.algorithm.after_update(self.roles, update)
+        means = {name: sum(values) / len(values) for name, values in metrics.items()}
+        means["actor/skipped_updates"] = float(skipped or not metrics)  # or there was nothing to learn from
+        means["actor/empty_updates"] = float(empty or not metrics)
+        means.pop("actor/skipped", None)
+        means.pop("actor/empty", None)
+        return means | after
+
+    def publish(self, version: int) -> None:
+        """Sample with these weights from now on; most engines do so already, and nothing moves but the version."""
+        self.version = version
+        self.roles.moved = False
+        if self.publisher is not None:
+            self.publisher.publish(version)
+
+    def _mini_batches(self, batch: Batch, update: int) -> list[Batch]:
+        count = len(batch)
+        size = self.trainer.mini_batch_size or max(count, 1)
+        minis = []
+        for epoch in range(self.trainer.epochs):
+            order = list(range(count))
+            if size < count:
+                order = random.permutation(count, self.seed, "mini_batches", update, epoch)
+            minis += [batch.select(order[start : start + size]) for start in range(0, count, size)]
+        return minis
+
+    def _step(self, mini: Batch, update: int) -> Metrics:
+        """One optimizer step. The loss is divided once, by the size of the whole mini-batch."""
+        size = self.algorithm.size(mini)
+        if not size:
+            return {"actor/skipped": 1.0, "actor/empty": 1.0}  # nothing in it is to be learned from
+        for group in self.groups:
+            group.zero_grad()
+        share = self._backward(mini, size)
+        if self.besides is not None:
+            share["besides"], reported = self.besides.backward(self.optimizer_steps, self.roles, self.ranks)
+            share |= {f"report {name}": value for name, value in reported.items()}
+        whole = self.ranks.sum(share | self.roles.shards.learned())
+        self.roles.shards.drop_unlearned(whole)
+        total, metrics = whole["loss"] + whole.get("besides", 0.0), summary(whole)
+        metrics["actor/loss"] = whole["loss"] / size
+        learning = [group for group in self.groups if group.learns(update)]
+        norms = {}
+        for group in learning:
+            norms[group.name] = norm = group.clip()
+            metrics |= {f"{group.name}/grad_norm": norm, f"{group.name}/lr": group.lr}
+        power, actor = metrics.get("variance_proxy/proxy2_total_power"), self.groups[0].name
+        if power is not None and actor in norms:
+            metrics |= signal_and_noise(power, norms[actor], whole["count variance_proxy/proxy2_total_power"])
+        if not all(map(math.isfinite, [total, *norms.values()])):
+            return self._skip(total, norms)
+        for group in learning:
+            group.step()
+        self.optimizer_steps += 1
+        self.skipped_in_a_row = 0
+        if self.groups[0] in learning:
+            self.roles.stepped()
+            if self.ema:
+                self.ema.update()
+        return metrics
+
+    def _backward(self, mini: Batch, size: int) -> dict[str, float]:
+        """Gradients of a mini-batch, a micro-batch at a time: this rank's share of the sums that ``summary`` reads."""
+        share: defaultdict[str, float] = defaultdict(float, {"loss": 0.0})
+        told: list[tuple[str, Tensor | float]] = []
+        if self.balance is not None:
+            with self.balance.counting():
+                for part, weight in self._pieces(mini):
+                    with self._balanced(weight):
+                        self.algorithm.loss(part, self.roles)
+            self.balance.agree(self.ranks)
+        with self.balance.learning() if self.balance else nullcontext():
+            for part, weight in self._pieces(mini):
+                with self._balanced(weight):
+                    loss = self.algorithm.loss(part, self.roles)
+                (loss.total * weight / size).backward()
+                if not weight:
+                    continue
+                told.append(("loss", loss.total.detach()))
+                for name, (value, count) in loss.metrics.items():
+                    told += [(f"sum {name}", value), (f"count {name}", count)]
+        # read only now, so that the GPU need not be waited for between micro-batches
+        for (name, _), number in zip(told, numbers([value for _, value in told]), strict=True):
+            share[name] += number
+        reported = self.balance.metrics() if self.balance else {}
+        return share | {f"report {name}": value for name, value in reported.items()}
+
+    def _pieces(self, mini: Batch) -> Iterator[tuple[Batch, float]]:
+        """What this rank runs of a mini-batch, on the networks' device, and the weight of each piece."""
+        for part, weight in pieces(self.algorithm, mini, self.roles.micro_batch_size, self.ranks):
+            yield part.to(self.roles.device), weight
+
+    def _balanced(self, weight: float) -> AbstractContextManager[None]:
+        """A piece that only keeps other ranks company says nothing about the use of experts."""
+        return self.balance.paused() if self.balance and not weight else nullcontext()
+
+    def _skip(self, total: float, norms: dict[str, float]) -> Metrics:
+        """Leave the weights as they are: one bad batch must not end a run, several in a row must."""
+        self.skipped_in_a_row += 1
+        for group in self.groups:
+            group.zero_grad()
+        if self.skipped_in_a_row > self.trainer.max_skipped_updates:
+            lengths = ", ".join(f"{name} {norm}" for name, norm in norms.items())
+            raise Diverged(
+                f"loss {total} and gradient norm ({lengths}) were not finite for {self.skipped_in_a_row} optimizer "
+                f"steps in a row (trainer.max_skipped_updates={self.trainer.max_skipped_updates}); "
+                "lower optimizer.lr, and resume from the last checkpoint"
+            )
+        return {"actor/skipped": 1.0}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides how training goes on."""
+        return {
+            "roles": self.roles.state_dict(),
+            "groups": {group.name: group.state_dict() for group in self.groups},
+            "ema": self.ema.state_dict() if self.ema else None,
+            "trainer": {
+                "version": self.version,
+                "optimizer_steps": self.optimizer_steps,
+                "skipped_in_a_row": self.skipped_in_a_row,
+            },
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if (state["ema"] is None) != (self.ema is None):
+            raise UserError("ema is set in one of checkpoint and configuration only; give both the same")
+        self.roles.load_state_dict(state["roles"])
+        for group in self.groups:
+            group.load_state_dict(state["groups"][group.name])
+        if self.ema:
+            self.ema.load_state_dict(state["ema"])
+        self.version = state["trainer"]["version"]
+        self.optimizer_steps = state["trainer"]["optimizer_steps"]
+        self.skipped_in_a_row = state["trainer"]["skipped_in_a_row"]
+
+
+def signal_and_noise(power: float, norm: float, terms: float) -> Metrics:
+    """verl's proxies of how much of the gradient is signal.
+
+    Args:
+        power: mean over the terms of the squared norms of their gradients.
+        norm: of the mean of those gradients.
+        terms: how many, whose mean has a variance of (power - norm^2) / (terms - 1).
+    """
+    noise = max(power - norm**2, 0.0) / (terms - 1) if terms > 1 else 0.0
+    return {"variance_proxy/proxy1_signal_strength": norm**2, "variance_proxy/proxy3_pure_noise": noise}
+
+
+def summary(whole: Mapping[str, float]) -> Metrics:
+    """Metrics of a mini-batch from sums over it: ``sum NAME`` by ``count NAME``, and ``report NAME`` as it is."""
+    named = [name.removeprefix("sum ") for name in whole if name.startswith("sum ")]
+    metrics = {name: whole[f"sum {name}"] / whole[f"count {name}"] for name in named if whole[f"count {name}"]}
+    for name in [name for name in metrics if name.startswith("actor/ratio_square")]:
+        spread = metrics.pop(name) - metrics[name.replace("square", "mean")] ** 2
+        metrics[name.replace("square", "std")] = max(spread, 0.0) ** 0.5
+    return metrics | {
+        name.removeprefix("report "): value for name, value in whole.items() if name.startswith("report ")
+    }

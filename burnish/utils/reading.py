@@ -1,0 +1,103 @@
+"""Files that somebody else wrote: whatever is wrong with one is told with its name, and none is waited for."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from burnish.utils.errors import UserError, out_of_memory
+
+
+def checked_path(text: str, what: str = "") -> Path:
+    """The path that a text is, with ``~`` resolved; nothing need be there.
+
+    Args:
+        text: what the user wrote.
+        what: the option that it was written for, for messages.
+
+    Raises:
+        UserError: no system could have such a path.
+    """
+    if not text:
+        raise UserError(f"{what or 'a path'} is empty; give a path, or leave the option out")
+    subject = f"{what} is {text}" if what else str(text)
+    try:
+        path = Path(text).expanduser()
+        os.stat(path)
+    except RuntimeError:
+        raise UserError(f"{subject}, but there is no such user; write the path of the home folder") from None
+    except ValueError as error:  # a NUL, or half of a surrogate pair
+        raise UserError(f"{subject}, which is no path: {error}; write another") from None
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
+            raise UserError(f"{subject}, which is no path: {error.strerror}; write another") from None
+    return path
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a file.
+
+    Raises:
+        UserError: it can't be read, or is no file that ends.
+    """
+    try:
+        kind = path.stat().st_mode
+        if stat.S_ISDIR(kind):
+            raise UserError(f"{path} is a folder; give a file")
+        if not stat.S_ISREG(kind):
+            raise UserError(f"{path} is a pipe or a device; give a file")
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{path} can't be read: there is no such file; give another, or restore it") from None
+    except OSError as error:
+        raise UserError(f"{path} can't be read: {error.strerror}; give another, or restore it") from None
+
+
+def read_text(path: Path) -> str:
+    """The content of a text file, without the byte order mark that some editors write.
+
+    Raises:
+        UserError: it can't be read, or is not UTF-8.
+    """
+    try:
+        return read_file(path).removeprefix(codecs.BOM_UTF8).decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not text: byte {error.start} is not UTF-8; save it as UTF-8") from None
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a folder with something in it that whoever reads it would wait for without end.
+
+    Raises:
+        UserError: a pipe, a socket or a device lies in it.
+    """
+    for folder, _, names in os.walk(path):
+        for name in names:
+            file = Path(folder) / name
+            if file.exists() and not file.is_file():
+                raise UserError(f"{file} is a pipe or a device; remove it")
+
+
+@contextmanager
+def understood(what: str) -> Iterator[None]:
+    """Whatever a library raises about a user's file becomes a UserError: libraries raise whatever they like.
+
+    Args:
+        what: begins the message, such as "model.path is x, which can't be loaded".
+
+    Raises:
+        UserError: with the first line of what the library said.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        said = (str(error).strip() or "no reason is given").splitlines()[0]
+        raise UserError(f"{what}: {type(error).__name__}: {said}; restore its files, or give another") from error

@@ -1,0 +1,240 @@
+"""Files of finished pictures: what is read, and how what is wrong is told."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from burnish.data.flow.finished import EncodedPictures, StoredLatents
+from burnish.data.flow.pictures import read_pictures, size_of
+from burnish.types.batch import Gathered
+from burnish.types.media import Media
+from burnish.types.prompt import Prompt
+from burnish.types.rollout import Conditioning
+from burnish.utils.errors import UserError
+
+SIZE = (6, 8)  # height, width
+
+
+def picture(shade: int, size=SIZE) -> Image.Image:
+    return Image.fromarray(np.full((*size, 3), shade, dtype=np.uint8))
+
+
+def png(shade: int, size=SIZE) -> bytes:
+    buffer = io.BytesIO()
+    picture(shade, size).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def written(folder, records) -> object:
+    for name, shade in (("a.png", 10), ("b.png", 20)):
+        picture(shade).save(folder / name)
+    path = folder / "pictures.jsonl"
+    path.write_text("\n".join(json.dumps(record) if isinstance(record, dict) else record for record in records))
+    return path
+
+
+def refused(path, holds="pictures", size=SIZE) -> list[str]:
+    with pytest.raises(UserError) as caught:
+        read_pictures(path, holds, size=size)
+    return str(caught.value).replace(str(path), "FILE").split("\n")
+
+
+def embed(texts) -> Gathered[Conditioning]:
+    table = Conditioning(tokens=torch.tensor([[[float(len(text))] * 2] * 3 for text in texts]),
+                         pooled=torch.zeros(len(texts), 2))  # fmt: skip
+    return Gathered(table=table, index=torch.arange(len(texts)))
+
+
+class Painter:
+    """A model without a VAE; it counts what it encodes."""
+
+    encoded = 0
+
+    def encode_pictures(self, pictures):
+        self.encoded += len(pictures)
+        return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).float()
+
+
+class TestReading:
+    def test_paths_lie_beside_the_file_and_bytes_in_it(self, tmp_path):
+        data = base64.b64encode(png(30)).decode()
+        path = written(tmp_path, [
+            {"prompt": "one", "image": "a.png", "negative_prompt": "blur"},
+            "",
+            {"caption": "two", "file_name": str(tmp_path / "b.png")},
+            {"text": "three", "picture": "data:image/png;base64," + data},
+        ])  # fmt: skip
+        records = read_pictures(path, "pictures", size=SIZE)
+        assert [record.prompt for record in records] == [
+            Prompt(text="one", negative="blur"), Prompt(text="two"), Prompt(text="three")
+        ]  # fmt: skip
+        assert [np.asarray(record.pictures[0].image())[0, 0, 0] for record in records] == [10, 20, 30]
+        assert [record.where for record in records] == [f"{path}:{line}" for line in (1, 3, 4)]
+        assert len({record.uid for record in records}) == 3
+
+    def test_pairs(self, tmp_path):
+        path = written(tmp_path, [{"prompt": "p", "chosen": "a.png", "rejected": "b.png"},
+                                  {"prompt": "p", "chosen": "b.png", "rejected": "a.png"}])  # fmt: skip
+        one, two = read_pictures(path, "pairs", size=SIZE)
+        assert one.pictures == two.pictures[::-1]
+        assert one.uid != two.uid
+
+    def test_a_folder_with_captions(self, tmp_path):
+        (tmp_path / "deep").mkdir()
+        for name, text in (("deep/x.png", "an x\n"), ("y.png", "a y")):
+            picture(1).save(tmp_path / name)
+            (tmp_path / name).with_suffix(".txt").write_text(text)
+        found = read_pictures(tmp_path, "pictures", size=SIZE)
+        assert [record.prompt.text for record in found] == ["an x", "a y"]
+        picture(1).save(tmp_path / "z.png")
+        picture(1).save(tmp_path / "empty.png")
+        (tmp_path / "empty.txt").write_text(" \n")
+        messages = refused(tmp_path)
+        assert "empty prompt in empty.txt" in messages[0]
+        assert "no prompt beside it" in messages[1]
+
+    def test_a_folder_may_be_given_from_where_one_stands(self, tmp_path, monkeypatch):
+        inner = tmp_path / "pics" / "inner"
+        inner.mkdir(parents=True)
+        for place, shade in ((inner.parent / "1", 10), (inner / "2", 20)):
+            picture(shade).save(place.with_suffix(".png"))
+            place.with_suffix(".txt").write_text("a cat")
+        monkeypatch.chdir(tmp_path)
+        found = read_pictures(Path("pics"), "pictures", size=SIZE)
+        assert [record.where for record in found] == ["pics/1.png", "pics/inner/2.png"]
+        monkeypatch.chdir(inner)  # what was found stays found
+        assert [int(np.array(record.pictures[0].image())[0, 0, 0]) for record in found] == [10, 20]
+
+    def test_a_picture_on_its_side_is_measured_upright(self):
+        buffer = io.BytesIO()
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        picture(1, (6, 8)).save(buffer, format="JPEG", exif=exif)
+        media = Media.encoded(buffer.getvalue())
+        assert size_of(media) == (8, 6) == media.image().size[::-1]
+
+
+class TestComplaints:
+    def test_all_at_once_by_line(self, tmp_path):
+        path = written(tmp_path, [
+            {"prompt": "good", "image": "a.png"},
+            "?",
+            {"image": "a.png"},
+            {"prompt": "p"},
+            {"prompt": "p", "image": "missing.png"},
+            {"prompt": "p", "image": "pictures.jsonl"},
+            {"prompt": "p", "image": "a.png", "file_name": "b.png"},
+            {"prompt": "p", "image": "data:image/png;base64," + base64.b64encode(png(1, (4, 4))).decode()},
+        ])  # fmt: skip
+        messages = refused(path)
+        expected = {
+            2: "not JSON", 3: "has no prompt", 4: "has no image; its keys are 'prompt'", 5: "can't be read",
+            6: "can't be decoded", 7: "mean the same", 8: "4 x 4 pixels .* rollout.height x width is 6 x 8",
+        }  # fmt: skip
+        assert len(messages) == len(expected)
+        import re
+
+        for message, (line, words) in zip(messages, expected.items(), strict=True):
+            assert re.match(f"FILE:{line}: .*{words}", message), message
+
+    def test_of_pairs(self, tmp_path):
+        path = written(tmp_path, [{"prompt": "p", "chosen": "a.png"}, {"prompt": "p", "chosen": "a.png",
+                                                                      "rejected": "a.png"}])  # fmt: skip
+        messages = refused(path, "pairs")
+        assert "has no rejected" in messages[0]
+        assert "the same picture as chosen and as rejected" in messages[1]
+
+    def test_sizes_are_those_of_most_where_none_is_asked_for(self, tmp_path):
+        data = "data:image/png;base64," + base64.b64encode(png(1, (6, 4))).decode()
+        records = [{"prompt": "p", "image": "a.png"}, {"prompt": "p", "image": data}, {"prompt": "q", "image": "b.png"}]
+        path = written(tmp_path, records)
+        (message,) = refused(path, size=(None, None))
+        assert "FILE:2" in message
+        assert "most others is 6 x 8" in message
+        assert len(read_pictures(path, "pictures", size=None)) == 3
+
+    def test_files_that_hold_something_else(self, tmp_path):
+        assert "no file of pictures" in refused(tmp_path / "x.csv")[0]
+        assert "no file of pairs" in refused(tmp_path, "pairs")[0]
+        (tmp_path / "none.jsonl").write_text("\n")
+        assert "holds no pictures" in refused(tmp_path / "none.jsonl")[0]
+
+
+class TestEncoding:
+    def make(self, tmp_path, **kwargs):
+        path = written(tmp_path, [{"prompt": "p", "image": "a.png"}, {"prompt": "pp", "image": "b.png"}])
+        records = read_pictures(path, "pictures", size=None)
+        return EncodedPictures(records, Painter(), embed, **({"shape": (3, *SIZE), "crop": None} | kwargs))
+
+    def test_every_picture_is_encoded_once(self, tmp_path):
+        data = self.make(tmp_path)
+        for update in (1, 2, 3):
+            given = data.given([data.records[1], *data.records, data.records[1]], torch.ones(2), update=update, seed=7)
+        assert data.model.encoded == 2
+        assert given.latents.shape == (4, 1, 3, *SIZE)
+        assert given.latents[:, 0, 0, 0, 0].tolist() == [20, 10, 20, 20]
+        assert given.conditioning.rows().tokens[:, 0, 0].tolist() == [2, 1, 2, 2]
+        assert (given.update, given.version, given.seed) == (3, 2, 7)
+
+    def test_crop_scales_and_cuts_around_the_centre(self, tmp_path):
+        data = self.make(tmp_path, crop=(4, 2), shape=(3, 4, 2))
+        assert data.given(data.records, torch.ones(2), update=1, seed=0).latents.shape == (2, 1, 3, 4, 2)
+
+    def test_latents_of_another_shape_are_refused_by_line(self, tmp_path):
+        with pytest.raises(UserError, match=r"pictures.jsonl:1: .*rollout.height"):
+            self.make(tmp_path, shape=(3, 4, 4)).check()
+
+
+class TestStored:
+    def tensors(self, **changes):
+        made = {"chosen": torch.rand(4, 3, *SIZE), "rejected": torch.rand(4, 3, *SIZE), "tokens": torch.rand(4, 3, 2),
+                "pooled": torch.rand(4, 2)}  # fmt: skip
+        return {name: value for name, value in (made | changes).items() if value is not None}
+
+    def stored(self, tmp_path, **changes):
+        path = tmp_path / "pairs.safetensors"
+        save_file(self.tensors(**changes), path)
+        return StoredLatents(path, "pairs")
+
+    def test_rows(self, tmp_path):
+        data = self.stored(tmp_path)
+        data.connect(embed, (3, *SIZE))
+        data.check()
+        given = data.given([data.records[2], data.records[0]], torch.ones(2), update=1, seed=0)
+        assert torch.equal(given.latents, torch.stack([data.tensors["chosen"], data.tensors["rejected"]], 1)[[2, 0]])
+        assert torch.equal(given.conditioning.rows().tokens, data.tensors["tokens"][[2, 0]])
+        assert torch.equal(given.unconditional.rows().tokens, embed(["", ""]).rows().tokens)
+        assert len(set(given.uid)) == 2
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"rejected": None}, "has no rejected"),
+            ({"tokens": torch.rand(3, 3, 2)}, "differ in length: tokens 3"),
+            ({"rejected": torch.rand(4, 3, 2, 2)}, "differ in shape"),
+            ({"pooled": torch.full((4, 2), float("nan"))}, "pooled has values that are not finite"),
+            ({"negative_tokens": torch.rand(4, 3, 2)}, "only one of negative_tokens"),
+        ],
+    )
+    def test_what_is_wrong_is_told(self, tmp_path, changes, message):
+        with pytest.raises(UserError, match=message):
+            self.stored(tmp_path, **changes)
+
+    def test_what_only_the_model_can_tell(self, tmp_path):
+        data = self.stored(tmp_path)
+        data.connect(embed, (3, 9, 9))
+        with pytest.raises(UserError, match="holds latents"):
+            data.check()
+        data = self.stored(tmp_path, tokens=torch.rand(4, 5, 2))
+        data.connect(embed, (3, *SIZE))
+        with pytest.raises(UserError, match="holds tokens"):
+            data.check()

@@ -1,0 +1,72 @@
+"""Folders of models from strangers: what they bring as code is neither run nor asked about."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import sys
+
+import pytest
+
+from burnish.models.flow.loading import load_model, read_index
+from burnish.models.language.loading import load_language_model
+from burnish.options import ModelOptions
+from burnish.utils.errors import UserError
+from tests.support.factory import tiny_pipeline
+from tests.support.language_samples import folder_of
+
+CODE = "import pathlib; pathlib.Path(__file__).with_name('ran').touch()\nclass Own: pass\n"
+
+
+def change(file, **changes):
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.fixture
+def language(tmp_path, monkeypatch):
+    folder = shutil.copytree(folder_of("llama"), tmp_path / "model")
+    (folder / "own.py").write_text(CODE)
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("nobody is there to be asked"))
+    return folder
+
+
+def load(folder):
+    load_language_model(ModelOptions(path=str(folder), device="cpu"))
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
+def test_code_beside_a_language_model_is_not_run(language, file):
+    own = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own", "AutoTokenizer": ["own.Own", "own.Own"]}
+    change(language / file, auto_map=own, tokenizer_class="Own")
+    with contextlib.suppress(UserError):
+        load(language)
+    assert not (language / "ran").exists()
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "[1]", "7", "\0", '{"a":' * 10_000])
+def test_a_configuration_that_is_none_is_told_in_words(language, tmp_path, content):
+    (language / "config.json").write_text(content)
+    (tmp_path / "model_index.json").write_text(content)
+    for read in (lambda: load(language), lambda: read_index(ModelOptions(path=str(tmp_path)))):
+        with pytest.raises(UserError, match=r"config\.json|model_index\.json"):
+            read()
+
+
+def test_modules_that_a_pipeline_names_are_not_imported(tmp_path, monkeypatch):
+    folder = tiny_pipeline(tmp_path, vae=False)
+    (tmp_path / "own.py").write_text(CODE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    change(folder / "model_index.json", tokenizer=["own", "Own"])
+    with pytest.raises(UserError, match="takes tokenizer from 'own'; parts must be of diffusers or transformers"):
+        load_model(ModelOptions(path=str(folder)))
+    assert not (tmp_path / "ran").exists()
+    assert "own" not in sys.modules
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "/etc", "a/b"])
+def test_parts_outside_of_a_pipeline_s_folder_are_refused(tmp_path, name):
+    folder = tiny_pipeline(tmp_path, vae=False)
+    change(folder / "model_index.json", **{name: ["diffusers", "AutoencoderKL"]})
+    with pytest.raises(UserError, match="no name of a pipeline's part"):
+        read_index(ModelOptions(path=str(folder)))

@@ -1,0 +1,156 @@
+"""Workers of a pool: called together, called one by one, dead, late, and replaced."""
+
+import os
+import signal
+import time
+from dataclasses import replace
+
+import pytest
+
+from burnish.options.ray import RayOptions
+from burnish.runtime.actor_group import ActorGroup
+from burnish.runtime.calls import first_done
+from burnish.runtime.faults import RestartLimit, WorkerDied, WorkerTimeout
+from burnish.utils.errors import ConfigError
+from tests.runtime.conftest import SLOW
+from tests.support.toy_workers import Refusing, Toy
+
+pytestmark = pytest.mark.cluster
+
+NOTICED = 5.0  # seconds in which a death has to show: it takes 0.1 where the machine is idle
+LONG = 600.0
+
+
+@pytest.fixture(scope="module")
+def three(pools):
+    with pools(train=3) as opened, ActorGroup(opened["train"], Toy, [(10,), (11,), (12,)], collective=False) as group:
+        yield group
+
+
+def test_workers_know_their_places_and_answer_in_the_order_of_ranks(three):
+    abouts = three.call("about")
+    assert [place.rank for place, _ in abouts] == [place.local_rank for place, _ in abouts] == [0, 1, 2]
+    assert [arguments for _, arguments in abouts] == [(10,), (11,), (12,)]
+    assert len({(place.address, place.port, place.size, place.device) for place, _ in abouts}) == 1
+    assert abouts[0][0].address.startswith("127.")
+    before = three.call("count")
+    assert three.call("add", 5) == [5, 6, 7]
+    assert three.call_each("add", [(1, 1), (2, 2), (3, 3)]) == [2, 5, 8]
+    assert three.call_one(2, "add", 1) == 3
+    assert [now - then for now, then in zip(three.call("count"), before, strict=True)] == [2, 2, 3]
+
+
+def test_workers_leave_ctrl_c_to_the_driver_and_see_its_modules_and_threads(three, monkeypatch):
+    assert three.call_one(0, "handler")
+    for pid in three.pids:
+        os.kill(pid, signal.SIGINT)
+    found = three.call_one(1, "environment", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "HF_HUB_OFFLINE")
+    assert found["OMP_WAIT_POLICY"] == os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
+    assert found["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", "1")
+    assert found["HF_HUB_OFFLINE"] == os.environ.get("HF_HUB_OFFLINE")
+    assert os.path.realpath(os.getcwd()) in found["path"]
+
+
+def test_a_second_line_of_calls_does_not_wait_for_the_first(three):
+    waiting = three.submit_one(0, "wait", LONG)
+    assert not waiting.done()
+    assert three.submit_one(0, "release", beside=True).result() is None
+    assert waiting.result() is True
+
+
+def test_a_worker_killed_in_mid_call_is_noticed_at_once_and_replaced(three):
+    kept = three.submit_one(1, "pair", 200_000, keep=True)
+    assert kept.result() == 200_000
+    calls = [three.submit_one(rank, "sleep", seconds) for rank, seconds in ((1, LONG), (2, 0.0))]
+    assert first_done(calls) == [calls[1]]  # worker 1 is busy
+    start = kill(three, 1)
+    with pytest.raises(WorkerDied, match="worker 1 of pool train died") as caught:
+        calls[0].result()
+    assert time.monotonic() - start < NOTICED
+    assert (caught.value.pool, caught.value.rank) == ("train", 1)
+    assert first_done(calls[:1]) == calls[:1]
+    assert three.call_one(2, "total", kept.kept[1]) == sum(range(200_000))  # what it left outlives it
+    assert three.call_one(0, "add", 0) == 0  # the others go on
+    assert three.dead() == [1]
+    with pytest.raises(WorkerDied):
+        three.call_one(1, "count")
+    place = three.call_one(0, "about")[0]
+    three.restart(1)
+    assert three.call_one(1, "about") == (replace(place, rank=1, local_rank=1), (11,))
+    assert three.call_one(1, "count") == 0
+    assert three.dead() == []
+
+
+def test_an_error_of_one_worker_is_heard_while_others_work(three):
+    call = three.submit("refuse_on", 1, 3.0)
+    assert first_done([call, three.submit_one(0, "sleep", 3.0)]) == [call]
+    with pytest.raises(ConfigError, match="no luck on 1"):
+        call.results()
+
+
+def test_a_late_answer_names_pool_worker_method_and_seconds(three):
+    call = three.submit_one(2, "sleep", 3.0, seconds=0.5, option="some.option")
+    with pytest.raises(WorkerTimeout, match=r"sleep of worker 2 of pool train longer than some\.option=0\.5 seconds"):
+        call.result()
+    assert three.call_one(0, "add", 0) == 0
+
+
+def test_errors_of_workers_come_back_as_they_are(three):
+    with pytest.raises(ConfigError, match="no luck on 1") as caught:
+        three.call("refuse_on", 1, 0.0)
+    assert "worker 1 of pool train" in caught.value.__notes__[0]
+    with pytest.raises(RuntimeError, match="Unpicklable: neither here nor there"):
+        three.call_one(0, "odd_error")
+
+
+def test_a_pool_whose_workers_wait_for_each_other_is_ended_and_rebuilt_together(pools):
+    options = RayOptions(address="local", start_timeout=SLOW, call_timeout=SLOW, max_restarts=2)
+    with (
+        pools(options=options, train=2) as opened,
+        ActorGroup(opened["train"], Refusing, [(-1,), (-1,)], collective=True) as group,
+    ):
+        call = group.submit("sleep_on", 1, LONG)  # worker 0 is to wait for worker 1 ...
+        pids, start = list(group.pids), kill(group, 1)
+        with pytest.raises(WorkerDied, match="worker 1"):
+            call.results()
+        assert time.monotonic() - start < NOTICED
+        with pytest.raises(WorkerDied, match="the pool was ended: worker 1"):
+            group.call("count")
+        assert gone(pids[0])
+
+        group.rebuild()
+        assert not set(group.pids) & set(pids)
+        with pytest.raises(ConfigError, match="no luck on 1"):
+            group.call("refuse_on", 1, LONG)  # ... or for one that raised
+
+        with pytest.raises(ConfigError, match="rank 1 has nothing to do"):
+            group.rebuild([(1,), (1,)])
+        with pytest.raises(RestartLimit, match=r"ray\.max_restarts=2.*rank 1 has nothing to do"):
+            group.rebuild()
+
+
+def test_a_pool_whose_workers_wait_for_each_other_is_ended_when_one_is_late(pools):
+    with pools(train=2) as opened, ActorGroup(opened["train"], Toy, collective=True) as group:
+        with pytest.raises(WorkerTimeout, match="sleep_on of worker 0 of pool train"):
+            group.submit("sleep_on", 1, LONG, seconds=0.5).results()
+        assert all(map(gone, group.pids))
+
+
+def kill(group: ActorGroup, rank: int) -> float:
+    """Kill a worker; when it was."""
+    time.sleep(1.0)  # it has begun, most likely; what it is asked before it does ends in the same way
+    os.kill(group.pids[rank], signal.SIGKILL)
+    return time.monotonic()
+
+
+def gone(pid: int) -> bool:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            with open(f"/proc/{pid}/stat") as stat:
+                if stat.read().rpartition(")")[2].split()[0] == "Z":
+                    return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.1)
+    return False

@@ -1,0 +1,101 @@
+"""Weights in buckets, and checksums that notice any byte."""
+
+import pytest
+import torch
+
+from burnish.runtime import weight_stream as module
+from burnish.runtime.weight_stream import Fingerprint, Layout, Mismatch, Reader, Writer, checksum
+
+
+def some(**changed) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    found = {
+        "a": torch.randn(7, 5, generator=generator),
+        "b": torch.randn(33, generator=generator).to(torch.bfloat16),
+        "none": torch.zeros(0, 4),
+        "c": torch.arange(11, dtype=torch.uint8),
+        "d": torch.randn(4, 6, generator=generator).T,
+    }
+    return found | changed
+
+
+@pytest.mark.parametrize("size", [8, 13, 64, 100, 10_000])
+def test_weights_come_out_of_buckets_as_they_went_in(size):
+    sent = some()
+    layout = Layout.of(sent)
+    writer = Writer(size, "cpu")
+    buckets = [bucket.clone() for tensor in sent.values() for bucket in writer.add(tensor)] + list(writer.rest())
+    assert [len(bucket) for bucket in buckets[:-1]] == [size] * (len(buckets) - 1)
+    assert sum(map(len, buckets)) == layout.size == 7 * 5 * 4 + 33 * 2 + 11 + 24 * 4
+    room = layout.empty(sent)
+    reader = Reader(room)
+    for bucket in buckets:
+        assert reader.left
+        reader.take(bucket)
+    assert not reader.left
+    for name, tensor in sent.items():
+        assert torch.equal(tensor, room[name])
+    Fingerprint.of(sent, 3).check(Fingerprint.of(room, 3), "a test")
+
+
+@pytest.mark.parametrize("words", [4, 1 << 20])
+def test_every_single_bit_changes_the_checksum(words, monkeypatch):
+    monkeypatch.setattr(module, "WORDS", words)
+    module._places.cache_clear()
+    content = torch.randint(0, 256, (85,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    sums = {checksum(content)}
+    for place in range(len(content)):
+        for bit in range(8):
+            other = content.clone()
+            other[place] ^= 1 << bit
+            sums.add(checksum(other))
+    module._places.cache_clear()
+    assert len(sums) == 85 * 8 + 1
+
+
+def test_a_checksum_sees_order_and_nothing_of_strides():
+    one = torch.arange(16.0).view(4, 4)
+    assert checksum(one) == checksum(one.T.contiguous().T)
+    assert checksum(one) != checksum(one.T)
+    assert checksum(one) != checksum(one.flip(0))
+    assert checksum(torch.zeros(0)) == checksum(torch.zeros(5)) == 0
+    assert checksum(torch.cat([torch.zeros(1), one.flatten()])[1:]) == checksum(one)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"b": torch.zeros(33, dtype=torch.bfloat16)}, "tensor b (bfloat16 [33]) of version 3 differs"),
+        ({"a": torch.zeros(5, 7)}, "has a (float32 [7, 5]), and a test has a (float32 [5, 7]) there"),
+        ({"z": torch.zeros(1)}, "has 5 tensors, and a test has 6"),
+    ],
+)
+def test_the_first_tensor_that_differs_is_named(changed, words):
+    with pytest.raises(Mismatch) as caught:
+        Fingerprint.of(some(), 3).check(Fingerprint.of(some(**changed), 3), "a test")
+    assert words in str(caught.value)
+    assert Fingerprint.of(some(), 3).digest != Fingerprint.of(some(**changed), 3).digest
+
+
+def test_another_version_is_a_difference():
+    with pytest.raises(Mismatch, match="a test holds version 2 of the weights, and the trainer 3"):
+        Fingerprint.of(some(), 3).check(Fingerprint.of(some(), 2), "a test")
+
+
+@pytest.mark.parametrize(
+    ("sent", "whole", "words"),
+    [
+        (some(new=torch.zeros(2)), False, "brings new (float32 [2]), and the receiver has no such tensor"),
+        (some(a=torch.zeros(2)), False, "brings a (float32 [2]), and the receiver has a (float32 [7, 5])"),
+        (some(c=torch.zeros(11)), False, "brings c (float32 [11]), and the receiver has c (uint8 [11])"),
+        ({"a": some()["a"]}, True, "it lacks b (bfloat16 [33]) and 3 more"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(sent, whole, words):
+    with pytest.raises(Mismatch) as caught:
+        Layout.of(sent).check(Layout.of(some()), 1, whole=whole)
+    assert words in str(caught.value)
+
+
+def test_a_part_of_the_weights_fits_when_it_may():
+    Layout.of({"c": some()["c"]}).check(Layout.of(some()), 1, whole=False)

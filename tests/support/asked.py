@@ -1,0 +1,23 @@
+"""Rewards on text, asked as a scoring process asks them."""
+
+from __future__ import annotations
+
+from burnish.registry import lookup
+from burnish.rewards.base import Verdict
+from burnish.rewards.judging import judge
+from burnish.rewards.text.base import LanguageReward, Response
+from burnish.types.prompt import Prompt
+
+
+def reward(name: str, **options) -> LanguageReward:
+    return lookup("language reward", name)(**options)
+
+
+def ask(one: LanguageReward, *pairs: tuple[str, str | None]) -> list[Verdict]:
+    """Verdicts on responses, each with the right answer."""
+    responses = [Response(text) for text, _ in pairs]
+    return judge(one, responses, [Prompt(text="?", answer=answer) for _, answer in pairs])
+
+
+def values(one: LanguageReward, *pairs: tuple[str, str | None]) -> list[float | None]:
+    return [verdict.value for verdict in ask(one, *pairs)]

@@ -1,0 +1,86 @@
+"""Small environments for tests, and an engine that plays them with a tiny model."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+
+from burnish.environments.base import Environment, Observation
+from burnish.language.sampling import Sampling
+from burnish.registry import options
+from burnish.rewards.text.base import Response
+from burnish.tasks.language.dialogues import Dialogues
+from burnish.tasks.language.engine import ResponseJob
+from burnish.types.media import Media
+from burnish.types.prompt import Message, Part, Prompt
+from tests.support.language_samples import model_of
+from tests.support.tiny_language import picture
+
+SAMPLING = Sampling(max_new_tokens=5, temperature=0.9)
+
+
+class Show:
+    """Shows a picture after every response; what it says and when it stops depends on seed and responses."""
+
+    def __init__(self, opening: bool, pictures: bool, fails: str, turns: int) -> None:
+        self.opening, self.pictures, self.fails, self.turns = opening, pictures, fails, turns
+        self.heard: list[str] = []
+
+    def reset(self, prompt: Prompt, seed: int) -> Observation:
+        self.seed, self.text = seed, prompt.text
+        if self.fails == "reset" and prompt.text == "Two?":
+            raise RuntimeError("no board")
+        return Observation([picture(seed % 1000), "Begin."]) if self.opening else Observation()
+
+    def step(self, response: str) -> Observation:
+        self.heard.append(response)
+        if self.fails == "step" and self.text == "Two?" and len(self.heard) == 2:
+            raise RuntimeError("no such move")
+        if self.fails == "type":
+            return "well"  # type: ignore[return-value]
+        seen = [picture(self.seed % 1000 + len(self.heard), 16, 24)] if self.pictures else []
+        done = len(self.heard) >= self.turns
+        return Observation([*seen, f"Turn {len(self.heard)}."], reward=0.5 * len(self.heard), done=done)
+
+
+@options
+class Shows(Environment):
+    opening: bool = True
+    pictures: bool = True
+    fails: str = ""
+    turns: int = 3
+
+    def episode(self) -> Show:
+        return Show(self.opening, self.pictures, self.fails, self.turns)
+
+
+def written(responses: list[Response], prompts: list[Prompt]) -> list[float]:
+    """A reward that differs."""
+    return [sum(map(ord, response.whole)) % 7 / 7 for response in responses]
+
+
+class Roles:
+    """A network that samples."""
+
+    def __init__(self, family: str) -> None:
+        self.model = model_of(family)
+
+    def sampling(self, *, merge: bool | None = None) -> Any:
+        return nullcontext(self.model.network)
+
+
+def prompts(family: str = "qwen2_5_vl") -> list[Prompt]:
+    """One with a picture, one without."""
+    if family in ("llama", "qwen2"):
+        return [Prompt(text="One?"), Prompt(text="Two?")]
+    parts = (Part("image"), Part("text", "One?"))
+    seen = Media.array(np.asarray(picture(7)))
+    return [Prompt(text="One?", messages=(Message("user", parts),), images=(seen,)), Prompt(text="Two?")]
+
+
+def play(environment: Environment, asked: list[Prompt], *, family: str = "qwen2_5_vl", n: int = 2, **more: Any) -> Any:
+    engine = Dialogues(Roles(family), environment, batch_size=more.pop("batch_size", 256), seed=0)
+    job = ResponseJob.groups(asked, n, purpose="rollout", update=1, sampling=more.pop("sampling", SAMPLING))
+    return engine.sample(job)

@@ -1,0 +1,94 @@
+"""Made-up responses to prompts, and what transformers itself says about them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+from burnish.models.language.loading import load_language_model
+from burnish.options import ModelOptions
+from burnish.types.batch import Gathered
+from burnish.types.completion import Completion, Encoded
+from tests.support.tiny_language import SEEING, chat, film, picture, tiny_language
+
+
+@cache
+def folder_of(family: str) -> Path:
+    import tempfile
+
+    return tiny_language(Path(tempfile.mkdtemp(prefix=f"burnish-{family}-")), family)
+
+
+@cache
+def model_of(family: str) -> Any:
+    return load_language_model(ModelOptions(path=str(folder_of(family)), device="cpu"))
+
+
+@cache
+def theirs_of(family: str) -> Any:
+    kind = AutoModelForImageTextToText if family in SEEING else AutoModelForCausalLM
+    return kind.from_pretrained(folder_of(family), dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def prompts_of(family: str) -> dict[str, tuple[Any, ...]]:
+    """Prompts with every kind of media that a family knows."""
+    prompts: dict[str, tuple[Any, ...]] = {"none": ("How are you?",)}
+    if family in SEEING:
+        prompts["one"] = ("What is ", picture(0), "?")
+        prompts["several"] = (picture(1), "against", picture(2, 24, 40), " and ", picture(3))
+        prompts["video"] = ("Look: ", film(4), "!")
+    return prompts
+
+
+def encode_all(model: Any, family: str) -> Encoded:
+    return Encoded.cat([model.encode(*chat(*parts)) for parts in prompts_of(family).values()])
+
+
+def responses(
+    model: Any, encoded: Encoded, index: Sequence[int], lengths: Sequence[int], *, seed: int = 0
+) -> Completion:
+    """Random responses of given lengths to the prompts at ``index``."""
+    draw = torch.Generator().manual_seed(seed)
+    longest = max(lengths)
+    length = torch.tensor(lengths)
+    mask = torch.arange(longest) < length[:, None]
+    ids = torch.randint(0, 200, mask.shape, generator=draw) * mask
+    first = torch.tensor([encoded.next_position[i] for i in index])
+    positions = (first[:, None] + torch.arange(longest)) * mask
+    return Completion(
+        prompts=Gathered(table=encoded, index=torch.tensor(index)),
+        ids=ids,
+        mask=mask,
+        logprob=torch.zeros(mask.shape),
+        positions=positions[:, None].expand(-1, model.axes, -1),
+        length=length,
+        finished=torch.ones(len(index), dtype=torch.bool),
+        features=[encoded.features[0].none() for _ in index],
+    )
+
+
+def their_logits(family: str, network: Any, encoded: Encoded, row: int, response: Tensor) -> Tensor:
+    """Logits [T, V] that each token of a response to one prompt was predicted with, by transformers' own forward."""
+    ids = torch.cat([encoded.ids[row], response])[None]
+    features, config = encoded.features[row], network.config
+    media: dict[str, Any] = {}
+    if family.startswith("qwen") and family in SEEING:
+        kinds = (ids == config.image_token_id).int() + 2 * (ids == config.video_token_id).int()
+        media["mm_token_type_ids"] = kinds
+        if len(features.images):
+            media |= {"pixel_values": features.images, "image_grid_thw": features.image_grid}
+        if len(features.videos):
+            media |= {"pixel_values_videos": features.videos, "video_grid_thw": features.video_grid}
+            if family == "qwen2_5_vl":
+                # five frames at two a second, all looked at, two to a patch
+                media["second_per_grid_ts"] = torch.tensor([1.0])
+    elif len(features.images):
+        media["pixel_values"] = features.images[None]
+    logits = network(input_ids=ids, attention_mask=torch.ones_like(ids), **media).logits[0]
+    return logits[len(encoded.ids[row]) - 1 : -1]

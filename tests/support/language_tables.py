@@ -1,0 +1,141 @@
+"""Responses and networks made of tables: a network looks up what it thinks of a token, so that tests take no time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from burnish.algorithms.language.base import LanguageAlgorithm
+from burnish.language.logprobs import TokenScores
+from burnish.types.batch import Gathered
+from burnish.types.completion import Completion, Encoded, Features, Together
+from burnish.types.rollout import OfflineResponses, Prompt, ScoredResponses, Scores
+
+INDEX = [0, 0, 0, 1, 1, 1, 2, 2, 2]
+LENGTHS = [4, 1, 3, 5, 2, 4, 3, 0, 2]
+REWARDS = [0.9, 0.0, 0.5, 0.0, 1.0, 1.0, 0.3, 0.3, 0.3]  # the last prompt's are equal
+LIMIT = 5
+
+
+def answered() -> ScoredResponses:
+    """Responses of one, several and no tokens, finished and cut, one of them in two turns."""
+    rows, length = len(INDEX), torch.tensor(LENGTHS)
+    mask = torch.arange(LIMIT) < length[:, None]
+    mask[3, 2] = False  # what the environment said between two turns
+    draw = torch.Generator().manual_seed(0)
+    first = [torch.tensor([0, 1, 2])] * 3
+    table = Encoded(ids=first, positions=[one[None] for one in first], features=[Features.none()] * 3)
+    trace = Completion(
+        prompts=Gathered(table=table, index=torch.tensor(INDEX)),
+        ids=torch.arange(rows * LIMIT).view(rows, LIMIT),
+        mask=mask,
+        logprob=torch.where(mask, Tables().logprob.detach().view(rows, LIMIT), 0.0)
+        + torch.where(mask, 0.5 * torch.randn(rows, LIMIT, generator=draw), 0.0),
+        positions=torch.zeros(rows, 1, LIMIT, dtype=torch.long),
+        length=length,
+        finished=torch.tensor([True, True, False] * 3),
+        features=[Features.none()] * rows,
+    )
+    reward = torch.tensor(REWARDS)
+    scores = Scores(
+        reward=reward, missing=torch.zeros(rows, dtype=torch.bool), components=reward[:, None], names=("r",),
+        weights=(1.0,), notes=[""] * rows,
+    )  # fmt: skip
+    turns = torch.zeros(rows, 2)
+    turns[3] = torch.tensor([0.6, -0.6])
+    return ScoredResponses(
+        prompts=[Prompt(text=str(i)) for i in INDEX],
+        group=torch.tensor(INDEX),
+        sample=torch.arange(rows),
+        scores=scores,
+        trace=trace,
+        greedy=0.5 * torch.rand(rows, generator=draw),
+        turn_rewards=turns,
+        limit=LIMIT,
+        update=1,
+        version=0,
+        seed=0,
+    )
+
+
+def given(members: int) -> OfflineResponses:
+    """The first responses as if they came from a file, the second one in two to be avoided."""
+    trace = answered().trace.select(torch.arange(6))
+    good = torch.arange(6 // members) % 2 == 0
+    return OfflineResponses(answers=Together(trace=trace, members=members), good=good, update=1, version=0, seed=0)
+
+
+class Tables:
+    """Roles of a worker whose policy has moved since it sampled."""
+
+    on_policy, moved, fresh, sampler_rounds, micro_batch_size = False, True, False, False, 10_000
+
+    def __init__(self, memory: Any = None) -> None:
+        self.memory, self.refreshed = memory, 0
+        draw = torch.Generator().manual_seed(1)
+        size = len(INDEX) * LIMIT
+        self.logprob = (-2 * torch.rand(size, generator=draw)).requires_grad_()
+        self.entropy = torch.rand(size, generator=draw).requires_grad_()
+        self.value = torch.rand(size, generator=draw).requires_grad_()
+        self._reference = self.logprob.detach() + 0.3 * torch.randn(size, generator=draw)
+
+    def _scores(self, logprob: Tensor, completion: Completion) -> TokenScores:
+        def chosen(table: Tensor) -> Tensor:
+            return torch.where(completion.mask, table[completion.ids], 0.0)
+
+        return TokenScores(logprob=chosen(logprob), entropy=chosen(self.entropy))
+
+    def policy(self, completion: Completion) -> TokenScores:
+        return self._scores(self.logprob, completion)
+
+    def reference(self, completion: Completion) -> TokenScores:
+        return self._scores(self._reference, completion)
+
+    def values(self, completion: Completion) -> Tensor:
+        return torch.where(completion.mask, self.value[completion.ids], 0.0)
+
+    def scores_and_values(self, completion: Completion) -> tuple[TokenScores, Tensor]:
+        return self.policy(completion), self.values(completion)
+
+    def spread(self, function: Any, parts: Any) -> list[Any]:
+        return [function(part) for part in parts]
+
+    def step(self) -> None:
+        """Move policy and critic, as an optimizer does."""
+        draw = torch.Generator().manual_seed(2)
+        with torch.no_grad():
+            self.logprob -= 0.2 * torch.rand(self.logprob.shape, generator=draw)
+            self.value += 0.5 * torch.randn(self.value.shape, generator=draw)
+
+    def refresh_reference(self) -> None:
+        self.refreshed += 1
+
+    def frozen(self, update: int) -> bool:
+        return False
+
+
+def observed(algorithm: LanguageAlgorithm, updates: int = 2) -> list[Any]:
+    """What can be seen of an algorithm: what it asks for, what it reports, and its gradients, in some updates."""
+    needs = algorithm.needs()
+    roles: Any = Tables(algorithm.make_memory())
+    seen: list[Any] = [needs]
+    for update in range(1, updates + 1):
+        collected: Any = replace(answered(), update=update)
+        if needs.data != "prompts":
+            collected = given(2 if needs.data == "preferences" else 1)
+        batch, metrics = algorithm.credit(algorithm.annotate(collected, roles))
+        roles.step()
+        size = algorithm.size(batch)
+        seen += [sorted(metrics.items()), size]
+        for part in algorithm.micro_batches(batch, roles.micro_batch_size) if size else ():
+            loss = algorithm.loss(part, roles)
+            (loss.total / size).backward()
+            seen += [float(loss.total)] + [(name, float(one), float(n)) for name, (one, n) in loss.metrics.items()]
+        for table in (roles.logprob, roles.entropy, roles.value):
+            seen.append(None if table.grad is None else table.grad.tolist())
+            table.grad = None
+        seen += [sorted(algorithm.after_update(roles, update).items()), roles.refreshed]
+    return seen

@@ -1,0 +1,217 @@
+"""Short trainings that one process does alone, or two together, each on both sides of the comparison alike."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import socket
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from burnish.algorithms.flow.diffusion_dpo import DiffusionDPO
+from burnish.algorithms.flow.diffusion_nft import DiffusionNFT
+from burnish.algorithms.flow.draft import Draft
+from burnish.algorithms.flow.flow_grpo import FlowGRPO
+from burnish.algorithms.language.dpo import DPO
+from burnish.algorithms.language.grpo import GRPO
+from burnish.algorithms.language.kl import TokenKl
+from burnish.algorithms.language.kto import KTO
+from burnish.algorithms.language.ppo import PPO
+from burnish.algorithms.language.sft import SFT
+from burnish.options import CriticOptions, OptimizerOptions, ShardingOptions
+from burnish.training.auxiliary import Supervised
+from burnish.training.ranks import ALONE, Ranks, join_ranks
+from burnish.training.sharding import full_weights, held
+from burnish.types.completion import Together
+from burnish.types.rollout import OfflineResponses
+from tests.algorithms.flow.test_draft import Red
+from tests.support.checkpoints import IDENTITY, make
+from tests.support.language_samples import responses
+from tests.support.token_batches import PROMPTS, asked
+from tests.support.token_batches import Bench as TokenBench
+from tests.training.test_trainer import WINDOW
+from tests.training.test_trainer import Bench as FlowBench
+
+UPDATES, SAVED = 2, 1  # of three or more optimizer steps each
+# a bound that every gradient exceeds, and an epsilon that keeps Adam from making rounding errors of nothing to steps
+CLIPPED = OptimizerOptions(lr=3e-3, eps=1e-3, max_grad_norm=1e-2, weight_decay=0.1)
+# 12 rows in mini-batches of 5: the last one has 2, so each rank has a row and a micro-batch of its own size
+UNEVEN: dict[str, Any] = {"mini": 5, "micro": 3, "optimizer": CLIPPED}
+CRITIC = CriticOptions(optimizer=replace(CLIPPED, lr=1e-3))
+TOKENS: dict[str, Any] = {"mini": 5, "budget": 60, "optimizer": CLIPPED}
+
+Make = Callable[[Path, Ranks], Any]
+
+
+def imitating(ranks: Ranks) -> TokenBench:
+    """Responses of the user are learned beside; one of them is empty, so a rank has a pass without a token."""
+    bench = TokenBench(GRPO(), lora=True, ranks=ranks, **TOKENS)
+    trace = responses(bench.roles.model, bench.engine.encode(PROMPTS).table, [0, 1, 2], [4, 2, 0])
+    given = OfflineResponses(
+        answers=Together(trace=trace, members=1), good=torch.ones(3, dtype=torch.bool), update=1, version=0, seed=0
+    )
+    bench.workers.besides = Supervised(SFT(), lambda step: given, 0.3, metric="actor/ptx_loss")
+    return bench
+
+
+RUNS: dict[str, Make] = {
+    "flow full": lambda pipeline, ranks: FlowBench(
+        pipeline, FlowGRPO(window=WINDOW, kl_coef=0.1), lora=False, guidance=2.0, ranks=ranks, **UNEVEN
+    ),
+    "flow lora": lambda pipeline, ranks: FlowBench(
+        pipeline, FlowGRPO(window=WINDOW, kl_coef=0.1, old_logprob="recompute"), ranks=ranks, **UNEVEN
+    ),
+    "nft full": lambda pipeline, ranks: FlowBench(
+        pipeline, DiffusionNFT(old_decay="ema", old_ema=0.5, train_timesteps=2), lora=False, ranks=ranks, **UNEVEN
+    ),
+    "nft lora": lambda pipeline, ranks: FlowBench(
+        pipeline, DiffusionNFT(old_decay="ema", old_ema=0.5, train_timesteps=2), ranks=ranks, **UNEVEN
+    ),
+    "dpo pairs": lambda pipeline, ranks: FlowBench(
+        pipeline, DiffusionDPO(beta=20.0), ranks=ranks, micro=2, mini=1, optimizer=CLIPPED
+    ),
+    "uphill": lambda pipeline, ranks: FlowBench(
+        pipeline, Draft(last_steps=2, recompute=True, kl_coef=0.1), rewards={"red": Red()}, ranks=ranks, **UNEVEN
+    ),
+    "ppo full": lambda pipeline, ranks: TokenBench(
+        PPO(kl=TokenKl(coef=0.1, route="reward")), critic=CRITIC, ranks=ranks, **TOKENS
+    ),
+    "ppo lora": lambda pipeline, ranks: TokenBench(
+        PPO(kl=TokenKl(coef=0.1, route="reward")), lora=True, critic=CRITIC, ranks=ranks, **TOKENS
+    ),
+    "ppo shared": lambda pipeline, ranks: TokenBench(
+        PPO(), critic=replace(CRITIC, trunk="shared", warmup_updates=1), ranks=ranks, **TOKENS
+    ),
+    "token pairs": lambda pipeline, ranks: TokenBench(DPO(), ranks=ranks, mini=1, optimizer=CLIPPED),
+    "imitation": lambda pipeline, ranks: imitating(ranks),
+    "mixture": lambda pipeline, ranks: TokenBench(
+        GRPO(),
+        family="qwen3_moe",
+        router_aux_loss_coef=0.3,
+        prompts=[asked("Hello?"), asked("And?"), asked("So?")],
+        ranks=ranks,
+        **TOKENS,
+    ),
+    "recomputed": lambda pipeline, ranks: TokenBench(GRPO(), checkpointing=True, ranks=ranks, **TOKENS),
+    "judged": lambda pipeline, ranks: TokenBench(KTO(), ranks=ranks, mini=3, budget=60, optimizer=CLIPPED),
+}
+# a copy of the weights on each two ranks of four, which share the two rows of the last mini-batch
+ON_FOUR: dict[str, Make] = {
+    "copies": lambda pipeline, ranks: FlowBench(
+        pipeline, FlowGRPO(window=WINDOW, kl_coef=0.1), lora=False, ranks=ranks,
+        sharding=ShardingOptions(shard_size=2), **UNEVEN,
+    ),
+}  # fmt: skip
+RESUMED = ("flow full", "nft lora", "ppo full", "ppo lora")  # all kinds of what a checkpoint has of a rank
+
+
+SAVING = {*RESUMED, *ON_FOUR}
+
+
+def bench_of(name: str, pipeline: Path, ranks: Ranks) -> Any:
+    """What a run trains, as it is at the start."""
+    return (RUNS | ON_FOUR)[name](pipeline, ranks)
+
+
+def update(bench: Any, number: int) -> dict[str, float]:
+    """One policy update from a collected batch; what it reports."""
+    annotated = bench.workers.annotate(bench.collect(number))
+    batch, credited = bench.algorithm.credit(annotated)
+    metrics = credited | bench.workers.update(batch, number)
+    bench.workers.publish(number)
+    return metrics
+
+
+def outcome(bench: Any, metrics: list[dict[str, float]]) -> dict[str, Any]:
+    roles = [role for role in ("policy", "old", "critic") if role == "policy" or getattr(bench.needs, role, False)]
+    weights = {f"{role} {k}": v for role in roles for k, v in full_weights(bench.roles.parameters(role)).items()}
+    weights |= {f"ema {name}": value for name, value in full_weights(bench.workers.ema.average).items()}
+    return {"metrics": metrics, "weights": {name: value.clone() for name, value in weights.items()}}
+
+
+def train(name: str, pipeline: Path, ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """All updates of a run, which leaves a checkpoint behind on its way."""
+    bench, metrics = bench_of(name, pipeline, ranks), []
+    start = {name: held(weight.detach()).clone() for name, weight in bench.roles.parameters().items()}
+    for number in range(1, UPDATES + 1):
+        metrics.append(update(bench, number))
+        if number == SAVED and name in SAVING:
+            make(folder / name / str(ranks.size), ranks=ranks).save(
+                number, bench.workers.state_dict(), identity=IDENTITY, score=None
+            )
+    moved = [(held(weight.detach()) - start[name]).flatten() for name, weight in bench.roles.parameters().items()]
+    return outcome(bench, metrics) | {"moved": float(torch.cat(moved).abs().max())}
+
+
+def resume(name: str, pipeline: Path, ranks: Ranks, folder: Path, size: int) -> dict[str, Any]:
+    """The rest of a run that another number of ranks has begun."""
+    bench = bench_of(name, pipeline, ranks)
+    checkpoint = make(folder / name / str(size), ranks=ranks).latest()
+    assert checkpoint is not None
+    bench.workers.load_state_dict(checkpoint.load(IDENTITY))
+    return outcome(bench, [update(bench, number) for number in range(SAVED + 1, UPDATES + 1)])
+
+
+def together(work: Callable[[Ranks, Path], Any], folder: Path, *, size: int = 2, deadline: float = 900) -> list[Any]:
+    """What a function returns on each of several ranks, in processes of their own that end in time."""
+    port = free_port()
+    context = multiprocessing.get_context("fork")  # what this process has imported, they have, too
+    processes = [context.Process(target=_rank, args=(work, rank, size, port, folder)) for rank in range(size)]
+    try:
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(deadline)
+            assert process.exitcode is not None, f"a rank has not ended within {deadline:g} s"
+    finally:
+        for process in processes:
+            process.kill()
+    results = [torch.load(folder / f"rank-{rank}.pt", weights_only=False) for rank in range(size)]
+    for result in results:
+        assert not isinstance(result, str), result
+    return results
+
+
+def free_port() -> int:
+    """A port that nobody listens on, and that no connection of a test beside this one is given by chance."""
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):  # below what Linux gives to connections
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
+
+
+def _rank(work: Callable[[Ranks, Path], Any], rank: int, size: int, port: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    try:
+        ranks = join_ranks(rank, size, "127.0.0.1", port, "cpu", timeout=120)
+        result = work(ranks, folder)
+    except BaseException:
+        result = traceback.format_exc()
+    torch.save(result, folder / f"rank-{rank}.pt")
+
+
+def all_runs(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """What becomes of every run, and of every run that a process alone has begun."""
+    results: dict[str, Any] = {}
+    for name in RUNS:
+        results[name] = train(name, folder / "pipeline", ranks, folder)
+    for name in RESUMED:
+        results[f"{name}, resumed"] = resume(name, folder / "pipeline", ranks, folder, size=1)
+    return results
+
+
+def runs_on_four(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """What becomes of every run that is for four."""
+    return {name: train(name, folder / "pipeline", ranks, folder) for name in ON_FOUR}
+
+
+def alone(name: str, folder: Path) -> dict[str, Any]:
+    """A run in this process."""
+    return train(name, folder / "pipeline", ALONE, folder)

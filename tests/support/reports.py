@@ -1,0 +1,160 @@
+"""Folders of runs as burnish train leaves them, with numbers that a test chooses, made without a model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from burnish.config import dump, load
+from burnish.config.run_folder import RunFolder
+from burnish.metrics import timing_metrics
+
+GUIDED = {"reward": 0.978, "ocr_exact": 0.948, "border_darkness": 0.003, "variety": 0.051}
+
+
+@dataclass(frozen=True)
+class Story:
+    """How a run went: each measure before and after, and what went wrong."""
+
+    updates: int = 30
+    steps: int = 30
+    every: int = 10
+    reward: tuple[float, float] = (0.772, 0.965)
+    exact: tuple[float, float] = (0.528, 0.905)
+    border: tuple[float, float] = (0.002, 0.004)
+    variety: tuple[float, float] = (0.056, 0.029)
+    missing: float = 0.0
+    skipped: tuple[int, ...] = ()
+    guided: bool = True
+    pictures: bool = True
+    size: tuple[int, int] = (32, 16)
+    overrides: tuple[str, ...] = ()
+    nulls: tuple[str, ...] = field(default=())
+
+
+def run_folder(path: Path, story: Story = Story()) -> RunFolder:
+    """Write everything but the checkpoints and the report."""
+    folder = RunFolder(path)
+    config = load(
+        "quickstart",
+        # a schedule that ends is the story of a test of its own
+        [f"output_dir={path}", f"steps={story.steps}", *(story.overrides or ("optimizer.schedule=constant",))],
+    )
+    folder.path.mkdir(parents=True)
+    folder.config.write_text(dump(config))
+    draw = np.random.RandomState(0)
+    lines = [_line(story, update, draw) for update in range(story.updates + 1)]
+    folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    judged = [line["training/global_step"] for line in lines if "val-aux/variety" in line]
+    if story.pictures:
+        for update in judged:
+            _pictures(folder.validation(update), story, update)
+    if story.guided:
+        guided = {"guidance_scale": 3.0} | _validation(*GUIDED.values())
+        folder.reference.mkdir()
+        (folder.reference / "metrics.json").write_text(json.dumps(guided))
+        if story.pictures:
+            _pictures(folder.reference, replace(story, exact=(0.95, 0.95)), 0)
+    return folder
+
+
+def _line(story: Story, update: int, draw: np.random.RandomState) -> dict:
+    part = 1 - np.exp(-3.5 * update / story.steps)
+    part = part / (1 - np.exp(-3.5))
+    now = {
+        name: before + part * (after - before)
+        for name, (before, after) in {
+            "reward": story.reward,
+            "exact": story.exact,
+            "border": story.border,
+            "variety": story.variety,
+        }.items()
+    }
+    line: dict = {"training/global_step": update}
+    if update:
+        shaken = now["reward"] + draw.normal(0, 0.015)
+        line |= {
+            "critic/rewards/mean": shaken,
+            "critic/rewards/max": 1.0,
+            "critic/rewards/min": 0.33,
+            "critic/rewards/zero_std_ratio": float(0.5 * part),
+            "critic/rewards/std_mean": 0.2 * (1 - 0.7 * part),
+            "critic/rewards/group_size": 12.0,
+            "critic/missing_ratio": story.missing,
+            "critic/ocr/mean": shaken,
+            "critic/ocr_exact/mean": now["exact"],
+            "critic/border_darkness/mean": now["border"] * draw.uniform(0.8, 1.3),
+            "actor/grad_norm": float(0.3 * np.exp(draw.normal(0, 0.3))),
+            "actor/lr": 3e-3,
+            "actor/loss": 0.5,
+            "actor/old_deviate": float(0.002 * draw.uniform(0.5, 2)),
+            "actor/skipped_updates": float(update in story.skipped),
+            "old_policy/decay": 0.0,
+        }
+        seconds = {"gen": 0.8, "reward": 0.7, "old_log_prob": 0.35, "update_actor": 0.8, "adv": 0.002}
+        seconds = {name: float(value * draw.uniform(0.9, 1.2)) for name, value in seconds.items()}
+        seconds["publish"] = 0.0001
+        seconds["step"] = sum(seconds.values()) + 0.01
+        if update % story.every == 1:
+            seconds["testing"] = 2.4
+        line |= timing_metrics(seconds, 96)
+    if update % story.every == 0 or update == story.steps:
+        line |= _validation(now["reward"], now["exact"], now["border"], now["variety"])
+    return {name: None if name in story.nulls else value for name, value in line.items()}
+
+
+def _validation(reward: float, exact: float, border: float, variety: float) -> dict[str, float]:
+    return {
+        "val-core/default/reward/mean@6": reward,
+        "val-core/default/reward/best@6/mean": min(reward + 0.1, 1.0),
+        "val-aux/default/reward/std@6": 0.15,
+        "val-aux/default/ocr/mean@6": reward,
+        "val-aux/default/ocr_exact/mean@6": exact,
+        "val-aux/default/border_darkness/mean@6": border,
+        "val-aux/variety": variety,
+        "val-aux/missing": 0.0,
+    }
+
+
+def _pictures(target: Path, story: Story, update: int) -> None:
+    """Numbers in the place of samples: wrong ones as often, and borders as dark, as the story says."""
+    done = update / story.steps
+    exact = story.exact[0] + (story.exact[1] - story.exact[0]) * done
+    border = story.border[0] + (story.border[1] - story.border[0]) * done
+    (target / "pictures").mkdir(parents=True)
+    lines = []
+    for index in range(16):
+        answer = str(100 + (index * 389) % 900)
+        for sample in range(6):
+            luck = ((index * 6 + sample) * 0.618034) % 1
+            read = answer if luck < exact else answer[:2] + str((int(answer[2]) + 3) % 10)
+            right = float(read == answer)
+            _number(read, border, story.size, sample).save(target / "pictures" / f"{index:03d}-{sample:02d}.png")
+            value = {"ocr": 1.0 if right else 2 / 3, "ocr_exact": right, "border_darkness": border}
+            lines.append(
+                {
+                    "prompt": f"the number {answer}",
+                    "answer": answer,
+                    "index": index,
+                    "sample": sample,
+                    "reward": value["ocr"],
+                    "components": value,
+                    "note": read,
+                }
+            )
+    (target / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _number(text: str, border: float, size: tuple[int, int], sample: int) -> Image.Image:
+    sheet = Image.new("RGB", size, "white")
+    if border > 0.02:
+        pixels = np.asarray(sheet).copy()
+        pixels[np.indices(pixels.shape[:2]).sum(0) % 4 < 2] = 255 - int(600 * border)
+        sheet = Image.fromarray(pixels)
+    font = ImageFont.load_default(round(size[1] * 0.75))
+    ImageDraw.Draw(sheet).text((size[0] * (0.1 + 0.02 * sample), size[1] * 0.1), text, font=font, fill="black")
+    return sheet

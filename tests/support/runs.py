@@ -1,0 +1,77 @@
+"""Runs in forks of one process that has imported everything, and what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from burnish.checkpoint.files import read
+from burnish.metrics import is_time_column
+
+
+class Runs:
+    """A process that forks a run of a recipe for every order."""
+
+    def __init__(self, recipe: str) -> None:
+        self.recipe = recipe
+        command = [sys.executable, "-m", "tests.support.runner", recipe]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+            cwd=Path(__file__).parents[2],
+        )  # fmt: skip
+
+    def __call__(
+        self, output: Path, overrides: Sequence[str], *, die_after: float | None = None, die_at: int | None = None
+    ) -> dict[str, Any]:
+        """What became of a run: its status, the calls that it counted, its seconds."""
+        given = [*overrides, f"output_dir={output}"]
+        order = {"recipe": self.recipe, "overrides": given, "die_after": die_after, "die_at": die_at}
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return answer
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(timeout=60)
+
+
+def metrics_of(folder: Path) -> list[dict[str, Any]]:
+    """Every line of metrics.jsonl without its time columns."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if not is_time_column(name)} for line in lines]
+
+
+def last_state(folder: Path) -> dict[str, Any]:
+    """The same as ``state_of``, tensors as bytes, so that bits are compared."""
+    return {name: _bits(value) for name, value in state_of(folder).items()}
+
+
+def state_of(folder: Path) -> dict[str, Any]:
+    """Everything in the newest checkpoint by dotted names."""
+    newest = max(path for path in (folder / "checkpoints").iterdir() if path.name.isdecimal())
+    checkpoint = read(newest)
+    return dict(_flat(checkpoint.load(checkpoint.identity), newest.name))
+
+
+def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}.{key}")
+    elif isinstance(value, list | tuple):
+        yield from _flat(dict(enumerate(value)), name)
+    else:
+        yield name, value
+
+
+def _bits(value: Any) -> Any:
+    return value.numpy().tobytes() if hasattr(value, "numpy") else value

@@ -1,0 +1,166 @@
+"""A worker that asks a tiny model that sees, with rewards that are a fixed function of the response."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from burnish.algorithms.language.base import LanguageAlgorithm
+from burnish.algorithms.language.cispo import CISPO
+from burnish.algorithms.language.cpgd import CPGD
+from burnish.algorithms.language.dapo import DAPO
+from burnish.algorithms.language.dr_grpo import DrGRPO
+from burnish.algorithms.language.gmpo import GMPO
+from burnish.algorithms.language.grpo import GRPO
+from burnish.algorithms.language.gspo import GSPO
+from burnish.algorithms.language.ppo import PPO
+from burnish.algorithms.language.reinforce import Reinforce
+from burnish.algorithms.language.reinforce_plus_plus import ReinforcePlusPlus
+from burnish.algorithms.language.reinforce_plus_plus_baseline import ReinforcePlusPlusBaseline
+from burnish.algorithms.language.remax import ReMax
+from burnish.algorithms.language.rloo import RLOO
+from burnish.algorithms.language.sapo import SAPO
+from burnish.language.sampling import Sampling
+from burnish.models.language.loading import load_language_model
+from burnish.options import (
+    CriticOptions,
+    LanguageLoraOptions,
+    LanguageTrainerOptions,
+    ModelOptions,
+    OptimizerOptions,
+    ShardingOptions,
+)
+from burnish.tasks.language.engine import LanguageEngine, ResponseJob
+from burnish.tasks.language.roles import LanguageRoles
+from burnish.training.ema import Ema
+from burnish.training.parameter_groups import ParameterGroup
+from burnish.training.ranks import ALONE, Ranks
+from burnish.training.trainer import Trainer
+from burnish.types.media import Media
+from burnish.types.prompt import Message, Part, Prompt
+from burnish.types.rollout import ScoredResponses, Scores
+from burnish.utils.timer import Stopwatch
+from tests.support.language_samples import folder_of
+
+ALGORITHMS: dict[str, type[Any]] = {
+    cls.name: cls
+    for cls in (
+        PPO, GRPO, DrGRPO, DAPO, RLOO, Reinforce, ReinforcePlusPlus, ReinforcePlusPlusBaseline, GSPO, GMPO, CISPO,
+        SAPO, CPGD, ReMax,
+    )
+}  # fmt: skip
+N, LIMIT = 4, 6
+
+
+def asked(text: str, *pictures: int) -> Prompt:
+    """A question about pictures of noise."""
+    drawn = [np.random.default_rng(seed).integers(0, 256, (16, 16, 3), dtype=np.uint8) for seed in pictures]
+    parts = (*(Part("image") for _ in pictures), Part("text", text))
+    return Prompt(text=text, messages=(Message("user", parts),), images=tuple(Media.array(one) for one in drawn))
+
+
+PROMPTS = [asked("Hello?"), asked("One?", 1), asked("Two?", 2, 3)]  # one without a picture beside others with some
+
+
+class Bench:
+    """Networks, engine and workers around one algorithm."""
+
+    def __init__(
+        self,
+        algorithm: LanguageAlgorithm,
+        *,
+        lora: bool = False,
+        mini: int | None = None,
+        epochs: int = 1,
+        budget: int = 10_000,
+        layout: Any = "auto",
+        critic: CriticOptions | None = None,
+        freeze: tuple[str, ...] = (),
+        prompts: list[Prompt] | None = None,
+        lr: float = 1e-2,
+        optimizer: OptimizerOptions | None = None,
+        family: str = "qwen2_5_vl",
+        router_aux_loss_coef: float = 0.0,
+        checkpointing: bool = False,
+        ranks: Ranks = ALONE,
+        dtype: Any = "float32",
+        device: Any = "cpu",
+    ) -> None:
+        options = LanguageLoraOptions(rank=4) if lora else None
+        model = ModelOptions(
+            path=str(folder_of(family)), device=device, dtype=dtype, lora=options, gradient_checkpointing=checkpointing
+        )
+        self.algorithm, self.needs, self.prompts = algorithm, algorithm.needs(), prompts or PROMPTS
+        critic = critic or CriticOptions(optimizer=OptimizerOptions(lr=1e-2))
+        self.roles = LanguageRoles(
+            load_language_model(model), self.needs, options, critic=critic, freeze=freeze,
+            temperature=1.0, layout=layout, micro_batch_size=budget,
+            on_policy=mini is None and epochs == 1, memory=algorithm.make_memory(), seed=0,
+            router_aux_loss_coef=router_aux_loss_coef, mini_batch_size=mini,
+        )  # fmt: skip
+        if ranks.size > 1:
+            self.roles.shard(ranks, ShardingOptions())
+        self.engine = LanguageEngine(self.roles, batch_size=64, seed=0)
+        groups = [
+            ParameterGroup(
+                "actor", self.roles.parameters(), optimizer or OptimizerOptions(lr=lr), total_steps=10,
+                first_update=critic.warmup_updates + 1,
+            )
+        ]  # fmt: skip
+        if self.needs.critic:
+            groups.append(ParameterGroup("critic", self.roles.parameters("critic"), critic.optimizer, total_steps=10))
+        self.workers = Trainer(
+            self.roles, algorithm, groups, trainer=LanguageTrainerOptions(mini_batch_size=mini, epochs=epochs),
+            ema=Ema(self.roles.parameters(), 0.9), seed=0, watch=Stopwatch(), balance=self.roles.balance,
+            ranks=ranks,
+        )  # fmt: skip
+
+    def collect(self, update: int = 1) -> ScoredResponses:
+        job = ResponseJob.groups(
+            self.prompts, N, purpose="rollout", update=update, sampling=Sampling(max_new_tokens=LIMIT)
+        )
+        trace, _ = self.engine.sample(job)
+        reward = (trace.ids * trace.mask).sum(1).float() % 7 / 7
+        none = torch.zeros(len(reward), dtype=torch.bool)
+        scores = Scores(reward=reward, missing=none, components=reward[:, None], names=("r",), notes=[""] * len(reward))
+        return ScoredResponses(
+            prompts=job.prompts, group=job.group, sample=job.sample, trace=trace, scores=scores,
+            greedy=torch.full((len(reward),), 0.5), turn_rewards=torch.zeros(len(reward), 0), limit=LIMIT,
+            update=update, version=self.workers.version, seed=0,
+        )  # fmt: skip
+
+    def learned(self, answered: ScoredResponses | None = None) -> tuple[Any, dict[str, float]]:
+        return self.algorithm.credit(self.workers.annotate(answered or self.collect()))
+
+    def train(self, updates: int = 1) -> dict[str, float]:
+        """Metrics of the last one."""
+        metrics: dict[str, float] = {}
+        for update in range(self.workers.version + 1, self.workers.version + updates + 1):
+            batch, credited = self.learned(self.collect(update))
+            metrics = credited | self.workers.update(batch, update)
+            self.workers.publish(update)
+        return metrics
+
+    def gradient(self, batch: Any) -> Tensor:
+        """Of the policy and of the critic, as one vector."""
+        for group in self.workers.groups:
+            group.zero_grad()
+        self.workers._backward(batch, max(self.algorithm.size(batch), 1))
+        return torch.cat([_gradient(value) for group in self.workers.groups for value in group.parameters.values()])
+
+    def weights(self, role: str = "policy") -> Tensor:
+        return torch.cat([value.detach().flatten().clone() for value in self.roles.parameters(role).values()])
+
+
+def _gradient(value: Tensor) -> Tensor:
+    return (torch.zeros_like(value) if value.grad is None else value.grad).flatten().clone()
+
+
+def with_rewards(answered: ScoredResponses, reward: Tensor, missing: Tensor | None = None) -> ScoredResponses:
+    """The same responses, judged otherwise."""
+    scores = replace(answered.scores, reward=reward, components=reward[:, None])
+    return replace(answered, scores=scores if missing is None else replace(scores, missing=missing))

@@ -1,0 +1,157 @@
+"""Weights that are two numbers, samples that are made of them in threads, and a loop that learns from these."""
+
+from __future__ import annotations
+
+import io
+import random as chance
+import threading
+import time
+from concurrent.futures import Future
+
+import torch
+
+from burnish.data.stream import PromptStream
+from burnish.metrics import is_time_column
+from burnish.options import FilterOptions, PipelineOptions
+from burnish.rollout.pipelined import PipelinedSource
+from burnish.rollout.prompt_schedule import PromptSchedule
+from burnish.rollout.serialization import deserialize, serialize
+from burnish.types.batch import Gathered
+from burnish.types.rollout import Conditioning, Denoising, Prompt, Scored, Scores
+from burnish.utils import random
+
+PROMPTS = [Prompt(text=text) for text in ("one", "two", "three", "four", "five", "six", "seven")]
+DULL = ("two", "five")  # prompts whose samples are all worth the same
+START = torch.tensor([1.0, -1.0])
+
+
+def questions(*, filtering=None):
+    stream = PromptStream(PROMPTS, 2, seed=0, shuffle=True)
+    return PromptSchedule(
+        stream=stream, n=3, filtering=FilterOptions(max_num_gen_batches=filtering) if filtering else None
+    )
+
+
+def sampled(asked, weights):
+    """Samples that depend on the weights and on their own names alone."""
+    keys = [(0, "toy", asked.update, p.uid, s) for p, s in zip(asked.prompts, asked.sample.tolist(), strict=True)]
+    latents = random.normal((2,), keys) + weights
+    count = len(keys)
+    dull = torch.tensor([prompt.text in DULL for prompt in asked.prompts])
+    reward = latents.sum(1).masked_fill(dull, 0.5)
+    told = Gathered(
+        table=Conditioning(tokens=torch.zeros(1, 1, 1), pooled=torch.zeros(1, 1)), index=torch.zeros(count).long()
+    )
+    steps = latents[:, None]
+    nothing = torch.zeros(count, 1)
+    return Scored(
+        prompts=asked.prompts, group=asked.group, sample=asked.sample,
+        trace=Denoising(
+            conditioning=told, unconditional=told, latents=latents, state=steps, next_state=steps, time=nothing + 1,
+            time_next=nothing, logprob=nothing, node=nothing.long(), schedule=torch.tensor([1.0, 0.0]),
+        ),
+        scores=Scores(
+            reward=reward, missing=torch.zeros(count, dtype=torch.bool), components=reward[:, None], names=("sum",),
+            weights=(1.0,), notes=["a note"] * count,
+        ),
+        update=asked.update, version=asked.version, seed=0, metrics={"critic/diversity": float(latents.std())},
+        counts={"critic/diversity": 1.0},
+    )  # fmt: skip
+
+
+class Here:
+    """Samples in this thread, with the weights of the moment."""
+
+    def __init__(self):
+        self.weights = START
+
+    def make(self, asked):
+        return sampled(asked, self.weights)
+
+    def publish(self, version, weights):
+        self.weights = weights
+
+
+class Promise:
+    def __init__(self, lost):
+        self.future, self.seconds, self.lost = Future(), 0.0, lost
+
+    def result(self, timeout):
+        try:
+            return self.future.result(timeout)
+        except TimeoutError:
+            raise TimeoutError(f"sample {self.lost} did not come back") from None
+
+
+class RemoteBatch:
+    """Samples with the weights that a batch asks for, each batch in a thread of its own, after a while."""
+
+    def __init__(self, *, delay=0.004, seed=0, lost=None):
+        self.versions, self.asked = {}, []
+        self.delay, self.chance, self.lost = delay, chance.Random(seed), lost
+
+    def publish(self, version, weights):
+        self.versions[version] = weights.clone()
+
+    def submit(self, asked):
+        assert asked.version in self.versions, f"version {asked.version} was never published"
+        assert all(asked.version >= earlier.version for earlier in self.asked), "an older version after a newer one"
+        self.asked.append(asked)
+        promise = Promise(self.lost)
+        if self.lost is None or self.lost not in [p.text for p in asked.prompts]:
+            wait = self.chance.uniform(0, self.delay)
+            threading.Thread(target=self._make, args=(asked, promise, wait), daemon=True).start()
+        return promise
+
+    def _make(self, asked, promise, wait):
+        time.sleep(wait)
+        promise.seconds = wait
+        promise.future.set_result(sampled(asked, self.versions[asked.version]))
+
+
+def pipelined(depth, bound=None, *, steps=8, rollout_worker=None, filtering=None, timeout=60.0, drop=False):
+    options = PipelineOptions(depth=depth, max_staleness=bound, timeout=timeout, drop=drop)
+    return PipelinedSource(questions(filtering=filtering), rollout_worker or RemoteBatch(), options, steps=steps)
+
+
+def train(source, first, last, weights=START, *, save_at=()):
+    """The loop without its networks: the weights move by what is collected. Batches, weights, and states."""
+    batches, states = [], {}
+    publish(source, first - 1, weights)
+    for update in range(first, last + 1):
+        batch = source.collect(update)
+        batches.append(batch)
+        if len(batch):
+            weights = 0.5 * weights + batch.scores.reward.tanh().mean() * batch.trace.latents.mean(0)
+        publish(source, update, weights)
+        if update in save_at:
+            states[update] = (saved(source.state_dict()), weights)
+    return batches, weights, states
+
+
+def publish(source, version, weights):
+    source.rollout_worker.publish(version, weights)
+    if isinstance(source, PipelinedSource):
+        source.published(version)
+
+
+def saved(state):
+    """As a checkpoint would give it back."""
+    file = io.BytesIO()
+    torch.save(state | {"ahead": [serialize(rollouts) for rollouts in state.get("ahead", [])]}, file)
+    file.seek(0)
+    again = torch.load(file, weights_only=True)
+    return again | {"ahead": [deserialize(plain) for plain in again["ahead"]]}
+
+
+def facts(batch, *, pipeline=True):
+    """All that is the same in every run, as it can be compared."""
+    metrics = {
+        name: value
+        for name, value in batch.metrics.items()
+        if not is_time_column(name) and (pipeline or not name.startswith("pipeline/"))
+    }
+    return (
+        [prompt.text for prompt in batch.prompts], batch.group.tolist(), batch.sample.tolist(), batch.update,
+        batch.version, batch.trace.latents.tolist(), batch.scores.reward.tolist(), batch.scores.notes, metrics,
+    )  # fmt: skip

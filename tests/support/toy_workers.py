@@ -1,0 +1,83 @@
+"""Actor classes that need no model; free of torch where they can be."""
+
+import os
+import signal
+import threading
+import time
+
+from burnish.runtime.actor import RankInfo
+from burnish.utils.errors import ConfigError
+
+
+class Toy:
+    def __init__(self, place: RankInfo, *arguments):
+        self.place, self.arguments = place, arguments
+        self.calls = 0
+        self.open = threading.Event()
+
+    def about(self):
+        return self.place, self.arguments
+
+    def machine(self):
+        import ray
+
+        return ray.get_runtime_context().get_node_id()
+
+    def add(self, one, other=0):
+        self.calls += 1
+        return self.place.rank + one + other
+
+    def count(self):
+        return self.calls
+
+    def environment(self, *names):
+        import sys
+
+        return {name: os.environ.get(name) for name in names} | {"path": sys.path}
+
+    def handler(self):
+        return signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+
+    def sleep(self, seconds):
+        time.sleep(seconds)
+        return self.place.rank
+
+    def sleep_on(self, rank, seconds):
+        """As in a collective: everybody else waits for one that never comes."""
+        if self.place.rank != rank:
+            time.sleep(seconds)
+        return self.place.rank
+
+    def refuse_on(self, rank, seconds):
+        if self.place.rank == rank:
+            raise ConfigError(f"no luck on {rank}")
+        time.sleep(seconds)
+
+    def wait(self, seconds):
+        return self.open.wait(seconds)
+
+    def release(self):
+        self.open.set()
+
+    def pair(self, size):
+        import numpy as np
+
+        return size, np.arange(size)
+
+    def total(self, array):
+        return int(array.sum())
+
+    def odd_error(self):
+        raise Unpicklable(1, 2)
+
+
+class Unpicklable(Exception):
+    def __init__(self, one, other):
+        super().__init__("neither here nor there")
+
+
+class Refusing(Toy):
+    def __init__(self, place: RankInfo, bad_rank: int):
+        super().__init__(place)
+        if place.rank == bad_rank:
+            raise ConfigError(f"rank {bad_rank} has nothing to do")

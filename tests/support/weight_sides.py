@@ -1,0 +1,56 @@
+"""Workers that train and workers that sample, without models: the two sides of a publication."""
+
+import os
+import signal
+import threading
+
+import torch
+
+from burnish.runtime.actor import RankInfo
+from burnish.runtime.weight_transfer import Receiver, Sender
+
+
+def weights(version: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(version)
+    return {name: torch.randn(*shape, generator=generator) for name, shape in (("base", (20, 7)), ("lora.a", (3, 5)))}
+
+
+class Trains:
+    def __init__(self, place: RankInfo, bucket_mb: float):
+        self.now = weights(0)
+        self.sender = Sender(lambda whole: self.now, rank=place.rank, bucket_mb=bucket_mb)
+
+    def learn(self, version):
+        self.now = weights(version)
+
+
+class Samples:
+    def __init__(self, place: RankInfo, bucket_mb: float):
+        self.network = weights(0)
+        self.receiver = Receiver(self.network, bucket_mb=bucket_mb)
+        self.fill = self.receiver._fill
+        self.released = threading.Semaphore(0)
+
+    def seen(self):
+        return {name: tensor.tolist() for name, tensor in self.network.items()}
+
+    def sample_until_released(self):
+        before = self.seen()
+        assert self.released.acquire(timeout=240)
+        return self.seen() if self.seen() == before else None
+
+    def release(self):
+        self.released.release()
+
+    def spoil_next(self):
+        def fill(*arguments):
+            self.fill(*arguments)
+            self.receiver._spare["lora.a"].view(torch.uint8)[1, 2] ^= 4
+
+        self.receiver._fill = fill
+
+    def die_in_next(self):
+        self.receiver._fill = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+
+    def repair(self):
+        self.receiver._fill = self.fill

@@ -1,0 +1,153 @@
+"""Dialogues as they are sampled: which tokens are whose, that the trainer sees them alike, and what ends them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from burnish.language.logprobs import response_logprobs
+from burnish.rewards.judging import judge
+from burnish.rewards.text.base import POLICY, Response
+from burnish.rewards.text.environment import EnvironmentReward
+from burnish.rewards.text.format import Format
+from burnish.tasks.language.dialogues import Dialogues
+from burnish.tasks.language.engine import LanguageEngine, ResponseJob
+from tests.support.games import SAMPLING, Roles, Shows, play, prompts
+from tests.support.language_samples import model_of
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed", "shared"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "smolvlm", "llama"])
+def test_the_trainer_sees_what_the_sampler_saw(family, layout):
+    seeing = family != "llama"
+    completion, _ = play(Shows(opening=seeing, pictures=seeing), prompts(family), family=family)
+    model = model_of(family)
+    scores = response_logprobs(model, model.network, completion, temperature=0.9, layout=layout)
+    torch.testing.assert_close(scores.logprob, completion.logprob, rtol=0, atol=1e-5)
+    assert not completion.logprob[~completion.mask].any()
+    assert all((own.patches > 0) == seeing for own in completion.features)
+
+
+def test_the_mask_covers_what_the_policy_wrote_and_nothing_else():
+    completion, responses = play(Shows(), prompts())
+    model = model_of("qwen2_5_vl")
+    for row, response in enumerate(responses):
+        ids, mask = completion.ids[row, : completion.length[row]], completion.mask[row]
+        runs = ids.split(_runs(mask[: len(ids)]))
+        assert [model.decode(run.tolist()) for run in runs[::2]] == response.dialogue.responses
+        assert len(runs) == 5
+        for number, run in enumerate(runs[1::2], 1):
+            assert f"Turn {number}." in model.decode(run.tolist())
+            assert torch.isin(run, model.placeholders).any()
+        assert not mask[len(ids) :].any()
+        assert response.dialogue.rewards == (0.5, 1.0, 1.5)
+        assert response.text == response.dialogue.responses[-1]
+        assert len(response.dialogue.pictures) == 4
+        assert [who for who, _ in response.dialogue.said] == ["user", *[POLICY, "user"] * 3]
+        assert response.dialogue.said[0][1] == "[picture]Begin."
+
+
+def _runs(mask):
+    """Lengths of stretches of equal values; the first one is of true."""
+    changes = [0, *((mask[1:] != mask[:-1]).nonzero().flatten() + 1).tolist(), len(mask)]
+    assert mask[0]
+    return [after - before for before, after in itertools.pairwise(changes)]
+
+
+def test_a_dialogue_does_not_depend_on_its_neighbours():
+    together, said = play(Shows(), prompts(), n=3)
+    crowded, same = play(Shows(), prompts(), n=3, batch_size=2)
+    alone, word = play(Shows(), prompts()[1:], n=3)
+    assert [one.dialogue for one in said] == [one.dialogue for one in same]
+    assert [one.dialogue for one in said[3:]] == [one.dialogue for one in word]
+    assert torch.equal(together.ids, crowded.ids)
+    last = together.select([3, 4, 5]).trimmed()
+    assert torch.equal(last.ids, alone.ids)
+    torch.testing.assert_close(last.logprob, alone.logprob, rtol=0, atol=1e-5)
+
+
+def test_a_group_begins_alike_and_another_one_otherwise():
+    _, first = play(Shows(), prompts(), n=3)
+    _, again = play(Shows(), prompts()[1:] * 2, n=3)
+    starts = [one.dialogue.pictures[0].tobytes() for one in (*first[3:], *again)]
+    assert len(set(starts[:6])) == 1
+    assert starts[6] != starts[5]
+    assert len({one.dialogue.pictures[0].tobytes() for one in first[:3]}) == 1
+    assert first[0].dialogue.pictures[0].tobytes() != first[3].dialogue.pictures[0].tobytes()
+    assert len({one.dialogue.responses[0] for one in first}) == 6
+    completion, _ = play(Shows(), prompts(), n=3)
+    assert len(completion.prompts.table) == 2
+
+
+def test_one_turn_of_a_silent_environment_is_an_answer():
+    completion, responses = play(Shows(opening=False, max_turns=1), prompts())
+    roles = Roles("qwen2_5_vl")
+    job = ResponseJob.groups(prompts(), 2, purpose="rollout", update=1, sampling=SAMPLING)
+    plain, texts = LanguageEngine(roles, batch_size=256, seed=0).sample(job)
+    for name in ("ids", "mask", "logprob", "positions", "length", "finished"):
+        assert torch.equal(getattr(completion, name), getattr(plain, name)), name
+    assert [one.text for one in responses] == [one.text for one in texts]
+
+
+def test_the_last_turn_ends_a_dialogue():
+    completion, responses = play(Shows(turns=9, max_turns=2), prompts())
+    assert [len(one.dialogue.responses) for one in responses] == [2] * 4
+    assert completion.mask[range(4), completion.length - 1].all()
+
+
+def test_a_budget_of_tokens_cuts_a_dialogue():
+    whole, _ = play(Shows(), prompts())
+    for most in (3, 20, 40, int(whole.length.max())):
+        completion, responses = play(Shows(max_length=most), prompts())
+        assert int(completion.length.max()) <= most
+        # what is said is a beginning of what would be said
+        width = completion.ids.shape[1]
+        for row, length in enumerate(completion.length.tolist()):
+            assert torch.equal(completion.ids[row, :length], whole.ids[row, :width][:length])
+        cut = completion.length < whole.length
+        assert not completion.finished[cut].any()
+        assert all(one.finished == bool(end) for one, end in zip(responses, completion.finished, strict=True))
+        # the policy has the last word
+        assert completion.mask[range(4), completion.length - 1].all()
+    assert not cut.any()
+
+
+@pytest.mark.parametrize(("fails", "turns"), [("reset", 0), ("step", 2)])
+def test_an_environment_that_fails_is_missing_and_stops_nobody(fails, turns):
+    completion, responses = play(Shows(fails=fails), prompts())
+    whole, _ = play(Shows(), prompts())
+    assert torch.equal(completion.select([0, 1]).trimmed().ids, whole.select([0, 1]).trimmed().ids)
+    for reward in (EnvironmentReward(), Format()):
+        verdicts = judge(reward, responses, [*prompts()[:1] * 2, *prompts()[1:] * 2])
+        assert [verdict.value is None for verdict in verdicts] == [False, False, True, True]
+        assert "the environment failed: RuntimeError: no" in verdicts[2].note
+        assert all(verdict.asked for verdict in verdicts)
+    assert [len(one.dialogue.responses) for one in responses] == [3, 3, turns, turns]
+    model = model_of("qwen2_5_vl")
+    scores = response_logprobs(model, model.network, completion, temperature=0.9)
+    torch.testing.assert_close(scores.logprob, completion.logprob, rtol=0, atol=1e-5)
+
+
+def test_an_environment_that_gives_something_else_is_told_so():
+    _, responses = play(Shows(fails="type"), prompts())
+    assert "step returned str; it must be an Observation" in responses[0].dialogue.broken
+
+
+def test_all_turns_of_a_greedy_job_start_where_the_others_do():
+    engine_job = ResponseJob.groups(prompts(), 2, purpose="rollout", update=1, sampling=SAMPLING)
+    engine = Dialogues(Roles("qwen2_5_vl"), Shows(), batch_size=8, seed=0)
+    _, sampled = engine.sample(engine_job)
+    _, greedy = engine.sample(engine_job.greedy())
+    assert len(greedy) == 2
+    assert greedy[1].dialogue.pictures[0].tobytes() == sampled[2].dialogue.pictures[0].tobytes()
+
+
+def test_the_environment_s_reward_is_its_sum_or_its_last():
+    _, (one, *_) = play(Shows(), prompts())
+    (whole,) = judge(EnvironmentReward(), [one], prompts()[:1])
+    (last,) = judge(EnvironmentReward(total="last"), [one], prompts()[:1])
+    assert (whole.value, last.value, whole.note) == (3.0, 1.5, "3 turns")
+    (nobody,) = judge(EnvironmentReward(), [Response("a")], prompts()[:1])
+    assert nobody.value is None

@@ -1,0 +1,105 @@
+"""Experts of a mixture in even use: the published loss on the tokens that responses were chosen from, however cut."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from burnish.algorithms.language.sft import SFT
+from burnish.config import load
+from burnish.language.logprobs import response_states
+from burnish.models.language.loading import check_experts, load_language_model
+from burnish.options import CriticOptions, LanguageModelOptions, LanguageTrainerOptions, ModelOptions, OptimizerOptions
+from burnish.tasks import assemble
+from burnish.tasks.language.roles import LanguageRoles
+from burnish.training.parameter_groups import ParameterGroup
+from burnish.training.trainer import Trainer, summary
+from burnish.types.completion import Together
+from burnish.types.rollout import OfflineResponses
+from burnish.utils.errors import UserError
+from burnish.utils.timer import Stopwatch
+from tests.support.language_samples import folder_of, responses
+from tests.support.tiny_language import chat, tiny_language
+
+COEF = 0.3
+
+
+class Bench:
+    def __init__(self, coef=COEF, *, budget=1000, layout="auto", checkpointing=False):
+        model = load_language_model(
+            ModelOptions(path=str(folder_of("qwen3_moe")), device="cpu", gradient_checkpointing=checkpointing)
+        )
+        self.algorithm = SFT()
+        self.roles = LanguageRoles(
+            model, self.algorithm.needs(), None, critic=CriticOptions(), freeze=[], temperature=1.0, layout=layout,
+            micro_batch_size=budget, on_policy=True, memory=self.algorithm.make_memory(), seed=0,
+            router_aux_loss_coef=coef,
+        )  # fmt: skip
+        group = ParameterGroup("actor", self.roles.parameters(), OptimizerOptions(max_grad_norm=None), total_steps=9)
+        self.workers = Trainer(
+            self.roles, self.algorithm, [group], trainer=LanguageTrainerOptions(), ema=None, seed=0,
+            watch=Stopwatch(), balance=self.roles.balance,
+        )  # fmt: skip
+        encoded = [model.encode(*chat(text)) for text in ("How are you?", "And what of it?")]
+        self.trace = responses(model, type(encoded[0]).cat(encoded), [0, 0, 1, 1, 0], [4, 1, 6, 3, 0])
+
+    def gradient(self):
+        answers = Together(trace=self.trace, members=1)
+        given = OfflineResponses(answers=answers, good=torch.ones(5, dtype=torch.bool), update=1, version=0, seed=0)
+        batch, _ = self.algorithm.credit(given)
+        self.workers.groups[0].zero_grad()
+        share = self.workers._backward(batch, self.algorithm.size(batch))
+        return flat(self.roles), summary(share)
+
+
+def flat(roles):
+    values = roles.parameters().values()
+    return torch.cat([(torch.zeros_like(v) if v.grad is None else v.grad).flatten() for v in values])
+
+
+def test_it_adds_transformers_gradient_at_the_states_of_the_responses():
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
+
+    bench, without = Bench(), Bench(0.0)
+    added, metrics = bench.gradient()
+    plain, unbalanced = without.gradient()
+    network, heard = without.roles.model.network, []
+    for layer in without.roles.model.text(network).layers:
+        layer.mlp.gate.register_forward_hook(lambda module, inputs, output: heard.append(output[0]))
+    states = response_states(without.roles.model, network, bench.trace, layout="packed")
+    assert len(states.places) == 4 + 1 + 6 + 3
+    expected = load_balancing_loss_func(tuple(layer[states.places] for layer in heard), 4, 2)
+    without.workers.groups[0].zero_grad()
+    (COEF * expected).backward()
+    torch.testing.assert_close(added - plain, flat(without.roles), rtol=1e-4, atol=1e-5)
+    assert metrics["actor/router_aux_loss"] == pytest.approx(float(expected.detach()), rel=1e-5)
+    assert "actor/router_aux_loss" not in unbalanced
+    assert metrics["actor/sft_loss"] == pytest.approx(unbalanced["actor/sft_loss"])
+
+
+@pytest.mark.parametrize(
+    "how", [{"budget": 1}, {"layout": "padded"}, {"layout": "shared", "budget": 40}, {"checkpointing": True}]
+)
+def test_no_cut_and_no_layout_changes_it(how):
+    expected, metrics = Bench().gradient()
+    bench = Bench(**how)
+    with torch.no_grad():
+        bench.roles.policy(bench.trace)  # what is looked at in between is not counted
+    gradient, other = bench.gradient()
+    torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-5)
+    assert other["actor/router_aux_loss"] == pytest.approx(metrics["actor/router_aux_loss"], rel=1e-5)
+    again, _ = bench.gradient()
+    torch.testing.assert_close(again, gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_a_dense_model_is_refused_before_weights_load():
+    assembly = assemble(load("vlm_quickstart", ["model.router_aux_loss_coef=0.01", "output_dir=unused"]))
+    with pytest.raises(UserError, match="no mixture of experts"):
+        assembly.check_data()
+    assert "roles" not in vars(assembly)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen2_moe"])
+def test_mixtures_are_known_by_what_transformers_writes(tmp_path, family):
+    folder = tiny_language(tmp_path, family)
+    check_experts(LanguageModelOptions(path=str(folder), router_aux_loss_coef=0.01))

@@ -1,0 +1,158 @@
+from dataclasses import asdict
+from itertools import pairwise
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from burnish.options import EmaOptions
+from burnish.training.ema import Ema, decay_at
+from tests.conformance import cases
+
+
+def network(dtype=torch.float32) -> dict[str, torch.nn.Parameter]:
+    torch.manual_seed(0)
+    return {name: torch.nn.Parameter(torch.randn(3, 2).to(dtype)) for name in ("a", "b")}
+
+
+def move(parameters) -> None:
+    with torch.no_grad():
+        for value in parameters.values():
+            value.add_(torch.randn_like(value))
+
+
+@pytest.mark.parametrize("case", cases("ema", "schedule/flow_grpo"), ids=lambda case: case.id)
+def test_the_decay_is_flow_grpos(case):
+    case.close([decay_at(step, case.inputs["decay"]) for step in case.inputs["steps"]], case.expected["decay"])
+
+
+@pytest.mark.parametrize("case", cases("ema", "schedule/flow_factory_ema_"), ids=lambda case: case.id)
+def test_the_decay_is_flow_factorys(case):
+    given = case.inputs
+    options = {"initial": given.get("initial_decay", 0.0), "kind": case.id.removeprefix("schedule/flow_factory_ema_")}
+    options |= {
+        ours: given[name] for ours, name in (("warm_up", "warmup_steps"), ("steps", "total_steps")) if name in given
+    }
+    case.close([decay_at(step, given["decay"], **options) for step in given["steps"]], case.expected["decay"])
+
+
+KINDS = ["constant", "power", "linear", "piecewise_linear", "cosine", "warmup_cosine"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_decay_grows_to_what_was_asked(kind):
+    decays = [
+        decay_at(step, 0.8, kind=kind, initial=0.5, warm_up=10, steps=100, flat=20, ramp=0.02) for step in range(200)
+    ]
+    assert all(a <= b for a, b in pairwise(decays))
+    assert all(0 <= decay <= 0.8 for decay in decays)
+    assert decays[-1] == pytest.approx(0.8)
+
+
+def test_the_pieces_of_a_decay_meet():
+    options = {"kind": "warmup_cosine", "initial": 0.5, "warm_up": 10, "steps": 110}
+    assert [decay_at(step, 0.9, **options) for step in (0, 5, 10, 60, 110)] == pytest.approx([0, 0.25, 0.5, 0.7, 0.9])
+    # DiffusionNFT's delayed schedule of its old policy
+    options = {"kind": "piecewise_linear", "flat": 75, "ramp": 0.0075}
+    assert [decay_at(step, 0.999, **options) for step in (75, 100, 300)] == pytest.approx([0, 0.1875, 0.999])
+
+
+def test_the_average_is_the_sum_written_out():
+    parameters = network()
+    ema = Ema(parameters, 0.15)
+    expected = {name: value.detach().double() for name, value in parameters.items()}
+    for decay in (1 / 10, 0.15, 0.15):  # (1 + 1) / (10 + 1) is more than 0.15 already
+        move(parameters)
+        for name, value in parameters.items():
+            expected[name] = decay * expected[name] + (1 - decay) * value.detach().double()
+        ema.update()
+    for name, value in ema.average.items():
+        torch.testing.assert_close(value.double(), expected[name], rtol=1e-6, atol=1e-6)
+
+
+def test_the_growth_that_is_asked_for_is_the_one_that_is_used():
+    parameters = network()
+    options = EmaOptions(decay=0.5, kind="linear", warm_up=4)
+    ema = Ema(parameters, **asdict(options))
+    name, value = next(iter(parameters.items()))
+    expected = value.detach().clone()
+    for decay in (0.0, 0.125, 0.25, 0.375, 0.5, 0.5):
+        move(parameters)
+        expected = decay * expected + (1 - decay) * value.detach()
+        ema.update()
+    torch.testing.assert_close(ema.average[name], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"initial": 0.5}, {"kind": "constant", "warm_up": 3}, {"kind": "cosine", "ramp": 0.1}],
+)
+def test_a_growth_that_is_not_read_is_refused(given):
+    with pytest.raises(ValidationError, match="never read when kind is"):
+        EmaOptions(**given)
+    with pytest.raises(ValidationError, match="warm_up alone takes 20"):
+        EmaOptions(kind="warmup_cosine", warm_up=20, steps=20)
+
+
+def test_without_memory_the_average_is_the_weights():
+    parameters = network()
+    ema = Ema(parameters, 0.0)
+    move(parameters)
+    ema.update()
+    for name, value in parameters.items():
+        torch.testing.assert_close(ema.average[name], value.detach(), rtol=1e-6, atol=1e-6)
+
+
+def test_the_average_of_half_precision_weights_is_kept_in_float32():
+    parameters = {"a": torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))}
+    ema = Ema(parameters, 0.999)
+    ema.steps = 10**6  # the decay has grown up
+    with torch.no_grad():
+        parameters["a"].fill_(2.0)
+    for _ in range(5):
+        ema.update()
+    assert ema.average["a"].dtype == torch.float32
+    # each step is far below the resolution of bfloat16 at 1
+    torch.testing.assert_close(ema.average["a"], torch.full((4,), 2 - 0.999**5), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("raises", [False, True])
+def test_the_trained_weights_come_back_bit_for_bit(dtype, raises):
+    parameters = network(dtype)
+    ema = Ema(parameters, 0.9)
+    move(parameters)
+    ema.update()
+    trained = {name: value.detach().clone() for name, value in parameters.items()}
+    with pytest.raises(ZeroDivisionError) if raises else torch.no_grad():
+        with ema.applied():
+            for name, value in parameters.items():
+                assert torch.equal(value, ema.average[name].to(dtype))
+                assert not torch.equal(value, trained[name])
+            if raises:
+                raise ZeroDivisionError
+    for name, value in parameters.items():
+        assert torch.equal(value, trained[name])
+        assert value.requires_grad
+
+
+def test_a_resumed_average_goes_on_bit_for_bit():
+    first, second = network(), network()
+    whole, resumed = Ema(first, 0.9), Ema(second, 0.9)
+    for _ in range(3):
+        move(first)
+        whole.update()
+    saved = {"steps": whole.steps, "average": {name: v.clone() for name, v in whole.average.items()}}
+    assert saved.keys() == whole.state_dict().keys()
+    resumed.load_state_dict(saved)
+    for name, value in second.items():
+        value.data.copy_(first[name].data)
+    for parameters, ema in ((first, whole), (second, resumed)):
+        torch.manual_seed(1)
+        for _ in range(3):
+            move(parameters)
+            ema.update()
+    assert whole.steps == resumed.steps == 6
+    for name, value in whole.average.items():
+        assert torch.equal(value, resumed.average[name])
+        assert not torch.equal(value, saved["average"][name]), "the saved average must not be shared"

@@ -1,0 +1,122 @@
+import math
+
+import pytest
+import torch
+
+from burnish.options import OptimizerOptions
+from burnish.training.optimizer import clip_gradients, learning_rate, make_optimizer
+
+
+def network(gradients: bool = True) -> list[torch.nn.Parameter]:
+    torch.manual_seed(0)
+    made = [torch.nn.Parameter(torch.randn(shape)) for shape in [(4, 3), (5,), ()]]
+    for parameter in made if gradients else ():
+        parameter.grad = torch.randn_like(parameter) * 3
+    return made
+
+
+def test_one_step_is_adamw_written_out():
+    options = OptimizerOptions(lr=0.1, betas=(0.8, 0.95), eps=1e-3, weight_decay=0.2)
+    weight = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+    optimizer = make_optimizer({"weight": weight}, options)
+    weight.grad = torch.tensor([0.5, -4.0])
+    optimizer.step()
+    # after one step the bias-corrected mean is the gradient and the bias-corrected square is its square
+    start, gradient = torch.tensor([1.0, -2.0]), torch.tensor([0.5, -4.0])
+    expected = start * (1 - 0.1 * 0.2) - 0.1 * gradient / (gradient.abs() + 1e-3)
+    torch.testing.assert_close(weight.detach(), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_the_fused_optimizer_is_torchs_plain_one():
+    mine, other = network(), network()
+    options = OptimizerOptions(lr=1e-2, weight_decay=0.1)
+    fused = make_optimizer({str(i): p for i, p in enumerate(mine)}, options)
+    plain = torch.optim.AdamW(other, lr=1e-2, weight_decay=0.1, foreach=False, fused=False)
+    assert fused.param_groups[0]["fused"]
+    for _ in range(5):
+        fused.step()
+        plain.step()
+    for a, b in zip(mine, other, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def rates(total: int = 10, **options) -> list[float]:
+    given = OptimizerOptions(lr=2.0, **options)
+    return [learning_rate(step, given, total) for step in range(total + 1)]
+
+
+def test_a_constant_rate_is_constant():
+    assert rates() == [2.0] * 11
+
+
+def test_the_warm_up_rises_linearly_to_the_peak():
+    assert rates(warmup_steps=4)[:6] == [0.5, 1.0, 1.5, 2.0, 2.0, 2.0]
+
+
+def test_linear_falls_to_zero_just_after_the_last_step():
+    assert rates(schedule="linear") == pytest.approx([2 * (1 - step / 10) for step in range(11)])
+
+
+def test_cosine_is_half_a_wave():
+    found = rates(schedule="cosine", warmup_steps=2)
+    expected = [1 + math.cos(math.pi * (step - 2) / 8) for step in range(2, 11)]
+    assert found == pytest.approx([1.0, 2.0, *expected])
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_run_that_takes_more_steps_than_planned_stays_at_zero(schedule):
+    given = OptimizerOptions(schedule=schedule)
+    assert learning_rate(25, given, 10) == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_a_schedule_that_is_all_warm_up_never_divides_by_zero(schedule):
+    given = OptimizerOptions(lr=1.0, schedule=schedule, warmup_steps=3)
+    assert [learning_rate(step, given, 3) for step in range(3)] == pytest.approx([1 / 3, 2 / 3, 1.0])
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 1.0, 1e6])
+def test_clipping_is_torchs(max_norm):
+    mine, other = network(), network()
+    norm = clip_gradients(mine, max_norm)
+    torch.testing.assert_close(norm, torch.nn.utils.clip_grad_norm_(other, max_norm))
+    for a, b in zip(mine, other, strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-5, atol=1e-7)
+
+
+def test_the_norm_is_that_of_all_gradients_together_and_of_before():
+    parameters = network()
+    expected = math.sqrt(sum(float(p.grad.double().square().sum()) for p in parameters))
+    assert float(clip_gradients(parameters, 0.1)) == pytest.approx(expected, rel=1e-6)
+    assert float(clip_gradients(parameters, None)) == pytest.approx(0.1, rel=1e-5)
+
+
+def test_none_only_measures():
+    parameters = network()
+    before = [p.grad.clone() for p in parameters]
+    assert float(clip_gradients(parameters, None)) > 1
+    assert all(torch.equal(p.grad, b) for p, b in zip(parameters, before, strict=True))
+
+
+def test_parameters_without_gradients_are_passed_over():
+    parameters = network()
+    parameters[1].grad = None
+    expected = torch.cat([parameters[0].grad.flatten(), parameters[2].grad.flatten()]).norm()
+    torch.testing.assert_close(clip_gradients(parameters, None), expected)
+    assert float(clip_gradients(network(gradients=False), 1.0)) == 0
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_norm_that_is_not_finite_is_returned_and_gradients_stay(value):
+    parameters = network()
+    parameters[0].grad[1, 1] = value
+    before = [p.grad.clone() for p in parameters]
+    assert not math.isfinite(float(clip_gradients(parameters, 1.0)))
+    for parameter, old in zip(parameters, before, strict=True):
+        torch.testing.assert_close(parameter.grad, old, rtol=0, atol=0, equal_nan=True)
+
+
+def test_half_precision_gradients_are_measured_in_float32():
+    parameter = torch.nn.Parameter(torch.zeros(10_000, dtype=torch.bfloat16))
+    parameter.grad = torch.full_like(parameter, 0.01)
+    assert float(clip_gradients([parameter], None)) == pytest.approx(1.0, rel=2e-3)

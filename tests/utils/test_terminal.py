@@ -1,0 +1,89 @@
+"""Text of others reaches a terminal without its escape codes, and messages stay short enough to be read."""
+
+from __future__ import annotations
+
+import ast
+import io
+import logging
+from pathlib import Path
+
+import pytest
+from rich.table import Table
+
+from burnish.utils import terminal
+from burnish.utils.errors import ConfigError, UserError
+
+PACKAGE = Path(terminal.__file__).parents[1]
+ATTACK = "\x1b[31mred\x1b]0;title\x07 \x9b2J \u202eback\x00"
+
+
+def raw(text: str) -> bool:
+    return any(letter in text for letter in "\x1b\x07\x9b\u202e\x00")
+
+
+def test_escape_codes_are_spelled_out_and_everything_else_stays():
+    assert terminal.printable("a\tb\nc ä 猫 👩‍👩‍👧") == "a\tb\nc ä 猫 👩‍👩‍👧"
+    assert terminal.printable("\x1b[31m\x07\ud800") == "\\x1b[31m\\x07\\ud800"
+    assert not raw(terminal.printable(ATTACK))
+
+
+def test_a_console_prints_nothing_raw_in_texts_and_tables():
+    said = io.StringIO()
+    console = terminal.console(file=said, width=200)
+    console.print(ATTACK, markup=False)
+    table = Table(ATTACK)
+    table.add_row(ATTACK)
+    console.print(table)
+    assert not raw(said.getvalue())
+    assert "\\x1b[31mred" in said.getvalue()
+
+
+def test_colours_of_our_own_still_work():
+    said = io.StringIO()
+    terminal.console(file=said, force_terminal=True, color_system="standard").print("[red]x[/red]")
+    assert "\x1b[31mx" in said.getvalue()
+
+
+def test_warnings_without_a_handler_of_the_users_own_are_printed_harmless(capsys, monkeypatch):
+    terminal.prepare()
+    assert logging.lastResort is not None
+    record = logging.LogRecord("burnish", logging.WARNING, "", 0, "from %s", (ATTACK,), None)
+    assert not raw(logging.lastResort.format(record))
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_nobody_makes_a_console_of_its_own(path):
+    if path.name == "terminal.py":
+        return
+    made = [node.lineno for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "Console"]  # fmt: skip
+    assert not made, f"{path}:{made[0]}: use terminal.console, which prints no escape codes of others"
+
+
+def test_one_thing_is_counted_as_one_however_many_lines_it_has():
+    said = terminal.message(UserError("first\n" + "more\n" * 40 + "last"))
+    assert said.startswith("first\n")
+    assert said.endswith("\nlast")
+    assert said.count("\n") == terminal.LINES - 1
+    assert "things are wrong" not in said
+
+
+def test_many_things_are_counted_and_the_first_ones_shown():
+    said = terminal.message(ConfigError([f"option{i} is wrong" for i in range(42)])).split("\n")
+    assert said[0] == "42 things are wrong"
+    assert said[1] == "  option0 is wrong"
+    assert said[-1] == "  and 34 more; put these right first"
+    assert len(said) == terminal.LINES
+
+
+def test_what_is_not_among_the_complaints_is_counted_too_and_the_way_out_is_told():
+    said = terminal.message(ConfigError(["a", "b"], count=7, way_out="mend such records")).split("\n")
+    assert said == ["7 things are wrong", "  a", "  b", "  and 5 more; mend such records"]
+    assert terminal.message(ConfigError(["a"], way_out="mend it")) == "a\nmend it"
+
+
+def test_a_long_line_loses_its_middle():
+    said = terminal.message(UserError("option is " + "x" * 100_000 + "; lower it"))
+    assert said.startswith("option is xxx")
+    assert said.endswith("; lower it")
+    assert len(said) < 700

@@ -1,0 +1,234 @@
+"""Folders of weights as they arrive on a disk: whole ones load, all others are refused with the file and the tensor."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from burnish.cli import main
+from burnish.config import load
+from burnish.models.flow.loading import load_model
+from burnish.models.language.loading import load_language_model
+from burnish.options import LanguageModelOptions, LoraOptions, ModelOptions
+from burnish.tasks.language.engine import Encoder
+from burnish.types.prompt import Prompt
+from burnish.utils.errors import ConfigError, UserError
+from burnish.utils.weights import complaints_about
+from tests.support.factory import tiny_pipeline
+from tests.support.tiny_language import tiny_language
+
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("whole")
+    return {
+        "pipeline": tiny_pipeline(folder, t5=True, layers=1),
+        "language": tiny_language(folder / "language", "qwen2_vl"),
+    }
+
+
+@pytest.fixture
+def damaged(whole: dict[str, Path], tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """A copy whose files may be changed."""
+
+    def copy(kind: str) -> Path:
+        return Path(shutil.copytree(whole[kind], tmp_path / kind))
+
+    return copy
+
+
+def rewrite(folder: Path, change: Callable[[Tensors, str], None], like: str) -> str:
+    """Change the tensor whose name holds ``like``, and give the name."""
+    (file,) = folder.glob("*.safetensors")
+    tensors = load_file(file)
+    name = next(name for name in sorted(tensors) if like in name)
+    change(tensors, name)
+    save_file(tensors, file, {"format": "pt"})
+    return name
+
+
+def leave_out(tensors: Tensors, name: str) -> None:
+    del tensors[name]
+
+
+def lengthen(tensors: Tensors, name: str) -> None:
+    tensors[name] = torch.cat([tensors[name]] * 2)
+
+
+def spoil(tensors: Tensors, name: str) -> None:
+    tensors[name].view(-1)[0] = float("nan")
+
+
+def another_layer(tensors: Tensors, name: str) -> None:
+    tensors[name.replace(".0.", ".7.")] = tensors[name].clone()
+
+
+PARTS = {  # a part of the pipeline, and a tensor of its first layer
+    "text_encoder": "layers.0.",
+    "text_encoder_3": "block.0.",
+    "transformer": "transformer_blocks.0.",
+    "vae": "down_blocks.0.",
+}
+DAMAGES = {
+    leave_out: r"lacks {name}, which \w+ needs by its config\.json and which would be random",
+    lengthen: r"holds {name} in another shape than config\.json says",
+    spoil: r"holds values that are not finite in {name}",
+    another_layer: r"has no place by its config\.json",
+}
+
+
+@pytest.mark.parametrize("change", DAMAGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("part", PARTS)
+def test_a_damaged_part_of_a_pipeline_is_refused_by_file_and_tensor(damaged, part, change):
+    pipeline = damaged("pipeline")
+    name = rewrite(pipeline / part, change, PARTS[part])
+    with pytest.raises(UserError, match=DAMAGES[change].format(name=name)) as refused:
+        load_model(ModelOptions(path=str(pipeline), lora=LoraOptions(rank=2)))
+    assert part in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("change", DAMAGES, ids=lambda change: change.__name__)
+def test_a_damaged_language_model_is_refused_by_file_and_tensor(damaged, change):
+    folder = damaged("language")
+    # messages have the library's name of it, which is longer than that in the file
+    name = rewrite(folder, change, "layers.0.").replace("model.", r"model\.language_model\.")
+    with pytest.raises(UserError, match=DAMAGES[change].format(name=name)):
+        load_language_model(LanguageModelOptions(path=str(folder)))
+
+
+def test_what_a_network_has_no_use_for_is_told_and_does_no_harm(damaged, caplog):
+    folder = damaged("language")
+    rewrite(folder, lambda tensors, name: tensors.update({"value_head.weight": torch.zeros(2)}), "")
+    load_language_model(LanguageModelOptions(path=str(folder)))
+    assert "value_head.weight" in caplog.text
+
+
+def test_infinities_that_cancel_out_are_found_and_large_numbers_are_none(damaged):
+    folder = damaged("language")
+
+    def overflow(tensors: Tensors, name: str) -> None:
+        tensors[name].fill_(3e38)  # whose sum is infinite
+
+    rewrite(folder, overflow, "layers.0.input_layernorm")
+    load_language_model(LanguageModelOptions(path=str(folder)))
+
+    def cancel(tensors: Tensors, name: str) -> None:
+        tensors[name][:2] = torch.tensor([float("inf"), -float("inf")])
+
+    rewrite(folder, cancel, "layers.0.input_layernorm")
+    with pytest.raises(UserError, match="not finite"):
+        load_language_model(LanguageModelOptions(path=str(folder)))
+
+
+def test_files_are_judged_by_their_heads(damaged):
+    folder = damaged("language")
+    assert list(complaints_about(folder)) == []
+    file = folder / "model.safetensors"
+    content = file.read_bytes()
+    for kept, why in (
+        (len(content) - 100, "is cut off: 100 of"), (40, "is no safetensors file, or cut off: 40 bytes"),
+        (3, "3 bytes"), (0, "0 bytes"),
+    ):  # fmt: skip
+        file.write_bytes(content[:kept])
+        (found,) = complaints_about(folder)
+        assert why in found
+        assert str(file) in found
+    file.write_bytes(content[:8] + b"x" * 200 + content[208:])
+    assert "damaged head" in next(complaints_about(folder))
+    file.unlink()
+    assert "has no weights" in next(complaints_about(folder))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
+    assert "lacks model-1.safetensors" in next(complaints_about(folder))
+    (folder / "model.safetensors.index.json").write_text("{")
+    assert "index.json that can be read" in next(complaints_about(folder))
+
+
+ABSENT = {
+    "tokenizer.json": "has no tokenizer",
+    "preprocessor_config.json": "says how pictures are processed",
+    "chat_template.jinja": "has no chat template",
+    "model.safetensors": "has no weights",
+}
+
+
+@pytest.mark.parametrize("file", ABSENT)
+def test_a_vision_language_folder_that_lacks_a_file_is_refused_before_torch_is_needed(damaged, capsys, tmp_path, file):
+    folder = damaged("language")
+    (folder / file).unlink()
+    code = main(["train", "vlm_quickstart", f"model.path={folder}", f"output_dir={tmp_path / 'run'}"])
+    told = capsys.readouterr().err
+    assert code == 2
+    assert ABSENT[file] in " ".join(told.split())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tokenizer_without_words_is_refused(damaged, capsys, tmp_path):
+    pipeline = damaged("pipeline")
+    (pipeline / "tokenizer" / "tokenizer.json").unlink()
+    for there, why in ((None, "has no tokenizer"), ("vocab.json", "without its merges.txt")):
+        if there is not None:
+            (pipeline / "tokenizer" / there).write_text("{}")
+        code = main(["train", "quickstart", f"model.path={pipeline}", f"output_dir={tmp_path / 'run'}"])
+        told = " ".join(capsys.readouterr().err.split())
+        assert code == 2
+        assert f"{pipeline / 'tokenizer'} " in told
+        assert why in told
+
+
+def test_a_tokenizer_of_another_model_is_found_by_the_prompts(damaged):
+    pipeline = damaged("pipeline")
+    model = load_model(ModelOptions(path=str(pipeline)))
+    model.check(["a cat"])
+    model.pipeline.text_encoder.set_input_embeddings(torch.nn.Embedding(20, 16))
+    with pytest.raises(UserError, match=r"prompt 'a cat' has token \d+, but text_encoder knows only 20"):
+        model.check(["a cat"])
+    language = load_language_model(LanguageModelOptions(path=str(damaged("language"))))
+    language.vocabulary = 10
+    with pytest.raises(UserError, match=r"has token \d+, but the model knows only 10"):
+        Encoder(language)([Prompt(text="what?")])
+
+
+def test_a_truncated_part_of_a_pipeline_is_refused_before_torch_is_needed(damaged, capsys, tmp_path):
+    pipeline = damaged("pipeline")
+    (file,) = (pipeline / "text_encoder_2").glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-10])
+    code = main(["train", "quickstart", f"model.path={pipeline}", f"output_dir={tmp_path / 'run'}"])
+    told = " ".join(capsys.readouterr().err.split())
+    assert code == 2
+    assert f"{file} is cut off: 10 of" in told
+
+
+def test_a_model_without_a_chat_template_may_read_and_not_see(damaged):
+    folder = damaged("language")
+    (folder / "chat_template.jinja").unlink()
+    written = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(written | {"chat_template": "{{ messages }}"}))
+    from burnish.models.language.loading import check_files
+
+    check_files(LanguageModelOptions(path=str(folder)))
+
+
+def test_unreadable_settings_of_a_model_are_a_message(damaged):
+    folder = damaged("language")
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match="can't be loaded as qwen2_vl"):
+        load_language_model(LanguageModelOptions(path=str(folder)))
+
+
+def test_recipes_that_ship_with_their_weights_pass():
+    from burnish.config.disk import check_disk
+
+    for recipe in ("quickstart", "vlm_quickstart"):
+        try:
+            check_disk(load(recipe))
+        except ConfigError as error:
+            pytest.fail(str(error))
