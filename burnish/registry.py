@@ -15,7 +15,7 @@ import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import pydantic
 import pydantic.dataclasses
@@ -23,7 +23,7 @@ import pydantic.dataclasses
 from burnish.utils.contracts import place, unfulfilled
 from burnish.utils.docstrings import arguments, summary
 from burnish.utils.errors import UserError
-from burnish.utils.user_code import absolute, load_object, reason
+from burnish.utils.user_code import absolute, load_object, path_of, reason
 
 T = TypeVar("T")
 ENTRY_POINTS = "burnish.plugins"  # group in which installed packages name modules that register something
@@ -48,6 +48,16 @@ KINDS = {
     "flow model": Kind("burnish.models.flow", "burnish.models.flow.base:FlowModel", options=False),
     "language model": Kind("burnish.models.language", "burnish.language.model:LanguageModel", options=False),
 }
+
+
+class Named:
+    """Base of what recipes choose by name: a class that is not registered is known by where it is."""
+
+    name: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.name = path_of(cls)
 
 
 @dataclass_transform(kw_only_default=True)
@@ -90,7 +100,7 @@ def names(kind: str) -> list[str]:
 
 
 def known(kind: str, name: Any) -> bool:
-    """Whether there is an entry of that name; plug-ins of installed packages are opened to find it."""
+    """Whether there is an entry of that name; plugins of installed packages are opened to find it."""
     if name not in names(kind):
         open_entry_points()
     return name in KINDS[kind].entries
@@ -131,7 +141,7 @@ def named(kind: str, name: Any) -> Any:
 
 @cache
 def open_entry_points() -> dict[str, str]:
-    """Open the plug-ins of installed packages: for each of their names, what it opened.
+    """Open the plugins of installed packages: for each of their names, what it opened.
 
     Raises:
         UserError: one fails to import.
@@ -143,7 +153,7 @@ def open_entry_points() -> dict[str, str]:
         except (Exception, SystemExit) as error:  # whatever its author wrote
             package = point.dist.name if point.dist else "?"
             raise UserError(
-                f"plug-in {point.name} of the installed package {package} ({point.value}) fails to import: "
+                f"plugin {point.name} of the installed package {package} ({point.value}) fails to import: "
                 f"{reason(error)}; update or uninstall {package}"
             ) from error
         opened[point.name] = point.value
@@ -158,8 +168,9 @@ def _entry(kind: str, name: str, given: Any) -> Any:
     before = entries.get(name)
     if before is not None and (before.__module__, before.__qualname__) != (given.__module__, given.__qualname__):
         raise UserError(f"{what} is registered already, by {place(before)}; give it another name")
-    lacking = unfulfilled(given, _load(KINDS[kind].contract))
-    if lacking:
+    if (other := _rather(kind, given)) is not None:
+        raise UserError(f"{what} is of kind {other}: register it as such, or set the task that uses it")
+    if lacking := unfulfilled(given, _load(KINDS[kind].contract)):
         raise UserError(f"{what} {'; '.join(lacking)}")
     if not isinstance(given, type):
         made = _of_function(given, name)
@@ -170,6 +181,18 @@ def _entry(kind: str, name: str, given: Any) -> Any:
     made.name = name  # type: ignore[attr-defined]
     entries[name] = made
     return made
+
+
+def _rather(kind: str, given: Any) -> str | None:
+    """Another kind whose contract is narrower than that of ``kind``, and fulfilled by a class of the user."""
+    if not isinstance(given, type) or given.__module__.startswith("burnish."):
+        return None
+    own = _load(KINDS[kind].contract)
+    for other, its in KINDS.items():
+        contract = _load(its.contract)
+        if contract is not own and own in contract.__mro__ and contract in given.__mro__:
+            return other
+    return None
 
 
 def _of_function(function: Callable[..., Any], name: str) -> type:

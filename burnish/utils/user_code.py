@@ -61,6 +61,12 @@ def load_module(where: str) -> ModuleType:
     return importlib.import_module(FILE + absolute(where).replace("%", "%25").replace(".", "%2E"))
 
 
+def path_of(thing: Any) -> str:
+    """Where a class or a function is, as ``load_object`` takes it."""
+    module = thing.__module__
+    return f"{unquote(module.removeprefix(FILE)) if module.startswith(FILE) else module}:{thing.__qualname__}"
+
+
 def load_object(path: str, what: str) -> Any:
     """What package.module:name or path/to/file.py:name is; it can be called.
 
