@@ -11,6 +11,7 @@ import importlib
 import importlib.metadata
 import inspect
 import pkgutil
+import sys
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -166,7 +167,7 @@ def _entry(kind: str, name: str, given: Any) -> Any:
     if not given.__module__.startswith("burnish."):
         _import_all(kind)  # so that a name of ours is found to be taken by whoever takes it second
     before = entries.get(name)
-    if before is not None and (before.__module__, before.__qualname__) != (given.__module__, given.__qualname__):
+    if before is not None and _origin(before) != _origin(given):  # a file may be imported twice, a cell run again
         raise UserError(f"{what} is registered already, by {place(before)}; give it another name")
     if (other := _rather(kind, given)) is not None:
         raise UserError(f"{what} is of kind {other}: register it as such, or set the task that uses it")
@@ -181,6 +182,12 @@ def _entry(kind: str, name: str, given: Any) -> Any:
     made.name = name  # type: ignore[attr-defined]
     entries[name] = made
     return made
+
+
+def _origin(thing: Any) -> tuple[str, str]:
+    """The file, or else the module, that something is from, and its name there."""
+    module = sys.modules.get(thing.__module__)
+    return getattr(module, "__file__", None) or thing.__module__, thing.__qualname__
 
 
 def _rather(kind: str, given: Any) -> str | None:
