@@ -10,16 +10,18 @@ import difflib
 import importlib
 import importlib.metadata
 import inspect
+import json
 import pkgutil
 import sys
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from functools import cache
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform
 
 import pydantic
 import pydantic.dataclasses
+import pydantic_core
 
 from burnish.utils.contracts import place, unfulfilled
 from burnish.utils.docstrings import arguments, summary
@@ -27,6 +29,7 @@ from burnish.utils.errors import UserError
 from burnish.utils.user_code import absolute, load_object, path_of, reason
 
 T = TypeVar("T")
+WITHIN = "within_choice"  # type of errors about the options of a choice, which hold those errors
 ENTRY_POINTS = "burnish.plugins"  # group in which installed packages name modules that register something
 
 
@@ -34,9 +37,11 @@ ENTRY_POINTS = "burnish.plugins"  # group in which installed packages name modul
 class Kind:
     """A sort of thing that recipes choose by name."""
 
-    package: str  # of ours, whose modules register what ships with Burnish
+    package: str  # of ours, whose modules register what ships with Burnish; or such a module itself
     contract: str  # module:Name of what every entry must be: a base class, or a protocol; see burnish.utils.contracts
     options: bool = True  # a recipe's section fills the fields of its classes
+    part: str = ""  # of functions, module:Name of the base of classes that hold the options of one
+    part_of_function: str = ""  # the base of those that are made of functions, where it is another
     entries: dict[str, Any] = field(default_factory=dict)
 
 
@@ -104,11 +109,11 @@ def known(kind: str, name: Any) -> bool:
     """Whether there is an entry of that name; plugins of installed packages are opened to find it."""
     if name not in names(kind):
         open_entry_points()
-    return name in KINDS[kind].entries
+    return isinstance(name, str) and name in KINDS[kind].entries
 
 
 def lookup(kind: str, name: str) -> Any:
-    """The class registered under ``name``; of a function, a class whose instances are the function with its options.
+    """The class registered under ``name``; of a function, a class of its options, with the function as ``function``.
 
     Raises:
         ValueError: nothing has that name; the message lists what exists and suggests the nearest.
@@ -138,6 +143,38 @@ def named(kind: str, name: Any) -> Any:
             return mine[0]
         _entry(kind, path, found)
     return path
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Marks an option whose value is an entry of a kind: ``Annotated[Any, Choice("advantage")]``.
+
+    A recipe gives its name, or ``{name: NAME}`` with its options; the value is the entry with its options, or None.
+    """
+
+    kind: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return pydantic_core.core_schema.no_info_plain_validator_function(self.made)
+
+    def made(self, value: Any) -> Any:
+        """The entry that a recipe means."""
+        if value is None or is_dataclass(value):
+            return value
+        if not isinstance(value, str | dict):
+            raise pydantic_core.PydanticKnownError("string_type")
+        tree = value if isinstance(value, dict) else {"name": value}
+        name = named(self.kind, tree.get("name"))
+        if not known(self.kind, name):
+            listed = ", ".join(f"'{one}'" for one in names(self.kind))
+            raise pydantic_core.PydanticKnownError("literal_error", {"expected": listed})
+        try:
+            return pydantic.TypeAdapter(lookup(self.kind, name)).validate_json(
+                json.dumps(tree | {"name": name}), strict=True
+            )
+        except pydantic.ValidationError as error:
+            found = {"errors": error.errors(include_url=False), "kind": self.kind, "name": name}
+            raise pydantic_core.PydanticCustomError(WITHIN, "{errors}", found) from None
 
 
 @cache
@@ -171,15 +208,17 @@ def _entry(kind: str, name: str, given: Any) -> Any:
         raise UserError(f"{what} is registered already, by {place(before)}; give it another name")
     if (other := _rather(kind, given)) is not None:
         raise UserError(f"{what} is of kind {other}: register it as such, or set the task that uses it")
-    if lacking := unfulfilled(given, _load(KINDS[kind].contract)):
+    its = KINDS[kind]
+    if lacking := unfulfilled(given, _load(its.part if its.part and isinstance(given, type) else its.contract)):
         raise UserError(f"{what} {'; '.join(lacking)}")
-    if not isinstance(given, type):
-        made = _of_function(given, name)
-    elif KINDS[kind].options and "__pydantic_fields__" not in vars(given):
-        made = options(given)
-    else:
-        made = given
-    made.name = name  # type: ignore[attr-defined]
+    made: Any = given if isinstance(given, type) else _of_function(given, name, its.part_of_function or its.part)
+    if its.part:
+        words = pydantic.Field(default=name, description=summary(inspect.getdoc(given) or ""))
+        made.__annotations__ = {"name": Literal[name]} | vars(made).get("__annotations__", {})
+        made.name = words
+    if its.options and "__pydantic_fields__" not in vars(made):
+        made = options(made)
+    made.name = name
     entries[name] = made
     return made
 
@@ -202,8 +241,8 @@ def _rather(kind: str, given: Any) -> str | None:
     return None
 
 
-def _of_function(function: Callable[..., Any], name: str) -> type:
-    """A class whose fields are the keyword-only parameters of a function, and whose instances call it with them."""
+def _of_function(function: Callable[..., Any], name: str, base: str) -> type:
+    """A class whose fields are the keyword-only parameters of a function, and which has it as ``function``."""
     own = [one for one in inspect.signature(function).parameters.values() if one.kind is one.KEYWORD_ONLY]
     bare = [one.name for one in own if one.annotation is one.empty]
     if bare:
@@ -220,13 +259,8 @@ def _of_function(function: Callable[..., Any], name: str) -> type:
         body["__annotations__"][option] = hint
         body[option] = pydantic.Field(description=words[0] if words else told.get(option, ""), **given)
 
-    def call(self: Any, *tensors: Any) -> Any:
-        return function(*tensors, **{one.name: getattr(self, one.name) for one in own})
-
-    body |= {"__call__": call, "__doc__": summary(inspect.getdoc(function) or ""), "function": staticmethod(function)}
-    made: type = options(type(function.__name__, (), body))
-    made.__qualname__ = function.__qualname__
-    return made
+    body |= {"__qualname__": function.__qualname__, "__doc__": inspect.getdoc(function) or ""}
+    return type(function.__name__, (_load(base),), body | {"function": staticmethod(function)})
 
 
 def _load(path: str) -> Any:
@@ -236,5 +270,5 @@ def _load(path: str) -> Any:
 
 def _import_all(kind: str) -> None:
     package = importlib.import_module(KINDS[kind].package)
-    for module in pkgutil.iter_modules(package.__path__):
+    for module in pkgutil.iter_modules(getattr(package, "__path__", [])):
         importlib.import_module(f"{package.__name__}.{module.name}")

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from typing import Annotated, Any, Protocol
+import pickle
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Protocol
 
 import pytest
 from pydantic import Field, ValidationError
@@ -11,13 +15,14 @@ from pydantic import Field, ValidationError
 from burnish import registry
 from burnish.algorithms.base import Algorithm
 from burnish.algorithms.language.base import LanguageAlgorithm
+from burnish.config import describe, dump, load, to_dict
 from burnish.config.text import explanation, fields
 from burnish.environments.base import Environment
 from burnish.models.flow.sd3 import SD3
-from burnish.registry import KINDS, Kind, known, lookup, names, register
+from burnish.registry import KINDS, Choice, Kind, known, lookup, names, options, register
 from burnish.rewards.base import Reward, Verdict
 from burnish.rewards.text.base import LanguageReward
-from burnish.utils.errors import UserError
+from burnish.utils.errors import ConfigError, UserError
 
 
 class Advantage(Protocol):
@@ -27,13 +32,20 @@ class Advantage(Protocol):
         """Rewards [B] of samples of groups [B] to advantages [B]."""
 
 
+@options
+class Part:
+    """What classes of options of advantages derive from."""
+
+    function: ClassVar[Any]
+
+
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch):
     """What a test registers is gone after it."""
     for kind in KINDS:
         names(kind)
-    own = {kind: Kind(one.package, one.contract, one.options, dict(one.entries)) for kind, one in KINDS.items()}
-    own["advantage"] = Kind("burnish.advantages", f"{__name__}:Advantage")
+    own = {kind: replace(one, entries=dict(one.entries)) for kind, one in KINDS.items()}
+    own["advantage"] = Kind("burnish.advantages", f"{__name__}:Advantage", part=f"{__name__}:Part")
     for kind, one in own.items():
         monkeypatch.setitem(KINDS, kind, one)
 
@@ -71,14 +83,58 @@ def test_a_function_gets_its_options_from_keyword_only_parameters():
 
     assert relative([1, 2], [0, 0], scale=2) == [2, 4]  # it stays what it is
     made = lookup("advantage", "relative")
-    assert list(fields(made)) == ["scale", "shift"]
+    assert list(fields(made)) == ["name", "scale", "shift"]
+    assert issubclass(made, Part)
+    assert made.function is relative
+    assert explanation(made, "name") == "Rewards, scaled."
     assert explanation(made, "scale") == "what they are multiplied with."
     assert explanation(made, "shift") == "Added last."
-    assert made.__doc__ == "Rewards, scaled."
-    assert made(scale=3)([1, 2], [0, 0]) == [3, 6]
-    assert made(scale=3).name == "relative"
+    assert (made(scale=3).scale, made(scale=3).name) == (3, "relative")
     with pytest.raises(ValidationError, match="scal"):
         made(scal=3)
+
+
+def test_a_recipe_chooses_a_function_and_its_options(recipe):
+    @register("advantage", "relative")
+    def relative(rewards, group, *, scale: Annotated[float, Field(gt=0), "Multiplies rewards."] = 1.0):
+        """Rewards, scaled."""
+
+    @register("advantage", "plain")
+    class Plain(Part):
+        """Rewards as they are."""
+
+        function = "somewhere:else"
+
+    @register("flow algorithm", "choosing")
+    class Choosing(lookup("flow algorithm", "flow_grpo")):
+        """Flow-GRPO with a choice."""
+
+        chosen: Annotated[Any, Choice("advantage")] = None
+        """How rewards become advantages."""
+
+    def chosen(*given):
+        return load(recipe, ["algorithm=choosing", *given])
+
+    assert chosen().algorithm.chosen is None
+    assert chosen("algorithm.chosen=plain").algorithm.chosen.name == "plain"
+    config = chosen("algorithm.chosen.name=relative", "algorithm.chosen.scale=2")
+    assert config.algorithm.chosen.scale == 2
+    text = describe(config, "")
+    assert re.search(r"\n    name: relative +# Rewards, scaled.\n    scale: 2.0 +# \[default 1.0\] Multiplies", text), text
+    assert to_dict(config)["algorithm"]["chosen"] == {"name": "relative", "scale": 2.0}
+    Path("saved.yaml").write_text(dump(config))
+    assert load("saved.yaml") == config
+    assert pickle.loads(pickle.dumps(to_dict(config))) == to_dict(config)
+    for given, said in {
+        "algorithm.chosen=relativ": "algorithm.chosen is relativ; did you mean relative?",
+        "algorithm.chosen=1": "algorithm.chosen is 1; it must be text",
+        "algorithm.chosen={name: relative, scale: 0}": "algorithm.chosen.scale is 0; it must be > 0",
+        "algorithm.chosen={name: relative, scal: 1}": "algorithm.chosen.scal is 1, but there is no such option; did "
+        "you mean algorithm.chosen.scale?",
+        "algorithm.chosen={name: relative, scale: a}": "algorithm.chosen.scale is a; it must be a number",
+    }.items():
+        with pytest.raises(ConfigError, match=f"^{re.escape(said)}"):
+            chosen(given)
 
 
 def test_a_function_without_types_is_refused():
@@ -100,7 +156,7 @@ def test_a_function_without_types_is_refused():
     ("flow model", (), {}, "has no method encode.*has no class variable pipeline_class: ClassVar"),
     ("flow model", (SD3,), {"velocity": lambda self, x: x}, r"has velocity\(self, x\), but is called as velocity"),
     ("language model", (), {}, "has no class variable model_types"),
-    ("advantage", (), {}, r"is no function; write one as .*Advantage: function\(rewards, group\)"),
+    ("advantage", (), {}, "does not derive from tests.test_registry.Part"),
 ])  # fmt: skip
 def test_what_a_kind_demands_is_checked_when_a_class_is_registered(kind, bases, body, said):
     cls = type("Mine", bases, {"__module__": __name__, **body})

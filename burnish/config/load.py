@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -22,7 +22,7 @@ from burnish.config.run import RunConfig
 from burnish.config.tasks import TASKS, config_class, owner, task_of
 from burnish.config.text import fields
 from burnish.config.yaml_text import parse, show
-from burnish.registry import known, lookup, named, names
+from burnish.registry import WITHIN, known, lookup, named, names
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.paths import RECIPES
 from burnish.utils.reading import checked_path, read_text
@@ -262,5 +262,14 @@ def _typed(kind: Any, path: tuple[str, ...], value: Any, context: Context, compl
         # JSON's strict mode is what people mean: [a, b] may be a tuple and 1 a float, but true is not 1
         return pydantic.TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
     except pydantic.ValidationError as error:
-        complaints.extend(complain(one, path, kind, context) for one in error.errors(include_url=False))
+        complaints.extend(_complaints(error.errors(include_url=False), path, kind, context))
         return None
+
+
+def _complaints(errors: Sequence[Any], path: tuple[str, ...], kind: Any, context: Context) -> Iterator[str]:
+    for error in errors:
+        if error["type"] == WITHIN:
+            chosen, place = error["ctx"], (*path, *map(str, error["loc"]))
+            yield from _complaints(chosen["errors"], place, lookup(chosen["kind"], chosen["name"]), context)
+        else:
+            yield complain(error, path, kind, context)

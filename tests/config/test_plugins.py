@@ -6,6 +6,7 @@ import json
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from burnish.commands.opening import open_run
 from burnish.config import describe, dump, fingerprint, load
 from burnish.config.run_folder import RunFolder
 from burnish.config.user_code import digests
-from burnish.registry import KINDS, Kind, names
+from burnish.registry import KINDS, names
 from burnish.report import write_report
 from burnish.utils.errors import ConfigError, UserError
 
@@ -44,7 +45,7 @@ def as_before(monkeypatch):
     for kind in KINDS:
         names(kind)
     for kind, one in KINDS.items():
-        monkeypatch.setitem(KINDS, kind, Kind(one.package, one.contract, one.options, dict(one.entries)))
+        monkeypatch.setitem(KINDS, kind, replace(one, entries=dict(one.entries)))
 
 
 @pytest.fixture
