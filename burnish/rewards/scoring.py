@@ -31,16 +31,12 @@ LOOK = 0.5  # seconds between two looks at what one waits for
 WARNINGS = 10  # different reasons of one reward that are told; a thousand would hide the first
 
 
-class Judged(Protocol):
-    """Samples that somebody judges elsewhere."""
+class PendingScores(Protocol):
+    """Samples that are judged by a worker of the reward pool; see ``burnish.runtime.calls.Call``."""
 
-    def there(self, seconds: float) -> bool:
-        """Whether ``result`` returns, or raises, at once; waits for it so long."""
-        ...
+    def wait(self, seconds: float) -> bool: ...
 
-    def result(self) -> Scores:
-        """The verdicts, when they are there."""
-        ...
+    def result(self) -> Any: ...
 
 
 class AnyScorer(Protocol):
@@ -52,7 +48,7 @@ class AnyScorer(Protocol):
         """Be ready, or begin to get ready."""
         ...
 
-    def submit(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> Judged | Future[Scores]:
+    def submit(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> PendingScores | Future[Scores]:
         """Start judging samples: pictures, uint8 [H, W, 3] each, or responses."""
         ...
 
@@ -248,10 +244,10 @@ class Scorer:
                 log.warning("further reasons why reward %s is missing are not told here", label)
 
 
-def awaited(scores: Judged | Future[Scores], between: Callable[[], None]) -> Scores:
+def awaited(scores: PendingScores | Future[Scores], between: Callable[[], None]) -> Scores:
     """Wait for what ``submit`` gave; ``between`` is called before and meanwhile, and what it raises ends the wait."""
     between()
-    while not (wait([scores], timeout=LOOK).done if isinstance(scores, Future) else scores.there(LOOK)):
+    while not (wait([scores], timeout=LOOK).done if isinstance(scores, Future) else scores.wait(LOOK)):
         between()
     return scores.result()
 
