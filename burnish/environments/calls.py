@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from burnish.rewards.calling import load_function
 from burnish.utils.supervisor import ChildDied, LoadFailed, Server
+from burnish.utils.user_code import load_object
 
 STARTING = 60.0  # seconds in which the functions must be loaded
 
@@ -57,7 +57,7 @@ class ToolProcess:
 
 def _load(paths: dict[str, str]) -> Callable[..., str]:
     sys.stdout = sys.stderr  # what a tool prints is no metric of the run
-    functions = {name: load_function(path, "tool") for name, path in paths.items()}
+    functions = {name: load_object(path, "tool") for name, path in paths.items()}
     return lambda name, arguments: _answer(functions[name], arguments)
 
 
