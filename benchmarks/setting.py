@@ -16,7 +16,7 @@ from burnish.algorithms.flow.flow_grpo import FlowGRPO
 from burnish.models.flow.sd3 import SD3
 from burnish.options import LoraOptions, OptimizerOptions, RolloutOptions, TrainerOptions
 from burnish.tasks.flow.engine import FlowEngine, Job
-from burnish.tasks.flow.roles import NetworkRoles
+from burnish.tasks.flow.roles import FlowRoles
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.trainer import Trainer
 from burnish.types.rollout import Conditioning, Denoising, Prompt, Scored, Scores
@@ -71,7 +71,7 @@ class Burnish:
     ) -> None:
         self.algorithm = algorithm
         self.needs = algorithm.needs()
-        self.roles = NetworkRoles(
+        self.roles = FlowRoles(
             network if isinstance(network, RandomSD3) else RandomSD3(network, text_tokens), self.needs, lora,
             guidance=guidance, rescale=False, micro_batch_size=micro_batch, on_policy=True, seed=0,
         )  # fmt: skip

@@ -22,7 +22,7 @@ from burnish.models.flow.loading import load_model
 from burnish.options import ModelOptions, RolloutOptions
 from burnish.tasks import LanguageAssembly
 from burnish.tasks.flow.engine import FlowEngine, Job
-from burnish.tasks.flow.roles import NetworkRoles
+from burnish.tasks.flow.roles import FlowRoles
 from burnish.types.rollout import Prompt
 from burnish.utils import terminal
 from burnish.utils.disk import writing
@@ -111,7 +111,7 @@ def _engine(source: str, changes: dict[str, int | float], seed: int) -> Iterator
     if (checked_path(source, "SOURCE") / "model_index.json").exists():
         defaults: dict[str, int | float] = {"num_inference_steps": 28, "guidance_scale": 7.0, "batch_size": 8}
         rollout = RolloutOptions(**(defaults | changes))  # type: ignore[arg-type]
-        roles = NetworkRoles(
+        roles = FlowRoles(
             load_model(ModelOptions(path=source)), Needs(), None,
             guidance=rollout.guidance_scale, rescale=False, micro_batch_size=8, on_policy=True, seed=seed,
         )  # fmt: skip

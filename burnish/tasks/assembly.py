@@ -20,10 +20,12 @@ from burnish.rewards.scoring import AnyScorer, Scorer
 from burnish.rollout.base import StreamSource
 from burnish.rollout.prompt_schedule import PromptSchedule
 from burnish.rollout.requests import RolloutWorker
+from burnish.training.auxiliary import Supervised
+from burnish.training.balance import Balance
 from burnish.training.ema import Ema
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.ranks import ALONE, Ranks
-from burnish.training.trainer import AuxiliaryLoss, Balance, Publisher, Trainer
+from burnish.training.trainer import Publisher, Trainer
 from burnish.types.media import Media
 from burnish.types.rollout import Prompt
 from burnish.utils.errors import Cancelled
@@ -107,7 +109,7 @@ class Assembly:
         return False
 
     @property
-    def besides(self) -> AuxiliaryLoss | None:
+    def besides(self) -> Supervised | None:
         """What every optimizer step learns beside the algorithm."""
         return None
 

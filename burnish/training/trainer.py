@@ -8,16 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from burnish.algorithms.base import Algorithm, Metrics
 from burnish.options import StepOptions
+from burnish.training.auxiliary import Supervised
+from burnish.training.balance import Balance
 from burnish.training.ema import Ema
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.pieces import pieces
 from burnish.training.ranks import ALONE, Ranks
-from burnish.training.sharding import Shards
+from burnish.training.roles import TrainedRoles
 from burnish.types.batch import Batch, numbers
 from burnish.types.rollout import Collected
 from burnish.utils import random
@@ -27,60 +28,6 @@ from burnish.utils.timer import Stopwatch
 
 class Diverged(UserError):
     """The loss stayed non-finite; the last checkpoint is from before."""
-
-
-class TrainedRoles(Protocol):
-    """What a rank needs of its networks, whatever they are."""
-
-    moved: bool
-    optimizer_steps: int  # of the run so far
-    micro_batch_size: int
-    device: torch.device  # where the networks compute
-    shards: Shards  # how they lie on the ranks
-
-    def begin(self, collected: Any, *, moved: bool) -> None:
-        """Samples have come to learn from; ``moved`` says that the policy is no longer the one that made them."""
-
-    def stepped(self) -> None:
-        """The policy was moved away from what sampled and from what annotated."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
-class AuxiliaryLoss(Protocol):
-    """A second loss, which knows the size of its own batches."""
-
-    def backward(self, step: int, roles: Any, ranks: Ranks) -> tuple[float, Metrics]:
-        """Add its gradients at an optimizer step, counted from 0: its weighted loss, and what it reports.
-
-        Both are this rank's share; the sum over ranks is the whole.
-        """
-        ...
-
-
-class Balance(Protocol):
-    """A loss on what the policy computes for the algorithm, which has to see the whole optimizer batch beforehand."""
-
-    def counting(self) -> AbstractContextManager[None]:
-        """Forward passes in here are those of an optimizer batch."""
-        ...
-
-    def learning(self) -> AbstractContextManager[None]:
-        """Backward passes in here add its gradients."""
-        ...
-
-    def paused(self) -> AbstractContextManager[None]:
-        """Passes in here are neither."""
-        ...
-
-    def agree(self, ranks: Ranks) -> None:
-        """Make what each rank has counted that of the whole batch."""
-        ...
-
-    def metrics(self) -> Metrics:
-        """What it reports of that batch: this rank's share."""
-        ...
 
 
 class Publisher(Protocol):
@@ -108,7 +55,7 @@ class Trainer:
         ema: Ema | None,
         seed: int,
         watch: Stopwatch,
-        besides: AuxiliaryLoss | None = None,
+        besides: Supervised | None = None,
         balance: Balance | None = None,
         publisher: Publisher | None = None,
         ranks: Ranks = ALONE,

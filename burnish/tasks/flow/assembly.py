@@ -23,7 +23,7 @@ from burnish.rollout.prompt_schedule import PromptSchedule
 from burnish.tasks.assembly import Assembly
 from burnish.tasks.flow.engine import FlowEngine, Job
 from burnish.tasks.flow.pictures import PictureFiles
-from burnish.tasks.flow.roles import NetworkRoles
+from burnish.tasks.flow.roles import FlowRoles
 from burnish.tasks.flow.rollouts import FlowRollouts
 from burnish.training.auxiliary import Supervised
 from burnish.types.media import Media
@@ -37,13 +37,13 @@ class FlowAssembly(Assembly):
     config: FlowConfig
 
     @cached_property
-    def roles(self) -> NetworkRoles:
+    def roles(self) -> FlowRoles:
         config, rollout = self.config, self.config.rollout
         size = config.trainer.mini_batch_size or config.samples
         model = load_model(
             config.model, max_sequence_length=rollout.max_sequence_length, embedded_guidance=rollout.embedded_guidance
         )
-        roles = NetworkRoles(
+        roles = FlowRoles(
             model,
             self.needs,
             config.model.lora,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,29 +15,16 @@ from burnish.algorithms.base import Name, Recording, Role
 from burnish.flow.multistep import thinned
 from burnish.flow.sampling import Plan, denoise
 from burnish.flow.schedules import schedule
-from burnish.models.flow.base import FlowModel
 from burnish.models.lora import rounded_by_folding
 from burnish.options import RolloutOptions
 from burnish.rollout.numbering import numbered
+from burnish.tasks.flow.roles import FlowRoles
 from burnish.types.batch import Gathered, to_device
 from burnish.types.rollout import Conditioning, Denoising, Prompt
 from burnish.utils import random
 
 REMEMBERED = 4096  # prompts whose embeddings are kept
 LEAST = 4  # rows of a forward for a tree: kernels for fewer round otherwise, and no sample may depend on other trees
-
-
-class SamplingRoles(Protocol):
-    """What an engine needs of the trainer's networks."""
-
-    model: FlowModel
-
-    @property
-    def has_reference(self) -> bool:
-        """Whether the network before training is at hand."""
-
-    def sampling(self, name: Name, *, merge: bool) -> AbstractContextManager[Role]:
-        """The role that samples, for a while; ``merge`` folds its adapter into the weights."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +96,7 @@ class BranchIds:
 class FlowEngine:
     """The default engine: the trainer's network itself, so that no weights have to be published."""
 
-    def __init__(self, roles: SamplingRoles, options: RolloutOptions, *, seed: int) -> None:
+    def __init__(self, roles: FlowRoles, options: RolloutOptions, *, seed: int) -> None:
         self.roles, self.model, self.options, self.seed = roles, roles.model, options, seed
         self.shape = self.model.latent_shape(options.height, options.width)
         self.times = self._schedule(options.num_inference_steps)

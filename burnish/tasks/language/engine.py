@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from burnish.language.decoding import decode
 from burnish.language.model import LanguageModel, Video
 from burnish.language.sampling import Sampling
 from burnish.rewards.text.base import Response
 from burnish.rollout.numbering import numbered
+from burnish.tasks.language.roles import LanguageRoles
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from burnish.types.prompt import Prompt
@@ -24,15 +24,6 @@ from burnish.utils.errors import UserError
 
 REMEMBERED = 4096  # prompts whose tokens and pixels are kept
 Purpose = Literal["rollout", "greedy", "validation", "sample", "trial"]  # draws of one are never those of another
-
-
-class SamplingRoles(Protocol):
-    """What an engine needs of the trainer's networks."""
-
-    model: LanguageModel
-
-    def sampling(self, *, merge: bool | None = None) -> AbstractContextManager[nn.Module]:
-        """The policy's network for a while, its adapter folded into the weights; None leaves that to the trainer."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +141,7 @@ class Encoder:
 class LanguageEngine:
     """The default engine: the trainer's network itself, so that no weights have to be published."""
 
-    def __init__(self, roles: SamplingRoles, *, batch_size: int, seed: int) -> None:
+    def __init__(self, roles: LanguageRoles, *, batch_size: int, seed: int) -> None:
         self.roles, self.batch_size, self.seed = roles, batch_size, seed
         self.metrics: dict[str, float] = {}
         self.encode = Encoder(roles.model)

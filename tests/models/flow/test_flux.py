@@ -13,7 +13,7 @@ from burnish.models.flow.flux import pack, positions, unpack
 from burnish.models.flow.loading import load_model
 from burnish.options import ModelOptions, RolloutOptions
 from burnish.tasks.flow.engine import FlowEngine, Job
-from burnish.tasks.flow.roles import NetworkRoles
+from burnish.tasks.flow.roles import FlowRoles
 from burnish.types.rollout import Prompt
 from burnish.utils import random
 from burnish.utils.errors import UserError
@@ -40,7 +40,7 @@ def load(path, *, embedded_guidance=None):
 def ours(path, *, guidance, embedded_guidance):
     """Latents, pictures, and the noise that they began from."""
     model = load(path, embedded_guidance=embedded_guidance)
-    roles = NetworkRoles(
+    roles = FlowRoles(
         model, Needs(), None, guidance=guidance, rescale=False, micro_batch_size=8, on_policy=True, seed=0
     )
     rollout = RolloutOptions(

@@ -16,7 +16,7 @@ from burnish.models.flow.loading import load_model
 from burnish.models.lora import add_adapters
 from burnish.options import LoraOptions, ModelOptions, RolloutOptions
 from burnish.tasks.flow.engine import FlowEngine, Job
-from burnish.tasks.flow.roles import NetworkRoles
+from burnish.tasks.flow.roles import FlowRoles
 from burnish.types.rollout import Prompt
 from burnish.utils import random
 from burnish.utils.errors import UserError
@@ -27,7 +27,7 @@ PROMPTS = [Prompt(text="a cat 42"), Prompt(text="dog", negative="cat")]
 
 
 def engine(path, rollout, **model):
-    roles = NetworkRoles(
+    roles = FlowRoles(
         load_model(ModelOptions(path=str(path), **model), max_sequence_length=rollout.max_sequence_length),
         Needs(), None, guidance=rollout.guidance_scale, rescale=False, micro_batch_size=8, on_policy=True, seed=0,
     )  # fmt: skip
