@@ -13,10 +13,11 @@ from torch import Tensor
 
 from burnish.algorithms.base import Algorithm, Metrics
 from burnish.options import StepOptions
+from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.ema import Ema
+from burnish.training.micro_batches import rank_micro_batches
 from burnish.training.parameter_groups import ParameterGroup
-from burnish.training.pieces import pieces
-from burnish.training.ranks import ALONE, Ranks
+from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.training.sharding import Shards
 from burnish.types.batch import Batch, numbers
 from burnish.types.rollout import Collected
@@ -46,17 +47,6 @@ class TrainedRoles(Protocol):
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
-class AuxiliaryLoss(Protocol):
-    """A second loss, which knows the size of its own batches."""
-
-    def backward(self, step: int, roles: Any, ranks: Ranks) -> tuple[float, Metrics]:
-        """Add its gradients at an optimizer step, counted from 0: its weighted loss, and what it reports.
-
-        Both are this rank's share; the sum over ranks is the whole.
-        """
-        ...
 
 
 class Balance(Protocol):
@@ -111,7 +101,7 @@ class Trainer:
         besides: AuxiliaryLoss | None = None,
         balance: Balance | None = None,
         publisher: Publisher | None = None,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE_RANK,
     ) -> None:
         """Take over what an assembly made.
 
@@ -250,7 +240,7 @@ class Trainer:
 
     def _pieces(self, mini: Batch) -> Iterator[tuple[Batch, float]]:
         """What this rank runs of a mini-batch, on the networks' device, and the weight of each piece."""
-        for part, weight in pieces(self.algorithm, mini, self.roles.micro_batch_size, self.ranks):
+        for part, weight in rank_micro_batches(self.algorithm, mini, self.roles.micro_batch_size, self.ranks):
             yield part.to(self.roles.device), weight
 
     def _balanced(self, weight: float) -> AbstractContextManager[None]:

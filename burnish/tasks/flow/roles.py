@@ -19,7 +19,7 @@ from burnish.models.lora import add_adapters, folded, layers, switch_adapter
 from burnish.options import LoraOptions, ShardingOptions
 from burnish.rewards.base import Reward
 from burnish.training.ranks import Ranks
-from burnish.training.sharding import Shards, fill, held, mesh_of, shard
+from burnish.training.sharding import Shards, copy_full, local_shard, mesh_of, shard
 from burnish.types.batch import Gathered
 from burnish.types.rollout import Collected, Conditioning, Prompt
 from burnish.utils import random
@@ -195,9 +195,9 @@ class NetworkRoles:
         """Whole weights of every network for a while, which each rank may use as it likes. Ranks enter together."""
         return self.shards.gathered()
 
-    def spread(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
+    def distribute(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
         """What ``function`` makes of every part, in order, shared out among the ranks."""
-        return self.shards.spread(function, parts)
+        return self.shards.distribute(function, parts)
 
     @contextmanager
     def sampling(self, name: Name, *, merge: bool) -> Iterator[NetworkRole]:
@@ -237,8 +237,8 @@ class NetworkRoles:
     def blend_old(self, decay: float) -> None:
         """old = decay * old + (1 - decay) * policy."""
         with torch.no_grad():
-            old: list[Tensor] = [held(value) for value in self.parameters("old").values()]
-            policy: list[Tensor] = [held(value) for value in self.parameters().values()]
+            old: list[Tensor] = [local_shard(value) for value in self.parameters("old").values()]
+            policy: list[Tensor] = [local_shard(value) for value in self.parameters().values()]
             if decay == 0:
                 torch._foreach_copy_(old, policy)
             else:
@@ -266,7 +266,7 @@ class NetworkRoles:
             target = self.parameters(name)
             assert target.keys() == state[name].keys(), "the checkpoint's identity was not checked"
             for key, value in target.items():
-                fill(value, state[name][key])
+                copy_full(value, state[name][key])
         self.old_is_policy = state["old_is_policy"]
 
 

@@ -21,7 +21,7 @@ from burnish.models.lora import add_adapters, folded, layers, rounded_by_folding
 from burnish.options import CriticOptions, LanguageLoraOptions, ShardingOptions
 from burnish.training.balance import Balance
 from burnish.training.ranks import Ranks
-from burnish.training.sharding import Shards, fill, held, mesh_of, shard
+from burnish.training.sharding import Shards, copy_full, local_shard, mesh_of, shard
 from burnish.types.completion import Completion
 from burnish.types.rollout import OfflineResponses, ScoredResponses
 from burnish.utils import random
@@ -208,9 +208,9 @@ class LanguageRoles:
         """Whole weights of every network for a while, which each rank may use as it likes. Ranks enter together."""
         return self.shards.gathered()
 
-    def spread(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
+    def distribute(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
         """What ``function`` makes of every part, in order, shared out among the ranks."""
-        return self.shards.spread(function, parts)
+        return self.shards.distribute(function, parts)
 
     def _values(self, states: ResponseStates) -> Tensor:
         assert self.value_head is not None, "the algorithm did not say that it needs a critic"
@@ -266,7 +266,7 @@ class LanguageRoles:
             source = self.parameters("policy")
             for name, value in self.parameters("reference").items():
                 if name in source:
-                    held(value).copy_(held(source[name]))
+                    local_shard(value).copy_(local_shard(source[name]))
 
     def frozen(self, update: int) -> bool:
         """Whether the policy stays as it is in an update, while the critic warms up."""
@@ -308,5 +308,5 @@ class LanguageRoles:
             target = self.parameters(part)
             assert target.keys() == state[part].keys(), "the checkpoint's identity was not checked"
             for name, value in target.items():
-                fill(value, state[part][name])
+                copy_full(value, state[part][name])
         self.memory.load_state_dict(state["memory"])
