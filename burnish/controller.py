@@ -18,7 +18,7 @@ from burnish.rollout.base import Source
 from burnish.tasks import assemble
 from burnish.tasks.evaluate import judge
 from burnish.training.profiling import LOCAL, Profiler
-from burnish.training.ranks import ALONE, Ranks
+from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.utils.timer import Stopwatch
 
 
@@ -27,7 +27,7 @@ class Controller(Protocol):
 
     watch: Stopwatch
     stop: Callable[[], bool]  # whether samples that nobody has learned from are to be given up
-    giving_up: Callable[[], AbstractContextManager[None]]  # around what a request to stop has to end by force
+    cancellable: Callable[[], AbstractContextManager[None]]  # around what a request to stop has to end by force
     profiler: Profiler  # of this process
 
     def __enter__(self) -> Self: ...
@@ -95,7 +95,7 @@ class Controller(Protocol):
 class LocalController:
     """This process; or one of several ranks, which call everything together."""
 
-    def __init__(self, config: RunConfig, store: CheckpointStore, ranks: Ranks = ALONE) -> None:
+    def __init__(self, config: RunConfig, store: CheckpointStore, ranks: Ranks = SINGLE_RANK) -> None:
         self.assembly, self.store = assemble(config, ranks), store
         self.watch = self.assembly.watch
         folder = RunFolder(config.output_dir).profiles
@@ -111,12 +111,12 @@ class LocalController:
         self.assembly.stop = stop
 
     @property
-    def giving_up(self) -> Callable[[], AbstractContextManager[None]]:
-        return self.assembly.giving_up
+    def cancellable(self) -> Callable[[], AbstractContextManager[None]]:
+        return self.assembly.cancellable
 
-    @giving_up.setter
-    def giving_up(self, giving_up: Callable[[], AbstractContextManager[None]]) -> None:
-        self.assembly.giving_up = giving_up
+    @cancellable.setter
+    def cancellable(self, cancellable: Callable[[], AbstractContextManager[None]]) -> None:
+        self.assembly.cancellable = cancellable
 
     def __enter__(self) -> Self:
         self.assembly.scorer.start()

@@ -27,7 +27,7 @@ from burnish.types.rollout import Prompt
 from burnish.utils import terminal
 from burnish.utils.disk import writing
 from burnish.utils.errors import UserError
-from burnish.utils.images import Spoilt, grid
+from burnish.utils.images import NonFiniteImage, grid
 from burnish.utils.json_text import parse_json
 from burnish.utils.reading import checked_path
 
@@ -85,7 +85,7 @@ def sample(
             name = f"{int(job.group[i]):03d}-{int(job.sample[i]):02d}.png"
             Image.fromarray(picture).save(target / name)
             lines.write(json.dumps({"file": name, "prompt": prompt.text, "seed": seed}) + "\n")
-    spoilt = sum(isinstance(picture, Spoilt) for picture in pictures)
+    spoilt = sum(isinstance(picture, NonFiniteImage) for picture in pictures)
     if spoilt:
         log.warning("%d of %d pictures have values that are not finite, and are black", spoilt, len(pictures))
     with writing(target):

@@ -16,7 +16,7 @@ from burnish.report.style import STYLE
 from burnish.report.summary import PLUS_MINUS, REWARD, SPACE, Measure, Summary, next_steps
 from burnish.report.verdict import headline, verdict
 from burnish.report.words import DRAWS
-from burnish.utils.disk import write_whole
+from burnish.utils.disk import write_atomically
 
 WORDS = {
     "gained": ("good", "+ gained"),
@@ -59,7 +59,7 @@ def write_report(folder: RunFolder) -> Path:
         f"<title>{escape(folder.path.resolve().name)} – Burnish</title><style>{STYLE}</style></head>\n"
         f"<body>\n{chr(10).join(part for part in parts if part)}\n</body></html>\n"
     )
-    write_whole(folder.report, page.encode())
+    write_atomically(folder.report, page.encode())
     return folder.report
 
 

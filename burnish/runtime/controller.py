@@ -57,7 +57,7 @@ class RayController:
         self.assembly = assemble(config)  # for its data; its networks are never asked for
         self.watch = self.assembly.watch
         self.stop: Callable[[], bool] = lambda: False
-        self.giving_up: Callable[[], AbstractContextManager[None]] = nullcontext  # nothing is judged in this process
+        self.cancellable: Callable[[], AbstractContextManager[None]] = nullcontext  # nothing is judged in this process
         self.saving = 0.0
         folder = RunFolder(config.output_dir).profiles
         self.profiler = Profiler(config.profiler, role="controller", rank=0, folder=folder, watch=self.watch)

@@ -20,11 +20,11 @@ from burnish.rewards.scoring import AnyScorer, Scorer
 from burnish.rollout.base import StreamSource
 from burnish.rollout.prompt_schedule import PromptSchedule
 from burnish.rollout.requests import RolloutWorker
-from burnish.training.auxiliary import Supervised
+from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.balance import Balance
 from burnish.training.ema import Ema
 from burnish.training.parameter_groups import ParameterGroup
-from burnish.training.ranks import ALONE, Ranks
+from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.training.trainer import Publisher, Trainer
 from burnish.types.media import Media
 from burnish.types.rollout import Prompt
@@ -40,7 +40,7 @@ class Assembly:
     roles: Any  # the networks
     engine: Any  # who samples
 
-    def __init__(self, config: RunConfig, ranks: Ranks = ALONE) -> None:
+    def __init__(self, config: RunConfig, ranks: Ranks = SINGLE_RANK) -> None:
         """Args: ``ranks`` are those that hold the trained networks together, each with an assembly of its own."""
         self.config, self.ranks = config, ranks
         torch.set_num_threads(config.threads)
@@ -48,7 +48,7 @@ class Assembly:
         self.needs: Any = config.algorithm.needs()
         self.stop: Callable[[], bool] = lambda: False  # whether samples that nobody has learned from are to be given up
         # around what can't ask whether it is to stop: a request to do so ends it, by Cancelled
-        self.giving_up: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.cancellable: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @cached_property
     def train_prompts(self) -> list[Prompt]:
@@ -65,7 +65,7 @@ class Assembly:
     @cached_property
     def scorer(self) -> AnyScorer:
         """Who judges."""
-        return Scorer(self.config.rewards, self.config.scoring, around=lambda: self.giving_up())
+        return Scorer(self.config.rewards, self.config.scoring, around=lambda: self.cancellable())
 
     @cached_property
     def ema(self) -> Ema | None:
@@ -109,7 +109,7 @@ class Assembly:
         return False
 
     @property
-    def besides(self) -> Supervised | None:
+    def besides(self) -> AuxiliaryLoss | None:
         """What every optimizer step learns beside the algorithm."""
         return None
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from burnish.models.lora import add_adapters, folded, layers, switch_adapter
 from burnish.options import LoraOptions, ShardingOptions
 from burnish.training.ranks import Ranks
-from burnish.training.sharding import Shards, fill, mesh_of, shard
+from burnish.training.sharding import Shards, copy_full, mesh_of, shard
 from burnish.utils import random
 
 T = TypeVar("T")
@@ -115,9 +115,9 @@ class TrainedRoles:
         """Full weights of every network for a while, which each rank may use as it likes. Ranks enter together."""
         return self.shards.gathered()
 
-    def spread(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
+    def distribute(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
         """What ``function`` makes of every part, in order, shared out among the ranks."""
-        return self.shards.spread(function, parts)
+        return self.shards.distribute(function, parts)
 
     @contextmanager
     def _sampling(self, name: str, *, merge: bool) -> Iterator[None]:
@@ -169,4 +169,4 @@ class TrainedRoles:
             target = self.parameters(role)
             assert target.keys() == state[role].keys(), "the checkpoint's identity was not checked"
             for name, value in target.items():
-                fill(value, state[role][name])
+                copy_full(value, state[role][name])

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from burnish.algorithms.base import Algorithm, Metrics
 from burnish.options import StepOptions
-from burnish.training.auxiliary import Supervised
+from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.balance import Balance
 from burnish.training.ema import Ema
+from burnish.training.micro_batches import rank_micro_batches
 from burnish.training.parameter_groups import ParameterGroup
-from burnish.training.pieces import pieces
-from burnish.training.ranks import ALONE, Ranks
+from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.training.roles import TrainedRoles
 from burnish.types.batch import Batch, numbers
 from burnish.types.rollout import Collected
@@ -55,10 +55,10 @@ class Trainer:
         ema: Ema | None,
         seed: int,
         watch: Stopwatch,
-        besides: Supervised | None = None,
+        besides: AuxiliaryLoss | None = None,
         balance: Balance | None = None,
         publisher: Publisher | None = None,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE_RANK,
     ) -> None:
         """Take over what an assembly made.
 
@@ -197,7 +197,7 @@ class Trainer:
 
     def _pieces(self, mini: Batch) -> Iterator[tuple[Batch, float]]:
         """What this rank runs of a mini-batch, on the networks' device, and the weight of each piece."""
-        for part, weight in pieces(self.algorithm, mini, self.roles.micro_batch_size, self.ranks):
+        for part, weight in rank_micro_batches(self.algorithm, mini, self.roles.micro_batch_size, self.ranks):
             yield part.to(self.roles.device), weight
 
     def _balanced(self, weight: float) -> AbstractContextManager[None]:

@@ -14,8 +14,9 @@ from burnish.batches.responses import ResponseBatch, trace_of
 from burnish.models.language.loading import load_language_model
 from burnish.options import CriticOptions, LanguageTrainerOptions, ModelOptions, OptimizerOptions
 from burnish.tasks.language.roles import LanguageRoles
+from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.parameter_groups import ParameterGroup
-from burnish.training.trainer import AuxiliaryLoss, Trainer
+from burnish.training.trainer import Trainer
 from burnish.types.completion import Together
 from burnish.types.rollout import OfflineResponses, Prompt, ScoredResponses, Scores
 from burnish.utils.timer import Stopwatch

@@ -23,7 +23,7 @@ from burnish.tasks.flow.engine import FlowEngine, Job
 from burnish.tasks.flow.roles import FlowRoles
 from burnish.training.ema import Ema
 from burnish.training.parameter_groups import ParameterGroup
-from burnish.training.ranks import ALONE
+from burnish.training.ranks import SINGLE_RANK
 from burnish.training.trainer import Diverged, Trainer
 from burnish.types.rollout import Denoising, Prompt, Scored, Scores
 from burnish.utils.timer import Stopwatch
@@ -57,7 +57,7 @@ class Bench:
         load_teacher=None,
         rewards=None,
         optimizer=None,
-        ranks=ALONE,
+        ranks=SINGLE_RANK,
         sharding=None,
         **rollout,
     ):

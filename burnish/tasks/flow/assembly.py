@@ -25,7 +25,7 @@ from burnish.tasks.flow.engine import FlowEngine, Job
 from burnish.tasks.flow.pictures import PictureFiles
 from burnish.tasks.flow.roles import FlowRoles
 from burnish.tasks.flow.rollouts import FlowRollouts
-from burnish.training.auxiliary import Supervised
+from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.types.media import Media
 from burnish.types.rollout import OfflineSamples, Prompt
 from burnish.utils.paths import resolve
@@ -110,7 +110,7 @@ class FlowAssembly(Assembly):
         return [files.learned_by(self.engine) for files in (self.pictures, self.more_pictures) if files is not None]
 
     @cached_property
-    def besides(self) -> Supervised | None:
+    def besides(self) -> AuxiliaryLoss | None:
         section, config = self.config.supervised, self.config
         if section is None or self.more_pictures is None:
             return None
@@ -122,7 +122,7 @@ class FlowAssembly(Assembly):
         def draw(step: int) -> OfflineSamples:
             return learned.given(stream.batch(step), self.engine.times, update=step, seed=config.seed)
 
-        return Supervised(SFT(time_shift=section.time_shift), draw, section.coef)
+        return AuxiliaryLoss(SFT(time_shift=section.time_shift), draw, section.coef)
 
     @cached_property
     def train_prompts(self) -> list[Prompt]:

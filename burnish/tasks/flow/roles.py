@@ -17,7 +17,7 @@ from burnish.models.flow.base import FlowModel
 from burnish.options import LoraOptions
 from burnish.rewards.base import Reward
 from burnish.training.roles import TrainedRoles
-from burnish.training.sharding import held
+from burnish.training.sharding import local_shard
 from burnish.types.batch import Gathered
 from burnish.types.rollout import Conditioning, Prompt
 
@@ -134,8 +134,8 @@ class FlowRoles(TrainedRoles):
     def blend_old(self, decay: float) -> None:
         """old = decay * old + (1 - decay) * policy."""
         with torch.no_grad():
-            old: list[Tensor] = [held(value) for value in self.parameters("old").values()]
-            policy: list[Tensor] = [held(value) for value in self.parameters().values()]
+            old: list[Tensor] = [local_shard(value) for value in self.parameters("old").values()]
+            policy: list[Tensor] = [local_shard(value) for value in self.parameters().values()]
             if decay == 0:
                 torch._foreach_copy_(old, policy)
             else:

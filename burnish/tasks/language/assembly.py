@@ -26,7 +26,7 @@ from burnish.tasks.language.dialogues import Dialogues, try_out
 from burnish.tasks.language.engine import Encoder, LanguageEngine, ResponseEngine, ResponseJob
 from burnish.tasks.language.roles import LanguageRoles
 from burnish.tasks.language.rollouts import ResponseRollouts
-from burnish.training.auxiliary import Supervised
+from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.balance import Balance
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.types.media import Media
@@ -197,7 +197,7 @@ class LanguageAssembly(Assembly):
         return ResponseData(kept, model, self.engine.encode)
 
     @cached_property
-    def besides(self) -> Supervised | None:
+    def besides(self) -> AuxiliaryLoss | None:
         section, config = self.config.ptx, self.config
         if section is None or self.more_answers is None:
             return None
@@ -207,7 +207,7 @@ class LanguageAssembly(Assembly):
         def draw(step: int) -> OfflineResponses:
             return data.given(stream.batch(step), update=step, seed=config.seed)
 
-        return Supervised(SFT(), draw, section.coef, metric="actor/ptx_loss")
+        return AuxiliaryLoss(SFT(), draw, section.coef, metric="actor/ptx_loss")
 
     @property
     def balance(self) -> Balance | None:

@@ -20,7 +20,7 @@ from burnish.models.lora import rounded_by_folding
 from burnish.options import CriticOptions, LanguageLoraOptions
 from burnish.training.balance import Balance
 from burnish.training.roles import TrainedRoles
-from burnish.training.sharding import held
+from burnish.training.sharding import local_shard
 from burnish.types.completion import Completion
 from burnish.types.rollout import OfflineResponses, ScoredResponses
 from burnish.utils import random
@@ -195,7 +195,7 @@ class LanguageRoles(TrainedRoles):
             source = self.parameters("policy")
             for name, value in self.parameters("reference").items():
                 if name in source:
-                    held(value).copy_(held(source[name]))
+                    local_shard(value).copy_(local_shard(source[name]))
 
     def frozen(self, update: int) -> bool:
         """Whether the policy stays as it is in an update, while the critic warms up."""
