@@ -87,7 +87,9 @@ class FlowRoles(TrainedRoles):
             self.trained = ("policy", "old")
         if needs.sampler == "old":
             self.sampled = ("policy", "old")
-        self._add(self.trained[1:], reference=needs.reference, targets=model.lora_targets, seed=seed)
+        self._add(
+            self.trained[1:], reference=needs.reference, targets=() if lora is None else model.lora_targets, seed=seed
+        )
         self.policy, self.reference, self.old = self._role("policy"), self._role("reference"), self._role("old")
         self._load_teacher = load_teacher
         self.rewards = {label: reward for label, reward in (rewards or {}).items() if reward.weight}
