@@ -15,7 +15,7 @@ from diffusers import SD3Transformer2DModel
 from burnish.algorithms.flow.flow_grpo import FlowGRPO
 from burnish.models.flow.sd3 import SD3
 from burnish.options import LoraOptions, OptimizerOptions, RolloutOptions, TrainerOptions
-from burnish.tasks.flow.engine import FlowEngine, Job
+from burnish.tasks.flow.engine import FlowEngine, FlowJob
 from burnish.tasks.flow.roles import FlowRoles
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.trainer import Trainer
@@ -85,7 +85,7 @@ class Burnish:
 
     def rollout(self, prompts: int, group: int, update: int) -> Scored:
         """Sample groups; rewards are random."""
-        job = Job.groups(
+        job = FlowJob.groups(
             [Prompt(text=f"prompt {i}") for i in range(prompts)], group,
             purpose="rollout", update=update, recording=self.needs.recording,
         )  # fmt: skip

@@ -55,7 +55,7 @@ class Trainer:
         ema: Ema | None,
         seed: int,
         watch: Stopwatch,
-        besides: AuxiliaryLoss | None = None,
+        auxiliary: AuxiliaryLoss | None = None,
         balance: Balance | None = None,
         publisher: Publisher | None = None,
         ranks: Ranks = SINGLE_RANK,
@@ -70,7 +70,7 @@ class Trainer:
             ema: average of the actor's weights.
             seed: of the run.
             watch: takes the time.
-            besides: what every optimizer step learns, too.
+            auxiliary: a loss that every optimizer step adds to the algorithm's.
             balance: of the experts of a mixture, if the network is one.
             publisher: who samples, where that has to be told of weights.
             ranks: that hold these networks together. Every verb is called on all of them, with the same arguments;
@@ -78,7 +78,7 @@ class Trainer:
         """
         self.roles, self.algorithm, self.groups = roles, algorithm, list(groups)
         self.trainer, self.ema, self.seed, self.watch = trainer, ema, seed, watch
-        self.besides, self.balance, self.publisher, self.ranks = besides, balance, publisher, ranks
+        self.auxiliary, self.balance, self.publisher, self.ranks = auxiliary, balance, publisher, ranks
         self.version = 0  # policy updates that the published weights have seen
         self.optimizer_steps = 0
         self.skipped_in_a_row = 0
@@ -142,12 +142,12 @@ class Trainer:
         for group in self.groups:
             group.zero_grad()
         share = self._backward(mini, size)
-        if self.besides is not None:
-            share["besides"], reported = self.besides.backward(self.optimizer_steps, self.roles, self.ranks)
+        if self.auxiliary is not None:
+            share["auxiliary"], reported = self.auxiliary.backward(self.optimizer_steps, self.roles, self.ranks)
             share |= {f"report {name}": value for name, value in reported.items()}
         whole = self.ranks.sum(share | self.roles.shards.learned())
         self.roles.shards.drop_unlearned(whole)
-        total, metrics = whole["loss"] + whole.get("besides", 0.0), summary(whole)
+        total, metrics = whole["loss"] + whole.get("auxiliary", 0.0), summary(whole)
         metrics["actor/loss"] = whole["loss"] / size
         learning = [group for group in self.groups if group.learns(update)]
         norms = {}

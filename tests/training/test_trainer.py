@@ -19,7 +19,7 @@ from burnish.options import (
     ShardingOptions,
     TrainerOptions,
 )
-from burnish.tasks.flow.engine import FlowEngine, Job
+from burnish.tasks.flow.engine import FlowEngine, FlowJob
 from burnish.tasks.flow.roles import FlowRoles
 from burnish.training.ema import Ema
 from burnish.training.parameter_groups import ParameterGroup
@@ -84,7 +84,7 @@ class Bench:
         )  # fmt: skip
 
     def collect(self, update=1):
-        job = Job.groups(
+        job = FlowJob.groups(
             PROMPTS,
             4,
             purpose="rollout",

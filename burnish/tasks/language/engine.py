@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from burnish.language.decoding import decode
 from burnish.language.model import LanguageModel, Video
 from burnish.language.sampling import Sampling
 from burnish.rewards.text.base import Response
-from burnish.rollout.numbering import numbered
+from burnish.tasks.job import Job
 from burnish.tasks.language.roles import LanguageRoles
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
@@ -23,41 +22,22 @@ from burnish.utils import random
 from burnish.utils.errors import UserError
 
 REMEMBERED = 4096  # prompts whose tokens and pixels are kept
-Purpose = Literal["rollout", "greedy", "validation", "sample", "trial"]  # draws of one are never those of another
 
 
-@dataclass(frozen=True)
-class ResponseJob:
-    """Which responses to make. Row i is sample ``sample[i]`` to prompt ``prompts[i]``."""
+@dataclass(frozen=True, kw_only=True)
+class ResponseJob(Job):
+    """Which responses to make, and how."""
 
-    prompts: list[Prompt]  # [B]
-    group: Tensor  # [B] long
-    sample: Tensor  # [B] long
-    purpose: Purpose
-    update: int
     sampling: Sampling
-    between: Callable[[], None] = lambda: None  # called before every token; what it raises ends the job
-
-    @classmethod
-    def groups(
-        cls, prompts: Sequence[Prompt], n: int, *, purpose: Purpose,
-        update: int, sampling: Sampling,
-    ) -> ResponseJob:  # fmt: skip
-        """``n`` responses to each prompt."""
-        rows, group, sample = numbered(prompts, n)
-        return cls(rows, group, sample, purpose, update, sampling)
-
-    def select(self, rows: slice) -> ResponseJob:
-        """Some of its rows."""
-        return replace(self, prompts=self.prompts[rows], group=self.group[rows], sample=self.sample[rows])
 
     def greedy(self) -> ResponseJob:
         """The likeliest response to each of the prompts, once."""
         first = [row for row, g in enumerate(self.group.tolist()) if row == 0 or g != int(self.group[row - 1])]
         sampling = replace(self.sampling, temperature=0.0, first_temperature=None)
-        return ResponseJob(
-            [self.prompts[row] for row in first], self.group[first], self.sample[first], "greedy", self.update,
-            sampling, self.between,
+        prompts = [self.prompts[row] for row in first]
+        return replace(
+            self, prompts=prompts, group=self.group[first], sample=self.sample[first], purpose="greedy",
+            sampling=sampling,
         )  # fmt: skip
 
 

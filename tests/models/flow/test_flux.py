@@ -12,7 +12,7 @@ from burnish.flow.schedules import schedule
 from burnish.models.flow.flux import pack, positions, unpack
 from burnish.models.flow.loading import load_model
 from burnish.options import ModelOptions, RolloutOptions
-from burnish.tasks.flow.engine import FlowEngine, Job
+from burnish.tasks.flow.engine import FlowEngine, FlowJob
 from burnish.tasks.flow.roles import FlowRoles
 from burnish.types.rollout import Prompt
 from burnish.utils import random
@@ -47,7 +47,7 @@ def ours(path, *, guidance, embedded_guidance):
         num_inference_steps=STEPS, guidance_scale=guidance, batch_size=3, height=16, width=24, schedule=model.placement
     )
     sampler = FlowEngine(roles, rollout, seed=3)
-    job = Job.groups(PROMPTS, 2, purpose="sample", update=0)
+    job = FlowJob.groups(PROMPTS, 2, purpose="sample", update=0)
     parts = list(sampler.sample(job))
     keys = [(3, "sample", 0, p.uid, s, "start") for p, s in zip(job.prompts, job.sample.tolist(), strict=True)]
     latents = torch.cat([trace.latents for _, trace, _ in parts])
