@@ -69,4 +69,7 @@ def test_who_trusts_the_samplers_log_probs_gets_the_form_that_does():
 
 @pytest.mark.parametrize("tree", [{}, {"algorithm": "grpo"}, {"algorithm": {"name": "no_such"}}, {"pipeline": 3}])
 def test_a_tree_that_will_be_refused_is_left_as_it_is(tree):
-    assert with_derived({"pipeline": {"depth": 1}} | tree, TASKS["text-to-image"].config) == {"pipeline": {"depth": 1}} | tree
+    assert (
+        with_derived({"pipeline": {"depth": 1}} | tree, TASKS["text-to-image"].config)
+        == {"pipeline": {"depth": 1}} | tree
+    )

@@ -150,7 +150,8 @@ class FlowRoles(TrainedRoles):
 
     def state_dict(self) -> dict[str, Any]:
         """Trained weights of every role, and how they relate."""
-        return super().state_dict() | {"old_is_policy": self.old_is_policy}
+        weights = super().state_dict()
+        return {"policy": weights.pop("policy"), "old_is_policy": self.old_is_policy} | weights
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
