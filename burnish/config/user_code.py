@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from burnish.config.run import RunConfig
-from burnish.rewards.calling import code_of
+from burnish.utils.user_code import code_of
 
 
 def digests(config: RunConfig) -> dict[str, str]:
