@@ -224,7 +224,7 @@ def _train(args: argparse.Namespace) -> int:
         return sweep(args.recipe, args.overrides)
     with StopRequest() as stop:
         try:
-            with stop.giving_up():
+            with stop.cancellable():
                 from burnish.config import load
                 from burnish.config.disk import check_disk
 

@@ -19,7 +19,7 @@ from burnish.config.derived import with_derived
 from burnish.config.overrides import merge, nest, read_overrides
 from burnish.config.plugins import chosen_by_path, open_plugins, with_value, with_whole_paths
 from burnish.config.run import RunConfig
-from burnish.config.tasks import TASKS, config_class, owner, task_of
+from burnish.config.tasks import TASKS, chosen_task, owner, task_named
 from burnish.config.text import fields
 from burnish.config.yaml_text import parse, show
 from burnish.registry import WITHIN, known, lookup, named, names
@@ -47,7 +47,7 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     tree = with_whole_paths(nest(given))
     trees = [tree, *(layer for _, layer in layers)]
     plugins = open_plugins(next((one["plugins"] for one in trees if "plugins" in one), []))
-    task = config_class(task_of(trees))
+    task = task_named(chosen_task(trees)).config
     chosen = next((name for one in trees if (name := _algorithm(one)) is not None), None)
     layers = _for_algorithm(layers, chosen, task.algorithm_kind)
     below: dict[str, Any] = {}
@@ -245,7 +245,7 @@ def _registered(
         key = option if name == default or option == "algorithm" else f"{option}.name"
         message = wrong_choice(key, name, names(kind), short=name == default)
         if (other := owner(kind, name, context.config)) is not None:
-            here = next(task for task, config in TASKS.items() if config is context.config)
+            here = next(name for name, task in TASKS.items() if task.config is context.config)
             message = (
                 f"{key} {'' if name == default else f'is {name}, which '}belongs to task {other}, but this run's is "
                 f"{here}; set task={other}, or choose one of {', '.join(names(kind))}"

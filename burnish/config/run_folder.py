@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from burnish.config import RunConfig, changes, dump, load
 from burnish.config.user_code import digests
-from burnish.utils.disk import write_whole, writing
+from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json
 from burnish.utils.paths import CHECKPOINTS, CONFIG, METRICS, holds_run
@@ -142,7 +142,7 @@ class RunFolder:
                 for update in self.validations():
                     if update > resumed_at:
                         shutil.rmtree(self.validation(update))
-        write_whole(self.config, dump(config).encode())
+        write_atomically(self.config, dump(config).encode())
         self._note_code(digests(config), goes_on=resumed_at is not None)
 
     def _note_code(self, now: dict[str, str], *, goes_on: bool) -> None:
@@ -162,7 +162,7 @@ class RunFolder:
                     self.path,
                     ", ".join(changed),
                 )
-        write_whole(self.code, json.dumps(now, indent=1).encode() + b"\n")
+        write_atomically(self.code, json.dumps(now, indent=1).encode() + b"\n")
 
     def refuse_other_configuration(self, config: RunConfig) -> None:
         """Check that this folder's run may go on with ``config``.

@@ -45,7 +45,7 @@ def refusal(path: Path, error: OSError) -> str:
     return f"{path} can't be written: {why}; see whether its disk is there and in order"
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
     """Replace a file in one step, so that a reader or a crash finds the old content or the new.
 
     Raises:

@@ -15,11 +15,11 @@ RIGHT, WRONG = (0, 114, 178), (213, 94, 0)  # blue and vermilion: told apart by 
 NOT_FINITE = "the picture has values that are not finite"
 
 
-class Spoilt(np.ndarray):
+class NonFiniteImage(np.ndarray):
     """A picture some of whose values were not finite: black there, to be looked at and never to be judged."""
 
     @classmethod
-    def of(cls, picture: np.ndarray) -> Spoilt:
+    def of(cls, picture: np.ndarray) -> NonFiniteImage:
         """The same pixels, marked."""
         return picture.view(cls)
 

@@ -86,7 +86,7 @@ def load_network(kind: Any, folder: Path, **options: Any) -> Any:
         UserError: weights are missing, have another shape, belong to layers that the configuration has not, or the
             folder can't be loaded at all.
     """
-    refuse_endless(folder / "config.json")
+    refuse_oversized(folder / "config.json")
     try:
         with _silence():
             network, report = kind.from_pretrained(
@@ -117,7 +117,7 @@ def load_network(kind: Any, folder: Path, **options: Any) -> Any:
     return network
 
 
-def refuse_endless(file: Path) -> None:
+def refuse_oversized(file: Path) -> None:
     """Refuse a configuration of so many layers, or of a scheduler of so many steps, that they would take for ever."""
     config = read_object(file) if file.is_file() else {}
     for part in (config, *(one for one in config.values() if isinstance(one, dict))):
@@ -127,7 +127,7 @@ def refuse_endless(file: Path) -> None:
                 raise UserError(f"{file} says {name} {value}, which no model has; fetch the model again")
 
 
-def refuse_not_finite(network: nn.Module, folder: Path) -> None:
+def refuse_non_finite(network: nn.Module, folder: Path) -> None:
     """Refuse weights that are NaN or infinite: whatever they are asked for, they answer with nothing else.
 
     Raises:

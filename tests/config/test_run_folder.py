@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from burnish.config import load
-from burnish.config.run_folder import STEP, RunFolder, write_whole
+from burnish.config.run_folder import STEP, RunFolder, write_atomically
 from burnish.utils.errors import UserError
 
 
@@ -128,10 +128,10 @@ def test_metrics_are_read_without_the_line_that_was_torn(tmp_path):
 
 def test_a_file_is_replaced_as_a_whole(tmp_path, monkeypatch):
     target = tmp_path / "file"
-    write_whole(target, b"old")
+    write_atomically(target, b"old")
     monkeypatch.setattr("os.fsync", lambda number: (_ for _ in ()).throw(OSError("disk is full")))
     with pytest.raises(OSError, match="full"):
-        write_whole(target, b"new and longer")
+        write_atomically(target, b"new and longer")
     assert target.read_bytes() == b"old"
 
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from burnish.flow.flops import dual_stream_flops
 from burnish.flow.guidance import guide
 from burnish.flow.sampling import Plan, denoise
 from burnish.flow.schedules import schedule, shift_strength
@@ -295,16 +294,3 @@ def test_noise_and_time_of_a_pair():
     times = 1000 * discrete(density, training_table(3.0))
     c.close(times.repeat_interleave(2), c.expected["timesteps"])
     c.close(noise.repeat_interleave(2, 0), c.expected["noise"])
-
-
-@every("flow", "mfu/")
-def test_arithmetic_of_a_transformer(case):
-    given, config = case.inputs, case.inputs["config"]
-    flops = dual_stream_flops(
-        given["latent_seqlens"], given["prompt_seqlens"],
-        layers=config["num_layers"], heads=config["num_attention_heads"], head_dim=config["attention_head_dim"],
-        in_channels=config["in_channels"], out_channels=config["out_channels"],
-        text_dim=config["joint_attention_dim"], patch=config["patch_size"],
-    )  # fmt: skip
-    passes = given["num_timesteps"] * given["num_forward_passes"]
-    case.close(flops * passes / given["delta_time"] / 1e12, case.expected["tflops"])

@@ -18,7 +18,7 @@ from burnish.config.run_folder import RunFolder
 from burnish.hooks.board import Board
 from burnish.hooks.metrics import MetricsLog
 from burnish.report import write_report
-from burnish.utils.disk import write_whole, writing
+from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError
 from tests.support.checkpoints import NEWEST, save
 from tests.support.disks import fill, make_read_only, small_disk
@@ -54,7 +54,7 @@ WRITERS: dict[str, Callable[[RunFolder], object]] = {
     "tensorboard": lambda folder: Board(folder.tensorboard, None).add(1, {"a": 1.0}),
     "a checkpoint": lambda folder: save(CheckpointStore(folder.checkpoints, NEWEST), 1),
     "the claim": lambda folder: folder.claim(),
-    "a file": lambda folder: write_whole(folder.report, b"0" * 2_000_000),
+    "a file": lambda folder: write_atomically(folder.report, b"0" * 2_000_000),
 }
 
 
@@ -72,10 +72,10 @@ def test_a_disk_that_refuses_is_named(disk, writer, way):
 
 def test_what_was_there_before_is_there_afterwards(disk):
     file = disk / "file"
-    write_whole(file, b"old")
+    write_atomically(file, b"old")
     fill(disk)
     with pytest.raises(UserError):
-        write_whole(file, b"new" * 10_000)
+        write_atomically(file, b"new" * 10_000)
     assert file.read_bytes() == b"old"
     assert sorted(path.name for path in disk.iterdir()) == ["file", "filler"]
 
