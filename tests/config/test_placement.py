@@ -34,10 +34,10 @@ REFUSED = {
     "half a GPU too many": ([RAY, "pools.train.gpus=1.5"], "above 1 it must be a whole number"),
     "GPU on the CPU": ([RAY, "pools.train={device: cpu, gpus: 1}"], "gpus is 1, but device is cpu"),
     "no GPU on the GPU": ([RAY, "pools.train={device: cuda, gpus: 0}"], "gpus is 0, but device is cuda"),
-    "Ray Client": ([RAY, "ray.address=ray://somewhere:10001"], "which is Ray Client"),
+    "Ray Client": ([RAY, "ray.address=ray://somewhere:10001"], "a Ray Client address"),
     "CPUs of a running cluster": (
         [RAY, "ray={address: 'somewhere:6379', init: {num_cpus: 4}}"],
-        "init.num_cpus is given, but a running cluster",
+        "init.num_cpus has no effect on a running cluster",
     ),
     "address twice": ([RAY, "ray.init={address: auto}"], "init.address is given; use ray.address"),
 }  # fmt: skip
