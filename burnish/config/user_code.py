@@ -1,4 +1,4 @@
-"""The user's own functions that a run calls, by their content: a run that goes on may find others in their place."""
+"""Hashes of the user's functions that a run calls, to detect changes when it resumes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from burnish.rewards.calling import code_of
 
 
 def digests(config: RunConfig) -> dict[str, str]:
-    """A hash of the file of each function, by who calls it; what a file imports in turn is not looked at."""
+    """Hash of each function's file by the option that names it; imports of that file are not followed."""
     callers = {f"rewards.{label}": reward.user_code() for label, reward in config.rewards.items()}
     if isinstance(config, LanguageConfig) and config.environment is not None:
         callers["environment"] = config.environment.user_code()
