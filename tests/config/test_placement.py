@@ -66,7 +66,5 @@ SLEEPER = [RAY, "rollout.engine=vllm", "rollout.vllm={python: /usr/bin/python3, 
 
 def test_vllm_rests_beside_ranks_that_learn_and_nowhere_else():
     assert load("vlm_quickstart", [*SLEEPER, "pools.train.processes=2"]).rollout.vllm.sleep
-    with pytest.raises(
-        ConfigError, match=r"rollout\.vllm\.sleep is true, but vLLM runs in the rollout pool"
-    ):
+    with pytest.raises(ConfigError, match=r"rollout\.vllm\.sleep is true, but vLLM runs in the rollout pool"):
         load("vlm_quickstart", [*SLEEPER, "pools.rollout.processes=1"])
