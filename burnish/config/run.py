@@ -10,9 +10,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from burnish.algorithms.base import Algorithm
-from burnish.config.placement import placement_complaints
+from burnish.config.placement import placement_complaints, profiler_complaints
 from burnish.config.plugins import open_plugins
-from burnish.config.recording import recording_complaints
 from burnish.options import (
     CheckpointOptions,
     Count,
@@ -172,7 +171,7 @@ class RunConfig:
         """
         complaints = [
             *self.sampling_complaints(), *self._steps(), *self._choices(), *placement_complaints(self, given),
-            *recording_complaints(self, given),
+            *profiler_complaints(self, given),
             *self.unread(given),
         ]  # fmt: skip
         if complaints:
