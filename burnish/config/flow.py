@@ -9,7 +9,7 @@ from pydantic import Field
 
 from burnish.algorithms.base import GroupRelative
 from burnish.config.run import RunConfig
-from burnish.flow.levels import steps_between
+from burnish.flow.windows import steps_between
 from burnish.options import DataOptions, ModelOptions, RolloutOptions, TrainerOptions, ValidationOptions
 from burnish.options.flow import SupervisedOptions
 from burnish.registry import lookup, names, options

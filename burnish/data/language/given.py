@@ -18,7 +18,7 @@ from burnish.data.language.values import shown
 from burnish.data.lines import told
 from burnish.language.model import LanguageModel
 from burnish.types.batch import Gathered
-from burnish.types.completion import Completion, Encoded, Features, Together
+from burnish.types.completion import Completion, Encoded, Features, ResponseRows
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import OfflineResponses
 
@@ -119,7 +119,7 @@ class ResponseData:
         prompts = self.encode([prompt for prompt, _ in rows])
         trace = written(self.model, prompts, [self.model.answer(text) for _, text in rows])
         return OfflineResponses(
-            answers=Together(trace=trace, members=len(records[0].responses)),
+            answers=ResponseRows(trace=trace, members=len(records[0].responses)),
             good=torch.tensor([record.good for record in records]),
             update=update,
             version=update - 1,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from burnish.algorithms.base import Name, Needs, Role
 from burnish.algorithms.flow.teaching import Teacher
-from burnish.flow.guidance import guide
+from burnish.flow.sampling import guide
 from burnish.models.flow.base import FlowModel
 from burnish.models.lora import add_adapters, folded, layers, switch_adapter
 from burnish.options import LoraOptions, ShardingOptions
