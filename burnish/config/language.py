@@ -10,10 +10,10 @@ from pydantic import Field
 from burnish.algorithms.language.base import LanguageAlgorithm
 from burnish.algorithms.language.turns import TurnRewards
 from burnish.config.run import RunConfig
-from burnish.data.language.options import LanguageDataOptions
 from burnish.environments.base import Environment
 from burnish.options import (
     CriticOptions,
+    LanguageDataOptions,
     LanguageModelOptions,
     LanguageRolloutOptions,
     LanguageTrainerOptions,

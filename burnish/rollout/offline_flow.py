@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from burnish.data.flow.finished import FinishedData
+from burnish.data.flow.offline import OfflinePictures
 from burnish.data.stream import Stream
 from burnish.types.rollout import OfflineSamples
 from burnish.utils.timer import Stopwatch
@@ -16,13 +16,13 @@ class OfflineFlowSource:
     """The next pictures or pairs of a stream."""
 
     def __init__(
-        self, stream: Stream[Any], data: FinishedData, *, schedule: Tensor, seed: int, watch: Stopwatch
+        self, stream: Stream[Any], data: OfflinePictures, *, schedule: Tensor, seed: int, watch: Stopwatch
     ) -> None:
         self.stream, self.data, self.schedule, self.seed, self.watch = stream, data, schedule, seed, watch
 
     def collect(self, update: int) -> OfflineSamples:
         with self.watch("encode"):
-            return self.data.given(self.stream.next_batch(), self.schedule, update=update, seed=self.seed)
+            return self.data.batch(self.stream.next_batch(), self.schedule, update=update, seed=self.seed)
 
     def state_dict(self) -> dict[str, Any]:
         return self.stream.state_dict()

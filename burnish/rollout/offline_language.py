@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from burnish.data.language.given import ResponseData, ResponseRecord
+from burnish.data.language.offline import ResponseData
+from burnish.data.language.responses import ResponseRecord
 from burnish.data.stream import Stream
 from burnish.types.rollout import OfflineResponses
 from burnish.utils.timer import Stopwatch
@@ -21,7 +22,7 @@ class OfflineLanguageSource:
     def collect(self, update: int) -> OfflineResponses:
         records = [record for _ in range(self.batches) for record in self.stream.next_batch()]
         with self.watch("encode"):
-            return self.data.given(records, update=update, seed=self.seed)
+            return self.data.batch(records, update=update, seed=self.seed)
 
     def state_dict(self) -> dict[str, Any]:
         return self.stream.state_dict()

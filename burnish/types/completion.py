@@ -113,6 +113,41 @@ class Completion(Batch):
     features: list[Features]  # [B] media inside the response
 
     @classmethod
+    def of_text(
+        cls,
+        prompts: Gathered[Encoded],
+        ids: Tensor,
+        length: Tensor,
+        *,
+        axes: int,
+        logprob: Tensor | None = None,
+        finished: Tensor | None = None,
+    ) -> Self:
+        """Responses without media, all of whose tokens the policy chose: positions follow those of the prompts.
+
+        Args:
+            prompts: one per response.
+            ids: [B, T] long, 0 beyond the length.
+            length: [B] long.
+            axes: numbers per position (``LanguageModel.axes``).
+            logprob: [B, T] float32; None for responses that were not sampled.
+            finished: [B] bool; None if all are.
+        """
+        mask = torch.arange(ids.shape[1]) < length[:, None]
+        first = torch.tensor(prompts.table.next_position, dtype=torch.long)[prompts.index]
+        positions = (first[:, None] + torch.arange(ids.shape[1])) * mask
+        return cls(
+            prompts=prompts,
+            ids=ids,
+            mask=mask,
+            logprob=torch.zeros(mask.shape) if logprob is None else logprob,
+            positions=positions[:, None].expand(-1, axes, -1),
+            length=length,
+            finished=torch.ones(len(length), dtype=torch.bool) if finished is None else finished,
+            features=[Features.none()] * len(length),
+        )
+
+    @classmethod
     def cat(cls, batches: Sequence[Self]) -> Self:
         """Concatenate batches along the sample axis; shorter ones are padded."""
         longest = max(batch.ids.shape[1] for batch in batches)

@@ -70,7 +70,7 @@ def test_a_response_that_ended_itself_is_not_ended_twice():
     assert cut.ids[0][0] == model.stop[0]
     assert ended.ids[0].tolist() == cut.ids[0][1:].tolist()
     assert ended.positions[0].tolist() == torch.arange(len(ended.ids[0])).expand(3, -1).tolist()
-    whole = model.decode([*model.answer("on"), *cut.ids[0].tolist()])
+    whole = model.decode([*model.response_ids("on"), *cut.ids[0].tolist()])
     assert whole.endswith("assistant\n")
 
 

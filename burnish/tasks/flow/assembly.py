@@ -11,7 +11,7 @@ import numpy as np
 
 from burnish.algorithms.flow.sft import SFT
 from burnish.config.flow import FlowConfig
-from burnish.data.flow.finished import FinishedData
+from burnish.data.flow.offline import OfflinePictures
 from burnish.data.flow.prompts import read_prompts
 from burnish.data.stream import PromptStream, Stream
 from burnish.models.flow.loading import load_model, read_index, standard_side
@@ -105,7 +105,7 @@ class FlowAssembly(Assembly):
         return PictureFiles(self.config, section, "pictures") if section is not None else None
 
     @cached_property
-    def finished(self) -> list[FinishedData]:
+    def finished(self) -> list[OfflinePictures]:
         """All these pictures, as the model has them."""
         return [files.learned_by(self.engine) for files in (self.pictures, self.more_pictures) if files is not None]
 
@@ -120,7 +120,7 @@ class FlowAssembly(Assembly):
         )
 
         def draw(step: int) -> OfflineSamples:
-            return learned.given(stream.batch(step), self.engine.times, update=step, seed=config.seed)
+            return learned.batch(stream.batch(step), self.engine.times, update=step, seed=config.seed)
 
         return Supervised(SFT(time_shift=section.time_shift), draw, section.coef)
 
