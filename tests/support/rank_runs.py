@@ -28,7 +28,7 @@ from burnish.options import CriticOptions, OptimizerOptions, ShardingOptions
 from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.ranks import SINGLE_RANK, Ranks, join_ranks
 from burnish.training.sharding import full_weight, local_shard
-from burnish.types.completion import Together
+from burnish.types.completion import ResponseRows
 from burnish.types.rollout import OfflineResponses
 from tests.algorithms.flow.test_draft import Red
 from tests.support.checkpoints import IDENTITY, make
@@ -54,7 +54,7 @@ def imitating(ranks: Ranks) -> TokenBench:
     bench = TokenBench(GRPO(), lora=True, ranks=ranks, **TOKENS)
     trace = responses(bench.roles.model, bench.engine.encode(PROMPTS).table, [0, 1, 2], [4, 2, 0])
     given = OfflineResponses(
-        answers=Together(trace=trace, members=1), good=torch.ones(3, dtype=torch.bool), update=1, version=0, seed=0
+        answers=ResponseRows(trace=trace, members=1), good=torch.ones(3, dtype=torch.bool), update=1, version=0, seed=0
     )
     bench.workers.auxiliary = AuxiliaryLoss(SFT(), lambda step: given, 0.3, metric="actor/ptx_loss")
     return bench

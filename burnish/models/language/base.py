@@ -195,7 +195,7 @@ class TransformersModel:
             encoded.positions[0] = encoded.positions[0][:, ended:] - ended
         return encoded
 
-    def answer(self, text: str) -> list[int]:
+    def response_ids(self, text: str) -> list[int]:
         mark = unused_character(text)
         return [*self._ids(self._gap + self._cut(text, mark), mark), *self.end]
 
