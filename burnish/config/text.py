@@ -27,7 +27,7 @@ _SILENT = re.compile(
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
     """Every option as plain data, the names of the algorithm and of the rewards among them."""
-    plain = json.loads(json.dumps(dataclasses.asdict(config)))
+    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
     plain["algorithm"] = {"name": config.algorithm.name} | plain["algorithm"]
     if plain.get("environment") is not None:
         plain["environment"] = {"name": config.environment.name} | plain["environment"]  # type: ignore[attr-defined]

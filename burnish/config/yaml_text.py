@@ -43,8 +43,8 @@ class _Loader(yaml.SafeLoader):
 
         A few lines of aliases to aliases stand for billions of values, so they are counted before any is made.
         """
-        event = self.peek_event()
-        where: Any = event.start_mark
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        where = event.start_mark
         self._depth += 1
         if self._depth > DEEPEST:
             raise yaml.composer.ComposerError(None, None, f"nested more than {DEEPEST} deep", where)

@@ -16,4 +16,5 @@ def extrapolation(t_before: Tensor, t: Tensor, t_next: Tensor) -> Tensor:
         t_before, t, t_next: scalars, falling: begin of the step before, and begin and end of this one.
     """
     a, b, c = (torch.special.logit(1 - time.double()) for time in (t_before, t, t_next))
-    return (0.5 * (c - b) / (b - a)).to(t.dtype)
+    carried: Tensor = 0.5 * (c - b) / (b - a)
+    return carried.to(t.dtype)

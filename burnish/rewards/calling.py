@@ -36,7 +36,7 @@ def load_function(path: str, what: str = "reward function") -> Callable[..., Any
         reason = f"{type(error).__name__}: {error}"
         why = f"{where} fails to import: {reason}; mend it, or give another path"
         raise UserError(f"path of {what} is {path!r}, but {why}") from error
-    function = getattr(module, name, None)
+    function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
         why = "has no such name" if function is None else "is not a function there"
         raise UserError(f"path of {what} is {path!r}, but {name} {why}; give the name of a function")

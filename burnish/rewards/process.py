@@ -72,7 +72,8 @@ class ScoringProcess:
         self.load()
         with self._deadline(f"its verdicts on {len(samples)} {self._rewards[label].judged}"):
             self._pipe.send((label, list(samples), list(prompts)))
-            return self._receive()
+            verdicts: list[Verdict] = self._receive()
+            return verdicts
 
     def end(self) -> None:
         """Kill the process and all it has started; one that is dead already stays so."""

@@ -61,7 +61,7 @@ class ActorGroup:
         self.restarts = 0
         self.ended: BaseException | None = None  # why nobody works any more
         self._hosts: list[Any] = [None] * pool.size
-        self._lives: dict[int, ray.ObjectRef] = {}  # by rank: ready when it is dead
+        self._lives: dict[int, ray.ObjectRef[Any]] = {}  # by rank: ready when it is dead
         self.pids = [0] * pool.size  # on their machines
         self.address, self._port = "", 0  # where torch.distributed meets, on rank 0's machine
         try:
@@ -167,7 +167,7 @@ class ActorGroup:
         gone, _ = ray.wait(list(lives), num_returns=len(lives), timeout=0) if lives else ([], [])
         return sorted(lives[life] for life in gone)
 
-    def watched(self) -> dict[ray.ObjectRef, int]:
+    def watched(self) -> dict[ray.ObjectRef[Any], int]:
         """References that are ready when a worker is dead, by which all others would wait for ever; with its rank."""
         return {life: rank for rank, life in self._lives.items()} if self.collective else {}
 
@@ -268,7 +268,7 @@ class ActorGroup:
         self.ended = None
         self._call("__init__", built, seconds, option).results()
 
-    def _await_room(self, starts: dict[int, ray.ObjectRef]) -> None:
+    def _await_room(self, starts: dict[int, ray.ObjectRef[Any]]) -> None:
         """Wait until Ray has put the actors somewhere: after a machine was lost that may be never."""
         waiting = self.pool.options.placement_timeout
         deadline = time.monotonic() + self.pool.options.start_timeout
@@ -294,7 +294,7 @@ class ActorGroup:
         asked = self._hosts[rank].call_beside if beside else self._hosts[rank].call
         return asked.options(num_returns=returns, name=method).remote(method, *arguments)
 
-    def _call(self, method: str, answers: dict[int, ray.ObjectRef], seconds: float | None, option: str) -> Call:
+    def _call(self, method: str, answers: dict[int, ray.ObjectRef[Any]], seconds: float | None, option: str) -> Call:
         if seconds is None:
             seconds, option = self.pool.options.call_timeout, "ray.call_timeout"
         return Call(group=self, method=method, answers=answers, seconds=seconds, option=option or "seconds")

@@ -25,7 +25,7 @@ class Watched(Protocol):
         """Of its pool."""
         ...
 
-    def watched(self) -> dict[ray.ObjectRef, int]:
+    def watched(self) -> dict[ray.ObjectRef[Any], int]:
         """References that are ready when a worker is dead that others wait for, with its rank."""
         ...
 
@@ -40,12 +40,12 @@ class Call:
 
     group: Watched
     method: str
-    answers: dict[int, ray.ObjectRef]  # by rank
+    answers: dict[int, ray.ObjectRef[Any]]  # by rank
     seconds: float  # that it may take
     option: str  # where they come from
-    kept: dict[int, ray.ObjectRef] = field(default_factory=dict)  # by rank: second halves of answers, never fetched
+    kept: dict[int, ray.ObjectRef[Any]] = field(default_factory=dict)  # by rank: second halves, never fetched
     start: float = field(default_factory=time.monotonic)
-    _fine: set[ray.ObjectRef] = field(default_factory=set)  # answers that are there and are no errors
+    _fine: set[ray.ObjectRef[Any]] = field(default_factory=set)  # answers that are there and are no errors
 
     @property
     def left(self) -> float:
@@ -61,7 +61,7 @@ class Call:
         watched = list(self.group.watched())
         return bool(watched and ray.wait(watched, timeout=0)[0])
 
-    def _failed(self, reference: ray.ObjectRef) -> bool:
+    def _failed(self, reference: ray.ObjectRef[Any]) -> bool:
         if reference not in self._fine:
             try:
                 ray.get(reference, timeout=LOOK)

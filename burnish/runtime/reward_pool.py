@@ -103,7 +103,7 @@ class RewardPool:
 class PendingScores:
     """Samples that a worker of the pool judges."""
 
-    reference: ray.ObjectRef
+    reference: ray.ObjectRef[Any]
     seconds: float
 
     def there(self, seconds: float) -> bool:

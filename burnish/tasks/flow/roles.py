@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, partial
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -260,7 +260,7 @@ class NetworkRoles:
             state["old"] = _tensors(self.parameters("old"))
         return state
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         names: list[Literal["policy", "old"]] = ["policy", "old"] if self.needs.old else ["policy"]
         for name in names:
             target = self.parameters(name)
