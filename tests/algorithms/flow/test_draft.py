@@ -12,9 +12,8 @@ from burnish.batches import Ends
 from burnish.registry import options
 from burnish.rewards.base import Reward
 from burnish.types.rollout import Prompt
-from tests.flow.test_algorithms import unconditioned
 from tests.support.factory import tiny_pipeline
-from tests.training.test_trainer import Bench
+from tests.support.flow_bench import Bench, Red, unconditioned
 
 KINDS = [
     Draft(last_steps=1),
@@ -32,14 +31,6 @@ class Brightness(Reward):
 
     def differentiable(self, pictures, prompts):
         return pictures.mean((1, 2, 3))
-
-
-@options
-class Red(Reward):
-    """Mean of the first channel, squared."""
-
-    def differentiable(self, pictures, prompts):
-        return pictures[:, 0].square().mean((1, 2))
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["pixels", "vae"])
