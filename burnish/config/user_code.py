@@ -6,7 +6,7 @@ import hashlib
 
 from burnish.config.language import LanguageConfig
 from burnish.config.run import RunConfig
-from burnish.rewards.calling import code_of
+from burnish.utils.user_code import code_of
 
 
 def digests(config: RunConfig) -> dict[str, str]:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
-from burnish.rewards.calling import load_function
 from burnish.rewards.worker import watch
+from burnish.utils.user_code import load_object
 
 READY = "ready"
 
@@ -30,7 +30,7 @@ def main(pipe: Connection, parent: int) -> None:
     watch(parent)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:
-            functions = {name: load_function(path, "tool") for name, path in pipe.recv().items()}
+            functions = {name: load_object(path, "tool") for name, path in pipe.recv().items()}
         except Exception as error:
             pipe.send(str(error))
             return

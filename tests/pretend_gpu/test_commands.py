@@ -64,7 +64,7 @@ def test_a_run_is_broken_off_resumed_judged_and_exported(
         if family in DRAWING:
             assert main(["sample", str(tmp_path / "run"), "a cat", "-o", str(tmp_path / "drawn")]) == 0
         else:
-            assert main(["sample", str(tmp_path / "run"), "Which?"]) == 0
+            assert main(["sample", str(tmp_path / "run"), "Which?", "-o", str(tmp_path / "said")]) == 0
         assert main(["export", str(tmp_path / "run"), "--output", str(tmp_path / "exported")]) == 0
         assert not gpu.draws
         assert gpu.bytes("to device")

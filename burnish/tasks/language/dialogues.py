@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from burnish.environments.base import Environment, Episode, Observation
 from burnish.language.decoding import decode
 from burnish.language.model import LanguageModel, Video
-from burnish.rewards.judging import place_of
 from burnish.rewards.text.base import POLICY, Dialogue, Response
 from burnish.tasks.language.engine import Encoder, ResponseJob, SamplingRoles
 from burnish.types.batch import Gathered
@@ -21,6 +20,7 @@ from burnish.types.completion import Completion, Encoded, Features, follow
 from burnish.types.prompt import Prompt
 from burnish.utils import random
 from burnish.utils.errors import UserError
+from burnish.utils.user_code import place_of
 
 
 @dataclass
