@@ -1,5 +1,6 @@
 """A worker that draws with a tiny model, with rewards that are a fixed function of the picture."""
 
+import numpy as np
 import torch
 
 from burnish.algorithms.flow.branch_grpo import BranchGRPO
@@ -21,7 +22,7 @@ from burnish.options import (
     TrainerOptions,
 )
 from burnish.registry import options
-from burnish.rewards.base import Reward
+from burnish.rewards.base import Reward, Verdict
 from burnish.tasks.flow.engine import FlowEngine, Job
 from burnish.tasks.flow.roles import NetworkRoles
 from burnish.training.ema import Ema
@@ -58,6 +59,10 @@ def unconditioned(count: int) -> Gathered[Conditioning]:
 @options
 class Red(Reward):
     """Mean of the first channel, squared."""
+
+    def score(self, images, prompts):
+        pictures = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2) / 255
+        return [Verdict(float(value)) for value in self.differentiable(pictures, prompts)]
 
     def differentiable(self, pictures, prompts):
         return pictures[:, 0].square().mean((1, 2))

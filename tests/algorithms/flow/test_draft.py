@@ -10,7 +10,6 @@ from pydantic import ValidationError
 from burnish.algorithms.flow.draft import Draft
 from burnish.batches import Ends
 from burnish.registry import options
-from burnish.rewards.base import Reward
 from burnish.types.rollout import Prompt
 from tests.support.factory import tiny_pipeline
 from tests.support.flow_bench import Bench, Red, unconditioned
@@ -26,7 +25,7 @@ IDS = ["draft-1", "draft-3", "draft-3 recomputed + kl", "refl", "draft_lv"]
 
 
 @options
-class Brightness(Reward):
+class Brightness(Red):
     """Mean brightness, from 0 to 1."""
 
     def differentiable(self, pictures, prompts):
