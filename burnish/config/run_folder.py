@@ -26,7 +26,7 @@ STEP = "training/global_step"  # first in every line of metrics.jsonl
 
 # what may change when a run goes on: it decides neither the trained weights nor what is compared over time
 _MAY_CHANGE = re.compile(
-    r"(steps|output_dir|resume|runtime|pools\..*|ray\..*|pipeline\.(max_staleness|drop|timeout)|checkpoint\..*|scoring\..*"
+    r"(steps|output_dir|resume|runtime|plugins|pools\..*|ray\..*|pipeline\.(max_staleness|drop|timeout)|checkpoint\..*|scoring\..*"
     r"|validation\.every|sharding\..*|rollout\.batch_size|trainer\.micro_batch_(size|tokens)"
     r"|(critic\.)?optimizer\.schedule_updates|trainer\.(max_(skipped|empty)_updates|expires_at|expiry_margin)"
     r"|model\.gradient_checkpointing|profiler(\..*)?)$"
@@ -172,7 +172,8 @@ class RunFolder:
         """
         if not self.config.exists():
             return
-        before = load(str(self.config))
+        # plugins may lie elsewhere by now
+        before = load(str(self.config), [f"plugins={json.dumps(config.plugins)}"])
         differing, ways_out = [], ""
         falling = {name: one for name, one in config.optimizers.items() if one.schedule != "constant"}
         for line in changes(before, config):

@@ -9,7 +9,7 @@ from burnish.config.complaints import wrong_choice
 from burnish.config.flow import FlowConfig
 from burnish.config.language import LanguageConfig
 from burnish.config.run import RunConfig
-from burnish.registry import names
+from burnish.registry import known, names
 from burnish.utils.errors import ConfigError
 
 TASKS: dict[str, type[RunConfig]] = {"text-to-image": FlowConfig, "image-text-to-text": LanguageConfig}
@@ -25,10 +25,14 @@ def task_of(trees: Sequence[Mapping[str, Any]]) -> Any:
     for tree in trees:
         if "task" in tree:
             return tree["task"]
-    fitting = [
-        task for task, kind in TASKS.items() if all(name in names(getattr(kind, of)) for of, name in _used(trees))
-    ]
-    return fitting[0] if len(fitting) == 1 else DEFAULT
+    # plugins of installed packages are opened only where somebody names what is not ours
+    for is_there in (lambda kind, name: name in names(kind), known):
+        fitting = [
+            task for task, kind in TASKS.items() if all(is_there(getattr(kind, of), n) for of, n in _used(trees))
+        ]
+        if len(fitting) == 1:
+            return fitting[0]
+    return DEFAULT
 
 
 def owner(kind: str, name: Any, task: type[RunConfig]) -> str | None:
