@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
 import pydantic
-from pydantic import BeforeValidator
 
 from burnish.registry import lookup, options
+from burnish.utils.user_code import path_of
 
 if TYPE_CHECKING:
     from burnish.types.batch import Batch
@@ -19,7 +19,7 @@ Metrics = dict[str, float]
 
 
 @options
-class Algorithm:
+class Algorithm(ABC):
     """Base of all algorithms; a subclass is registered under its paper's name.
 
     ``class GSPO(TokenPolicyGradient, advantage="group", surrogate="gspo")`` has the options of these two registered
@@ -31,13 +31,14 @@ class Algorithm:
 
     def __init_subclass__(cls, **chosen: str) -> None:
         super().__init_subclass__()
+        cls.name = path_of(cls)  # until it is registered
         cls.parts = cls.parts | {kind: lookup(kind, name) for kind, name in chosen.items()}
         for kind in chosen:
             _adopt(cls, cls.parts[kind])
 
+    @abstractmethod
     def needs(self) -> Any:
         """What has to be there for this algorithm with these options."""
-        raise NotImplementedError
 
     def complaints(self, samples: int, longest: int) -> Iterator[str]:
         """What these options can't be used with: N samples per update, of at most ``longest`` actions."""
@@ -53,21 +54,21 @@ class Algorithm:
         """Add what needs a forward pass without gradients; the default needs none."""
         return scored
 
+    @abstractmethod
     def credit(self, annotated: Any) -> tuple[Batch, Metrics]:
         """Turn rewards into a training signal: tensors only, no network. Samples without reward are dropped."""
-        raise NotImplementedError
 
+    @abstractmethod
     def micro_batches(self, batch: Any, size: int) -> Iterator[Batch]:
         """Split an optimizer batch into micro-batches of at most ``size`` network rows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def loss(self, part: Any, roles: Any) -> Loss:
         """The sum of the loss over the terms of one micro-batch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def size(self, batch: Any) -> int:
         """Number of terms in an optimizer batch: what the sum of its losses is divided by."""
-        raise NotImplementedError
 
     def after_update(self, roles: Any, update: int) -> Metrics:
         """What happens once all optimizer steps of a policy update are done; ``update`` counts from 1."""
@@ -84,21 +85,3 @@ def _adopt(cls: type, part: type) -> None:
             if name not in own:
                 setattr(cls, name, pydantic.Field(default=field.default, description=field.description))
     cls.__annotations__ = taken | own
-
-
-def _made(kind: str, value: Any) -> Any:
-    """``NAME`` or ``{name: NAME, option: value}`` as the registered part with its options."""
-    if value is None or dataclasses.is_dataclass(value):
-        return value
-    tree = {"name": value} if isinstance(value, str) else value
-    if not isinstance(tree, dict) or not isinstance(tree.get("name"), str):
-        raise ValueError(f"it must be the name of a registered {kind}, or {{name: NAME}} with its options")
-    try:
-        return lookup(kind, tree["name"])(**{**tree, "name": lookup(kind, tree["name"]).name})
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        raise ValueError(f"{kind} {tree['name']}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-
-
-ChosenAdvantage = Annotated[Any, BeforeValidator(lambda value: _made("advantage", value))]
-ChosenSurrogate = Annotated[Any, BeforeValidator(lambda value: _made("surrogate", value))]

@@ -193,6 +193,13 @@ class KlFunction(Protocol):
 
 
 @options
+class KlPart:
+    """Base of KL estimators."""
+
+    function: ClassVar[Any]
+
+
+@options
 class ClipRange(SurrogatePart):
     """Base of surrogates in which a ratio counts within a range around 1."""
 

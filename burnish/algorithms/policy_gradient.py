@@ -9,15 +9,15 @@ from __future__ import annotations
 import dataclasses
 import pkgutil
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from burnish.algorithms.base import Algorithm, ChosenAdvantage, ChosenSurrogate, Metrics
+from burnish.algorithms.base import Algorithm, Metrics
 from burnish.algorithms.correction import RolloutCorrection
 from burnish.algorithms.parts import AdvantagePart, SurrogatePart
 from burnish.options import Finite, Positive, clip_range
-from burnish.registry import options
+from burnish.registry import Choice, options
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,10 +32,10 @@ class PolicyGradient(Algorithm):
 
     parts: ClassVar[dict[str, type]] = {"advantage": AdvantagePart, "surrogate": SurrogatePart}
 
-    advantage: ChosenAdvantage = None
+    advantage: Annotated[Any, Choice("advantage")] = None
     """How rewards become advantages, in place of this algorithm's own way: the name of a registered advantage, or
     {name: NAME} with its options; null takes its own."""
-    surrogate: ChosenSurrogate = None
+    surrogate: Annotated[Any, Choice("surrogate")] = None
     """What is maximised for each action, in place of this algorithm's own: the name of a registered surrogate, or
     {name: NAME} with its options; null takes its own."""
     advantage_clip: Positive | None = None

@@ -6,31 +6,46 @@ part of Burnish answers, or that ours must differ from.
 
 import pytest
 import torch
-from burnish.advantages.responses import cpgd_advantages, dynamic_sampling, group_advantage
-from burnish.losses.tokens import aggregate, pairwise, process_reward, size
 
-from burnish.advantages.returns import gae, returns
-from burnish.advantages.shaping import clip_values, overlong_penalty, shape_rewards
-from burnish.advantages.whitening import RunningMoments, moments, whiten
+from burnish.advantages import (
+    RunningMoments,
+    clip_values,
+    cpgd_advantages,
+    dynamic_sampling,
+    gae,
+    group_advantage,
+    moments,
+    overlong_penalty,
+    returns,
+    shape_rewards,
+    whiten,
+)
 from burnish.language.head import chosen_scores
-from burnish.losses import distillation
-from burnish.losses.entropy import entropy, high_entropy_mask
-from burnish.losses.kl import AdaptiveKl, kl_estimate
-from burnish.losses.policy import masked, ppo_clip, sequence_mean
-from burnish.losses.responses import dpo, ipo, kto, kto_reference_point, sft
-from burnish.losses.surrogates import cpgd
-from burnish.losses.value import value_loss
-from tests.conformance import Case, cases
+from burnish.losses.tokens import (
+    AdaptiveKl,
+    aggregate,
+    cpgd,
+    distillation,
+    dpo,
+    entropy,
+    high_entropy_mask,
+    ipo,
+    kl_estimate,
+    kto,
+    kto_reference_point,
+    masked,
+    pairwise,
+    ppo_clip,
+    process_reward,
+    sequence_mean,
+    sft,
+    size,
+    value_loss,
+)
+from tests.conformance import Case
+from tests.conformance.lightrft import every
 
 GRPO = "seq-mean-token-mean"  # LightRFT's only aggregation
-TESTED: set[str] = set()
-
-
-def every(*prefixes: str):
-    """One test per case; what it runs is remembered, so that no case is forgotten."""
-    found = cases("lightrft", *prefixes)
-    TESTED.update(c.id for c in found)
-    return pytest.mark.parametrize("c", found, ids=lambda c: c.id)
 
 
 def mask_of(c: Case, like: str) -> torch.Tensor:
@@ -355,21 +370,3 @@ def test_high_entropy_mask(c):
         assert chosen.equal(mask)
     else:
         c.close(chosen.float(), c.expected["mask"])
-
-
-def elsewhere() -> set[str]:
-    """Ids in the first column of the table of ``lightrft.md``."""
-    from pathlib import Path
-
-    lines = (Path(__file__).parent / "lightrft.md").read_text().splitlines()
-    return {line.split("`")[1] for line in lines if line.startswith("| `")}
-
-
-def test_every_case_is_tested_or_explained():
-    import tests.conformance.test_lightrft_runs  # noqa: F401 - it adds its own to TESTED
-
-    ids = {c.id for c in cases("lightrft", "")}
-    explained = elsewhere()
-    assert not explained - ids
-    assert not explained & TESTED
-    assert not ids - TESTED - explained

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from burnish.advantages.metrics import advantage_metrics
-from burnish.algorithms.base import Algorithm, ChosenAdvantage, Metrics
+from burnish.algorithms.base import Algorithm, Metrics
 from burnish.algorithms.flow.base import Needs, Role, Roles
 from burnish.algorithms.policy_gradient import advantages_of, part_of
 from burnish.options import BelowOne, Count, Finite, Fraction, NonNegative, Positive, clip_range
-from burnish.registry import options
+from burnish.registry import Choice, options
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,7 +108,7 @@ DECAYS = {
 class WithOldPolicy(ForwardProcess, advantage="flow_group"):
     """Base of those that sample online and keep an old policy beside the one that learns."""
 
-    advantage: ChosenAdvantage = None
+    advantage: Annotated[Any, Choice("advantage")] = None
     """How rewards become advantages, in place of this algorithm's own way: the name of a registered advantage, or
     {name: NAME} with its options; null takes its own."""
     old_decay: Literal["copy", "ema", "linear", "linear_to_0_5", "delayed_linear_to_0_999"] = "copy"
