@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, model_validator
 
-from burnish.algorithms.policy_gradient import call
+from burnish.algorithms.base import call
 from burnish.options import Count, Positive
 from burnish.registry import known, lookup, names, options
 

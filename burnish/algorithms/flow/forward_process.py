@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from burnish.advantages.metrics import advantage_metrics
-from burnish.algorithms.base import Algorithm, Metrics
+from burnish.algorithms.base import Algorithm, Metrics, advantages_of
 from burnish.algorithms.flow.base import Needs, Role, Roles
-from burnish.algorithms.policy_gradient import advantages_of, part_of
+from burnish.algorithms.parts import chosen
 from burnish.options import BelowOne, Count, Finite, Fraction, NonNegative, Positive, clip_range
 from burnish.registry import Choice, options
 
@@ -143,14 +143,14 @@ class WithOldPolicy(ForwardProcess, advantage="flow_group"):
         if self.old_decay in ("copy", "ema") and self.old_decay_counts != "gradient_steps":
             raise ValueError(f"old_decay_counts is never read when old_decay is {self.old_decay}; leave it out")
         clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
-        advantage = part_of(self, "advantage")
+        advantage = chosen(self, "advantage")
         if advantage.critic or advantage.greedy or advantage.turn_rewards:
             raise ValueError(f"advantage is {advantage.name}, which is for responses alone; choose another")
         return self
 
     def needs_of(self, **needs: Any) -> Needs:
         """What these options need, and whatever a subclass needs beside it."""
-        advantage = part_of(self, "advantage")
+        advantage = chosen(self, "advantage")
         return Needs(
             schedule_times=self.schedule_times, schedule_range=self.time_range, groups=advantage.groups,
             each_reward=advantage.advantage_aggregation == "each", **needs,

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from burnish.algorithms.base import Metrics
+from burnish.algorithms.base import Metrics, PolicyGradient, advantages_of
 from burnish.algorithms.flow.base import Needs, Recording, Role, Roles, in_parts
 from burnish.algorithms.kl import KlKind, estimate
-from burnish.algorithms.policy_gradient import PolicyGradient, advantages_of
 from burnish.flow.windows import Window
 from burnish.options import NonNegative, Positive, Several
 from burnish.registry import options, register
@@ -156,8 +155,8 @@ class StepPolicyGradient(PolicyGradient):
         if self.rollout_correction is not None:
             given = annotated.learner, trace.logprob, trace.time, self._nats(trace)
             learner, sampled, time, nats = (one.to(trained.device) for one in given)
-            weight, trained, corrected = self.correct(learner, sampled, weight, trained, time, nats)
-            metrics |= corrected
+            factor, trained, corrected = self.rollout_correction.apply(learner, sampled, trained, time, nats)
+            weight, metrics = weight * factor, metrics | corrected
         batch = StepBatch(
             trace=trace,
             advantage=advantage,
@@ -203,7 +202,7 @@ class StepPolicyGradient(PolicyGradient):
         )
 
     def loss(self, part: StepTerms, roles: Roles) -> Loss:
-        from burnish.losses.policy import variance_proxies
+        from burnish.losses.variance_metrics import variance_proxies
         from burnish.types.rollout import Loss
 
         count = len(part)
