@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from burnish.algorithms.base import Metrics, PolicyGradient, advantages_of
 from burnish.algorithms.flow.base import Needs, Recording, Role, Roles, in_parts
-from burnish.algorithms.kl import KlKind, estimate
+from burnish.algorithms.kl import KlKind, step_kl
 from burnish.flow.windows import Window
 from burnish.options import NonNegative, Positive, Several
 from burnish.registry import options, register
@@ -217,7 +216,8 @@ class StepPolicyGradient(PolicyGradient):
         if not roles.moved:
             values["rollout_corr/logprob_abs_diff"] = (logprob - part.steps.logprob).abs()
         if self.kl_coef > 0:
-            values["actor/kl_loss"] = kl = self._kl(part, step, logprob, old)
+            form = "exact" if self.kl_form == "published" and self.transition != "sde" else self.kl_form
+            values["actor/kl_loss"] = kl = step_kl(form, step, part, logprob, old, self.density)
             loss = loss + self.kl_coef * kl
         metrics: dict[str, Any] = {name: (value.detach().sum(), count) for name, value in values.items()}
         return Loss(loss.sum(), metrics | part.metrics_by_step(values))
@@ -229,21 +229,6 @@ class StepPolicyGradient(PolicyGradient):
         logprob, old, advantage, weight = map(part.by_sample, (logprob, old, part.advantage, part.weight))
         loss, values = self.objective(logprob, old, advantage, part.mask(logprob.device), weight)
         return part.by_term(loss), {name: part.by_term(value) for name, value in values.items()}
-
-    def _kl(self, part: StepTerms, step: Transition, logprob: Tensor, old: Tensor) -> Tensor:
-        """Of a step and the reference's, in the form that is asked for: [M]."""
-        import torch
-
-        from burnish.losses.kl import gaussian_kl, squared_distance
-
-        if self.kl_form == "means":
-            return squared_distance(step.mean, part.reference_mean)
-        if self.kl_form in ("published", "exact"):
-            published = self.kl_form == "published" and self.transition == "sde"
-            return gaussian_kl(step.mean, part.reference_mean, step.std / step.step.sqrt() if published else step.std)
-        reference = replace(step, mean=part.reference_mean).logprob(part.steps.next_state, self.density)
-        given = old if self.kl_form == "unbiased" else None
-        return estimate(logprob, reference, torch.ones_like(logprob, dtype=torch.bool), self.kl_form, old=given)
 
     def size(self, batch: StepBatch) -> int:
         return int(batch.trained.sum())
