@@ -32,7 +32,7 @@ from burnish.runtime.rollout_pool import RolloutPool
 from burnish.runtime.trainer_actor import TrainerActor
 from burnish.runtime.trainer_group import RankSource, TrainerGroup, TrainerRolloutWorker, given_up
 from burnish.runtime.weight_stream import Mismatch
-from burnish.runtime.weight_sync import WeightSyncs
+from burnish.runtime.weight_sync import WeightSync
 from burnish.tasks import LanguageAssembly, assemble
 from burnish.training.profiling import Profiler, nsight
 from burnish.training.ranks import RanksLost
@@ -126,7 +126,7 @@ class RayController:
         if workers is not None:
             self.samplers = RolloutPool(
                 workers,
-                WeightSyncs(self.trainers, workers, config.ray.publication),
+                WeightSync(self.trainers, workers, config.ray.publication),
                 config.ray,
                 needed=lambda version: version + 1 + config.pipeline.lag <= config.steps,
                 add_phases=self.watch.add,

@@ -19,7 +19,7 @@ from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import POLL, Call
 from burnish.runtime.faults import RestartLimit, Unschedulable, WorkerDied, WorkerTimeout
 from burnish.runtime.rollout_result import RolloutResult, slowest
-from burnish.runtime.weight_sync import Broken, WeightSyncs
+from burnish.runtime.weight_sync import Broken, WeightSync
 from burnish.types.rollout import Rollouts
 from burnish.utils.errors import Cancelled
 
@@ -76,7 +76,7 @@ class RolloutPool:
     def __init__(
         self,
         workers: ActorGroup,
-        weight_syncs: WeightSyncs,
+        weight_sync: WeightSync,
         options: RayOptions,
         *,
         needed: Callable[[int], bool],
@@ -87,13 +87,13 @@ class RolloutPool:
 
         Args:
             workers: each a ``RolloutActor``.
-            weight_syncs: to them.
+            weight_sync: to them.
             options: of the cluster.
             needed: whether anything will be sampled by the weights of a version.
             add_phases: gets the seconds by phase of every batch, as the slowest worker had them.
             stop: whether to cancel a batch that the run does nothing but wait for.
         """
-        self.workers, self.weight_syncs, self.options = workers, weight_syncs, options
+        self.workers, self.weight_sync, self.options = workers, weight_sync, options
         self._needed, self.add_phases, self._stop = needed, add_phases, stop
         self._states = [WorkerState() for _ in range(len(workers))]
         self._changed = threading.Condition(threading.RLock())
@@ -166,7 +166,7 @@ class RolloutPool:
         while True:
             before = self._replaced()
             try:
-                seconds = self.weight_syncs.finish(self.weight_syncs.begin(version, full=full))
+                seconds = self.weight_sync.send(version, full=full)
             except Exception as error:
                 self._recover(error, before)
             else:
@@ -225,7 +225,7 @@ class RolloutPool:
                             f"{len(order.request)} samples; check its log"
                         )
                 if order.switch is not None:
-                    self.weight_syncs.switched(order.switch, order.request.version)
+                    self.weight_sync.switched(order.switch, order.request.version)
                 result: RolloutResult = call.result()
             except WorkerDied as error:
                 with self._changed:
@@ -255,7 +255,7 @@ class RolloutPool:
         for switch, to in last:
             if switch is not None:
                 with contextlib.suppress(WorkerDied):  # which the publication finds out, too
-                    self.weight_syncs.switched(switch, to)
+                    self.weight_sync.switched(switch, to)
 
     def _send(self, order: Order) -> None:
         order.switch = self._ready(order.rank, order.request.version)
@@ -268,10 +268,10 @@ class RolloutPool:
             return None
         switch = None
         if state.spare == version:
-            switch = state.switch = self.weight_syncs.switch(rank, version)
+            switch = state.switch = self.weight_sync.switch(rank, version)
             state.switched_to = version
         else:
-            self.weight_syncs.send_to(rank, version)
+            self.weight_sync.send_to(rank, version)
         state.version, state.spare = version, None
         return switch
 

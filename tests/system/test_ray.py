@@ -8,7 +8,7 @@ from burnish.cli import main
 from burnish.hooks.stop import EXIT_STOPPED
 from burnish.runtime.faults import RestartLimit
 from burnish.runtime.weight_stream import Mismatch
-from burnish.runtime.weight_sync import WeightSyncs
+from burnish.runtime.weight_sync import WeightSync
 from tests.support import deadly
 from tests.support.ray_runs import (
     DRAWING,
@@ -90,13 +90,13 @@ def bounded(options, depth):
 def test_the_bound_decides_and_every_publication_is_compared(options, reference, monkeypatch, tmp_path):
     undisturbed = reference("adapter ahead")
     compared = []
-    original = WeightSyncs._compare
+    original = WeightSync._compare
 
     def compare(self, rank, version, *rest):
         compared.append(version)
         original(self, rank, version, *rest)
 
-    monkeypatch.setattr(WeightSyncs, "_compare", compare)
+    monkeypatch.setattr(WeightSync, "_compare", compare)
     assert run(tmp_path / "run", *bounded(options("adapter ahead"), depth=3)) == 0
     assert_same(tmp_path / "run", undisturbed)
     # each of the versions that sample: when it has come, and when it is used
