@@ -24,15 +24,12 @@ PASSED = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "HF_HUB_OFFLINE", "HF_HOME", "TR
 
 @dataclass(frozen=True, kw_only=True)
 class RankInfo:
-    """Where a worker stands among those of its pool."""
+    """Which worker of its pool one is, and where they meet."""
 
-    pool: str
     rank: int
     size: int
-    local_rank: int  # on its machine
-    local_size: int
     device: str  # cpu or cuda: the GPUs that it sees are its own
-    address: str  # of rank 0's machine, where torch.distributed meets
+    address: str  # of rank 0's machine, for torch.distributed
     port: int  # free on it when the workers were started
     directory: str = ""  # where the driver works; workers do so too where it exists
 

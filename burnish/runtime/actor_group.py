@@ -239,14 +239,10 @@ class ActorGroup:
 
     def _build(self, rank: int) -> tuple[Any, ...]:
         """What a worker makes its object of."""
-        need = self.pool.need
         rank_info = RankInfo(
-            pool=self.name,
             rank=rank,
             size=len(self),
-            local_rank=rank % need.processes,
-            local_size=need.processes,
-            device=need.device,
+            device=self.pool.need.device,
             address=self.address,
             port=self._port,
             directory=directory(self.pool.options.runtime_env),

@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import ray
+
 from burnish.options.ray import RayOptions
-from burnish.rollout.requests import RolloutRequest, join, split
+from burnish.rollout.requests import RolloutRequest, split
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import POLL, Call
 from burnish.runtime.faults import RestartLimit, Unschedulable, WorkerDied, WorkerTimeout
-from burnish.runtime.rollout_result import RolloutResult, slowest
+from burnish.runtime.rollout_result import RolloutResult, joined
 from burnish.runtime.weight_sync import Broken, WeightSync
 from burnish.types.rollout import Rollouts
 from burnish.utils.errors import Cancelled
@@ -62,11 +64,10 @@ class PendingRollouts:
         """The complete batch, with pointers as its traces; see ``burnish.rollout.asynchronous.Handle``."""
         if self._rollouts is None:
             deadline = time.monotonic() + timeout
-            found = [self.pool.finished(order, deadline) for order in self.orders]
-            results = [result for result, _ in found]
-            self.seconds = max(result.seconds for result in results)
-            self._rollouts = join([rollouts for _, rollouts in found])
-            self.pool.add_phases(slowest(results))
+            parts = [self.pool.finished(order, deadline) for order in self.orders]
+            self.seconds = max(result.seconds for result, _ in parts)
+            self._rollouts, phases = joined(parts)
+            self.pool.add_phases(phases)
         return self._rollouts
 
 
@@ -208,8 +209,8 @@ class RolloutPool:
             self._states = [WorkerState() for _ in self._states]
             self._versions = range(0)
 
-    def finished(self, order: Order, deadline: float) -> tuple[RolloutResult, Rollouts]:
-        """Wait for an order.
+    def finished(self, order: Order, deadline: float) -> tuple[RolloutResult, ray.ObjectRef]:
+        """Wait for an order: its result, and a reference to its trace.
 
         Raises:
             TimeoutError: it is not finished by then.
@@ -237,7 +238,7 @@ class RolloutPool:
             with self._changed:
                 with contextlib.suppress(ValueError):  # it was forgotten meanwhile
                     self._states[order.rank].orders.remove(order)
-            return result, result.with_trace(call.kept[order.rank])
+            return result, call.kept[order.rank]
 
     def _await_spares(self, version: int) -> None:
         limit = self.options.call_timeout
