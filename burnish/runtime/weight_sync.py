@@ -8,7 +8,7 @@ from burnish.options.ray import WeightSyncOptions
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import Call, all_done
 from burnish.runtime.faults import WorkerDied, WorkerTimeout
-from burnish.runtime.weight_stream import Mismatch
+from burnish.runtime.weight_stream import Layout, Mismatch
 from burnish.runtime.weight_transfer import WeightAck, WeightPayload
 
 OPTION = "ray.publication.timeout"
@@ -44,9 +44,13 @@ class WeightSync:
             WorkerDied, WorkerTimeout: a worker is lost or too slow. When a receiver died, replace it and send again.
             Broken: the same, where it is not known who died.
         """
-        payload, acks = (self._store if self._transport(full) == "store" else self._broadcast)(version, full)
+        layout = self._all(self.trainers, "sender.layout", full).results()[0]
+        if self._transport(layout) == "store":
+            payload, acks = self._store(version, full)
+        else:
+            payload, acks = self._broadcast(version, full, layout)
         for rank, ack in enumerate(acks):
-            self._compare(rank, version, ack.version, payload.fingerprint.digest, ack.digest)
+            payload.fingerprint.check(ack.fingerprint, self._name(rank))
         self._digests[version] = payload.fingerprint.digest
         self._digests.pop(version - REMEMBERED, None)
         sides = [payload.seconds, *(ack.seconds for ack in acks)]  # all work at once, so the slowest counts
@@ -65,10 +69,10 @@ class WeightSync:
         except ObjectLostError as error:
             raise WorkerDied(self.trainers.name, 0, f"the weights that it sent are gone: {error}") from error
 
-    def _broadcast(self, version: int, full: bool) -> tuple[WeightPayload, list[WeightAck]]:
+    def _broadcast(self, version: int, full: bool, layout: Layout) -> tuple[WeightPayload, list[WeightAck]]:
         if self._joined != (self.trainers.restarts, self.samplers.restarts):
             self._rendezvous()
-        received = self._all(self.samplers, "receiver.from_broadcast", version, beside=True)
+        received = self._all(self.samplers, "receiver.from_broadcast", version, layout, beside=True)
         sent = self._all(self.trainers, "sender.broadcast", version, full)
         try:
             all_done([received, sent])
@@ -86,9 +90,9 @@ class WeightSync:
     def send_to(self, rank: int, version: int) -> None:
         """Give one receiver all weights of a version that the trainers know, by the object store, and switch it."""
         payload = self._all(self.trainers, "sender.to_store", version, True).results()[0]
-        self._one(self.samplers, rank, "receiver.from_store", payload, self.options.timeout, beside=True).result()
-        found = self._one(self.samplers, rank, "receiver.switch", version).result()
-        self._compare(rank, version, version, payload.fingerprint.digest, found)
+        ack = self._one(self.samplers, rank, "receiver.from_store", payload, self.options.timeout, beside=True).result()
+        payload.fingerprint.check(ack.fingerprint, self._name(rank))
+        self._compare(self._one(self.samplers, rank, "receiver.switch", version), version, payload.fingerprint.digest)
 
     def switch(self, rank: int, version: int) -> Call:
         """Make a receiver sample with a version that it holds, after what it is doing; see ``switched``."""
@@ -100,14 +104,12 @@ class WeightSync:
         Raises:
             Mismatch: the receiver holds something else.
         """
-        (rank,) = call.responses
-        self._compare(rank, version, version, self._digests[version], call.result())
+        self._compare(call, version, self._digests[version])
 
-    def _transport(self, full: bool) -> str:
+    def _transport(self, layout: Layout) -> str:
         if self.options.carrier != "auto":
             return self.options.carrier
-        size = self._all(self.trainers, "sender.size", full).results()[0]
-        return "store" if size <= STORED * self.options.bucket_mb * 2**20 else "broadcast"
+        return "store" if layout.size <= STORED * self.options.bucket_mb * 2**20 else "broadcast"
 
     def _rendezvous(self) -> None:
         """Open a channel. Its members come from all sides at once, each waiting for the others."""
@@ -132,9 +134,14 @@ class WeightSync:
     def _one(self, group: ActorGroup, rank: int, method: str, *arguments: object, beside: bool = False) -> Call:
         return group.submit_one(rank, method, *arguments, beside=beside, seconds=self.options.timeout, option=OPTION)
 
-    def _compare(self, rank: int, version: int, found: int, digest: str, other: str) -> None:
-        if (version, digest) != (found, other):
+    def _name(self, rank: int) -> str:
+        return f"worker {rank} of pool {self.samplers.name}"
+
+    def _compare(self, switch: Call, version: int, digest: str) -> None:
+        found = switch.result()
+        if found != digest:
+            (rank,) = switch.responses
             raise Mismatch(
-                f"weight sync v{version}: worker {rank} of pool {self.samplers.name} has v{found} with hash {other}, "
-                f"but the trainer sent hash {digest}"
+                f"weight sync v{version}: {self._name(rank)} samples with weights of hash {found}, but the trainer "
+                f"sent hash {digest}"
             )
