@@ -115,8 +115,12 @@ def cluster(options: RayOptions, pools: PoolsOptions) -> Iterator[Cluster]:
         stack.callback(ray.shutdown)
         if address != LOCAL:
             _check_reachable(address)
-        with _handlers_kept():
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
             _connect(address, options, pools)
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, handler)  # Ray replaces it, but it is for a checkpoint and a clean end
         if options.timeline is not None:
             stack.callback(_write_timeline, Path(options.timeline).expanduser())
         found = Cluster(options, pools, started=address == LOCAL)
@@ -181,19 +185,6 @@ def _on_loopback() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
-
-
-@contextmanager
-def _handlers_kept() -> Iterator[None]:
-    """Ray replaces the handler of SIGTERM, which is for a checkpoint and a clean end."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _write_timeline(path: Path) -> None:

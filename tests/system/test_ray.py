@@ -7,7 +7,7 @@ import pytest
 from burnish.cli import main
 from burnish.hooks.stop import EXIT_STOPPED
 from burnish.runtime.faults import RestartLimit
-from burnish.runtime.weight_stream import Mismatch
+from burnish.runtime.weight_stream import Fingerprint, Mismatch
 from burnish.runtime.weight_sync import WeightSync
 from tests.support import deadly
 from tests.support.ray_runs import (
@@ -90,12 +90,17 @@ def bounded(options, depth):
 def test_the_bound_decides_and_every_publication_is_compared(options, reference, monkeypatch, tmp_path):
     undisturbed = reference("adapter ahead")
     compared = []
-    original = WeightSync._compare
+    arrived, used = Fingerprint.check, WeightSync._compare
 
-    def compare(self, rank, version, *rest):
+    def check(self, *rest):
+        compared.append(self.version)
+        arrived(self, *rest)
+
+    def compare(self, switch, version, *rest):
         compared.append(version)
-        original(self, rank, version, *rest)
+        used(self, switch, version, *rest)
 
+    monkeypatch.setattr(Fingerprint, "check", check)
     monkeypatch.setattr(WeightSync, "_compare", compare)
     assert run(tmp_path / "run", *bounded(options("adapter ahead"), depth=3)) == 0
     assert_same(tmp_path / "run", undisturbed)
