@@ -120,7 +120,9 @@ def test_a_recipe_chooses_a_function_and_its_options(recipe):
     config = chosen("algorithm.chosen.name=relative", "algorithm.chosen.scale=2")
     assert config.algorithm.chosen.scale == 2
     text = describe(config, "")
-    assert re.search(r"\n    name: relative +# Rewards, scaled.\n    scale: 2.0 +# \[default 1.0\] Multiplies", text), text
+    assert re.search(r"\n    name: relative +# Rewards, scaled.\n    scale: 2.0 +# \[default 1.0\] Multiplies", text), (
+        text
+    )
     assert to_dict(config)["algorithm"]["chosen"] == {"name": "relative", "scale": 2.0}
     Path("saved.yaml").write_text(dump(config))
     assert load("saved.yaml") == config

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import ray
 
@@ -209,7 +210,7 @@ class RolloutPool:
             self._states = [WorkerState() for _ in self._states]
             self._versions = range(0)
 
-    def finished(self, order: Order, deadline: float) -> tuple[RolloutResult, ray.ObjectRef]:
+    def finished(self, order: Order, deadline: float) -> tuple[RolloutResult, ray.ObjectRef[Any]]:
         """Wait for an order: its result, and a reference to its trace.
 
         Raises:

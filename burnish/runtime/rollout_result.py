@@ -28,7 +28,7 @@ class RolloutResult:
     phases: dict[str, float]  # seconds by name
 
 
-def joined(parts: Sequence[tuple[RolloutResult | None, ray.ObjectRef]]) -> tuple[Rollouts, dict[str, float]]:
+def joined(parts: Sequence[tuple[RolloutResult | None, ray.ObjectRef[Any]]]) -> tuple[Rollouts, dict[str, float]]:
     """A batch of parts that were made at once, and seconds by phase: of every phase the longest.
 
     Args:

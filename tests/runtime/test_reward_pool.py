@@ -9,7 +9,7 @@ from burnish.options.ray import RayOptions
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.faults import RestartLimit, WorkerTimeout
 from burnish.runtime.reward_pool import PooledScorer
-from tests.runtime.conftest import SLOW
+from tests.support.ray_runs import SLOW
 from tests.support.toy_workers import Judging
 
 pytestmark = pytest.mark.cluster

@@ -30,13 +30,12 @@ from burnish.training.ranks import SINGLE_RANK, Ranks, join_ranks
 from burnish.training.sharding import full_weight, local_shard
 from burnish.types.completion import ResponseRows
 from burnish.types.rollout import OfflineResponses
-from tests.algorithms.flow.test_draft import Red
 from tests.support.checkpoints import IDENTITY, make
+from tests.support.flow_bench import WINDOW, Red
+from tests.support.flow_bench import Bench as FlowBench
 from tests.support.language_samples import responses
 from tests.support.token_batches import PROMPTS, asked
 from tests.support.token_batches import Bench as TokenBench
-from tests.training.test_trainer import WINDOW
-from tests.training.test_trainer import Bench as FlowBench
 
 UPDATES, SAVED = 2, 1  # of three or more optimizer steps each
 # a bound that every gradient exceeds, and an epsilon that keeps Adam from making rounding errors of nothing to steps

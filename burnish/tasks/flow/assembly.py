@@ -93,7 +93,7 @@ class FlowAssembly(Assembly):
         return self.pictures.records
 
     def prepare(self, records: list[Any], update: int) -> OfflineSamples:
-        return self.finished[0].given(records, self.engine.times, update=update, seed=self.config.seed)
+        return self.finished[0].batch(records, self.engine.times, update=update, seed=self.config.seed)
 
     @cached_property
     def auxiliary(self) -> AuxiliaryLoss | None:

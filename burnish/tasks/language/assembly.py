@@ -168,7 +168,7 @@ class LanguageAssembly(Assembly):
         return self._data.records
 
     def prepare(self, records: list[Any], update: int) -> OfflineResponses:
-        return self._data.given(records, update=update, seed=self.config.seed)
+        return self._data.batch(records, update=update, seed=self.config.seed)
 
     def _learnable(self, records: list[ResponseRecord]) -> ResponseData:
         """Those that are short enough, as the model has them."""
@@ -192,7 +192,8 @@ class LanguageAssembly(Assembly):
 
     @property
     def balance(self) -> Balance | None:
-        return self.roles.balance
+        found: Balance | None = self.roles.balance
+        return found
 
     @cached_property
     def train_prompts(self) -> list[Prompt]:
