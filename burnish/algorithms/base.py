@@ -6,12 +6,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
 from pydantic import model_validator
 
 from burnish.options import Positive
-from burnish.registry import options
+from burnish.registry import Named, options
 
 if TYPE_CHECKING:
     import torch
@@ -134,10 +134,8 @@ class Roles(Protocol):
 
 
 @options
-class Algorithm(ABC):
+class Algorithm(Named, ABC):
     """Base of all algorithms; a subclass is one file named after its paper, registered under the paper's name."""
-
-    name: ClassVar[str]
 
     @abstractmethod
     def needs(self) -> Any:

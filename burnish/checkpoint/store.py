@@ -269,7 +269,7 @@ class CheckpointStore:
             return f"checkpoint {target} can't be written: {why}; {intact}; {way}"
         return (
             f"no space is left in {self.folder}: checkpoint {target.name} needs about "
-            f"{state.size / 1e6:.2f} MB beside what is kept; {intact}; make room or lower "
+            f"{state.size / 1e6:.2f} MB beside what is kept; {intact}; free some space or lower "
             "checkpoint.keep_last, then start again to go on"
         )
 

@@ -18,7 +18,7 @@ from burnish.utils.errors import ConfigError, UserError
 
 # options that decide what is judged, and how
 _READ = re.compile(
-    r"(task|model(\..*)?|data\.(?!train_batch_size|shuffle|fit)\w+|rewards(\..*)?|environment(\..*)?|scoring\..*"
+    r"(task|plugins|model(\..*)?|data\.(?!train_batch_size|shuffle|fit)\w+|rewards(\..*)?|environment(\..*)?|scoring\..*"
     r"|threads|seed|ema(\..*)?|algorithm\.name|validation\.(n|max_prompts|temperature|top_k|top_p|min_p)"
     r"|rollout\.(num_inference_steps|guidance_scale|guidance_rescale|embedded_guidance|height|width|schedule|shift"
     r"|max_sequence_length|merge_lora|batch_size|max_new_tokens|stop|engine|vllm(\..*)?))$"

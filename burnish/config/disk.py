@@ -1,4 +1,4 @@
-"""Checks of what a run will read and write, before torch is imported."""
+"""Checks of the files that a run reads and writes, before torch is imported."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from burnish.utils.reading import checked_path
 
 
 def check_disk(config: RunConfig) -> None:
-    """Refuse a run whose model, prompts or functions are not there, or whose folder can't be written.
+    """Refuse a run whose model, prompts or functions are missing, or whose output folder can't be written.
 
     Raises:
-        ConfigError: with every complaint.
+        ConfigError: with all problems.
     """
-    complaints = missing(config)
-    if complaints:
-        raise ConfigError(complaints)
+    problems = disk_problems(config)
+    if problems:
+        raise ConfigError(problems)
 
 
-def missing(config: RunConfig) -> list[str]:
-    """What keeps a run from starting on this machine: a sentence for each."""
+def disk_problems(config: RunConfig) -> list[str]:
+    """What keeps a run from starting on this machine."""
     checks: list[Callable[[RunConfig], None]] = [
         _machine, _model, *(partial(_prompts, option) for option in config.prompt_files), _rewards, _output, _resume,
     ]  # fmt: skip
-    complaints = []
+    problems = []
     for check in checks:
         try:
             check(config)
         except ConfigError as error:
-            complaints += error.complaints
+            problems += error.complaints
         except UserError as error:
-            complaints.append(str(error))
-    return complaints
+            problems.append(str(error))
+    return problems
 
 
 def _machine(config: RunConfig) -> None:
@@ -57,14 +57,14 @@ def _model(config: RunConfig) -> None:
     looks_like_hub = path.count("/") == 1 and not path.startswith((".", "~", "/", PREFIX))
     if not found.exists() and looks_like_hub:
         raise UserError(
-            f"model.path is {path}, which is not a directory here, and Burnish downloads nothing by itself; "
+            f"model.path is {path}, which is not a directory, and Burnish downloads nothing; "
             f"fetch it with: hf download {path} --local-dir DIR, and set model.path=DIR"
         )
     config.check_model(found)
 
 
 def _rewards(config: RunConfig) -> None:
-    """Files of functions that users bring."""
+    """Python files of reward functions."""
     complaints = []
     for label, reward in config.rewards.items():
         if not isinstance(reward, (Function, LanguageFunction)):
@@ -72,8 +72,8 @@ def _rewards(config: RunConfig) -> None:
         where, _, name = reward.path.rpartition(":")
         if where.endswith(".py") and not checked_path(where).exists():
             complaints.append(
-                f"rewards.{label}.path is {reward.path}, but there is no {where} in this folder. It is yours to write, "
-                f"and has to define {name}({reward.takes}), which returns one number for each of the {reward.judged}; "
+                f"rewards.{label}.path is {reward.path}, but there is no {where}. Write it: it must define "
+                f"{name}({reward.takes}), which returns one number for each of the {reward.judged}; "
                 f"or choose another reward: rewards.{label}=null rewards.NAME.weight=1"
             )
     if complaints:
@@ -91,7 +91,7 @@ def _prompts(option: str, config: RunConfig) -> None:
             why = "a folder; give a file" if found.is_dir() else f"not there; give {config.prompt_file}"
             raise UserError(f"{option} is {path}, which is {why}")
         if not os.access(found, os.R_OK):
-            raise UserError(f"{option} is {path}, which you may not read; change its permissions or give another file")
+            raise UserError(f"{option} is {path}, which is not readable; change its permissions or give another file")
 
 
 def _output(config: RunConfig) -> None:
@@ -100,7 +100,7 @@ def _output(config: RunConfig) -> None:
     if not nearest.is_dir():
         raise UserError(f"output_dir is {config.output_dir}, but {nearest} is a file; give another folder")
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise UserError(f"output_dir is {config.output_dir}, but {nearest} can't be written; give another folder")
+        raise UserError(f"output_dir is {config.output_dir}, but {nearest} is not writable; give another folder")
 
 
 def _resume(config: RunConfig) -> None:
@@ -109,8 +109,8 @@ def _resume(config: RunConfig) -> None:
     if config.resume == "never":
         if holds_run(checked_path(config.output_dir, "output_dir")):
             raise UserError(
-                f"resume is never, but output_dir {config.output_dir} already has a run in it; "
-                "give another output_dir, or resume=auto goes on with that run"
+                f"resume is never, but output_dir {config.output_dir} already contains a run; "
+                "give another output_dir, or set resume to auto to continue that run"
             )
     elif not checked_path(config.resume, "resume").exists():
-        raise UserError(f"resume is {config.resume}, which is not there; it must be auto, never, or a checkpoint")
+        raise UserError(f"resume is {config.resume}, which does not exist; give auto, never, or a checkpoint's folder")

@@ -1,4 +1,4 @@
-"""Whether a run fits on the machine that it is started on, as far as its options alone can tell."""
+"""Whether a local run fits on this machine, as far as its options tell."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from burnish.config.run import RunConfig
 from burnish.config.text import fields
 
-CROWD = 4  # threads or processes per core, above which they only stand in each other's way
-ALWAYS = 16  # that many are never refused
-RECORD = 2048  # bytes that a sample takes at least: its prompt, its reward, and what keeps track of it
+CROWD = 4  # most threads or processes per core
+ALWAYS = 16  # threads or processes that are never refused
+RECORD = 2048  # bytes of a sample at least: prompt, reward, bookkeeping
 GB = 1e9
 
 
 def machine_complaints(config: RunConfig) -> Iterator[str]:
-    """What this machine can't do. On a cluster others do the work, of which nothing is known here."""
+    """Options that exceed this machine; nothing for a cluster, whose machines are unknown here."""
     if config.runtime != "local":
         return
     yield from _crowded(config)
@@ -39,21 +39,21 @@ def _too_much(config: RunConfig) -> Iterator[str]:
     made, why = config.sample_bytes
     each, update = RECORD + made, config.records * config.sampled_per_prompt if config.online else config.samples
     batches = [("an update", update, config.samples_from, "rollout.n or data.train_batch_size")]
-    # how many prompts there are is seen when they are read; there is one at least
+    # the number of prompts is only known when they are read; at least one
     batches.append(("a validation", config.validation.n, "validation.n of a prompt", "validation.n"))
     if config.auxiliary is not None:
         section, imitated = config.auxiliary
         batches.append(("an optimizer step", imitated.batch_size, f"{section}.batch_size", f"{section}.batch_size"))
-    for what, count, factors, way in batches:
+    for what, count, factors, option in batches:
         if memory is not None and count * each > memory:
             yield (
                 f"{what} has {count:.3g} samples ({factors}), which take at least {count * each / GB:.3g} GB{why}, but "
-                f"this machine has {memory / GB:.3g} GB of memory; lower {way}"
+                f"this machine has {memory / GB:.3g} GB of memory; lower {option}"
             )
 
 
 def _memory() -> int | None:
-    """Bytes of memory; None where the system does not say."""
+    """Bytes of memory; None if unknown."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from burnish.algorithms.base import Algorithm
-from burnish.config.placement import placement_complaints
-from burnish.config.recording import recording_complaints
+from burnish.config.placement import placement_complaints, profiler_complaints
+from burnish.config.plugins import open_plugins
 from burnish.options import (
     CheckpointOptions,
     Count,
@@ -26,7 +26,7 @@ from burnish.options import (
     ShardingOptions,
     Threads,
 )
-from burnish.registry import names, options
+from burnish.registry import known, names, options
 from burnish.utils.errors import ConfigError
 
 
@@ -37,10 +37,14 @@ class RunConfig:
     algorithm_kind: ClassVar[str]  # whose names ``algorithm`` and ``rewards`` choose from
     reward_kind: ClassVar[str]
     model_kind: ClassVar[str]
+    environment_kind: ClassVar[str] = "environment"
     prompt_file: ClassVar[str]  # what holds prompts, for messages
 
     task: str
     """What is trained: text-to-image models that draw, or image-text-to-text models that see."""
+    plugins: list[str] = Field(default_factory=list)
+    """Code of yours: modules and files (my_package, path/to/file.py) that register algorithms, rewards, models and the
+    like, which other options then name. They are imported, so they run, before anything else is read."""
     model: Any
     """Which network is trained, and how much of it."""
     data: Any
@@ -87,6 +91,11 @@ class RunConfig:
     """Who works where, with runtime=ray."""
     ray: RayOptions = Field(default_factory=RayOptions)
     """The Ray cluster that is worked on, with runtime=ray."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In another process, too, everything is there that the options name."""
+        open_plugins(state["plugins"])
+        vars(self).update(state)
 
     @property
     def batches_per_update(self) -> int:
@@ -162,7 +171,7 @@ class RunConfig:
         """
         complaints = [
             *self.sampling_complaints(), *self._steps(), *self._choices(), *placement_complaints(self, given),
-            *recording_complaints(self, given),
+            *profiler_complaints(self, given),
             *self.unread(given),
         ]  # fmt: skip
         if complaints:
@@ -258,6 +267,6 @@ class RunConfig:
                 f"rewards has {watched}; at least one needs a weight other than 0: rewards.NAME.weight=1, "
                 f"where NAME is one of {', '.join(names(self.reward_kind))}"
             )
-        families = ["auto", *names(self.model_kind)] if self.model.family != "auto" else ["auto"]
-        if self.model.family not in families:
-            yield f"model.family is {self.model.family!r}; it must be one of {', '.join(families)}"
+        if self.model.family != "auto" and not known(self.model_kind, self.model.family):
+            families = ", ".join(["auto", *names(self.model_kind)])
+            yield f"model.family is {self.model.family!r}; it must be one of {families}"

@@ -12,7 +12,7 @@ from burnish.config.flow import FlowConfig
 from burnish.config.language import LanguageConfig
 from burnish.config.run import RunConfig
 from burnish.config.words import PICTURES, RESPONSES, Words
-from burnish.registry import names
+from burnish.registry import known, names
 from burnish.utils.errors import ConfigError
 
 
@@ -78,12 +78,16 @@ def chosen_task(trees: Sequence[Mapping[str, Any]]) -> Any:
     for tree in trees:
         if "task" in tree:
             return tree["task"]
-    fitting = [
-        name
-        for name, task in TASKS.items()
-        if all(used in names(getattr(task.config, kind)) for kind, used in _used(trees))
-    ]
-    return fitting[0] if len(fitting) == 1 else DEFAULT
+    # plugins of installed packages are opened only where somebody names what is not ours
+    for is_there in (lambda kind, name: name in names(kind), known):
+        fitting = [
+            name
+            for name, task in TASKS.items()
+            if all(is_there(getattr(task.config, kind), used) for kind, used in _used(trees))
+        ]
+        if len(fitting) == 1:
+            return fitting[0]
+    return DEFAULT
 
 
 def owner(kind: str, name: Any, config: type[RunConfig]) -> str | None:

@@ -24,7 +24,7 @@ from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import Call
 from burnish.runtime.cluster import cluster
 from burnish.runtime.faults import RestartLimit, Unschedulable, WorkerDied, WorkerTimeout
-from burnish.runtime.reward_pool import RewardPool
+from burnish.runtime.reward_pool import reward_group
 from burnish.runtime.rollout_actor import RolloutActor
 from burnish.runtime.rollout_pool import RolloutPool
 from burnish.runtime.trainer_actor import TrainerActor
@@ -91,7 +91,7 @@ class RayController:
         """Start everybody, and let them load what they need."""
         config, enter = self.config, self._stack.enter_context
         pools = enter(cluster(config.ray, config.pools)).pools
-        judges = enter(RewardPool(pools["reward"], config)).judges if "reward" in pools else []
+        judges = enter(reward_group(pools["reward"], config)).handles if "reward" in pools else []
         versions = config.pipeline.lag + 1
         trained = config if config.pools.rollout is None else config.trainer_config
         self.trainers = enter(
@@ -128,7 +128,7 @@ class RayController:
                 WeightSyncs(self.trainers, workers, config.ray.publication),
                 config.ray,
                 needed=lambda version: version + 1 + config.pipeline.lag <= config.steps,
-                phases=self.watch.add,
+                add_phases=self.watch.add,
                 stop=lambda: self.stop(),
             )
         self._source = self._make_source()

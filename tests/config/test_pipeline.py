@@ -31,7 +31,7 @@ def test_options_of_sampling_ahead_are_refused_where_nothing_is(recipe, option):
 
 
 def test_where_nothing_is_sampled_nothing_is_sampled_ahead(recipe):
-    with pytest.raises(ConfigError, match="learns from data here, and nothing is sampled"):
+    with pytest.raises(ConfigError, match="trains offline here and samples nothing"):
         load(recipe, ["algorithm=sft", "pipeline.depth=2"])
 
 

@@ -65,7 +65,7 @@ def test_a_disk_that_refuses_is_named(disk, writer, way):
     (fill if way == "full" else make_read_only)(disk)
     with pytest.raises(UserError, match=(FULL if way == "full" else CLOSED).format(disk)) as refused:
         WRITERS[writer](folder)
-    ways_out = ("make room", "another folder", "start again to go on")
+    ways_out = ("free some space", "another folder", "start again to go on")
     assert any(way in str(refused.value) for way in ways_out)
     folder.close()
 
@@ -98,7 +98,7 @@ def test_the_command_line_says_it_once(disk, capsys):
     fill(disk)
     assert main(["report", str(folder.path)]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"burnish: error: no space is left for {folder.report}; make room")
+    assert said.startswith(f"burnish: error: no space is left for {folder.report}; free some space")
     assert said.count("\n") == 1
 
 
@@ -121,7 +121,7 @@ def test_only_what_the_system_said_is_a_refusal(tmp_path):
         with pytest.raises(type(error), match=str(error)) as passed, writing(tmp_path):
             raise error
         assert passed.value is error
-    with pytest.raises(UserError, match="see whether its disk is there"), writing(tmp_path):
+    with pytest.raises(UserError, match="check its disk"), writing(tmp_path):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 

@@ -15,7 +15,7 @@ from burnish.advantages import select_best_worst
 from burnish.algorithms.base import Needs
 from burnish.metrics import group_diversity
 from burnish.options import RolloutOptions
-from burnish.rewards.scoring import AnyScorer, Judged, awaited
+from burnish.rewards.scoring import AnyScorer, PendingScores, awaited
 from burnish.rollout.requests import RolloutRequest
 from burnish.tasks.flow.drift import velocity_growth, watched
 from burnish.tasks.flow.engine import FlowEngine, FlowJob
@@ -82,7 +82,7 @@ class FlowRollouts:
     def _sample(self, job: FlowJob, version: int) -> tuple[Scored, list[np.ndarray]]:
         traces: list[Denoising] = []
         pictures: list[np.ndarray] = []
-        pending: list[Judged | Future[Scores]] = []
+        pending: list[PendingScores | Future[Scores]] = []
         with self.watch("gen"), closing(self.engine.sample(job)) as parts:
             for rows, trace, some in parts:
                 traces.append(trace)

@@ -241,13 +241,13 @@ class VllmEngine:
 
     def _rows(
         self, what: str, header: dict[str, Any], arrays: dict[str, np.ndarray], count: int,
-        between: Callable[[], None] = lambda: None,
+        check_cancelled: Callable[[], None] = lambda: None,
     ) -> list[Any]:  # fmt: skip
         """Answers in order of their rows."""
         assert self._published is not None, "nothing has been published"
         assert not self._resting, "nothing has been published since vLLM was put to rest"
         found: dict[int, Any] = {}
-        for answer, data in self._process.ask(what, header, arrays, between):
+        for answer, data in self._process.ask(what, header, arrays, check_cancelled):
             if "done" in answer:
                 break
             if answer["version"] != self._published.version:
