@@ -20,7 +20,7 @@ from burnish.types.rollout import Rollouts
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutResult:
-    """What the driver gets to see of rollouts that a worker has made."""
+    """What the driver gets to see of rollouts that a worker has result."""
 
     rollouts: Any  # without their traces
     lengths: Lengths | None
@@ -33,27 +33,27 @@ class RolloutResult:
 
 
 def slowest(parts: Sequence[RolloutResult]) -> dict[str, float]:
-    """Seconds by phase of a batch whose parts were made at once: of every phase the longest."""
-    names = {name for made in parts for name in made.phases}
-    return {name: max(made.phases.get(name, 0.0) for made in parts) for name in names}
+    """Seconds by phase of a batch whose parts were result at once: of every phase the longest."""
+    names = {name for result in parts for name in result.phases}
+    return {name: max(result.phases.get(name, 0.0) for result in parts) for name in names}
 
 
-def make(assembly: Assembly, asked: RolloutRequest) -> tuple[RolloutResult, Packed]:
+def generate(assembly: Assembly, request: RolloutRequest) -> tuple[RolloutResult, Packed]:
     """Sample and score in this process; the second half is for the object store."""
     start, scorer = time.perf_counter(), assembly.scorer
     if isinstance(scorer, PooledScorer):
-        scorer.update = asked.update
-    rollouts = assembly.rollout_worker.make(asked)
+        scorer.update = request.update
+    rollouts = assembly.rollout_worker.generate(request)
     if isinstance(scorer, PooledScorer):
         scorer.update = 0
     packed = pack(rollouts.trace)
-    made = RolloutResult(
+    result = RolloutResult(
         rollouts=replace(rollouts, trace=None),
         lengths=rollouts.lengths,
         seconds=time.perf_counter() - start,
         phases=assembly.watch.drain(),
     )
-    return made, packed
+    return result, packed
 
 
 def to_save(source: dict[str, Any], seconds: float) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class TrainerRolloutWorker:
         """Args: ``stop`` says whether samples that nobody has learned from are to be given up."""
         self.ranks, self.watch, self.stop = ranks, watch, stop
 
-    def make(self, asked: RolloutRequest) -> Rollouts:
+    def generate(self, asked: RolloutRequest) -> Rollouts:
         """Samples of the present weights.
 
         Raises:
@@ -60,7 +60,7 @@ class TrainerRolloutWorker:
         size = len(self.ranks)
         parts: list[RolloutRequest | None] = [*split(asked, size)]
         parts += [None] * (size - len(parts))
-        calls = [self.ranks.submit_one(rank, "make", part, keep=True) for rank, part in enumerate(parts)]
+        calls = [self.ranks.submit_one(rank, "generate", part, keep=True) for rank, part in enumerate(parts)]
         if given_up(self.ranks, calls, self.stop):
             raise Cancelled
         made: list[RolloutResult] = []

@@ -192,7 +192,8 @@ class LanguageAssembly(Assembly):
 
     @property
     def balance(self) -> Balance | None:
-        return self.roles.balance
+        roles: LanguageRoles = self.roles
+        return roles.balance
 
     @cached_property
     def train_prompts(self) -> list[Prompt]:
