@@ -158,9 +158,7 @@ class PipelinedSource:
             try:
                 rollouts.append(batch.handle.result(0.0))
             except Exception as error:
-                log.warning(
-                    "the samples of update %d are unfinished and not saved: %s", batch.update, error
-                )
+                log.warning("the samples of update %d are unfinished and not saved: %s", batch.update, error)
                 break
         return self._state(kept[: len(rollouts)], rollouts)
 
