@@ -125,7 +125,7 @@ def _train(config: RunConfig, folder: RunFolder, controller: LocalController, le
     folder.begin(config, resumed_at=None)
     hooks: list[Hook] = [
         MetricsLog(folder, resumed_at=None),
-        Checkpoints(config, controller, Validation(config, folder, controller.judge)),
+        Checkpoints(config, controller, Validation(config, folder, controller.evaluate)),
         Progress(config, done=0, console=Console(file=io.StringIO())),
     ]
     backward = torch.Tensor.backward

@@ -51,7 +51,7 @@ class TrainerRolloutWorker:
         """Args: ``stop`` says whether samples that nobody has learned from are to be cancelled."""
         self.ranks, self.watch, self.stop = ranks, watch, stop
 
-    def make(self, request: RolloutRequest) -> Rollouts:
+    def generate(self, request: RolloutRequest) -> Rollouts:
         """Samples of the present weights.
 
         Raises:
