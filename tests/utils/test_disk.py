@@ -65,7 +65,7 @@ def test_a_disk_that_refuses_is_named(disk, writer, way):
     (fill if way == "full" else make_read_only)(disk)
     with pytest.raises(UserError, match=(FULL if way == "full" else CLOSED).format(disk)) as refused:
         WRITERS[writer](folder)
-    ways_out = ("free some space", "another folder", "start again to go on")
+    ways_out = ("free some space", "another folder", "run the same command to resume")
     assert any(way in str(refused.value) for way in ways_out)
     folder.close()
 
