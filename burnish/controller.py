@@ -16,7 +16,6 @@ from burnish.config.run_folder import RunFolder
 from burnish.loop import Workers
 from burnish.rollout.base import Source
 from burnish.tasks import assemble
-from burnish.tasks.evaluate import judge
 from burnish.training.profiling import LOCAL, Profiler
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.utils.timer import Stopwatch
@@ -63,8 +62,8 @@ class Controller(Protocol):
         """Go on from a checkpoint, or begin; whoever samples has the weights after this."""
         ...
 
-    def judge(self, target: Path | None, guidance: float | None) -> Metrics:
-        """Judge the weights that are exported; see ``burnish.tasks.evaluate``.
+    def evaluate(self, target: Path | None, guidance: float | None) -> Metrics:
+        """Evaluate the weights that are exported; see ``burnish.tasks.evaluate``.
 
         Raises:
             Cancelled: the run is to stop.
@@ -157,10 +156,10 @@ class LocalController:
         if checkpoint is not None:
             self.assembly.load_state_dict(checkpoint.load(self.assembly.identity, PARTS))
 
-    def judge(self, target: Path | None, guidance: float | None) -> Metrics:
+    def evaluate(self, target: Path | None, guidance: float | None) -> Metrics:
         assembly = self.assembly
         with assembly.trained_weights(), assembly.roles.shards.gathered(["policy"]):
-            return judge(assembly, target, n=assembly.config.validation.n, guidance=guidance)
+            return assembly.evaluate(target, n=assembly.config.validation.n, guidance=guidance)
 
     def save(self, update: int, score: float | None, unvalidated: Metrics | None) -> Path:
         assembly = self.assembly

@@ -1,4 +1,4 @@
-"""One decorator gives a class its name in recipes; a registered class is its own configuration.
+"""One decorator gives a class or a function its name in recipes; what is registered is its own configuration.
 
 Importing a registered class is cheap: modules of algorithms, rewards and models import torch, diffusers or
 onnxruntime inside the methods that need them, so that a command line can be checked in a fraction of a second.
@@ -8,34 +8,62 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.metadata
+import inspect
+import json
 import pkgutil
+import sys
+import typing
 from collections.abc import Callable
-from typing import Any, TypeVar, dataclass_transform
+from dataclasses import dataclass, field, is_dataclass
+from functools import cache
+from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform
 
 import pydantic
 import pydantic.dataclasses
+import pydantic_core
+
+from burnish.utils.contracts import place, unfulfilled
+from burnish.utils.docstrings import arguments, summary
+from burnish.utils.errors import UserError
+from burnish.utils.user_code import absolute, load_object, path_of, reason
 
 T = TypeVar("T")
-Class = TypeVar("Class", bound=type)
+WITHIN = "within_choice"  # type of errors about the options of a choice, which hold those errors
+ENTRY_POINTS = "burnish.plugins"  # group in which installed packages name modules that register something
 
-_registered: dict[str, dict[str, type]] = {
-    "flow algorithm": {},
-    "language algorithm": {},
-    "flow reward": {},
-    "flow model": {},
-    "language model": {},
-    "language reward": {},
-    "environment": {},
+
+@dataclass(frozen=True)
+class Kind:
+    """A sort of thing that recipes choose by name."""
+
+    package: str  # of ours, whose modules register what ships with Burnish; or such a module itself
+    contract: str  # module:Name of what every entry must be: a base class, or a protocol; see burnish.utils.contracts
+    options: bool = True  # a recipe's section fills the fields of its classes
+    part: str = ""  # of functions, module:Name of the base of classes that hold the options of one
+    part_of_function: str = ""  # the base of those that are made of functions, where it is another
+    entries: dict[str, Any] = field(default_factory=dict)
+
+
+KINDS = {
+    "flow algorithm": Kind("burnish.algorithms.flow", "burnish.algorithms.base:Algorithm"),
+    "language algorithm": Kind("burnish.algorithms.language", "burnish.algorithms.language.base:LanguageAlgorithm"),
+    "flow reward": Kind("burnish.rewards.images", "burnish.rewards.base:Reward"),
+    "language reward": Kind("burnish.rewards.text", "burnish.rewards.text.base:LanguageReward"),
+    "environment": Kind("burnish.environments", "burnish.environments.base:Environment"),
+    "flow model": Kind("burnish.models.flow", "burnish.models.flow.base:FlowModel", options=False),
+    "language model": Kind("burnish.models.language", "burnish.language.model:LanguageModel", options=False),
 }
-_packages = {
-    "flow algorithm": "burnish.algorithms.flow",
-    "language algorithm": "burnish.algorithms.language",
-    "flow reward": "burnish.rewards.images",
-    "flow model": "burnish.models.flow",
-    "language model": "burnish.models.language",
-    "language reward": "burnish.rewards.text",
-    "environment": "burnish.environments",
-}
+
+
+class Named:
+    """Base of what recipes choose by name: a class that is not registered is known by where it is."""
+
+    name: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.name = path_of(cls)
 
 
 @dataclass_transform(kw_only_default=True)
@@ -46,15 +74,27 @@ def options(cls: type[T]) -> type[T]:
     return made  # type: ignore[return-value]
 
 
-def register(kind: str, name: str) -> Callable[[Class], Class]:
-    """Enter a class under ``name`` so that recipes can ask for it; ``kind`` is one of the kinds above."""
+@dataclass_transform(kw_only_default=True)
+def register(kind: str, name: str) -> Callable[[T], T]:
+    """Enter a class or a function under ``name``, so that recipes can ask for it.
 
-    def enter(cls: Class) -> Class:
-        known = _registered[kind].get(name)
-        assert known is None or known.__qualname__ == cls.__qualname__, f"{kind} {name} is registered twice"
-        cls.name = name  # type: ignore[attr-defined]
-        _registered[kind][name] = cls
-        return cls
+    The fields of a class are its options: it becomes a dataclass whose options are checked, and explained by the string
+    below each. Of a function of tensors, keyword-only parameters are its options, explained by its docstring ("Args:")
+    or by ``Annotated[float, "..."]``; the function itself stays what it is.
+
+    Args:
+        kind: one of ``KINDS``.
+        name: by which recipes know it.
+
+    Raises:
+        UserError: the name is taken, or it is not what its kind has to be; the message says what is missing.
+    """
+    if kind not in KINDS:
+        raise UserError(f"register({kind!r}, {name!r}): there is no such kind; kinds are {', '.join(KINDS)}")
+
+    def enter(given: T) -> T:
+        made = _entry(kind, name, given)
+        return made if isinstance(given, type) else given
 
     return enter
 
@@ -62,25 +102,173 @@ def register(kind: str, name: str) -> Callable[[Class], Class]:
 def names(kind: str) -> list[str]:
     """Every registered name of a kind, sorted."""
     _import_all(kind)
-    return sorted(_registered[kind])
+    return sorted(KINDS[kind].entries)
+
+
+def known(kind: str, name: Any) -> bool:
+    """Whether there is an entry of that name; plugins of installed packages are opened to find it."""
+    if name not in names(kind):
+        open_entry_points()
+    return isinstance(name, str) and name in KINDS[kind].entries
 
 
 def lookup(kind: str, name: str) -> Any:
-    """The class registered under ``name``.
+    """The class registered under ``name``; of a function, a class of its options, with the function as ``function``.
 
     Raises:
         ValueError: nothing has that name; the message lists what exists and suggests the nearest.
     """
-    _import_all(kind)
-    try:
-        return _registered[kind][name]
-    except KeyError:
-        near = difflib.get_close_matches(name, _registered[kind], n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{kind} {name!r} is not known.{hint} Known: {', '.join(names(kind))}") from None
+    name = named(kind, name)
+    if known(kind, name):
+        return KINDS[kind].entries[name]
+    near = difflib.get_close_matches(name, KINDS[kind].entries, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"{kind} {name!r} is not known.{hint} Known: {', '.join(names(kind))}")
+
+
+def named(kind: str, name: Any) -> Any:
+    """The name under which an entry is known: file.py:Class and package.module:Class are registered as such here.
+
+    Raises:
+        UserError: the path leads nowhere, or to something that is not of that kind.
+    """
+    if not isinstance(name, str) or ":" not in name:
+        return name
+    where, _, inner = name.rpartition(":")
+    path = f"{absolute(where)}:{inner}"
+    if path not in KINDS[kind].entries:
+        found = load_object(name, kind)
+        mine = [known for known, entry in KINDS[kind].entries.items() if entry is found]
+        if mine:  # it has a name of its own
+            return mine[0]
+        _entry(kind, path, found)
+    return path
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Marks an option whose value is an entry of a kind: ``Annotated[Any, Choice("advantage")]``.
+
+    A recipe gives its name, or ``{name: NAME}`` with its options; the value is the entry with its options, or None.
+    """
+
+    kind: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return pydantic_core.core_schema.no_info_plain_validator_function(self.made)
+
+    def made(self, value: Any) -> Any:
+        """The entry that a recipe means."""
+        if value is None or is_dataclass(value):
+            return value
+        if not isinstance(value, str | dict):
+            raise pydantic_core.PydanticKnownError("string_type")
+        tree = value if isinstance(value, dict) else {"name": value}
+        name = named(self.kind, tree.get("name"))
+        if not known(self.kind, name):
+            listed = ", ".join(f"'{one}'" for one in names(self.kind))
+            raise pydantic_core.PydanticKnownError("literal_error", {"expected": listed})
+        try:
+            return pydantic.TypeAdapter(lookup(self.kind, name)).validate_json(
+                json.dumps(tree | {"name": name}), strict=True
+            )
+        except pydantic.ValidationError as error:
+            found = {"errors": error.errors(include_url=False), "kind": self.kind, "name": name}
+            raise pydantic_core.PydanticCustomError(WITHIN, "{errors}", found) from None
+
+
+@cache
+def open_entry_points() -> dict[str, str]:
+    """Open the plugins of installed packages: for each of their names, what it opened.
+
+    Raises:
+        UserError: one fails to import.
+    """
+    opened = {}
+    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        try:
+            point.load()
+        except (Exception, SystemExit) as error:  # whatever its author wrote
+            package = point.dist.name if point.dist else "?"
+            raise UserError(
+                f"plugin {point.name} of the installed package {package} ({point.value}) fails to import: "
+                f"{reason(error)}; update or uninstall {package}"
+            ) from error
+        opened[point.name] = point.value
+    return opened
+
+
+def _entry(kind: str, name: str, given: Any) -> Any:
+    """Check and enter a class or a function: what a recipe's section is made into."""
+    entries, what = KINDS[kind].entries, f"{kind} {name!r} ({place(given)})"
+    if not given.__module__.startswith("burnish."):
+        _import_all(kind)  # so that a name of ours is found to be taken by whoever takes it second
+    before = entries.get(name)
+    if before is not None and _origin(before) != _origin(given):  # a file may be imported twice, a cell run again
+        raise UserError(f"{what} is registered already, by {place(before)}; give it another name")
+    if (other := _rather(kind, given)) is not None:
+        raise UserError(f"{what} is of kind {other}: register it as such, or set the task that uses it")
+    its = KINDS[kind]
+    if lacking := unfulfilled(given, _load(its.part if its.part and isinstance(given, type) else its.contract)):
+        raise UserError(f"{what} {'; '.join(lacking)}")
+    made: Any = given if isinstance(given, type) else _of_function(given, name, its.part_of_function or its.part)
+    if its.part:
+        words = pydantic.Field(default=name, description=summary(inspect.getdoc(given) or ""))
+        made.__annotations__ = {"name": Literal[name]} | vars(made).get("__annotations__", {})
+        made.name = words
+    if its.options and "__pydantic_fields__" not in vars(made):
+        made = options(made)
+    made.name = name
+    entries[name] = made
+    return made
+
+
+def _origin(thing: Any) -> tuple[str, str]:
+    """The file, or else the module, that something is from, and its name there."""
+    module = sys.modules.get(thing.__module__)
+    return getattr(module, "__file__", None) or thing.__module__, thing.__qualname__
+
+
+def _rather(kind: str, given: Any) -> str | None:
+    """Another kind whose contract is narrower than that of ``kind``, and fulfilled by a class of the user."""
+    if not isinstance(given, type) or given.__module__.startswith("burnish."):
+        return None
+    own = _load(KINDS[kind].contract)
+    for other, its in KINDS.items():
+        contract = _load(its.contract)
+        if contract is not own and own in contract.__mro__ and contract in given.__mro__:
+            return other
+    return None
+
+
+def _of_function(function: Callable[..., Any], name: str, base: str) -> type:
+    """A class whose fields are the keyword-only parameters of a function, and which has it as ``function``."""
+    own = [one for one in inspect.signature(function).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    bare = [one.name for one in own if one.annotation is one.empty]
+    if bare:
+        raise UserError(f"{place(function)}: parameter {bare[0]} has no type; write it as in {bare[0]}: float = 1.0")
+    # types of tensors are not resolved: their modules may be imported for type checkers alone
+    holder = type(name, (), {"__annotations__": {one.name: one.annotation for one in own}})
+    holder.__module__ = function.__module__
+    told = arguments(inspect.getdoc(function) or "")
+    body: dict[str, Any] = {"__annotations__": {}, "__module__": function.__module__}
+    for option, hint in typing.get_type_hints(holder, include_extras=True).items():
+        words = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, str)]
+        default = inspect.signature(function).parameters[option].default
+        given = {} if default is inspect.Parameter.empty else {"default": default}
+        body["__annotations__"][option] = hint
+        body[option] = pydantic.Field(description=words[0] if words else told.get(option, ""), **given)
+
+    body |= {"__qualname__": function.__qualname__, "__doc__": inspect.getdoc(function) or ""}
+    return type(function.__name__, (_load(base),), body | {"function": staticmethod(function)})
+
+
+def _load(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def _import_all(kind: str) -> None:
-    package = importlib.import_module(_packages[kind])
-    for module in pkgutil.iter_modules(package.__path__):
+    package = importlib.import_module(KINDS[kind].package)
+    for module in pkgutil.iter_modules(getattr(package, "__path__", [])):
         importlib.import_module(f"{package.__name__}.{module.name}")

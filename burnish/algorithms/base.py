@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
 from pydantic import model_validator
 
 from burnish.options import Positive
-from burnish.registry import options
+from burnish.registry import Named, options
 
 if TYPE_CHECKING:
     import torch
@@ -133,34 +134,32 @@ class Roles(Protocol):
 
 
 @options
-class Algorithm:
+class Algorithm(Named, ABC):
     """Base of all algorithms; a subclass is one file named after its paper, registered under the paper's name."""
 
-    name: ClassVar[str]
-
+    @abstractmethod
     def needs(self) -> Any:
         """What has to be there for this algorithm with these options."""
-        raise NotImplementedError
 
     def annotate(self, scored: Any, roles: Any) -> Any:
         """Add what needs a forward pass without gradients; the default needs none."""
         return scored
 
+    @abstractmethod
     def credit(self, annotated: Any) -> tuple[Batch, Metrics]:
         """Turn rewards into a training signal: tensors only, no network. Samples without reward are dropped."""
-        raise NotImplementedError
 
+    @abstractmethod
     def micro_batches(self, batch: Any, size: int) -> Iterator[Batch]:
         """Cut an optimizer batch into parts of at most ``size`` network rows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def loss(self, part: Any, roles: Any) -> Loss:
         """The sum of the loss over the terms of one micro-batch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def size(self, batch: Any) -> int:
         """Terms in an optimizer batch: what the sum of its losses is divided by."""
-        raise NotImplementedError
 
     def after_update(self, roles: Any, update: int) -> Metrics:
         """What happens once all optimizer steps of a policy update are done; ``update`` counts from 1."""

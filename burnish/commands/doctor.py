@@ -180,6 +180,18 @@ def check_quickstart() -> Finding:
     return Finding("ok", "recipe, model and prompts are there")
 
 
+def check_plugins() -> Finding:
+    """Plugins of installed packages."""
+    from burnish.registry import ENTRY_POINTS, open_entry_points
+
+    try:
+        opened = open_entry_points()
+    except UserError as error:
+        return Finding("warn", str(error), "only runs that name something of it are refused")
+    shown = ", ".join(f"{name} ({what})" for name, what in opened.items())
+    return Finding("ok", shown or f"no installed package has any (entry points {ENTRY_POINTS})")
+
+
 def check_reward() -> Finding:
     """Whether the OCR reward reads a number that is drawn for it."""
     from burnish.registry import lookup
@@ -219,5 +231,6 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "disk": check_disk_space,
     "folder": check_folder,
     "quickstart": check_quickstart,
+    "plugins": check_plugins,
     "OCR reward": check_reward,
 }

@@ -139,7 +139,7 @@ def _attempt(
     except UserError as error:
         raise UserError(f"output_dir is {config.output_dir}: {error}") from error
     expiry = Expiry(expected, stop, margin=config.trainer.expiry_margin, saving=lambda: controller.saving)
-    validation = Validation(config, folder, controller.judge)
+    validation = Validation(config, folder, controller.evaluate)
     here = checkpoint is not None and checkpoint.path.resolve().parent == folder.checkpoints.resolve()
     checkpoints = Checkpoints(
         config,

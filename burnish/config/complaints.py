@@ -13,7 +13,7 @@ from typing import Any
 from burnish.config.run import RunConfig
 from burnish.config.text import explanation, fields
 from burnish.config.yaml_text import show
-from burnish.registry import lookup, names
+from burnish.registry import Choice, lookup, names
 
 NAMED = 120  # most characters shown of an unknown option's name
 
@@ -144,12 +144,12 @@ def every_option(context: Context) -> list[str]:
         if name in ("algorithm", "environment"):
             kind = context.config.algorithm_kind if name == "algorithm" else name
             chosen = _chosen(kind, context.tree.get(name))
-            found += [f"{name}.{one}" for one in ["name", *_options(chosen)]]
+            found += [f"{name}.{one}" for one in ["name", *_options(chosen, context.tree.get(name))]]
         elif name == "rewards":
             rewards = context.tree.get("rewards")
             for label, tree in rewards.items() if isinstance(rewards, Mapping) else ():
                 reward = _chosen(context.config.reward_kind, tree, label)
-                found += [f"rewards.{label}", *(f"rewards.{label}.{one}" for one in ["name", *_options(reward)])]
+                found += [f"rewards.{label}", *(f"rewards.{label}.{one}" for one in ["name", *_options(reward, tree)])]
         else:
             found += [f"{name}.{one}" for one in _options(section_class(field.annotation))]
     return found
@@ -170,12 +170,16 @@ def _length(kind: Any, loc: Sequence[str | int]) -> int:
     return len(typing.get_args(next(kinds)))
 
 
-def _options(cls: Any) -> Iterator[str]:
+def _options(cls: Any, tree: Any = None) -> Iterator[str]:
+    """The options of a class and of its sections, with those of the entries that ``tree`` chooses."""
     if cls is None:
         return
     for name, field in fields(cls).items():
         yield name
-        yield from (f"{name}.{inner}" for inner in _options(section_class(field.annotation)))
+        own = tree.get(name) if isinstance(tree, Mapping) else None
+        choice = next((one for one in field.metadata if isinstance(one, Choice)), None)
+        inner = section_class(field.annotation) if choice is None else _chosen(choice.kind, own)
+        yield from (f"{name}.{one}" for one in _options(inner, own))
 
 
 def _chosen(kind: str, tree: Any, default: str | None = None) -> Any:

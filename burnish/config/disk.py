@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 
-from burnish.config.language import LanguageConfig
 from burnish.config.machine import machine_complaints
 from burnish.config.run import RunConfig
-from burnish.models.flow.loading import family_of, parts_of, read_index
-from burnish.models.language.loading import check_files
 from burnish.rewards.images.function import Function
 from burnish.rewards.text.function import LanguageFunction
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.paths import PREFIX, holds_run, resolve
 from burnish.utils.reading import checked_path
-from burnish.utils.weights import complaints_about, tokenizer_complaint
 
 
 def check_disk(config: RunConfig) -> None:
@@ -32,7 +29,7 @@ def check_disk(config: RunConfig) -> None:
 def disk_problems(config: RunConfig) -> list[str]:
     """What keeps a run from starting on this machine."""
     checks: list[Callable[[RunConfig], None]] = [
-        _machine, _model, _train_files, _val_files, _ptx_files, _rewards, _output, _resume,
+        _machine, _model, *(partial(_prompts, option) for option in config.prompt_files), _rewards, _output, _resume,
     ]  # fmt: skip
     problems = []
     for check in checks:
@@ -63,36 +60,7 @@ def _model(config: RunConfig) -> None:
             f"model.path is {path}, which is not a directory, and Burnish downloads nothing; "
             f"fetch it with: hf download {path} --local-dir DIR, and set model.path=DIR"
         )
-    if isinstance(config, LanguageConfig):
-        check_files(config.model)
-        return
-    _, index = read_index(config.model)
-    parts = [found / name for name in parts_of(index)]
-    wrong = [one for part in parts if (part / "config.json").is_file() for one in complaints_about(part)]
-    wrong += [one for part in parts if part.name.startswith("tokenizer") and (one := tokenizer_complaint(part))]
-    if wrong:
-        raise UserError("\n".join(f"model.path: {problem}" for problem in wrong))
-    family_of(config.model, index).check_options(
-        found,
-        max_sequence_length=config.rollout.max_sequence_length,
-        embedded_guidance=config.rollout.embedded_guidance,
-    )
-
-
-def _train_files(config: RunConfig) -> None:
-    for path in _listed(config.data.train_files):
-        _prompts("data.train_files", path, config)
-
-
-def _val_files(config: RunConfig) -> None:
-    for path in _listed(config.data.val_files or []):
-        _prompts("data.val_files", path, config)
-
-
-def _ptx_files(config: RunConfig) -> None:
-    if isinstance(config, LanguageConfig) and config.ptx is not None:
-        for path in _listed(config.ptx.train_files):
-            _prompts("ptx.train_files", path, config)
+    config.check_model(found)
 
 
 def _rewards(config: RunConfig) -> None:
@@ -112,24 +80,18 @@ def _rewards(config: RunConfig) -> None:
         raise ConfigError(complaints)
 
 
-def _listed(files: str | list[str]) -> list[str]:
-    return [files] if isinstance(files, str) else files
-
-
-def _prompts(option: str, path: str, config: RunConfig) -> None:
-    try:
-        found = resolve(path)
-    except UserError as error:
-        raise UserError(f"{option}: {error}") from None
-    language = isinstance(config, LanguageConfig)
-    # images with captions, and data sets of language models, may be folders
-    folders = language or config.algorithm.needs().data != "prompts"
-    if not found.is_file() and not (found.is_dir() and folders):
-        kinds = "a .jsonl, .json or .parquet file of records" if language else "a .txt or .jsonl file of prompts"
-        why = "a folder; give a file" if found.is_dir() else f"not there; give {kinds}"
-        raise UserError(f"{option} is {path}, which is {why}")
-    if not os.access(found, os.R_OK):
-        raise UserError(f"{option} is {path}, which is not readable; change its permissions or give another file")
+def _prompts(option: str, config: RunConfig) -> None:
+    files = config.prompt_files[option]
+    for path in [files] if isinstance(files, str) else files:
+        try:
+            found = resolve(path)
+        except UserError as error:
+            raise UserError(f"{option}: {error}") from None
+        if not found.is_file() and not (found.is_dir() and config.reads_folders):
+            why = "a folder; give a file" if found.is_dir() else f"not there; give {config.prompt_file}"
+            raise UserError(f"{option} is {path}, which is {why}")
+        if not os.access(found, os.R_OK):
+            raise UserError(f"{option} is {path}, which is not readable; change its permissions or give another file")
 
 
 def _output(config: RunConfig) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -17,11 +17,12 @@ import pydantic
 from burnish.config.complaints import Context, complain, unknown, wrong_choice
 from burnish.config.derived import with_derived
 from burnish.config.overrides import merge, nest, read_overrides
+from burnish.config.plugins import chosen_by_path, open_plugins, with_value, with_whole_paths
 from burnish.config.run import RunConfig
-from burnish.config.tasks import TASKS, config_class, owner, task_of
+from burnish.config.tasks import TASKS, chosen_task, owner, task_named
 from burnish.config.text import fields
 from burnish.config.yaml_text import parse, show
-from burnish.registry import lookup, names
+from burnish.registry import WITHIN, known, lookup, named, names
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.paths import RECIPES
 from burnish.utils.reading import checked_path, read_text
@@ -43,16 +44,17 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     """
     layers = _layers(find_recipe(recipe))
     given = read_overrides(overrides)
-    tree = nest(given)
+    tree = with_whole_paths(nest(given))
     trees = [tree, *(layer for _, layer in layers)]
-    task = config_class(task_of(trees))
+    plugins = open_plugins(next((one["plugins"] for one in trees if "plugins" in one), []))
+    task = task_named(chosen_task(trees)).config
     chosen = next((name for one in trees if (name := _algorithm(one)) is not None), None)
-    layers = _for_algorithm(layers, chosen, names(task.algorithm_kind))
+    layers = _for_algorithm(layers, chosen, task.algorithm_kind)
     below: dict[str, Any] = {}
     for _, layer in reversed(layers):
         below = merge(below, layer)
     _removals(given, below)
-    tree = with_derived(merge(below, tree), task)
+    tree = with_derived(_opened(merge(below, tree), plugins, task), task)
     sections, complaints = _sections(tree, Context(layers, given, tree, task))
     if complaints:
         raise ConfigError(complaints)
@@ -123,7 +125,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{path} is not a recipe: it must contain options, such as 'steps: 30', but contains {show(content):.80}"
         )
-    return _named(content)
+    return with_whole_paths(_named(content))
 
 
 def _named(tree: dict[str, Any]) -> dict[str, Any]:
@@ -139,7 +141,21 @@ def _algorithm(tree: dict[str, Any]) -> Any:
     return own.get("name") if isinstance(own, dict) else None
 
 
-def _for_algorithm(layers: Layers, chosen: Any, known: Sequence[str]) -> Layers:
+def _opened(tree: dict[str, Any], plugins: Sequence[str], task: type[RunConfig]) -> dict[str, Any]:
+    """A configuration's tree with the classes that it names by path, and with the files of those that have a name."""
+    opened = dict.fromkeys(plugins)
+    for place, kind, path in list(chosen_by_path(tree)):
+        try:
+            name = named(getattr(task, kind), path)
+        except UserError as error:
+            raise ConfigError(f"{'.'.join(place)}: {error}") from error
+        if name != path:
+            opened[path.rpartition(":")[0]] = None
+        tree = with_value(tree, place, name)
+    return tree | {"plugins": list(opened)} if opened else tree
+
+
+def _for_algorithm(layers: Layers, chosen: Any, kind: str) -> Layers:
     """Recipes for the chosen algorithm: without the options of another algorithm, with the variant for this one."""
     own, fitting = None, []
     for file, recipe in reversed(layers):
@@ -147,17 +163,17 @@ def _for_algorithm(layers: Layers, chosen: Any, known: Sequence[str]) -> Layers:
         kept = {name: value for name, value in recipe.items() if name != "variants"}
         if "algorithm" in kept and own != chosen:
             kept["algorithm"] = {"name": chosen}
-        fitting.append((file, merge(kept, _variant(recipe.get("variants") or {}, chosen, file, known))))
+        fitting.append((file, merge(kept, _variant(recipe.get("variants") or {}, chosen, file, kind))))
     return fitting[::-1]
 
 
-def _variant(variants: Any, chosen: Any, file: str, known: Sequence[str]) -> dict[str, Any]:
+def _variant(variants: Any, chosen: Any, file: str, kind: str) -> dict[str, Any]:
     """What a recipe changes for an algorithm."""
     if not isinstance(variants, dict):
         raise ConfigError(f"variants is {show(variants)} (in {file}); it must map algorithm names to options")
     for name, changed in variants.items():
-        if name not in known:
-            raise ConfigError(wrong_choice(f"variants.{name}", name, known, short=True) + f" (in {file})")
+        if not known(kind, name):
+            raise ConfigError(wrong_choice(f"variants.{name}", name, names(kind), short=True) + f" (in {file})")
         if not isinstance(changed, dict) or "variants" in changed:
             raise ConfigError(f"variants.{name} is {show(changed)} (in {file}); it must contain options")
         inner = changed.get("algorithm")
@@ -222,15 +238,14 @@ def _registered(
         return None
     name = (tree or {}).get("name", default)
     if name is None:
-        known = ", ".join(names(kind))
         key = option if option == "algorithm" else f"{option}.name"
-        complaints.append(f"{option} is required; set {key}=NAME, one of {known}")
+        complaints.append(f"{option} is required; set {key}=NAME, one of {', '.join(names(kind))}")
         return None
-    if name not in names(kind):
+    if not known(kind, name):
         key = option if name == default or option == "algorithm" else f"{option}.name"
         message = wrong_choice(key, name, names(kind), short=name == default)
         if (other := owner(kind, name, context.config)) is not None:
-            here = next(task for task, config in TASKS.items() if config is context.config)
+            here = next(name for name, task in TASKS.items() if task.config is context.config)
             message = (
                 f"{key} {'' if name == default else f'is {name}, which '}belongs to task {other}, but this run's is "
                 f"{here}; set task={other}, or choose one of {', '.join(names(kind))}"
@@ -247,5 +262,14 @@ def _typed(kind: Any, path: tuple[str, ...], value: Any, context: Context, compl
         # strict mode of JSON: [a, b] may be a tuple and 1 a float, but true is not 1
         return pydantic.TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
     except pydantic.ValidationError as error:
-        complaints.extend(complain(one, path, kind, context) for one in error.errors(include_url=False))
+        complaints.extend(_complaints(error.errors(include_url=False), path, kind, context))
         return None
+
+
+def _complaints(errors: Sequence[Any], path: tuple[str, ...], kind: Any, context: Context) -> Iterator[str]:
+    for error in errors:
+        if error["type"] == WITHIN:
+            chosen, place = error["ctx"], (*path, *map(str, error["loc"]))
+            yield from _complaints(chosen["errors"], place, lookup(chosen["kind"], chosen["name"]), context)
+        else:
+            yield complain(error, path, kind, context)

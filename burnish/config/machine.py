@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from burnish.config.flow import FlowConfig
-from burnish.config.language import LanguageConfig
 from burnish.config.run import RunConfig
 from burnish.config.text import fields
 
 CROWD = 4  # most threads or processes per core
 ALWAYS = 16  # threads or processes that are never refused
 RECORD = 2048  # bytes of a sample at least: prompt, reward, bookkeeping
-TOKEN = 32  # bytes of a sampled token: id, log-prob, position, mask
 GB = 1e9
 
 
@@ -39,34 +36,20 @@ def _crowded(config: RunConfig) -> Iterator[str]:
 
 def _too_much(config: RunConfig) -> Iterator[str]:
     memory = _memory()
-    each, why = _sample(config)
-    candidates = config.rollout.candidates if isinstance(config, FlowConfig) else None
-    update = config.samples if candidates is None else config.records * candidates.n
+    made, why = config.sample_bytes
+    each, update = RECORD + made, config.records * config.sampled_per_prompt if config.online else config.samples
     batches = [("an update", update, config.samples_from, "rollout.n or data.train_batch_size")]
     # the number of prompts is only known when they are read; at least one
     batches.append(("a validation", config.validation.n, "validation.n of a prompt", "validation.n"))
-    auxiliary = config.supervised if isinstance(config, FlowConfig) else config.ptx  # type: ignore[attr-defined]
-    if auxiliary is not None:
-        option = f"{'supervised' if isinstance(config, FlowConfig) else 'ptx'}.batch_size"
-        batches.append(("an optimizer step", auxiliary.batch_size, option, option))
+    if config.auxiliary is not None:
+        section, imitated = config.auxiliary
+        batches.append(("an optimizer step", imitated.batch_size, f"{section}.batch_size", f"{section}.batch_size"))
     for what, count, factors, option in batches:
         if memory is not None and count * each > memory:
             yield (
                 f"{what} has {count:.3g} samples ({factors}), which take at least {count * each / GB:.3g} GB{why}, but "
                 f"this machine has {memory / GB:.3g} GB of memory; lower {option}"
             )
-
-
-def _sample(config: RunConfig) -> tuple[float, str]:
-    """Bytes of a sample at least, and the options that decide them."""
-    if isinstance(config, FlowConfig):
-        height, width = config.rollout.height, config.rollout.width
-        if height is None or width is None:
-            return RECORD, ""
-        return RECORD + 3 * height * width, f" with rollout.height {height} and rollout.width {width}"
-    assert isinstance(config, LanguageConfig)
-    where = "rollout.max_new_tokens" + (", environment.max_turns" if config.environment is not None else "")
-    return RECORD + TOKEN * config.longest, f" with up to {config.longest} tokens each ({where})"
 
 
 def _memory() -> int | None:

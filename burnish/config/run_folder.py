@@ -26,7 +26,7 @@ STEP = "training/global_step"  # first in every line of metrics.jsonl
 
 # options that may change when a run resumes: they affect neither the trained weights nor comparisons over time
 _MAY_CHANGE = re.compile(
-    r"(steps|output_dir|resume|runtime|pools\..*|ray\..*|pipeline\.(max_staleness|drop|timeout)|checkpoint\..*|scoring\..*"
+    r"(steps|output_dir|resume|runtime|plugins|pools\..*|ray\..*|pipeline\.(max_staleness|drop|timeout)|checkpoint\..*|scoring\..*"
     r"|validation\.every|sharding\..*|rollout\.batch_size|trainer\.micro_batch_(size|tokens)"
     r"|(critic\.)?optimizer\.schedule_updates|trainer\.(max_(skipped|empty)_updates|expires_at|expiry_margin)"
     r"|model\.gradient_checkpointing|profiler(\..*)?)$"
@@ -169,7 +169,8 @@ class RunFolder:
         """
         if not self.config.exists():
             return
-        before = load(str(self.config))
+        # plugins may lie elsewhere by now
+        before = load(str(self.config), [f"plugins={json.dumps(config.plugins)}"])
         differing, hint = [], ""
         decaying = {name: one for name, one in config.optimizers.items() if one.schedule != "constant"}
         for line in changes(before, config):

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from burnish import __version__
+from burnish.config.plugins import portable
 from burnish.config.run import RunConfig
 from burnish.config.yaml_text import show
 
@@ -19,7 +20,7 @@ COLUMN = 34  # of the explanations
 
 # options that decide where and how fast a run works and how it is monitored, but not the trained weights
 _NOT_DECISIVE = re.compile(
-    r"(output_dir|resume|runtime|checkpoint\..*|scoring\..*|validation\..*|data\.val_files|rollout\.batch_size"
+    r"(output_dir|resume|runtime|plugins|checkpoint\..*|scoring\..*|validation\..*|data\.val_files|rollout\.batch_size"
     r"|rollout\.merge_lora|trainer\.micro_batch_(size|tokens)|trainer\.(max_(skipped|empty)_updates|expires_at|expiry_margin)"
     r"|model\.gradient_checkpointing|algorithm\.fold_timesteps|pipeline\.timeout|profiler(\..*)?)$"
 )
@@ -46,7 +47,7 @@ def fingerprint(config: RunConfig) -> str:
 
     ``steps`` counts only if the learning rate depends on it, so that a finished run can be extended.
     """
-    decisive = {path: value for path, value in _flat(to_dict(config)) if not _NOT_DECISIVE.match(path)}
+    decisive = {path: portable(path, value) for path, value in _flat(to_dict(config)) if not _NOT_DECISIVE.match(path)}
     if config.optimizer.schedule == "constant" or config.optimizer.schedule_updates is not None:
         del decisive["steps"]
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
@@ -60,8 +61,9 @@ def changes(before: RunConfig, after: RunConfig) -> list[str]:
     def word(value: Any) -> str:
         return "not set" if value is absent else show(value)
 
-    paths = [path for path in {**old, **new} if old.get(path, absent) != new.get(path, absent)]
-    return [f"{path}: {word(old.get(path, absent))} -> {word(new.get(path, absent))}" for path in paths]
+    pairs = {path: (old.get(path, absent), new.get(path, absent)) for path in {**old, **new}}
+    differing = {path: pair for path, pair in pairs.items() if portable(path, pair[0]) != portable(path, pair[1])}
+    return [f"{path}: {word(was)} -> {word(now)}" for path, (was, now) in differing.items()]
 
 
 def describe(config: RunConfig, title: str) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from burnish.options import Count
-from burnish.registry import options
+from burnish.registry import Named, options
 
 if TYPE_CHECKING:
     import numpy as np
@@ -93,10 +94,8 @@ class Episode(Protocol):
 
 
 @options
-class Environment:
+class Environment(Named, ABC):
     """Base of environments. A subclass is a dataclass of its own options and is registered under its name."""
-
-    name: ClassVar[str]
 
     max_turns: Count = 4
     """Responses of one dialogue; after the last one it ends, whatever the environment would say."""
@@ -104,9 +103,9 @@ class Environment:
     """Tokens of a whole dialogue behind its prompt, the environment's included; one that would be longer is cut and
     counts as truncated. null sets no bound but max_turns responses of rollout.max_new_tokens each."""
 
+    @abstractmethod
     def episode(self) -> Episode:
         """A fresh one, for one dialogue."""
-        raise NotImplementedError
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -121,7 +120,7 @@ class Environment:
         """Refuse what can never work, before any weights are loaded; a ValueError says what."""
 
     def user_code(self) -> list[str]:
-        """Paths of the user's own code that it runs, as ``burnish.rewards.calling`` takes them."""
+        """Paths of the user's own code that it runs, as ``burnish.utils.user_code`` takes them."""
         return []
 
     def close(self) -> None:

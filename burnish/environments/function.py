@@ -7,13 +7,12 @@ from typing import Any
 from pydantic import Field
 
 from burnish.environments.base import Environment, Episode
-from burnish.registry import options, register
-from burnish.rewards.calling import load_function
+from burnish.registry import register
 from burnish.utils.errors import UserError
+from burnish.utils.user_code import load_object
 
 
 @register("environment", "function")
-@options
 class FunctionEnvironment(Environment):
     """A class, or any callable, that makes an episode: an object with reset(prompt, seed) and step(response)."""
 
@@ -23,7 +22,7 @@ class FunctionEnvironment(Environment):
     """Keyword arguments that every episode is made with."""
 
     def episode(self) -> Episode:
-        made: Episode = load_function(self.path, "environment")(**self.arguments)
+        made: Episode = load_object(self.path, "environment")(**self.arguments)
         return made
 
     def user_code(self) -> list[str]:

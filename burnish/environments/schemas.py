@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import re
 import types
 import typing
 from collections.abc import Callable
 from typing import Any
 
+from burnish.utils.docstrings import arguments, summary
+
 KINDS = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
-ARGUMENT = re.compile(r"^\s+\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 
 def schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
         function: with annotations and a docstring, as far as there are some; "Args:" explains parameters.
     """
     text = inspect.getdoc(function) or ""
-    told = _explained(text)
+    told = arguments(text)
     try:
         hints = typing.get_type_hints(function)
     except Exception:  # the annotations are the user's, and may name anything
@@ -36,10 +36,9 @@ def schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
         if parameter.default is parameter.empty:
             required.append(parameter.name)
     parameters = {"type": "object", "properties": properties, "required": required}
-    summary = re.split(r"\n\s*(?:Args|Arguments|Parameters|Returns|Raises):", f"\n{text}")[0]
     return {
         "type": "function",
-        "function": {"name": name, "description": " ".join(summary.split()), "parameters": parameters},
+        "function": {"name": name, "description": summary(text), "parameters": parameters},
     }
 
 
@@ -57,20 +56,3 @@ def _kind(hint: Any) -> dict[str, Any]:
     if (origin or hint) is dict:
         return {"type": "object"}
     return {}
-
-
-def _explained(text: str) -> dict[str, str]:
-    """What a docstring says of each argument."""
-    _, _, section = f"\n{text}".partition("\nArgs:\n")
-    found: dict[str, str] = {}
-    name = ""
-    for line in section.splitlines():
-        if line and not line[0].isspace():
-            break
-        match = ARGUMENT.match(line)
-        if match:
-            name = match[1]
-            found[name] = match[2].strip()
-        elif name and line.strip():
-            found[name] += f" {line.strip()}"
-    return found

@@ -13,10 +13,10 @@ from burnish.environments.base import Environment, Episode, Observation
 from burnish.environments.calls import ToolProcess
 from burnish.environments.schemas import schema
 from burnish.options import Count, Seconds
-from burnish.registry import options, register
-from burnish.rewards.calling import load_function
+from burnish.registry import register
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json
+from burnish.utils.user_code import load_object
 
 if TYPE_CHECKING:
     from burnish.types.prompt import Prompt
@@ -26,7 +26,6 @@ CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)  # as Qwen and Her
 
 
 @register("environment", "tools")
-@options
 class Tools(Environment):
     """Calls written as <tool_call>{"name": ..., "arguments": {...}}</tool_call>; a response without one ends it."""
 
@@ -53,14 +52,14 @@ class Tools(Environment):
     def tools(self) -> list[dict[str, Any]]:
         if not self.describe:
             return []
-        return [schema(name, load_function(path, "tool")) for name, path in self.functions.items()]
+        return [schema(name, load_object(path, "tool")) for name, path in self.functions.items()]
 
     def user_code(self) -> list[str]:
         return list(self.functions.values())
 
     def check(self) -> None:
         for path in self.functions.values():
-            load_function(path, "tool")
+            load_object(path, "tool")
         if any(not name.strip() for name in self.functions):
             raise UserError("environment.functions has an empty name, by which nothing can be called")
 

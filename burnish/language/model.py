@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,6 +39,8 @@ class LanguageModel(Protocol):
     """A causal language model that may also see. ``network`` is what is trained."""
 
     name: ClassVar[str]
+    model_types: ClassVar[tuple[str, ...]]  # model_type in config.json that this family reads
+    sees: ClassVar[bool]  # reads pictures
     network: nn.Module
     compute: torch.dtype  # precision of the forward pass
     axes: int  # numbers that make a position: 3 for time, height and width, 1 along the text
@@ -51,6 +53,11 @@ class LanguageModel(Protocol):
     parameters_per_token: int  # weights that every token of the decoder is multiplied with
     longest: int  # positions that it was made for: a prompt and its response should not be longer
     attention_width: int  # layers x heads x width of a head: multiplied per pair of tokens
+
+    @classmethod
+    def load(cls, path: Path, *, dtype: torch.dtype, compute: torch.dtype, device: str) -> Self:
+        """Read a directory, frozen and in evaluation mode; see ``burnish.models.language.base``."""
+        ...
 
     def encode(
         self,

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from burnish import __version__
 from burnish.config.run_folder import STEP, RunFolder
+from burnish.config.words import PICTURES
 from burnish.report.curves import Chart, Series
 from burnish.report.gallery import gallery
 from burnish.report.health import health, points_of
 from burnish.report.style import STYLE
 from burnish.report.summary import PLUS_MINUS, REWARD, SPACE, Measure, Summary, next_steps
 from burnish.report.verdict import headline, verdict
-from burnish.report.words import DRAWS
 from burnish.utils.disk import write_atomically
 
 WORDS = {
@@ -201,7 +201,7 @@ def _time(run: Summary) -> str:
         if value > 0
     )
     speed = [row["perf/throughput"] for row in rows if row.get("perf/throughput")]
-    unit = "pictures" if run.words is DRAWS else "tokens"
+    unit = "pictures" if run.words is PICTURES else "tokens"
     pace = f", {sum(speed) / len(speed):.1f} {unit} per second" if speed else ""
     return f'<p>An update takes {step:.2f} s on average{pace}.</p><table class="parts"><tbody>{lines}</tbody></table>'
 

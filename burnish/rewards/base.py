@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from burnish.options import Finite
-from burnish.registry import options
+from burnish.registry import Named, options
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,19 +29,18 @@ class Verdict:
 
 
 @options
-class AnyReward:
+class AnyReward(Named, ABC):
     """Base of all rewards, whatever they judge."""
 
-    name: ClassVar[str]
     extras: ClassVar[tuple[str, ...]] = ()
     judged: ClassVar[str] = "samples"  # what its samples are, for messages
 
     weight: Finite = 1.0
     """Share in the sum that is optimised; 0 only watches: logged, never optimised."""
 
+    @abstractmethod
     def score(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> list[Verdict]:
         """Judge samples: one verdict each. One that can't be judged has the value None and the reason as its note."""
-        raise NotImplementedError
 
     def judges(self, prompt: Prompt) -> bool:
         """Whether this reward has anything to say about what a prompt asks for."""
@@ -54,7 +54,7 @@ class AnyReward:
         """Refuse what this reward can never judge, before anything is sampled; a ValueError says which."""
 
     def user_code(self) -> list[str]:
-        """Paths of functions of the user that it calls, as ``burnish.rewards.calling`` takes them."""
+        """Paths of functions of the user that it calls, as ``burnish.utils.user_code`` takes them."""
         return []
 
     def prepare(self) -> None:
@@ -72,6 +72,7 @@ class Reward(AnyReward):
 
         return NOT_FINITE if isinstance(sample, NonFiniteImage) else ""
 
+    @abstractmethod
     def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:
         """Judge pictures.
 
@@ -82,7 +83,6 @@ class Reward(AnyReward):
         Returns:
             One verdict per picture. One that can't be judged has the value None and the reason as its note.
         """
-        raise NotImplementedError
 
     def differentiable(self, pictures: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """The same judgement with gradients, for algorithms that follow them; a reward need not have it.

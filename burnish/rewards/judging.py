@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import copy
 import math
-import sysconfig
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.rewards.base import AnyReward, Verdict
+from burnish.utils.user_code import OURS, place_of
 
 if TYPE_CHECKING:
     from burnish.types.prompt import Prompt
 
 LARGEST = 3.4e38  # of float32, in which rewards travel on
-OURS = Path(__file__).parents[1]
 SAID = 1000  # characters of what an error says that are kept
 LONGEST = 8000  # characters of a traceback that are kept, the last ones
 
@@ -89,14 +87,6 @@ def printable(text: str) -> str:
 
 def _is_ours(file: str) -> bool:
     return file.startswith(str(OURS))
-
-
-def place_of(error: BaseException) -> str:
-    """Where in the user's code an error was raised; nothing where none of it was reached."""
-    libraries = (*sysconfig.get_paths().values(), "<")
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(libraries) and not _is_ours(frame.filename)]
-    return f" ({own[-1].filename}:{own[-1].lineno}, in {own[-1].name})" if own else ""
 
 
 def _checked(reward: AnyReward, verdict: Verdict) -> Verdict:

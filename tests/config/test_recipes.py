@@ -69,7 +69,8 @@ def test_a_published_recipe_makes_a_session(recipe, folder, monkeypatch):
     assert (config.model.lora is None) == (len(trained) == len(list(roles.model.network.parameters())))
     for name in ("reference", "old"):
         if getattr(assembly.needs, name):
-            roles.activate(name)
+            with roles.active(name):
+                pass
 
 
 @pytest.mark.parametrize("recipe", PUBLISHED)

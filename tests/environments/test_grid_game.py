@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from burnish.config import load
-from burnish.rewards.calling import load_function
 from burnish.tasks import assemble
 from burnish.types.prompt import Prompt
+from burnish.utils.user_code import load_object
 from tests.tasks.language.test_evaluate import trained, weights
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "grid_game.py"
-game = sys.modules[load_function(f"{EXAMPLE}:GridGame").__module__]
+game = sys.modules[load_object(f"{EXAMPLE}:GridGame", "environment").__module__]
 
 
 def test_a_game_is_won_by_going_there():

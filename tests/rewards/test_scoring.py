@@ -154,9 +154,9 @@ def test_a_batch_that_hangs_is_missing_and_names_what_it_waited_for(caplog):
         lost = wait(hung)
         assert lost.missing.tolist() == [True, True]
         assert lost.components[:, 1].tolist() == pytest.approx([0.2, 0.2])
-        assert "verdicts on 2 pictures longer than scoring.timeout=5 seconds" in lost.notes[0]
+        assert "timed out after 5 s (scoring.timeout) waiting for its verdicts on 2 pictures" in lost.notes[0]
         assert wait(after).components.flatten().tolist() == pytest.approx([0.2] * 4)
-    assert "reward hangs is missing: waited for" in caplog.text
+    assert "reward hangs is missing: timed out after" in caplog.text
 
 
 def test_a_process_that_takes_nothing_is_not_waited_for():
@@ -166,7 +166,7 @@ def test_a_process_that_takes_nothing_is_not_waited_for():
         os.kill(first, signal.SIGSTOP)
         lost = wait(scoring.submit(large, ask("a")))
         assert lost.missing.tolist() == [True]
-        assert "scoring.timeout=5" in lost.notes[0]
+        assert "5 s (scoring.timeout)" in lost.notes[0]
         assert scoring.score(large, ask("a")).missing.tolist() == [False]
     assert gone(first)
 
@@ -177,7 +177,7 @@ def test_rewards_that_never_load_are_missing(tmp_path):
     with scorer(timeout=1, slow=slow) as scoring:
         lost = wait(scoring.submit(grey(0), ask("a")))
     assert lost.missing.tolist() == [True]
-    assert "to load its rewards, longer than scoring.timeout=1" in lost.notes[0]
+    assert "timed out after 1 s (scoring.timeout) waiting for its rewards to load" in lost.notes[0]
 
 
 @pytest.mark.parametrize("processes", [0, 1])

@@ -56,7 +56,7 @@ def imitating(ranks: Ranks) -> TokenBench:
     given = OfflineResponses(
         answers=Together(trace=trace, members=1), good=torch.ones(3, dtype=torch.bool), update=1, version=0, seed=0
     )
-    bench.workers.besides = AuxiliaryLoss(SFT(), lambda step: given, 0.3, metric="actor/ptx_loss")
+    bench.workers.auxiliary = AuxiliaryLoss(SFT(), lambda step: given, 0.3, metric="actor/ptx_loss")
     return bench
 
 

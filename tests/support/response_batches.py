@@ -78,7 +78,7 @@ class Bench:
         *,
         budget: int = 10_000,
         lr: float = 1e-2,
-        besides: AuxiliaryLoss | None = None,
+        auxiliary: AuxiliaryLoss | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.model = load_language_model(ModelOptions(path=str(folder_of(FAMILY)), device="cpu"))
@@ -93,7 +93,7 @@ class Bench:
         group = ParameterGroup("actor", self.roles.parameters(), OptimizerOptions(lr=lr), total_steps=10)
         self.workers = Trainer(
             self.roles, algorithm, [group], trainer=LanguageTrainerOptions(), ema=None, seed=0, watch=Stopwatch(),
-            besides=besides,
+            auxiliary=auxiliary,
         )  # fmt: skip
 
     def learned(self, collected: ScoredResponses | OfflineResponses) -> tuple[ResponseBatch, dict[str, float]]:

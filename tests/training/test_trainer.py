@@ -19,8 +19,8 @@ from burnish.options import (
     ShardingOptions,
     TrainerOptions,
 )
-from burnish.tasks.flow.engine import FlowEngine, Job
-from burnish.tasks.flow.roles import NetworkRoles
+from burnish.tasks.flow.engine import FlowEngine, FlowJob
+from burnish.tasks.flow.roles import FlowRoles
 from burnish.training.ema import Ema
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.ranks import SINGLE_RANK
@@ -69,7 +69,7 @@ class Bench:
             ModelOptions(path=str(pipeline), lora=options, dtype=dtype, device=device), max_sequence_length=length
         )
         self.algorithm, self.needs = algorithm, algorithm.needs()
-        self.roles = NetworkRoles(
+        self.roles = FlowRoles(
             model, self.needs, options, guidance=guidance, rescale=False, micro_batch_size=micro,
             on_policy=mini is None and epochs == 1, seed=0, load_teacher=load_teacher, rewards=rewards,
         )  # fmt: skip
@@ -84,7 +84,7 @@ class Bench:
         )  # fmt: skip
 
     def collect(self, update=1):
-        job = Job.groups(
+        job = FlowJob.groups(
             PROMPTS,
             4,
             purpose="rollout",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
@@ -77,9 +78,9 @@ class LanguageRoles(Protocol):
 class LanguageAlgorithm(Algorithm):
     """Base of algorithms for language models."""
 
+    @abstractmethod
     def needs(self) -> LanguageNeeds:
         """What has to be there for this algorithm with these options."""
-        raise NotImplementedError
 
     def complaints(self, samples: int, longest: int) -> Iterator[str]:
         """What these options can't be used with: ``samples`` responses per update, of at most ``longest`` tokens."""

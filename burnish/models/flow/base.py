@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,6 +26,27 @@ class FlowModel(Protocol):
     compute: torch.dtype  # precision of the network's forward
     scheduler_config: dict[str, Any]
     embedded_guidance: float | None  # guidance that the network is told; None where it has no embedding of it
+
+    @classmethod
+    def check_options(cls, path: Path, *, max_sequence_length: int | None, embedded_guidance: float | None) -> None:
+        """Refuse what the pipeline at ``path`` can't do, by its configuration files alone; a UserError says what."""
+        ...
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        index: dict[str, Any],
+        *,
+        dtype: torch.dtype,
+        compute: torch.dtype,
+        device: str,
+        max_sequence_length: int | None,
+        embedded_guidance: float | None,
+        network_only: bool,
+    ) -> Self:
+        """Read a pipeline, frozen and in evaluation mode; see ``burnish.models.flow.pipeline``."""
+        ...
 
     def check(self, texts: Sequence[str]) -> None:
         """Refuse prompts that the text encoders would cut: UserError says which."""

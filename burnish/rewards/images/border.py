@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from burnish.options import Count
-from burnish.registry import options, register
+from burnish.registry import register
 from burnish.rewards.base import Reward, Verdict
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 
 @register("flow reward", "border_darkness")
-@options
 class BorderDarkness(Reward):
     """Mean of 1 - luminance over the border, from 0 (white) to 1 (black). Meant for weight 0: to watch."""
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from burnish.registry import options, register
+from burnish.registry import register
 from burnish.rewards.base import Reward, Verdict
-from burnish.rewards.calling import call, check_call, load_function, verdicts_of
+from burnish.rewards.calling import call, check_call, verdicts_of
+from burnish.utils.user_code import load_object
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 
 @register("flow reward", "function")
-@options
 class Function(Reward):
     """function(images, prompts, **arguments), async or not -> one number per picture, None where there is none."""
 
@@ -36,7 +36,7 @@ class Function(Reward):
         return [self.path]
 
     def prepare(self) -> None:
-        load_function(self.path)
+        load_object(self.path, "reward function")
 
     def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:
         # an exception goes to the caller, who then asks again for each picture alone

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from burnish.registry import options, register
+from burnish.registry import register
 from burnish.rewards.base import Reward, Verdict
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ def size(image: np.ndarray, quality: int = 95) -> float:
 
 
 @register("flow reward", "jpeg_compressibility")
-@options
 class JpegCompressibility(Reward):
     """Minus the size as JPEG of quality 95, in units of 500 kB: higher is emptier."""
 
@@ -37,7 +36,6 @@ class JpegCompressibility(Reward):
 
 
 @register("flow reward", "jpeg_incompressibility")
-@options
 class JpegIncompressibility(Reward):
     """The size as JPEG of quality 95, in units of 500 kB: higher is busier."""
 

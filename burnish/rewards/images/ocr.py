@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.options import Threads
-from burnish.registry import options, register
+from burnish.registry import register
 from burnish.rewards.base import Reward, Verdict
 from burnish.utils.errors import UserError
 
@@ -25,7 +25,6 @@ BATCH = 4  # lines at once, always as many: kernels and so the last bits may dep
 
 
 @register("flow reward", "ocr")
-@options
 class Ocr(Reward):
     """How near the text that is read comes to what was asked for (Flow-GRPO's text rendering task)."""
 

@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from burnish.options import Threads
-from burnish.registry import options, register
+from burnish.registry import register
 from burnish.rewards.base import Reward, Verdict
 from burnish.rewards.images.ocr import HEIGHT, model_file, recognise, recogniser, wanted
 from burnish.utils.errors import UserError
@@ -22,7 +22,6 @@ SMALLEST = 1e-30  # of a probability, before its logarithm is taken
 
 
 @register("flow reward", "ocr_ctc")
-@options
 class OcrCtc(Reward):
     """Log-probability of reading exactly the text that was asked for, per character: 0 is certainty.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -69,6 +70,7 @@ class LanguageReward(AnyReward):
     def unable(self, sample: Response) -> str:
         return "" if sample.dialogue is None else sample.dialogue.broken
 
+    @abstractmethod
     def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Verdict]:
         """Judge responses.
 
@@ -79,7 +81,6 @@ class LanguageReward(AnyReward):
         Returns:
             One verdict per response. One that can't be judged has the value None and the reason as its note.
         """
-        raise NotImplementedError
 
     def needs_answers(self, prompts: Sequence[Prompt]) -> None:
         """Refuse prompts without a right answer.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from burnish.registry import options, register
+from burnish.registry import register
 from burnish.rewards.base import AnyReward, Verdict
 from burnish.rewards.text.base import LanguageReward, Response
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 @register("language reward", "environment")
-@options
 class EnvironmentReward(LanguageReward):
     """What the environment gave for the responses of a dialogue; missing where it gave nothing."""
 

@@ -7,7 +7,7 @@ import string
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from burnish.registry import options, register
+from burnish.registry import register
 from burnish.rewards.base import Verdict
 from burnish.rewards.text.base import LanguageReward, Response
 from burnish.rewards.text.extraction import Where, extract, reference
@@ -22,7 +22,6 @@ PUNCTUATION = re.compile(
 
 
 @register("language reward", "exact")
-@options
 class Exact(LanguageReward):
     """1 where the answer is the prompt's, else 0; a response without an answer is wrong, not missing."""
 

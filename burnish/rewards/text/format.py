@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
 
-from burnish.registry import options, register
+from burnish.registry import register
 from burnish.rewards.base import Verdict
 from burnish.rewards.text.base import LanguageReward, Response
 
@@ -30,7 +30,6 @@ Form = Literal["answer", "think_answer", "think_then_boxed", "think_then_answer"
 
 
 @register("language reward", "format")
-@options
 class Format(LanguageReward):
     r"""1 where the response has the form, else 0. The prompt is never looked at.
 

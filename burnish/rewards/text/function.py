@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from burnish.registry import options, register
+from burnish.registry import register
 from burnish.rewards.base import Verdict
-from burnish.rewards.calling import call, check_call, load_function, verdicts_of
+from burnish.rewards.calling import call, check_call, verdicts_of
 from burnish.rewards.text.base import LanguageReward, Response
+from burnish.utils.user_code import load_object
 
 if TYPE_CHECKING:
     from burnish.types.prompt import Prompt
 
 
 @register("language reward", "function")
-@options
 class LanguageFunction(LanguageReward):
     """function(responses, prompts, **arguments), async or not -> one number per response, None where there is none."""
 
@@ -36,7 +36,7 @@ class LanguageFunction(LanguageReward):
         return [self.path]
 
     def prepare(self) -> None:
-        load_function(self.path)
+        load_object(self.path, "reward function")
 
     def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Verdict]:
         # an exception goes to the caller, who then asks again for each response alone

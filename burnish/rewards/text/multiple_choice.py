@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from burnish.registry import options, register
+from burnish.registry import register
 from burnish.rewards.base import Verdict
 from burnish.rewards.text.base import LanguageReward, Response
 from burnish.rewards.text.extraction import Where, extract, reference
@@ -27,7 +27,6 @@ NEGATION = re.compile(
 
 
 @register("language reward", "multiple_choice")
-@options
 class MultipleChoice(LanguageReward):
     """1 where the letter is the prompt's, else 0. "B", "(B)", "B. Paris" and "The answer is B." all choose B."""
 

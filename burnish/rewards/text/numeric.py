@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 from burnish.options import NonNegative
-from burnish.registry import options, register
+from burnish.registry import register
 from burnish.rewards.base import Verdict
 from burnish.rewards.text.arithmetic import Unreadable
 from burnish.rewards.text.base import LanguageReward, Response
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 
 @register("language reward", "numeric")
-@options
 class Numeric(LanguageReward):
     """1 where the answer says the same number as the prompt's, else 0; no number at all is wrong, not missing.
 

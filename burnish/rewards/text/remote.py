@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from burnish.options import Count, Seconds, Threads, Whole
-from burnish.registry import options, register
+from burnish.registry import register
 from burnish.rewards.base import Verdict
 from burnish.rewards.text.base import LanguageReward, Response
 from burnish.utils.errors import UserError
@@ -49,7 +49,6 @@ _OPENER = urllib.request.build_opener(_Stays)
 
 
 @register("language reward", "remote")
-@options
 class Remote(LanguageReward):
     """Posts {queries, prompts, references, images, responses} and reads {rewards}: one number each, or null."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from burnish.registry import options, register
+from burnish.registry import register
 from burnish.rewards.base import Verdict
 from burnish.rewards.text.base import LanguageReward, Response
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 
 @register("language reward", "repetition")
-@options
 class Repetition(LanguageReward):
     """From 0, nothing repeats, to almost 1. Weight 0 watches, a negative weight punishes."""
 

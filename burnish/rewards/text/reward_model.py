@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from burnish.options import Count
-from burnish.registry import options, register
+from burnish.registry import register
 from burnish.rewards.base import Verdict
 from burnish.rewards.text.base import LanguageReward, Response
 from burnish.utils.errors import UserError
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 @register("language reward", "reward_model")
-@options
 class RewardModel(LanguageReward):
     """The logit of a classifier that reads the conversation with the response at its end."""
 

@@ -13,14 +13,15 @@ from torch import Tensor, nn
 from burnish.environments.base import Environment, Episode, Observation
 from burnish.language.decoding import decode
 from burnish.language.model import LanguageModel, Video
-from burnish.rewards.judging import place_of
 from burnish.rewards.text.base import POLICY, Dialogue, Response
-from burnish.tasks.language.engine import Encoder, ResponseJob, SamplingRoles
+from burnish.tasks.language.engine import Encoder, ResponseJob
+from burnish.tasks.language.roles import LanguageRoles
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, Features, follow
 from burnish.types.prompt import Prompt
 from burnish.utils import random
 from burnish.utils.errors import UserError
+from burnish.utils.user_code import place_of
 
 
 @dataclass
@@ -77,7 +78,7 @@ class Dialogues:
     environment that fails breaks its own dialogue alone.
     """
 
-    def __init__(self, roles: SamplingRoles, environment: Environment, *, batch_size: int, seed: int) -> None:
+    def __init__(self, roles: LanguageRoles, environment: Environment, *, batch_size: int, seed: int) -> None:
         self.roles, self.environment, self.batch_size, self.seed = roles, environment, batch_size, seed
         self.tools = environment.tools()
         self.encode = Encoder(roles.model, self.tools)

@@ -1,0 +1,128 @@
+"""Code that users name: functions, classes, plugins, by ``package.module`` or ``path/to/file.py``.
+
+A file becomes a module whose name holds its path, so that any process that has imported this file can import it, be it
+because a configuration names it or because something that was pickled came from it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import sysconfig
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from urllib.parse import unquote
+
+from burnish.utils.errors import UserError
+from burnish.utils.reading import checked_path
+
+FILE = "burnish_file:"  # begins the names of modules that were made of files
+OURS = Path(__file__).parents[1]
+OBJECT = "object"  # in the place of a module: what ``burnish.load`` was given, by the name that it was given for
+GIVEN: dict[str, Any] = {}  # of this process
+
+
+class _Files(importlib.abc.MetaPathFinder):
+    """Finds files by the names that ``module_name`` gives them."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if not fullname.startswith(FILE):
+            return None
+        file = Path(unquote(fullname.removeprefix(FILE)))
+        if not file.is_file():
+            raise FileNotFoundError(f"there is no file {file}")
+        return importlib.util.spec_from_file_location(fullname, file)
+
+
+if not any(type(finder).__name__ == _Files.__name__ for finder in sys.meta_path):
+    sys.meta_path.insert(0, _Files())
+
+
+def is_file(where: str) -> bool:
+    """Whether the user means a file and not a module."""
+    return where.endswith(".py")
+
+
+def absolute(where: str) -> str:
+    """A file by its whole path, so that it is found from other folders; a module as it is."""
+    return str(checked_path(where).resolve()) if is_file(where) else where
+
+
+def load_module(where: str) -> ModuleType:
+    """The module of that name, or of that file; whatever is wrong in it is raised."""
+    if not is_file(where):
+        return importlib.import_module(where)
+    return importlib.import_module(FILE + absolute(where).replace("%", "%25").replace(".", "%2E"))
+
+
+def path_of(thing: Any) -> str:
+    """Where a class or a function is, as ``load_object`` takes it."""
+    module = thing.__module__
+    return f"{unquote(module.removeprefix(FILE)) if module.startswith(FILE) else module}:{thing.__qualname__}"
+
+
+def load_object(path: str, what: str) -> Any:
+    """What package.module:name or path/to/file.py:name is; it can be called.
+
+    Args:
+        path: of a function or a class.
+        what: it is meant to be, for messages.
+
+    Raises:
+        UserError: the path leads nowhere, or its module fails to import.
+    """
+    where, colon, name = path.rpartition(":")
+    if not colon or not where or not name:
+        raise UserError(f"path of {what} is {path!r}; write package.module:function or file.py:function")
+    if where == OBJECT:
+        if name not in GIVEN:
+            raise UserError(
+                f"path of {what} is {path!r}: it was a Python object of the process that made this configuration; give "
+                f"it to burnish.load again, or write it into a module and give package.module:function"
+            )
+        return GIVEN[name]
+    try:
+        module = load_module(where)
+    except (Exception, SystemExit) as error:  # the module is the user's: anything may go wrong in it
+        why = f"{where} fails to import: {reason(error)}; mend it, or give another path"
+        raise UserError(f"path of {what} is {path!r}, but {why}") from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        why = "has no such name" if found is None else "is not a function there"
+        raise UserError(f"path of {what} is {path!r}, but {name} {why}; give the name of a function")
+    return found
+
+
+def reason(error: BaseException) -> str:
+    """What was raised, and where in the user's code."""
+    if isinstance(error, UserError):
+        return f"{error}{place_of(error)}"
+    return f"{type(error).__name__}: {error}{place_of(error)}"
+
+
+def place_of(error: BaseException) -> str:
+    """Where in the user's code an error was raised; nothing where none of it was reached."""
+    libraries = (*sysconfig.get_paths().values(), "<")
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((*libraries, str(OURS)))]
+    return f" ({own[-1].filename}:{own[-1].lineno}, in {own[-1].name})" if own else ""
+
+
+def code_of(path: str) -> bytes | None:
+    """What is in the file of a module or of something in it, which is not run; None where there is none to be found."""
+    where = path.rpartition(":")[0] or path
+    try:
+        if is_file(where):
+            return checked_path(where).read_bytes()
+        spec = importlib.util.find_spec(where)
+        return Path(spec.origin).read_bytes() if spec is not None and spec.origin is not None else None
+    except Exception:  # the user's packages are imported on the way, and whatever is wrong is told when it is called
+        return None
