@@ -212,7 +212,7 @@ def group_diversities(pictures: Sequence[np.ndarray], group: Tensor) -> dict[int
 
 def _coarse(picture: np.ndarray) -> np.ndarray:
     """Brightness in [0, 1] averaged over cells of 4 x 4 pixels; larger ones where those would exceed 16."""
-    value = picture @ LUMA / 255
+    value: np.ndarray = picture @ LUMA / 255
     for axis, length in enumerate(value.shape):
         cells = min(max(length // CELL, 1), CELLS)
         edges = np.arange(cells + 1) * length // cells

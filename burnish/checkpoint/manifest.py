@@ -45,7 +45,7 @@ def read(path: Path) -> dict[str, Any]:
             f"{path} is not a complete checkpoint: {file} is missing; give a numbered folder in a run's checkpoints"
         ) from None
     try:
-        content = parse_json(raw)
+        content: dict[str, Any] = parse_json(raw)
         content.pop("sha256")
         intact = render(content) == raw
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from burnish.algorithms.base import GroupRelative
 from burnish.config.run import RunConfig
-from burnish.flow.levels import steps_between
+from burnish.flow.windows import steps_between
 from burnish.models.flow.loading import family_of, parts_of, read_index
 from burnish.options import DataOptions, ModelOptions, RolloutOptions, TrainerOptions, ValidationOptions
 from burnish.options.flow import SupervisedOptions

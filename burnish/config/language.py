@@ -12,13 +12,13 @@ from pydantic import Field
 from burnish.algorithms.language.base import LanguageAlgorithm
 from burnish.algorithms.language.turns import TurnRewards
 from burnish.config.run import RunConfig
-from burnish.data.language.options import LanguageDataOptions
 from burnish.environments.base import Environment
 from burnish.environments.function import FunctionEnvironment
 from burnish.environments.tools import Tools
 from burnish.models.language.loading import check_files
 from burnish.options import (
     CriticOptions,
+    LanguageDataOptions,
     LanguageModelOptions,
     LanguageRolloutOptions,
     LanguageTrainerOptions,

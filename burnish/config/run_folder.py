@@ -169,7 +169,7 @@ class RunFolder:
         """
         if not self.config.exists():
             return
-        # plugins may lie elsewhere by now
+        # plugins may have moved since
         before = load(str(self.config), [f"plugins={json.dumps(config.plugins)}"])
         differing, hint = [], ""
         decaying = {name: one for name, one in config.optimizers.items() if one.schedule != "constant"}

@@ -28,7 +28,7 @@ _NOT_DECISIVE = re.compile(
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
     """Every option as plain data, with the names of algorithm, environment and rewards."""
-    plain = json.loads(json.dumps(dataclasses.asdict(config)))
+    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
     plain["algorithm"] = {"name": config.algorithm.name} | plain["algorithm"]
     if plain.get("environment") is not None:
         plain["environment"] = {"name": config.environment.name} | plain["environment"]  # type: ignore[attr-defined]

@@ -40,8 +40,8 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """The next node, unless it is too deep or too large: aliases of aliases can expand to billions of values."""
-        event = self.peek_event()
-        where: Any = event.start_mark
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        where = event.start_mark
         self._depth += 1
         if self._depth > DEEPEST:
             raise yaml.composer.ComposerError(None, None, f"nested more than {DEEPEST} levels", where)

@@ -150,7 +150,8 @@ class Layers:
             # a module takes part in the trainer's precision: experts are chosen and computed as they learn
             with torch.autocast(x.device.type, self.compute, enabled=self.compute != torch.float32):
                 out = layer.mlp(normal[None])
-            return x + (out[0] if isinstance(out, tuple) else out)[0]
+            experts: Tensor = (out[0] if isinstance(out, tuple) else out)[0]
+            return x + experts
         gate, up = layer.gate_up(normal.to(self.compute)).chunk(2, -1)
         return x + layer.down(F.silu(gate).mul_(up))
 
@@ -224,7 +225,8 @@ class Layers:
 
 def base(linear: Any) -> Tensor:
     """The weight of a linear layer without its adapters."""
-    return linear.get_base_layer().weight if hasattr(linear, "lora_A") else linear.weight
+    weight: Tensor = linear.get_base_layer().weight if hasattr(linear, "lora_A") else linear.weight
+    return weight
 
 
 def dense(linear: Any) -> Tensor:

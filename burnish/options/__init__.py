@@ -12,6 +12,7 @@ from burnish.options.flow import (
 )
 from burnish.options.language import (
     CriticOptions,
+    LanguageDataOptions,
     LanguageLoraOptions,
     LanguageModelOptions,
     LanguageRolloutOptions,
@@ -59,6 +60,7 @@ __all__ = [
     "Finite",
     "Fraction",
     "Guidance",
+    "LanguageDataOptions",
     "LanguageLoraOptions",
     "LanguageModelOptions",
     "LanguageRolloutOptions",

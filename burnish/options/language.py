@@ -158,3 +158,45 @@ class PtxOptions:
     """Weight of their negative log-likelihood, a mean over response tokens."""
     batch_size: Count = 32
     """Responses per optimizer step."""
+
+
+@options
+class LanguageDataOptions:
+    """Questions for training and validation, with their pictures and right answers."""
+
+    train_files: str | list[str]
+    """Records: .jsonl, .json (a list), .parquet, or a folder that the datasets library saved; lists are concatenated."""
+    val_files: str | list[str] | None = None
+    """Records for validation; null validates on the training records, with a warning."""
+    prompt_key: str | None = None
+    """Key of the question, plain text or chat messages; null looks for prompt, messages, question, problem, query.
+    Dots lead into nested objects (extra_info.question)."""
+    images_key: str | None = None
+    """Key of the pictures; null looks for images and image."""
+    videos_key: str | None = None
+    """Key of the videos; null looks for videos and video."""
+    unmarked: Literal["first", "last", "error"] = "first"
+    """Position of pictures and videos in records without placeholders: before the first user message's text, as in
+    TRL's data sets, or after it; error refuses such records."""
+    answer_key: str | None = None
+    """Key of the right answer; null looks for answer, solution, ground_truth, reward_model.ground_truth, reference,
+    target."""
+    response_key: str | None = None
+    """Key of the response in demonstrations and judgements; null looks for response, completion, output."""
+    label_key: str | None = None
+    """Key of the label that chooses the rewards of a question; null reads label where that is text."""
+    extra_keys: list[str] = Field(default_factory=lambda: ["extra_info"])
+    """Further keys, which rewards read as prompt.info."""
+    system_prompt: str | None = None
+    """System message of questions that have none; null adds none."""
+    train_batch_size: Count = 32
+    """Prompts per rollout."""
+    shuffle: bool = True
+    """Shuffle the records anew every epoch; false keeps their order."""
+    max_prompt_length: Tokens | None = None
+    """Longest question in tokens, pictures included; null sets no limit. Nothing is truncated."""
+    overlong: Literal["filter", "error"] = "error"
+    """What to do with longer ones: filter leaves them out with a warning, error refuses to start."""
+    decode_check: bool = True
+    """Decode every picture and video once before the run, in parallel, and name the records of broken ones; false
+    reads headers only, and a broken one ends the run when it is first used."""

@@ -62,7 +62,7 @@ class ActorGroup:
         self.handles: list[Any] = [None] * pool.size
         self.pids = [0] * pool.size  # on their machines
         self.address, self._port = "", 0  # where torch.distributed meets, on rank 0's machine
-        self._lives: dict[int, ray.ObjectRef] = {}  # by rank: ready when it is dead
+        self._lives: dict[int, ray.ObjectRef[Any]] = {}  # by rank: ready when it is dead
         # a class of the name that Ray's lists and logs are to show
         self._actor: Any = ray.remote(**LINES)(type(kind.__name__, (WorkerProcess,), {}))
         restarts = pool.options.max_restarts if stateless else 0
@@ -166,7 +166,7 @@ class ActorGroup:
         gone, _ = ray.wait(list(lives), num_returns=len(lives), timeout=0) if lives else ([], [])
         return sorted(lives[life] for life in gone)
 
-    def watched(self) -> dict[ray.ObjectRef, int]:
+    def watched(self) -> dict[ray.ObjectRef[Any], int]:
         """References that are ready when a worker is dead, by which all others would wait for ever; with its rank."""
         return {life: rank for rank, life in self._lives.items()} if self.collective else {}
 
@@ -251,7 +251,7 @@ class ActorGroup:
         )
         return self.kind, rank_info, self.arguments[rank]
 
-    def _await_capacity(self, pending: list[ray.ObjectRef]) -> None:
+    def _await_capacity(self, pending: list[ray.ObjectRef[Any]]) -> None:
         """Wait until Ray has put the actors somewhere: after a machine was lost that may be never."""
         options, now = self.pool.options, time.monotonic()
         deadline, placed_by = now + options.start_timeout, now + options.placement_timeout
@@ -275,7 +275,7 @@ class ActorGroup:
         remote = self.handles[rank].call_beside if beside else self.handles[rank].call
         return remote.options(num_returns=returns, name=method).remote(method, *arguments)
 
-    def _call(self, method: str, responses: dict[int, ray.ObjectRef], seconds: float | None, option: str) -> Call:
+    def _call(self, method: str, responses: dict[int, ray.ObjectRef[Any]], seconds: float | None, option: str) -> Call:
         if seconds is None:
             seconds, option = self.pool.options.call_timeout, "ray.call_timeout"
         return Call(group=self, method=method, responses=responses, seconds=seconds, option=option or "seconds")

@@ -23,7 +23,7 @@ class Watched(Protocol):
     @property
     def name(self) -> str: ...
 
-    def watched(self) -> dict[ray.ObjectRef, int]: ...
+    def watched(self) -> dict[ray.ObjectRef[Any], int]: ...
 
     def failed(self, rank: int, error: BaseException) -> None: ...
 
@@ -34,12 +34,12 @@ class Call:
 
     group: Watched
     method: str
-    responses: dict[int, ray.ObjectRef]  # by rank
+    responses: dict[int, ray.ObjectRef[Any]]  # by rank
     seconds: float  # that it may take
     option: str  # where the user sets that
-    kept: dict[int, ray.ObjectRef] = field(default_factory=dict)  # by rank: second halves, which are never fetched
+    kept: dict[int, ray.ObjectRef[Any]] = field(default_factory=dict)  # by rank: second halves, which are never fetched
     start: float = field(default_factory=time.monotonic)
-    _fine: set[ray.ObjectRef] = field(default_factory=set)  # responses that are there and are no errors
+    _fine: set[ray.ObjectRef[Any]] = field(default_factory=set)  # responses that are there and are no errors
 
     @property
     def left(self) -> float:
@@ -60,7 +60,7 @@ class Call:
         ray.wait(list(self.responses.values()), timeout=max(0.0, min(seconds, self.left)))
         return self.done()
 
-    def _failed(self, reference: ray.ObjectRef) -> bool:
+    def _failed(self, reference: ray.ObjectRef[Any]) -> bool:
         if reference not in self._fine:
             try:
                 ray.get(reference, timeout=POLL)

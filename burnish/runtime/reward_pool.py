@@ -87,7 +87,7 @@ class PooledScorer:
         scores: Scores = self.submit(samples, prompts).result()
         return scores
 
-    def watched(self) -> dict[ray.ObjectRef, int]:
+    def watched(self) -> dict[ray.ObjectRef[Any], int]:
         """None: no worker waits for another one."""
         return {}
 

@@ -61,7 +61,8 @@ class Entry:
     @property
     def torch_dtype(self) -> torch.dtype:
         """Its type in torch."""
-        return getattr(torch, self.dtype)
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
 
     def __str__(self) -> str:
         return f"{self.name} ({self.dtype} {list(self.shape)})"

@@ -25,7 +25,7 @@ class WeightPayload:
 
     fingerprint: Fingerprint
     seconds: dict[str, float]  # gather, transfer, check
-    buckets: list[ray.ObjectRef] = field(default_factory=list)  # uint8 arrays; none where they were broadcast
+    buckets: list[ray.ObjectRef[Any]] = field(default_factory=list)  # uint8 arrays; none where they were broadcast
     broken: str = ""  # why not all was broadcast
 
 

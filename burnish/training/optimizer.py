@@ -53,7 +53,7 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float | None) -
     if not found:
         return torch.tensor(0.0)
     gradients = [local_shard(gradient) for gradient in found]
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm([g.float() for g in gradients])))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm([g.float() for g in gradients])))
     if is_sharded(found[0]):
         norm = _over_ranks(norm, found[0])
     norm = norm.cpu()  # once: whoever compares it on a GPU waits each time

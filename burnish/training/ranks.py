@@ -139,7 +139,8 @@ class ProcessRanks:
             self._dist.broadcast_object_list(outcome, src=0, group=self.group)
         if outcome[1] is not None:
             raise outcome[1]
-        return outcome[0]
+        value: T = outcome[0]
+        return value
 
     def barrier(self, what: str) -> None:
         self._reduce(torch.zeros(1), what)

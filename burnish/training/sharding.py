@@ -64,7 +64,7 @@ class Sharded:
 
     def __call__(self, run: Callable[[], T]) -> T:
         """Run something that uses the network. It returns tensors, alone or in tuples: gradients enter by them."""
-        found = self.unit(run)
+        found: T = self.unit(run)
         if not (torch.is_grad_enabled() or self._gathered or self.reshard):
             self._give_up()  # no backward pass comes that would, and the weights may change meanwhile
         return found
@@ -250,7 +250,8 @@ def local_shard(tensor: Tensor) -> Tensor:
     if not is_sharded(tensor):
         return tensor
     there: Any = tensor.detach()
-    return there.to_local()
+    local: Tensor = there.to_local()
+    return local
 
 
 def sharded_like(whole: Tensor, example: Tensor) -> Tensor:

@@ -11,16 +11,9 @@ from burnish.algorithms.flow.flow_grpo import FlowGRPO
 from burnish.batches import NoiseLevels, StepBatch, judge
 from burnish.flow.schedules import schedule
 from burnish.tasks.flow.roles import FlowRoles
-from burnish.types.batch import Gathered
-from burnish.types.rollout import Conditioning, Denoising, Prompt, Scored, Scores
+from burnish.types.rollout import Denoising, Prompt, Scored, Scores
 from tests.conformance import case
-
-
-def unconditioned(count: int) -> Gathered[Conditioning]:
-    return Gathered(
-        table=Conditioning(tokens=torch.zeros(1, 1, 1), pooled=torch.zeros(1, 1)),
-        index=torch.zeros(count, dtype=torch.long),
-    )
+from tests.support.flow_bench import unconditioned
 
 
 def trajectory(state, next_state, time, time_next, logprob, times) -> Denoising:

@@ -11,8 +11,7 @@ from burnish.algorithms.base import Needs, Recording
 from burnish.algorithms.flow.diffusion_nft import DiffusionNFT
 from burnish.algorithms.flow.flow_grpo import FlowGRPO
 from burnish.batches import NoiseLevels, judge
-from burnish.flow.guidance import guide
-from burnish.flow.sampling import Plan, denoise
+from burnish.flow.sampling import Plan, denoise, guide
 from burnish.flow.schedules import schedule
 from burnish.flow.transitions import transition
 from burnish.flow.windows import Window

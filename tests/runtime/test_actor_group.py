@@ -12,7 +12,8 @@ from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import first_done
 from burnish.runtime.faults import RestartLimit, WorkerDied, WorkerTimeout
 from burnish.utils.errors import ConfigError
-from tests.runtime.conftest import SLOW
+from tests.support.processes import gone
+from tests.support.ray_runs import SLOW
 from tests.support.toy_workers import Refusing, Toy
 
 pytestmark = pytest.mark.cluster
@@ -118,7 +119,7 @@ def test_a_pool_whose_workers_wait_for_each_other_is_ended_and_rebuilt_together(
         assert time.monotonic() - start < NOTICED
         with pytest.raises(WorkerDied, match="the pool was ended: worker 1"):
             group.call("count")
-        assert gone(pids[0])
+        assert gone(pids[0], within=30)
 
         group.rebuild()
         assert not set(group.pids) & set(pids)
@@ -144,16 +145,3 @@ def kill(group: ActorGroup, rank: int) -> float:
     time.sleep(1.0)  # it has begun, most likely; what it is asked before it does ends in the same way
     os.kill(group.pids[rank], signal.SIGKILL)
     return time.monotonic()
-
-
-def gone(pid: int) -> bool:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        try:
-            with open(f"/proc/{pid}/stat") as stat:
-                if stat.read().rpartition(")")[2].split()[0] == "Z":
-                    return True
-        except FileNotFoundError:
-            return True
-        time.sleep(0.1)
-    return False

@@ -11,7 +11,7 @@ from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.faults import WorkerDied
 from burnish.runtime.weight_stream import Mismatch
 from burnish.runtime.weight_sync import WeightSyncs
-from tests.runtime.conftest import SLOW
+from tests.support.ray_runs import SLOW
 from tests.support.weight_sides import Samples, Trains, weights
 
 pytestmark = pytest.mark.cluster

@@ -28,15 +28,14 @@ from burnish.options import CriticOptions, OptimizerOptions, ShardingOptions
 from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.ranks import SINGLE_RANK, Ranks, join_ranks
 from burnish.training.sharding import full_weight, local_shard
-from burnish.types.completion import Together
+from burnish.types.completion import ResponseRows
 from burnish.types.rollout import OfflineResponses
-from tests.algorithms.flow.test_draft import Red
 from tests.support.checkpoints import IDENTITY, make
+from tests.support.flow_bench import WINDOW, Red
+from tests.support.flow_bench import Bench as FlowBench
 from tests.support.language_samples import responses
 from tests.support.token_batches import PROMPTS, asked
 from tests.support.token_batches import Bench as TokenBench
-from tests.training.test_trainer import WINDOW
-from tests.training.test_trainer import Bench as FlowBench
 
 UPDATES, SAVED = 2, 1  # of three or more optimizer steps each
 # a bound that every gradient exceeds, and an epsilon that keeps Adam from making rounding errors of nothing to steps
@@ -54,7 +53,7 @@ def imitating(ranks: Ranks) -> TokenBench:
     bench = TokenBench(GRPO(), lora=True, ranks=ranks, **TOKENS)
     trace = responses(bench.roles.model, bench.engine.encode(PROMPTS).table, [0, 1, 2], [4, 2, 0])
     given = OfflineResponses(
-        answers=Together(trace=trace, members=1), good=torch.ones(3, dtype=torch.bool), update=1, version=0, seed=0
+        answers=ResponseRows(trace=trace, members=1), good=torch.ones(3, dtype=torch.bool), update=1, version=0, seed=0
     )
     bench.workers.auxiliary = AuxiliaryLoss(SFT(), lambda step: given, 0.3, metric="actor/ptx_loss")
     return bench

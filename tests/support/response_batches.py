@@ -17,7 +17,7 @@ from burnish.tasks.language.roles import LanguageRoles
 from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.trainer import Trainer
-from burnish.types.completion import Together
+from burnish.types.completion import ResponseRows
 from burnish.types.rollout import OfflineResponses, Prompt, ScoredResponses, Scores
 from burnish.utils.timer import Stopwatch
 from tests.support.language_samples import encode_all, folder_of, responses
@@ -61,7 +61,7 @@ def given(sampled: ScoredResponses, rows: Sequence[int], members: int, good: Seq
     trace = sampled.trace.select(torch.tensor(rows))
     count = len(rows) // members
     return OfflineResponses(
-        answers=Together(trace=trace, members=members),
+        answers=ResponseRows(trace=trace, members=members),
         good=torch.tensor(list(good) or [True] * count),
         update=1,
         version=0,

@@ -164,3 +164,7 @@ def with_rewards(answered: ScoredResponses, reward: Tensor, missing: Tensor | No
     """The same responses, judged otherwise."""
     scores = replace(answered.scores, reward=reward, components=reward[:, None])
     return replace(answered, scores=scores if missing is None else replace(scores, missing=missing))
+
+
+def close(one, other):
+    torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5 * float(other.abs().max()))

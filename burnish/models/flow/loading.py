@@ -76,7 +76,8 @@ def standard_side(path: Path) -> int:
     """Pixels to a side of the pictures that a pipeline draws where no size is asked for, by its configurations."""
     transformer, vae = (_written(path / part / "config.json") for part in ("transformer", "vae"))
     side = transformer.get("sample_size") or STANDARD_SIDE
-    return int(side) * 2 ** (len(vae.get("block_out_channels", [0])) - 1)
+    factor: int = 2 ** (len(vae.get("block_out_channels", [0])) - 1)
+    return int(side) * factor
 
 
 def _written(file: Path) -> dict[str, Any]:

@@ -234,7 +234,8 @@ class PipelineModel:
             return grey if self.grid.channels == 1 else pixels
         with torch.no_grad():
             means = torch.cat([vae.encode(one, return_dict=False)[0].mode() for one in pixels.split(1)])
-        return (means - (vae.config.shift_factor or 0.0)) * vae.config.scaling_factor
+        latents: Tensor = (means - (vae.config.shift_factor or 0.0)) * vae.config.scaling_factor
+        return latents
 
     def recompute_activations(self) -> None:
         self.network.enable_gradient_checkpointing()  # type: ignore[operator]

@@ -195,12 +195,13 @@ class TransformersModel:
             encoded.positions[0] = encoded.positions[0][:, ended:] - ended
         return encoded
 
-    def answer(self, text: str) -> list[int]:
+    def response_ids(self, text: str) -> list[int]:
         mark = unused_character(text)
         return [*self._ids(self._gap + self._cut(text, mark), mark), *self.end]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(list(ids), skip_special_tokens=True)
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True)
+        return text
 
     def _render(self, messages: Chat, tools: Sequence[dict[str, Any]] = (), *, prompt: bool = True) -> tuple[str, str]:
         """The chat as text, and the character at which it must be cut into pieces before it becomes tokens.
@@ -254,7 +255,7 @@ class TransformersModel:
         if self.tokenizer.chat_template is not None:
             return []
         bare = self.tokenizer("a", add_special_tokens=False).input_ids
-        whole = self.tokenizer("a").input_ids
+        whole: list[int] = self.tokenizer("a").input_ids
         return whole[: next(place for place in range(len(whole)) if whole[place:][: len(bare)] == bare)]
 
     def _content(self, message: dict[str, Any], mark: str) -> Any:
@@ -339,11 +340,13 @@ class TransformersModel:
                 plan=plan,
                 **self._deep(embedded, source),
             )
-        return out.last_hidden_state[0]
+        states: Tensor = out.last_hidden_state[0]
+        return states
 
     def head(self, network: nn.Module) -> Tensor:
         head: Any = network.get_output_embeddings()  # type: ignore[operator]
-        return head.weight
+        weight: Tensor = head.weight
+        return weight
 
     def _autocast(self, device: torch.device) -> Any:
         import torch

@@ -106,7 +106,8 @@ def _logits(network: Any, rows: Sequence[dict[str, list[int]]]) -> list[float]:
             logits = network(**{name: value.to(network.device) for name, value in padded.items()}).logits
     finally:
         config.pad_token_id = known
-    return logits[:, 0].float().tolist()
+    scores: list[float] = logits[:, 0].float().tolist()
+    return scores
 
 
 @cache

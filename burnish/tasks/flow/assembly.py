@@ -13,7 +13,7 @@ from torch import Tensor
 
 from burnish.algorithms.flow.sft import SFT
 from burnish.config.flow import FlowConfig
-from burnish.data.flow.finished import FinishedData
+from burnish.data.flow.offline import OfflinePictures
 from burnish.data.flow.prompts import read_prompts
 from burnish.data.stream import Stream
 from burnish.models.flow.loading import load_model, read_index, standard_side
@@ -82,7 +82,7 @@ class FlowAssembly(Assembly):
         return PictureFiles(self.config, section, "pictures") if section is not None else None
 
     @cached_property
-    def finished(self) -> list[FinishedData]:
+    def finished(self) -> list[OfflinePictures]:
         """All these pictures, as the model has them."""
         every = (self.pictures, self.supervised_pictures)
         return [files.learned_by(self.engine) for files in every if files is not None]
@@ -93,7 +93,7 @@ class FlowAssembly(Assembly):
         return self.pictures.records
 
     def prepare(self, records: list[Any], update: int) -> OfflineSamples:
-        return self.finished[0].given(records, self.engine.times, update=update, seed=self.config.seed)
+        return self.finished[0].batch(records, self.engine.times, update=update, seed=self.config.seed)
 
     @cached_property
     def auxiliary(self) -> AuxiliaryLoss | None:
@@ -104,7 +104,7 @@ class FlowAssembly(Assembly):
         stream = Stream(files.records, section.batch_size, seed=config.seed, shuffle=True, name="supervised")
 
         def draw(step: int) -> OfflineSamples:
-            return data.given(stream.batch(step), self.engine.times, update=step, seed=config.seed)
+            return data.batch(stream.batch(step), self.engine.times, update=step, seed=config.seed)
 
         return AuxiliaryLoss(SFT(time_shift=section.time_shift), draw, section.coef)
 

@@ -90,7 +90,7 @@ class FlowEngine:
         plan = self._plan(job)
         lineage = BranchIds.of(job, plan.recorded)
         shared = job.recording is not None and job.recording.shared_noise
-        plan = replace(plan, node=lineage.node if shared else None)
+        plan = replace(plan, branch=lineage.node if shared else None)
         conditioning = self.embed([prompt.text for prompt in job.prompts], between=job.between)
         unconditional = self.embed([prompt.negative for prompt in job.prompts], between=job.between)
         merge = self.options.merge_lora
@@ -126,14 +126,14 @@ class FlowEngine:
         conditioning, unconditional = conditioning.select(rows), unconditional.select(rows)
         keys = [(self.seed, job.purpose, job.update, prompt.uid) for prompt in job.prompts[rows]]
         starts = [
-            (*key, "shared", "start") if plan.node is not None else (*key, sample, "start")
+            (*key, "shared", "start") if plan.branch is not None else (*key, sample, "start")
             for key, sample in zip(keys, job.sample[rows].tolist(), strict=True)
         ]
 
         def velocity(x: Tensor, time: Tensor, index: Tensor) -> Tensor:
             job.between()
             count = len(index)
-            if plan.node is not None and count < LEAST:
+            if plan.branch is not None and count < LEAST:
                 padded = torch.arange(LEAST).clamp(max=count - 1)
                 there = to_device(padded, device)
                 x, time, index = x[there], time[there], index[padded]

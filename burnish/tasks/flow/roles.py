@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from burnish.algorithms.base import Name, Needs, Role
 from burnish.algorithms.flow.teaching import Teacher
-from burnish.flow.guidance import guide
+from burnish.flow.sampling import guide
 from burnish.models.flow.base import FlowModel
 from burnish.options import LoraOptions
 from burnish.rewards.base import Reward

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from burnish.algorithms.language.sft import SFT
 from burnish.config.language import LanguageConfig, ResponseRolloutOptions
-from burnish.data.language.given import ResponseData, ResponseRecord, read_responses
+from burnish.data.language.offline import ResponseData
 from burnish.data.language.prompts import check_positions, read_questions, within_length
+from burnish.data.language.responses import ResponseRecord, read_responses
 from burnish.data.stream import Stream
 from burnish.language.sampling import Sampling
 from burnish.models.language.loading import check_experts, family_of, load_language_model, read_config
@@ -167,13 +168,13 @@ class LanguageAssembly(Assembly):
         return self._data.records
 
     def prepare(self, records: list[Any], update: int) -> OfflineResponses:
-        return self._data.given(records, update=update, seed=self.config.seed)
+        return self._data.batch(records, update=update, seed=self.config.seed)
 
     def _learnable(self, records: list[ResponseRecord]) -> ResponseData:
         """Those that are short enough, as the model has them."""
         model, config = self.roles.model, self.config
         measured = ResponseData(records, model, Encoder(model, self._tools, bounded=False))
-        kept = measured.within(config.data, config.rollout.max_new_tokens).records
+        kept = measured.within_length(config.data, config.rollout.max_new_tokens).records
         return ResponseData(kept, model, self.engine.encode)
 
     @cached_property
@@ -185,7 +186,7 @@ class LanguageAssembly(Assembly):
         stream = Stream(data.records, section.batch_size, seed=config.seed, shuffle=True, name="ptx")
 
         def draw(step: int) -> OfflineResponses:
-            return data.given(stream.batch(step), update=step, seed=config.seed)
+            return data.batch(stream.batch(step), update=step, seed=config.seed)
 
         return AuxiliaryLoss(SFT(), draw, section.coef, metric="actor/ptx_loss")
 

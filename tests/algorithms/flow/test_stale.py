@@ -9,12 +9,9 @@ import torch
 from burnish.algorithms.correction import RolloutCorrection
 from burnish.algorithms.flow.flow_dppo import FlowDPPO
 from burnish.algorithms.flow.flow_grpo import FlowGRPO
-from burnish.flow.windows import Window
 from tests.support.factory import tiny_pipeline
-from tests.tasks.language.test_evaluate import SMALL, session_of
-from tests.training.test_trainer import Bench
-
-WINDOW = Window(kind="random", size=2, scattered=True)
+from tests.support.flow_bench import WINDOW, Bench
+from tests.support.language_runs import SMALL, assembly_of
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +67,7 @@ def test_means_of_older_weights_are_computed_anew(pipeline):
 
 @pytest.mark.parametrize("correction", ["null", "{}"])
 def test_responses_of_older_weights_are_scored_anew(correction):
-    assembly = session_of(
+    assembly = assembly_of(
         *SMALL, "algorithm=grpo", "trainer.mini_batch_size=null", f"algorithm.rollout_correction={correction}"
     )
     workers, algorithm = assembly.workers, assembly.config.algorithm
