@@ -92,10 +92,10 @@ class Balance:
         self._heard = []
         try:
             states = run()
-            logits = [layer.index_select(0, states.places) for layer in self._heard]
+            logits = [layer.index_select(0, states.index) for layer in self._heard]
         finally:
             self._heard = None  # what is computed again in a backward pass is not heard
-        every = torch.ones(1, len(states.places), dtype=torch.bool, device=states.places.device)
+        every = torch.ones(1, len(states.index), dtype=torch.bool, device=states.index.device)
         if self._does == "count":
             load = expert_load(logits, every, self.top_k)
             self._load = self._load.to(load.device) + load if len(self._load) else load

@@ -17,7 +17,7 @@ from burnish.flow.multistep import thinned
 from burnish.flow.sampling import Plan, denoise
 from burnish.flow.schedules import schedule
 from burnish.models.flow.base import FlowModel
-from burnish.models.lora import rounded_by_folding
+from burnish.models.lora import merging_rounds
 from burnish.options import RolloutOptions
 from burnish.rollout.numbering import numbered
 from burnish.types.batch import Gathered, to_device
@@ -126,7 +126,7 @@ class FlowEngine:
         unconditional = self.embed([prompt.negative for prompt in job.prompts], between=job.between)
         merge = self.options.merge_lora
         if merge == "auto":
-            merge = not rounded_by_folding(self.model.network)
+            merge = not merging_rounds(self.model.network)
         with self.roles.sampling(job.role, merge=merge) as role:
             for start in range(0, len(job.prompts), self.options.batch_size):
                 rows = slice(start, min(start + self.options.batch_size, len(job.prompts)))

@@ -15,7 +15,7 @@ from burnish.algorithms.base import Name, Needs, Role
 from burnish.algorithms.flow.teaching import Teacher
 from burnish.flow.sampling import guide
 from burnish.models.flow.base import FlowModel
-from burnish.models.lora import add_adapters, folded, layers, switch_adapter
+from burnish.models.lora import add_adapters, lora_layers, merged, switch_adapter
 from burnish.options import LoraOptions, ShardingOptions
 from burnish.rewards.base import Reward
 from burnish.training.ranks import Ranks
@@ -130,7 +130,7 @@ class NetworkRoles:
             add_adapters(
                 network, lora, names, seed=random.key(seed, "lora") % 2**32, default_targets=model.lora_targets
             )
-            self._carriers, self._active = layers(network), "policy"
+            self._carriers, self._active = lora_layers(network), "policy"
         else:
             # frozen copies are made before anything is marked as trained
             if needs.reference:
@@ -207,7 +207,7 @@ class NetworkRoles:
             if not merge or self.lora is None or name == "reference":
                 yield role
                 return
-            with folded(self._networks["policy"], name):
+            with merged(self._networks["policy"], name):
                 self._merged = True
                 try:
                     yield role

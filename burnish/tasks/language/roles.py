@@ -16,8 +16,7 @@ from burnish.batches.responses import trace_of
 from burnish.language.cost import cheapest_for_all
 from burnish.language.logprobs import ResponseStates, TokenScores, response_states, score
 from burnish.language.model import LanguageModel
-from burnish.models.language.adapters import default_targets
-from burnish.models.lora import add_adapters, folded, layers, rounded_by_folding, switch_adapter
+from burnish.models.lora import add_adapters, language_targets, lora_layers, merged, merging_rounds, switch_adapter
 from burnish.options import CriticOptions, LanguageLoraOptions, ShardingOptions
 from burnish.training.balance import Balance
 from burnish.training.ranks import Ranks
@@ -85,9 +84,9 @@ class LanguageRoles:
         self._active = "policy"
         if lora is not None:
             names = ["policy", *(["critic"] if own_trunk else []), *(["reference"] if needs.refreshed else [])]
-            targets = default_targets(model.network, model.text(model.network), lora)
+            targets = language_targets(model.network, model.text(model.network), lora)
             add_adapters(model.network, lora, names, seed=random.key(seed, "lora") % 2**32, default_targets=targets)
-            self._carriers: list[Any] = layers(model.network)
+            self._carriers: list[Any] = lora_layers(model.network)
             for name, parameter in model.network.named_parameters():
                 parameter.requires_grad_(name.endswith((".policy.weight", ".critic.weight")))
         else:
@@ -217,7 +216,7 @@ class LanguageRoles:
         hidden = states.hidden.float()
         if self.critic.trunk == "shared" and self.critic.detach:
             hidden = hidden.detach()
-        return states.spread(self.value_head(hidden)[:, 0])
+        return states.scatter(self.value_head(hidden)[:, 0])
 
     @contextmanager
     def sampling(self, *, merge: bool | None = None) -> Iterator[nn.Module]:
@@ -228,11 +227,11 @@ class LanguageRoles:
         network = self._networks["policy"]
         with torch.no_grad(), self.shards.gathered(["policy"]):
             if merge is None:
-                merge = not rounded_by_folding(network)
+                merge = not merging_rounds(network)
             if self.lora is None or not merge:
                 yield network
             else:
-                with folded(network, "policy"):
+                with merged(network, "policy"):
                     yield network
 
     def parameters(self, name: str = "policy") -> dict[str, nn.Parameter]:
