@@ -6,12 +6,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
 from pydantic import model_validator
 
 from burnish.options import Positive
-from burnish.registry import options
+from burnish.registry import Named, options
 
 if TYPE_CHECKING:
     import torch
@@ -128,16 +128,14 @@ class Roles(Protocol):
     def blend_old(self, decay: float) -> None:
         """old = decay * old + (1 - decay) * policy."""
 
-    def spread(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
+    def distribute(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
         """What ``function`` makes of every part, in order, shared out among the ranks; its tensors are on the CPU
         where there are several."""
 
 
 @options
-class Algorithm(ABC):
+class Algorithm(Named, ABC):
     """Base of all algorithms; a subclass is one file named after its paper, registered under the paper's name."""
-
-    name: ClassVar[str]
 
     @abstractmethod
     def needs(self) -> Any:
@@ -227,7 +225,7 @@ def in_parts(function: Callable[[Steps], Tensor], steps: Steps, roles: Roles) ->
 
     with torch.no_grad():
         parts = steps.split(roles.micro_batch_size)
-        return torch.cat(roles.spread(lambda part: function(part.to(roles.device)).to(home), parts))
+        return torch.cat(roles.distribute(lambda part: function(part.to(roles.device)).to(home), parts))
 
 
 def advantage_metrics(reward: Tensor, advantage: Tensor) -> Metrics:

@@ -67,7 +67,10 @@ class Checkpoint:
                 return found
             start = f"{shard_files.FOLDER}/"
             sizes = {n.removeprefix(start): one["size"] for n, one in self.files.items() if n.startswith(start)}
-            return shard_files.restore(found, shard_files.read(self.path / shard_files.FOLDER, sizes))
+            restored: dict[str, Any] = shard_files.restore(
+                found, shard_files.read(self.path / shard_files.FOLDER, sizes)
+            )
+            return restored
         except FileNotFoundError as error:
             raise UserError(f"{error.filename} was removed; start again to use what is there now") from None
         except OSError as error:

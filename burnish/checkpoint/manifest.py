@@ -45,7 +45,7 @@ def read(path: Path) -> dict[str, Any]:
             f"{path} is not a whole checkpoint: {file} is missing; name a numbered folder in a run's checkpoints"
         ) from None
     try:
-        content = parse_json(raw)
+        content: dict[str, Any] = parse_json(raw)
         content.pop("sha256")
         whole = render(content) == raw
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):

@@ -51,4 +51,5 @@ def stratify(draw: Tensor) -> Tensor:
 
 def to_normal(draw: Tensor) -> Tensor:
     """Uniform draws as standard normal ones, clipped at about +-5: for stratified logit-normal times."""
-    return torch.special.ndtri(draw.clamp(1e-7, 1 - 1e-7))
+    normal: Tensor = torch.special.ndtri(draw.clamp(1e-7, 1 - 1e-7))
+    return normal

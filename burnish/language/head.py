@@ -92,5 +92,5 @@ def chosen_scores(
     if not len(ids):
         empty = hidden.float().sum(-1)  # keeps the graph
         return empty, empty
-    logprob, entropy = _Scores.apply(hidden, weight, ids, temperature, banned)
+    logprob, entropy = _Scores.apply(hidden, weight, ids, temperature, banned)  # type: ignore[no-untyped-call]
     return logprob, entropy

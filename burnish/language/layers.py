@@ -153,7 +153,8 @@ class Layers:
             # in the trainer's precision, so that experts are routed and computed as in training
             with torch.autocast(x.device.type, self.compute, enabled=self.compute != torch.float32):
                 out = layer.mlp(normal[None])
-            return x + (out[0] if isinstance(out, tuple) else out)[0]
+            experts: Tensor = (out[0] if isinstance(out, tuple) else out)[0]
+            return x + experts
         gate, up = layer.gate_up(normal.to(self.compute)).chunk(2, -1)
         return x + layer.down(F.silu(gate).mul_(up))
 
@@ -227,7 +228,8 @@ class Layers:
 
 def base(linear: Any) -> Tensor:
     """The weight of a linear layer without adapters."""
-    return linear.get_base_layer().weight if hasattr(linear, "lora_A") else linear.weight
+    weight: Tensor = linear.get_base_layer().weight if hasattr(linear, "lora_A") else linear.weight
+    return weight
 
 
 def merged(linear: Any) -> Tensor:

@@ -218,5 +218,6 @@ def in_precision(weights: dict[str, Tensor], dtype: torch.dtype | None) -> dict[
 
 def _sum(layer: Any, name: str) -> Tensor:
     """A weight in float32 with its adapter merged."""
-    weight, delta = layer.get_base_layer().weight.detach(), layer.get_delta_weight(name).detach()
+    weight: Tensor = layer.get_base_layer().weight.detach()
+    delta: Tensor = layer.get_delta_weight(name).detach()
     return weight.float() + delta

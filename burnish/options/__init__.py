@@ -1,4 +1,4 @@
-"""The sections of a run's configuration, apart from the algorithm and the rewards, which bring their own options."""
+"""Sections of a run's configuration; algorithms and rewards define their own options."""
 
 from burnish.options.flow import (
     DataOptions,

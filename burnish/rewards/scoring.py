@@ -17,9 +17,10 @@ from burnish.options import ScoringOptions
 from burnish.rewards.base import AnyReward, Verdict
 from burnish.rewards.judging import judge, missing
 from burnish.rewards.mixing import component_names, mix
-from burnish.rewards.process import DiedError, ScoringProcess
+from burnish.rewards.process import ScoringProcess
 from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
+from burnish.utils.supervisor import ChildDied
 
 if TYPE_CHECKING:
     from burnish.types.rollout import Scores
@@ -30,16 +31,12 @@ LOOK = 0.5  # seconds between two looks at what one waits for
 WARNINGS = 10  # different reasons of one reward that are told; a thousand would hide the first
 
 
-class Judged(Protocol):
-    """Samples that somebody judges elsewhere."""
+class PendingScores(Protocol):
+    """Samples that are judged by a worker of the reward pool; see ``burnish.runtime.calls.Call``."""
 
-    def there(self, seconds: float) -> bool:
-        """Whether ``result`` returns, or raises, at once; waits for it so long."""
-        ...
+    def wait(self, seconds: float) -> bool: ...
 
-    def result(self) -> Scores:
-        """The verdicts, when they are there."""
-        ...
+    def result(self) -> Any: ...
 
 
 class AnyScorer(Protocol):
@@ -51,7 +48,7 @@ class AnyScorer(Protocol):
         """Be ready, or begin to get ready."""
         ...
 
-    def submit(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> Judged | Future[Scores]:
+    def submit(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> PendingScores | Future[Scores]:
         """Start judging samples: pictures, uint8 [H, W, 3] each, or responses."""
         ...
 
@@ -125,8 +122,8 @@ class Scorer:
             return
         _check_sendable(self.rewards)
         self._processes = [None] * self.options.processes
-        for place in range(self.options.processes):
-            thread = threading.Thread(target=self._serve, args=(place,), name=f"scoring-{place}", daemon=True)
+        for worker in range(self.options.processes):
+            thread = threading.Thread(target=self._serve, args=(worker,), name=f"scoring-{worker}", daemon=True)
             self._threads.append(thread)
             thread.start()
 
@@ -164,64 +161,64 @@ class Scorer:
             self._closed = True
             for process in self._processes:
                 if process is not None:
-                    process.end()
+                    process.kill()
         for _ in self._threads:
             self._questions.put(None)
         for thread in self._threads:
             thread.join()
 
-    def _serve(self, place: int) -> None:
+    def _serve(self, worker: int) -> None:
         """Own one process: ask it question after question, until the scorer is closed."""
-        while (question := self._next(place)) is not None:
+        while (question := self._next(worker)) is not None:
             label, pending = question
             try:
                 if not pending.scores.cancelled():
-                    self._answer(pending, label, self._ask(place, label, pending))
+                    self._answer(pending, label, self._ask(worker, label, pending))
             except Exception as error:
                 if self._closed:
                     pending.scores.cancel()
                 elif not pending.scores.done():
                     pending.scores.set_exception(error)
-        self._discard(place)
+        self._discard(worker)
 
-    def _next(self, place: int) -> tuple[str, Pending] | None:
+    def _next(self, worker: int) -> tuple[str, Pending] | None:
         """Let the process load its rewards before a question needs them; then wait for the next question."""
         try:
-            self._process(place).load()
-        except (TimeoutError, DiedError):
-            self._discard(place)  # the question finds out again, and its verdicts say so
+            self._process(worker).load_rewards()
+        except (TimeoutError, ChildDied):
+            self._discard(worker)  # the question finds out again, and its verdicts say so
         except CancelledError:
             pass
         return self._questions.get()
 
-    def _ask(self, place: int, label: str, pending: Pending) -> list[Verdict]:
+    def _ask(self, worker: int, label: str, pending: Pending) -> list[Verdict]:
         why = ""
         for _ in range(2):
             try:
-                return self._process(place).ask(label, pending.samples, pending.prompts)
+                return self._process(worker).judge(label, pending.samples, pending.prompts)
             except TimeoutError as error:
-                self._discard(place)
+                self._discard(worker)
                 why = str(error)
                 break
-            except DiedError as error:
-                self._discard(place)
+            except ChildDied as error:
+                self._discard(worker)
                 why = f"the process that scored it died twice ({error})"
                 if not self._closed:
                     log.warning("a process that scored reward %s died (%s) and is replaced", label, error)
         return [missing(why, why)] * len(pending.samples)
 
-    def _process(self, place: int) -> ScoringProcess:
+    def _process(self, worker: int) -> ScoringProcess:
         with self._lock:
             if self._closed:
                 raise CancelledError
-            process = self._processes[place]
+            process = self._processes[worker]
             if process is None:
-                process = self._processes[place] = ScoringProcess(self.rewards, self.options.timeout)
+                process = self._processes[worker] = ScoringProcess(self.rewards, self.options.timeout)
             return process
 
-    def _discard(self, place: int) -> None:
+    def _discard(self, worker: int) -> None:
         with self._lock:
-            process, self._processes[place] = self._processes[place], None
+            process, self._processes[worker] = self._processes[worker], None
         if process is not None:
             process.close()
 
@@ -247,10 +244,10 @@ class Scorer:
                 log.warning("further reasons why reward %s is missing are not told here", label)
 
 
-def awaited(scores: Judged | Future[Scores], between: Callable[[], None]) -> Scores:
+def awaited(scores: PendingScores | Future[Scores], between: Callable[[], None]) -> Scores:
     """Wait for what ``submit`` gave; ``between`` is called before and meanwhile, and what it raises ends the wait."""
     between()
-    while not (wait([scores], timeout=LOOK).done if isinstance(scores, Future) else scores.there(LOOK)):
+    while not (wait([scores], timeout=LOOK).done if isinstance(scores, Future) else scores.wait(LOOK)):
         between()
     return scores.result()
 

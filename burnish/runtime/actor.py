@@ -39,9 +39,13 @@ class RankInfo:
 class WorkerProcess:
     """An actor; everything that it does is asked for by the driver."""
 
-    def __init__(self) -> None:
-        leave_interrupts()
+    def __init__(self, *rebuild: Any) -> None:
+        """Args: ``rebuild``, of ``build``, where Ray may restart this actor: it then builds its object itself."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which then ends this process
         self._worker: Any = None
+        if rebuild and ray.get_runtime_context().was_current_actor_reconstructed:
+            self.build(*rebuild)
 
     def start(self) -> int:
         """Its process id."""
@@ -52,42 +56,33 @@ class WorkerProcess:
         """Never return: the driver's reference to the answer is ready when this process is dead."""
         threading.Event().wait()
 
-    def meeting_point(self) -> tuple[str, int]:
+    def rendezvous(self) -> tuple[str, int]:
         """Address and a free port of its machine."""
         address = ray.util.get_node_ip_address()
         with socket.socket() as free:
             free.bind((address, 0))
             return address, free.getsockname()[1]
 
-    def build(self, kind: Callable[..., Any], place: RankInfo, arguments: Sequence[Any]) -> None:
+    def build(self, kind: Callable[..., Any], rank_info: RankInfo, arguments: Sequence[Any]) -> None:
         """Make the object that answers calls."""
-        enter(place.directory)
-        if place.address.startswith("127."):  # by default gloo and NCCL talk through what other machines reach
+        if self._worker is not None:
+            return  # Ray restarted it, and asks again what it had not answered
+        if rank_info.directory and os.path.isdir(rank_info.directory):  # so that relative paths mean the same
+            os.chdir(rank_info.directory)
+        if rank_info.address.startswith("127."):  # by default gloo and NCCL talk through what other machines reach
             loopback = "lo0" if sys.platform == "darwin" else "lo"
             for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
                 os.environ.setdefault(name, loopback)
-        self._worker = _faithfully(kind, (place, *arguments))
+        self._worker = _with_sendable_errors(kind, (rank_info, *arguments))
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the object, or of what an attribute of it holds: ``receiver.switch``."""
-        return _faithfully(attrgetter(method)(self._worker), arguments)
+        return _with_sendable_errors(attrgetter(method)(self._worker), arguments)
 
     @ray.method(concurrency_group=BESIDE)
     def call_beside(self, method: str, *arguments: Any) -> Any:
         """The same, while another call goes on."""
         return self.call(method, *arguments)
-
-
-def leave_interrupts() -> None:
-    """Ctrl-C is for the driver, which then ends this process."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def enter(where: str) -> None:
-    """Work in the driver's directory where this machine has it, so that relative paths mean the same."""
-    if where and os.path.isdir(where):
-        os.chdir(where)
 
 
 def directory(given: Mapping[str, Any]) -> str:
@@ -111,8 +106,8 @@ def environment(cpus: float, given: Mapping[str, Any]) -> dict[str, str]:
     return {name: value for name, value in found.items() if name not in given.get("env_vars", {})}
 
 
-def _faithfully(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-    """Call it; an error that could not be sent to the driver is told in words."""
+def _with_sendable_errors(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    """Call it; of an error that can't be pickled only the text is raised."""
     try:
         return function(*arguments)
     except Exception as error:

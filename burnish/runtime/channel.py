@@ -10,26 +10,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from burnish.training.rendezvous import open_store, reach_store
+from burnish.training.rendezvous import reach_store
 from burnish.utils.json_text import parse_json
-
-
-class Rendezvous:
-    """Where the members of a channel find each other: a store that its first member keeps."""
-
-    def __init__(self, address: str, seconds: float) -> None:
-        """Open it on a free port.
-
-        Args:
-            address: of this machine, which the others reach.
-            seconds: that anything may take.
-        """
-        self.store = open_store(address, 0, seconds)
-
-    @property
-    def port(self) -> int:
-        """Where it listens."""
-        return int(self.store.port)
 
 
 class Channel:
@@ -39,17 +21,17 @@ class Channel:
     """
 
     def __init__(self, store: dist.Store, rank: int, size: int, *, device: str, seconds: float) -> None:
-        """Meet; returns when all have come.
+        """Join; returns when all members have.
 
         Args:
-            store: of the meeting.
+            store: where they find each other; rank 0 keeps it.
             rank: 0 for the sender.
             size: all members.
             device: cpu talks over gloo, cuda over NCCL.
-            seconds: that the meeting, and each message, may take.
+            seconds: that joining, and each message, may take.
 
         Raises:
-            RuntimeError: not all came in time.
+            RuntimeError: not all joined in time.
         """
         self.rank, self.size, self.device = rank, size, torch.device(device)
         self._store = store
@@ -66,15 +48,15 @@ class Channel:
 
     @classmethod
     def join(cls, address: str, port: int, rank: int, size: int, *, device: str, seconds: float) -> Channel:
-        """Meet the others where rank 0 has opened a ``Rendezvous``."""
+        """Join the others at the store that rank 0 has opened."""
         return cls(reach_store(address, port, seconds), rank, size, device=device, seconds=seconds)
 
-    def tell(self, message: Any) -> None:
-        """Give every receiver a small message: anything that JSON can say."""
+    def send(self, message: Any) -> None:
+        """Send every receiver a small message: anything that JSON can say."""
         self._store.set(f"message {self._messages}", json.dumps(message))
         self._messages += 1
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         """The sender's next message.
 
         Whoever reaches the store can write one, so it is data and nothing more. The store takes none above 8 MiB.

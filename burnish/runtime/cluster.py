@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 LOCAL = "local"
 ATTEMPTS = 3  # Ray gives its own helpers 15 seconds, whatever the machine is busy with
 ANSWER = 10.0  # seconds that a machine may take to answer at all
-LOOK = 1.0  # seconds between looks at a cluster that machines may still join
+POLL = 1.0  # seconds between looks at a cluster that machines may still join
 
 
 class Cluster:
@@ -75,7 +75,7 @@ class Cluster:
             if why != said:
                 log.warning("waiting at most %g seconds for machines: %s", self.options.placement_timeout, why)
             said = why
-            time.sleep(LOOK)
+            time.sleep(POLL)
 
     def open(self) -> None:
         """Reserve room for every pool.

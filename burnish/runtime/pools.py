@@ -14,7 +14,7 @@ from burnish.options.ray import RayOptions
 from burnish.runtime.capacity import Need, amounts
 from burnish.runtime.faults import Unschedulable
 
-LOOK = 1.0  # seconds between looks, so that Ctrl-C is heard
+POLL = 1.0  # seconds between checks, so that Ctrl-C is heard
 
 
 class Pool:
@@ -51,9 +51,9 @@ class Pool:
             Unschedulable: they are not in time.
         """
         deadline = time.monotonic() + self.options.placement_timeout
-        while not self._group.wait(LOOK):
+        while not self._group.wait(POLL):
             if time.monotonic() > deadline:
-                raise self.no_room()
+                raise self.unschedulable()
 
     def placed(self) -> bool:
         """Whether all its machines are there now; one that was lost takes Ray seconds to notice."""
@@ -67,7 +67,7 @@ class Pool:
         """Whether one of some machines is dead now."""
         return any(node["NodeID"] in machines and not node["Alive"] for node in ray.nodes())
 
-    def no_room(self) -> Unschedulable:
+    def unschedulable(self) -> Unschedulable:
         """That it was not placed in time, and what the cluster lacks."""
         free = {name: value for name, value in ray.available_resources().items() if name in ("CPU", "GPU")}
         why = self._lacking() or f"others use what it needs: {amounts(free) or 'nothing'} of the whole cluster is free"

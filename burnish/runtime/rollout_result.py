@@ -27,7 +27,7 @@ class RolloutResult:
     seconds: float  # that it took
     phases: dict[str, float]  # seconds by name
 
-    def with_trace(self, reference: ray.ObjectRef) -> Rollouts:
+    def with_trace(self, reference: ray.ObjectRef[Any]) -> Rollouts:
         """The rollouts, with pointers to a ``Packed`` in the object store as their traces."""
         return _pointing(self.rollouts, Stored(reference, len(self.rollouts)), self.lengths)
 

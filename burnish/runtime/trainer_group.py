@@ -66,7 +66,7 @@ class TrainerRolloutWorker:
         made: list[RolloutResult] = []
         rollouts = []
         for rank, call in enumerate(calls):
-            one = call.result()
+            one: RolloutResult | None = call.result()
             if one is not None:
                 made.append(one)
                 rollouts.append(one.with_trace(call.kept[rank]))

@@ -1,4 +1,4 @@
-"""The driver's part of a publication: it starts it, waits for it, and compares what both sides hold."""
+"""The driver's part of a weight sync: it starts it, waits for it, and compares what both sides hold."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from burnish.runtime.weight_transfer import WeightAck, WeightPayload
 log = logging.getLogger(__name__)
 
 OPTION = "ray.publication.timeout"
-REMEMBERED = 1000  # versions whose hashes are known
-STORED = 2  # buckets that the object store takes without being asked
+REMEMBERED = 1000  # versions whose hashes are kept
+STORED = 2  # buckets up to which carrier=auto takes the object store
 
 
 class Broken(RuntimeError):
@@ -28,7 +28,7 @@ class Broken(RuntimeError):
 
 @dataclass
 class WeightTransfer:
-    """A publication that is under way."""
+    """A weight sync that is under way."""
 
     version: int
     sent: Call
@@ -44,54 +44,54 @@ class WeightSyncs:
 
     def __init__(self, trainers: ActorGroup, samplers: ActorGroup, options: WeightSyncOptions) -> None:
         self.trainers, self.samplers, self.options = trainers, samplers, options
-        self._met: tuple[int, int] | None = None  # restarts of both sides when the channel was opened
+        self._joined: tuple[int, int] | None = None  # restarts of both sides when the channel was opened
         self._digests: dict[int, str] = {}
 
-    def begin(self, version: int, *, whole: bool) -> WeightTransfer:
+    def begin(self, version: int, *, full: bool) -> WeightTransfer:
         """Start to publish what the trainers hold now; they must not train before it is sent.
 
         Args:
             version: of it.
-            whole: send what is never trained, too: a fresh receiver needs all.
+            full: send what is never trained, too: a fresh receiver needs all.
         """
-        if self._carrier(whole) == "store":
-            return WeightTransfer(version, self._ask(self.trainers, "sender.to_store", version, whole), None)
-        if self._met != (self.trainers.restarts, self.samplers.restarts):
-            self._meet()
+        if self._transport(full) == "store":
+            return WeightTransfer(version, self._ask(self.trainers, "sender.to_store", version, full), None)
+        if self._joined != (self.trainers.restarts, self.samplers.restarts):
+            self._rendezvous()
         received = self._ask(self.samplers, "receiver.from_broadcast", version, beside=True)
-        return WeightTransfer(version, self._ask(self.trainers, "sender.broadcast", version, whole), received)
+        return WeightTransfer(version, self._ask(self.trainers, "sender.broadcast", version, full), received)
 
-    def finish(self, flight: WeightTransfer) -> dict[str, float]:
+    def finish(self, transfer: WeightTransfer) -> dict[str, float]:
         """Wait until every receiver holds the version: seconds of gather, transfer, load and check.
 
         Raises:
             Mismatch: a receiver does not hold what was sent; the message names the first tensor that differs.
-            WorkerDied, Late: a worker did not stand by. When a receiver died, replace it and begin again.
+            WorkerDied, WorkerTimeout: a worker is lost or too slow. When a receiver died, replace it and begin again.
             Broken: the same, where it is not known who died.
         """
-        if flight.received is not None:
+        if transfer.received is not None:
             try:
-                all_done([flight.received, flight.sent])
+                all_done([transfer.received, transfer.sent])
             except BaseException as error:
-                self._met = None
+                self._joined = None
                 if type(error) is RuntimeError:  # of torch.distributed, which has none of its own for this
-                    raise Broken(f"version {flight.version} of the weights was not received: {error}") from error
+                    raise Broken(f"weight sync v{transfer.version}: not received: {error}") from error
                 raise
-        payload = self._sent(flight)
+        payload = self._sent(transfer)
         if payload.broken:
-            self._met = None
-            raise Broken(f"version {flight.version} of the weights was not sent: {payload.broken}")
-        if flight.received is None:
-            left = flight.sent.left
-            flight.received = self._ask(
+            self._joined = None
+            raise Broken(f"weight sync v{transfer.version}: not sent: {payload.broken}")
+        if transfer.received is None:
+            left = transfer.sent.left
+            transfer.received = self._ask(
                 self.samplers, "receiver.from_store", payload, left, beside=True, seconds=max(left, 1.0)
             )
-        receipts: list[WeightAck] = self._results(flight.received)
-        for rank, receipt in enumerate(receipts):
-            self._compare(rank, flight.version, receipt.version, payload.fingerprint.digest, receipt.digest)
-        self._digests[flight.version] = payload.fingerprint.digest
-        self._digests.pop(flight.version - REMEMBERED, None)
-        return combined(payload, receipts)
+        acks: list[WeightAck] = self._results(transfer.received)
+        for rank, ack in enumerate(acks):
+            self._compare(rank, transfer.version, ack.version, payload.fingerprint.digest, ack.digest)
+        self._digests[transfer.version] = payload.fingerprint.digest
+        self._digests.pop(transfer.version - REMEMBERED, None)
+        return combined(payload, acks)
 
     def send_to(self, rank: int, version: int) -> None:
         """Give one receiver all weights of a version that the trainers know, by the object store, and switch it."""
@@ -113,43 +113,45 @@ class WeightSyncs:
         Raises:
             Mismatch: the receiver holds something else.
         """
-        (rank,) = call.answers
+        (rank,) = call.responses
         self._compare(rank, version, version, self._digests[version], call.result())
 
-    def _carrier(self, whole: bool) -> str:
+    def _transport(self, full: bool) -> str:
         if self.options.carrier != "auto":
             return self.options.carrier
-        size = self._ask(self.trainers, "sender.size", whole).results()[0]
+        size = self._ask(self.trainers, "sender.size", full).results()[0]
         return "store" if size <= STORED * self.options.bucket_mb * 2**20 else "broadcast"
 
-    def _meet(self) -> None:
+    def _rendezvous(self) -> None:
         """Open a channel. Its members come from all sides at once, each waiting for the others."""
         for rank in self.samplers.dead():  # the trainer would wait for it
-            raise WorkerDied(self.samplers.name, rank, "it was gone before a channel to it could be opened")
+            raise WorkerDied(self.samplers.name, rank, "it died before a channel to it was opened")
         seconds, size = self.options.timeout, 1 + len(self.samplers)
         devices = {group.pool.need.device for group in (self.trainers, self.samplers)}
         device = "cuda" if devices == {"cuda"} else "cpu"
         address = self.trainers.address
-        port = self.trainers.submit_one(0, "sender.meet", address, seconds, seconds=seconds, option=OPTION).result()
+        port = self.trainers.submit_one(
+            0, "sender.rendezvous", address, seconds, seconds=seconds, option=OPTION
+        ).result()
         rows = [(address, port, 1 + rank, size, device, seconds) for rank in range(len(self.samplers))]
         came = [
             self.samplers.submit_each("receiver.join", rows, beside=True, seconds=seconds, option=OPTION),
             self.trainers.submit_one(0, "sender.join", size, device, seconds, seconds=seconds, option=OPTION),
         ]
         all_done(came)
-        self._met = (self.trainers.restarts, self.samplers.restarts)
+        self._joined = (self.trainers.restarts, self.samplers.restarts)
 
-    def _sent(self, flight: WeightTransfer) -> WeightPayload:
-        payload: WeightPayload = flight.sent.results()[0]
+    def _sent(self, transfer: WeightTransfer) -> WeightPayload:
+        payload: WeightPayload = transfer.sent.results()[0]
         return payload
 
     def _results(self, call: Call) -> list[WeightAck]:
         try:
             return call.results()
         except GetTimeoutError as error:
-            raise WorkerTimeout(f"weights did not come through the object store in {OPTION}: {error}") from error
+            raise WorkerTimeout(f"timed out ({OPTION}) waiting for weights from the object store: {error}") from error
         except ObjectLostError as error:
-            raise WorkerDied(self.trainers.name, 0, f"what it had published is gone: {error}") from error
+            raise WorkerDied(self.trainers.name, 0, f"the weights that it sent are gone: {error}") from error
 
     def _ask(
         self, group: ActorGroup, method: str, *arguments: object, beside: bool = False, seconds: float | None = None
@@ -160,12 +162,12 @@ class WeightSyncs:
     def _compare(self, rank: int, version: int, found: int, digest: str, other: str) -> None:
         if (version, digest) != (found, other):
             raise Mismatch(
-                f"worker {rank} of pool {self.samplers.name} holds version {found} of the weights with hash {other}, "
-                f"and the trainer published version {version} with hash {digest}"
+                f"weight sync v{version}: worker {rank} of pool {self.samplers.name} has v{found} with hash {other}, "
+                f"but the trainer sent hash {digest}"
             )
 
 
-def combined(payload: WeightPayload, receipts: Sequence[WeightAck]) -> dict[str, float]:
+def combined(payload: WeightPayload, acks: Sequence[WeightAck]) -> dict[str, float]:
     """Seconds by phase: of each the slowest, since all sides work at once."""
-    sides = [payload.seconds, *(receipt.seconds for receipt in receipts)]
+    sides = [payload.seconds, *(ack.seconds for ack in acks)]
     return {phase: max(side.get(phase, 0.0) for side in sides) for phase in ("gather", "transfer", "load", "check")}

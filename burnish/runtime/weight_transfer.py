@@ -10,10 +10,12 @@ import numpy as np
 import ray
 import torch
 from torch import Tensor
+from torch import distributed as dist
 
-from burnish.runtime.channel import Channel, Rendezvous
+from burnish.runtime.channel import Channel
 from burnish.runtime.weight_stream import Fingerprint, Layout, Mismatch, Reader, Writer, checksum
-from burnish.training.sharding import CpuCopy, whole_weight
+from burnish.training.rendezvous import open_store
+from burnish.training.sharding import CpuCopy, full_weight
 from burnish.utils.timer import Stopwatch
 
 
@@ -23,7 +25,7 @@ class WeightPayload:
 
     fingerprint: Fingerprint
     seconds: dict[str, float]  # gather, transfer, check
-    buckets: list[ray.ObjectRef] = field(default_factory=list)  # uint8 arrays; none where they were broadcast
+    buckets: list[ray.ObjectRef[Any]] = field(default_factory=list)  # uint8 arrays; none where they were broadcast
     broken: str = ""  # why not all was broadcast
 
 
@@ -55,30 +57,31 @@ class Sender:
         self._weights, self._rank, self._versions = weights, rank, versions
         self._kept: dict[int, dict[str, CpuCopy]] = {}
         self._bucket = max(8, int(bucket_mb * 2**20))
-        self._meeting: Rendezvous | None = None
+        self._store: dist.Store | None = None  # where the channel's members find each other
         self._channel: Channel | None = None
 
-    def size(self, whole: bool) -> int:
+    def size(self, full: bool) -> int:
         """Bytes of the weights."""
-        return Layout.of(self._weights(whole)).size
+        return Layout.of(self._weights(full)).size
 
-    def meet(self, address: str, seconds: float) -> int:
-        """Open a meeting for a new channel at this machine's address: its port."""
-        self._meeting = Rendezvous(address, seconds)
-        return self._meeting.port
+    def rendezvous(self, address: str, seconds: float) -> int:
+        """Open a store at this machine's address, where the members of a new channel find each other: its port."""
+        store = open_store(address, 0, seconds)
+        self._store = store
+        return int(store.port)
 
     def join(self, size: int, device: str, seconds: float) -> None:
-        """Meet the receivers."""
-        assert self._meeting is not None, "nobody can meet where there is no meeting"
+        """Join the channel with the receivers."""
+        assert self._store is not None, "no rendezvous was opened"
         if self._channel is not None:
             self._channel.close()
-        self._channel = Channel(self._meeting.store, 0, size, device=device, seconds=seconds)
+        self._channel = Channel(self._store, 0, size, device=device, seconds=seconds)
 
-    def to_store(self, version: int, whole: bool) -> WeightPayload | None:
+    def to_store(self, version: int, full: bool) -> WeightPayload | None:
         """Put the weights into the object store; None on other ranks than 0."""
         watch, buckets = Stopwatch(), []
         fingerprint = None
-        for bucket in self._buckets(version, whole, watch, "cpu"):
+        for bucket in self._buckets(version, full, watch, "cpu"):
             if isinstance(bucket, Fingerprint):
                 fingerprint = bucket
             elif isinstance(bucket, Tensor):
@@ -86,15 +89,15 @@ class Sender:
                     buckets.append(ray.put(bucket.numpy()))
         return None if fingerprint is None else WeightPayload(fingerprint, watch.drain(), buckets)
 
-    def broadcast(self, version: int, whole: bool) -> WeightPayload | None:
+    def broadcast(self, version: int, full: bool) -> WeightPayload | None:
         """Send the weights through the channel; None on other ranks than 0.
 
-        A receiver that dies breaks the channel. That is told in the payload, and no error: the other ranks wait for
+        A receiver that dies breaks the channel. The payload says so, and nothing is raised: the other ranks wait for
         this one while they gather, and training has to survive it.
         """
         watch, fingerprint, broken = Stopwatch(), None, ""
         device = "cpu" if self._channel is None else self._channel.device
-        for bucket in self._buckets(version, whole, watch, device):
+        for bucket in self._buckets(version, full, watch, device):
             if isinstance(bucket, Fingerprint):
                 fingerprint = bucket
             if broken:
@@ -105,16 +108,16 @@ class Sender:
                     if isinstance(bucket, Tensor):
                         self._channel.broadcast(bucket)
                     else:
-                        self._channel.tell(bucket.said)
+                        self._channel.send(bucket.to_json())
             except RuntimeError as error:  # of torch.distributed, which has none of its own for this
                 broken, self._channel = str(error) or repr(error), None
         return None if fingerprint is None else WeightPayload(fingerprint, watch.drain(), broken=broken)
 
     def _buckets(
-        self, version: int, whole: bool, watch: Stopwatch, device: torch.device | str
+        self, version: int, full: bool, watch: Stopwatch, device: torch.device | str
     ) -> Iterator[Layout | Tensor | Fingerprint]:
         """On rank 0 the layout, the buckets in order, and at last the fingerprint; nothing on others."""
-        weights = self._of(version, whole)
+        weights = self._weights_of(version, full)
         layout = Layout.of(weights)
         if self._rank == 0:
             yield layout
@@ -122,7 +125,7 @@ class Sender:
         checksums = []
         for value in weights.values():
             with watch("gather"):
-                tensor = whole_weight(value.detach())
+                tensor = full_weight(value.detach())
             if self._rank == 0:
                 with watch("check"):
                     checksums.append(checksum(tensor))
@@ -131,13 +134,13 @@ class Sender:
             yield from writer.rest()
             yield Fingerprint(version, layout.entries, tuple(checksums))
 
-    def _of(self, version: int, whole: bool) -> Mapping[str, Tensor]:
+    def _weights_of(self, version: int, full: bool) -> Mapping[str, Tensor]:
         """The weights of a version: the present ones if it is new, else as they were when it was."""
-        present = self._weights(whole)
+        present = self._weights(full)
         if self._versions == 1:
             return present
         if version not in self._kept:
-            assert not self._kept or version > max(self._kept), f"version {version} is sent no more"
+            assert not self._kept or version > max(self._kept), f"v{version} is no longer kept"
             self._kept[version] = {name: CpuCopy(value) for name, value in self._weights(False).items()}
             for old in sorted(self._kept)[: -self._versions]:
                 del self._kept[old]
@@ -151,7 +154,7 @@ class Receiver:
         """Take over the weights.
 
         Args:
-            weights: the network's own tensors; the first publication has to bring them all, later ones some.
+            weights: the network's own tensors; the first weight sync has to bring them all, later ones some.
             bucket_mb: MiB that travel at a time.
         """
         self._weights, self._own = dict(weights), Layout.of(weights)
@@ -163,7 +166,7 @@ class Receiver:
         self.digest = ""
 
     def join(self, address: str, port: int, rank: int, size: int, device: str, seconds: float) -> None:
-        """Meet the sender and the other receivers."""
+        """Join the channel with the sender and the other receivers."""
         if self._channel is not None:
             self._channel.close()
         self._channel = Channel.join(address, port, rank, size, device=device, seconds=seconds)
@@ -186,19 +189,19 @@ class Receiver:
                 yield torch.from_numpy(np.array(array))
 
         self._fill(Layout(expected.entries), expected.version, buckets(), watch)
-        return self._receipt(expected, watch)
+        return self._ack(expected, watch)
 
     def from_broadcast(self, version: int) -> WeightAck:
         """Fill the second buffer from the channel.
 
         Raises:
             Mismatch: see ``from_store``.
-            RuntimeError: the sender is gone, or late.
+            RuntimeError: the sender is gone, or too slow.
         """
         channel, watch = self._channel, Stopwatch()
         assert channel is not None, "no channel was joined"
         with watch("transfer"):
-            layout = Layout.read(_heard(channel))
+            layout = Layout.from_json(_message(channel))
 
         def buckets() -> Iterator[Tensor]:
             for start in range(0, layout.size, self._bucket):
@@ -210,14 +213,14 @@ class Receiver:
 
         self._fill(layout, version, buckets(), watch)
         with watch("transfer"):
-            expected = Fingerprint.read(_heard(channel))
-        return self._receipt(expected, watch)
+            expected = Fingerprint.from_json(_message(channel))
+        return self._ack(expected, watch)
 
     def switch(self, version: int) -> str:
         """Sample with the second buffer's weights from now on: the digest of what the network holds.
 
-        The version that the network holds already is no switch: trainers that go on from a checkpoint publish it again,
-        and it may have been asked for before they were lost, too.
+        The version that the network holds already is no switch: trainers that resume from a checkpoint publish it
+        again, and it may have been asked for before they were lost, too.
 
         Raises:
             Mismatch: the second buffer holds another version, or the network did not take the weights over.
@@ -225,8 +228,8 @@ class Receiver:
         if self._held is None and self.version == version:
             return self.digest
         if self._held is None or self._held.version != version:
-            there = "nothing" if self._held is None else f"version {self._held.version}"
-            raise Mismatch(f"version {version} of the weights was asked for, and the second buffer holds {there}")
+            there = "nothing" if self._held is None else f"v{self._held.version}"
+            raise Mismatch(f"weight sync v{version}: asked to switch, but the second buffer holds {there}")
         expected, self._held = self._held, None
         taken = {entry.name: self._weights[entry.name] for entry in expected.entries}
         with torch.no_grad():
@@ -238,7 +241,7 @@ class Receiver:
 
     def _fill(self, layout: Layout, version: int, buckets: Iterable[Tensor], watch: Stopwatch) -> None:
         self._held = None
-        layout.check(self._own, version, whole=self.version is None)
+        layout.check(self._own, version, full=self.version is None)
         with watch("load"):
             if Layout.of(self._spare) != layout:
                 self._spare = layout.empty(self._weights)
@@ -247,9 +250,9 @@ class Receiver:
             with watch("load"):
                 reader.take(bucket)
         if reader.left:
-            raise Mismatch(f"version {version} of the weights ends {reader.left} bytes too early")
+            raise Mismatch(f"weight sync v{version}: stream truncated, {reader.left} bytes missing")
 
-    def _receipt(self, expected: Fingerprint, watch: Stopwatch) -> WeightAck:
+    def _ack(self, expected: Fingerprint, watch: Stopwatch) -> WeightAck:
         with watch("check"):
             found = Fingerprint.of(self._spare, expected.version)
             expected.check(found, "a receiver")
@@ -257,9 +260,9 @@ class Receiver:
         return WeightAck(expected.version, expected.digest, watch.drain())
 
 
-def _heard(channel: Channel) -> Any:
+def _message(channel: Channel) -> Any:
     """A message of the sender's, which is data and nothing more whoever wrote it."""
     try:
-        return channel.hear()
+        return channel.receive()
     except ValueError as error:
-        raise Mismatch(f"a message about weights can't be read: {error}") from None
+        raise Mismatch(f"weight sync: unreadable message: {error}") from None

@@ -105,7 +105,8 @@ class Balance:
             self._tokens, 1
         )
         self._losses.append(loss.detach())
-        return replace(states, hidden=_Behind.apply(states.hidden, self.coef * loss))
+        hidden = _Behind.apply(states.hidden, self.coef * loss)  # type: ignore[no-untyped-call]
+        return replace(states, hidden=hidden)
 
 
 class _Behind(torch.autograd.Function):

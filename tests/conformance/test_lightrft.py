@@ -42,17 +42,10 @@ from burnish.losses.tokens import (
     size,
     value_loss,
 )
-from tests.conformance import Case, cases
+from tests.conformance import Case
+from tests.conformance.lightrft import every
 
 GRPO = "seq-mean-token-mean"  # LightRFT's only aggregation
-TESTED: set[str] = set()
-
-
-def every(*prefixes: str):
-    """One test per case; what it runs is remembered, so that no case is forgotten."""
-    found = cases("lightrft", *prefixes)
-    TESTED.update(c.id for c in found)
-    return pytest.mark.parametrize("c", found, ids=lambda c: c.id)
 
 
 def mask_of(c: Case, like: str) -> torch.Tensor:
@@ -377,21 +370,3 @@ def test_high_entropy_mask(c):
         assert chosen.equal(mask)
     else:
         c.close(chosen.float(), c.expected["mask"])
-
-
-def elsewhere() -> set[str]:
-    """Ids in the first column of the table of ``lightrft.md``."""
-    from pathlib import Path
-
-    lines = (Path(__file__).parent / "lightrft.md").read_text().splitlines()
-    return {line.split("`")[1] for line in lines if line.startswith("| `")}
-
-
-def test_every_case_is_tested_or_explained():
-    import tests.conformance.test_lightrft_runs  # noqa: F401 - it adds its own to TESTED
-
-    ids = {c.id for c in cases("lightrft", "")}
-    explained = elsewhere()
-    assert not explained - ids
-    assert not explained & TESTED
-    assert not ids - TESTED - explained

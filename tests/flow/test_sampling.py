@@ -10,7 +10,7 @@ from burnish.flow.schedules import schedule
 from burnish.flow.transitions import transition
 from burnish.flow.windows import Window
 from burnish.utils import random
-from tests.flow.test_transitions import gaussian_velocity
+from tests.support.exact_flows import gaussian_velocity
 
 STEPS, GROUPS, MEMBERS, SHAPE = 8, 3, 4, (2, 3)
 TIMES = schedule(STEPS, {"shift": 3.0})

@@ -16,13 +16,13 @@ from burnish.algorithms.language.grpo import GRPO
 from burnish.commands import export as command
 from burnish.models.lora import lora_layers, merged_state
 from burnish.options import LoraOptions
-from burnish.tasks import LanguageAssembly
+from burnish.tasks.language.assembly import LanguageAssembly
 from burnish.utils.errors import UserError
+from tests.support.flow_bench import WINDOW
+from tests.support.flow_bench import Bench as FlowBench
 from tests.support.forwards import learned
 from tests.support.language_samples import folder_of
 from tests.support.token_batches import Bench as LanguageBench
-from tests.training.test_trainer import WINDOW
-from tests.training.test_trainer import Bench as FlowBench
 
 
 def stepped(half, sd3):

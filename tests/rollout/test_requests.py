@@ -9,7 +9,6 @@ import torch
 from burnish.algorithms.flow.branch_grpo import BranchGRPO
 from burnish.algorithms.flow.flow_grpo import FlowGRPO
 from burnish.data.stream import PromptStream
-from burnish.flow.windows import Window
 from burnish.options import RolloutOptions, ScoringOptions
 from burnish.options.flow import CandidateOptions
 from burnish.rewards.scoring import Scorer
@@ -18,14 +17,11 @@ from burnish.rollout.requests import join, split
 from burnish.tasks.flow.rollouts import FlowRollouts
 from burnish.types.batch import Gathered
 from burnish.utils.timer import Stopwatch
-from tests.environments.test_session import game
-from tests.rollout.test_online import PROMPTS, Brightness
 from tests.support.factory import tiny_pipeline
+from tests.support.flow_bench import WINDOW, Bench
+from tests.support.flow_rollouts import PROMPTS, Brightness
+from tests.support.language_runs import SMALL, assembly_of, game
 from tests.support.toy_source import START, questions, sampled
-from tests.tasks.language.test_evaluate import SMALL, session_of
-from tests.training.test_trainer import Bench
-
-WINDOW = Window(kind="random", size=2, scattered=True)
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +102,8 @@ LANGUAGE = {
 
 @pytest.mark.parametrize("case", LANGUAGE)
 def test_responses_made_in_parts_are_those_of_the_whole(case):
-    assembly = session_of(*LANGUAGE[case])
-    asked = assembly.questions.ask(2, 1, Counter())
+    assembly = assembly_of(*LANGUAGE[case])
+    asked = assembly.prompt_schedule.ask(2, 1, Counter())
     whole = assembly.rollout_worker.make(asked)
     assert whole.version == 1
     assert whole.greedy.isnan().all() == (case != "greedy")

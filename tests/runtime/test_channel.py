@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from burnish.runtime.channel import Rendezvous
 from burnish.runtime.weight_stream import Fingerprint, Layout, Mismatch
 from burnish.runtime.weight_transfer import Receiver, Sender
 from burnish.training.rendezvous import open_store, reach_store
@@ -16,7 +15,7 @@ from tests.support.sockets import listening
 
 LIMIT = 20.0  # seconds
 WEIGHTS = {"base": torch.ones(3, 2), "lora": torch.ones(2, dtype=torch.bfloat16)}
-FIRST = Layout.of(WEIGHTS).said
+FIRST = Layout.of(WEIGHTS).to_json()
 
 
 class Payload:
@@ -31,7 +30,7 @@ class Payload:
 
 def test_a_meeting_listens_where_it_was_told_to_and_nowhere_else():
     before = listening([os.getpid()])
-    meeting = Rendezvous("127.0.0.1", LIMIT)
+    meeting = open_store("127.0.0.1", 0, LIMIT)
     assert listening([os.getpid()]) - before == {f"127.0.0.1:{meeting.port}"}
 
 
@@ -44,9 +43,9 @@ def test_a_store_is_not_opened_at_an_address_of_somebody_else():
 def receiver():
     """One who samples and waits for weights, and a stranger's way to the store: ``hear(message)``."""
     taken = Receiver(WEIGHTS, bucket_mb=1)
-    sender = Sender(lambda whole: WEIGHTS, rank=0, bucket_mb=1)
+    sender = Sender(lambda full: WEIGHTS, rank=0, bucket_mb=1)
     with ThreadPoolExecutor(2) as pool:
-        port = sender.meet("127.0.0.1", LIMIT)
+        port = sender.rendezvous("127.0.0.1", LIMIT)
         came = [
             pool.submit(sender.join, 2, "cpu", LIMIT),
             pool.submit(taken.join, "127.0.0.1", port, 1, 2, "cpu", LIMIT),
@@ -63,7 +62,7 @@ def receiver():
 
 
 def test_a_pickle_in_the_store_is_no_message_and_runs_nothing(receiver, tmp_path):
-    with pytest.raises(Mismatch, match="a message about weights can't be read"):
+    with pytest.raises(Mismatch, match="weight sync: unreadable message"):
         receiver(pickle.dumps(Payload(tmp_path / "ran")))
     assert not (tmp_path / "ran").exists()
 
@@ -93,8 +92,8 @@ def test_what_is_no_layout_of_these_weights_is_refused_before_anything_is_made_f
 
 def test_fingerprints_go_through_json_and_what_is_none_is_refused():
     own = Fingerprint.of(WEIGHTS, 3)
-    said = json.loads(json.dumps(own.said))
-    assert Fingerprint.read(said) == own
+    said = json.loads(json.dumps(own.to_json()))
+    assert Fingerprint.from_json(said) == own
     version, entries, checksums = said
     for wrong in (
         [version, entries],
@@ -104,4 +103,4 @@ def test_fingerprints_go_through_json_and_what_is_none_is_refused():
         7,
     ):
         with pytest.raises(Mismatch):
-            Fingerprint.read(wrong)
+            Fingerprint.from_json(wrong)

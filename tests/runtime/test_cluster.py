@@ -20,7 +20,7 @@ LIMIT = 600.0  # seconds
 def run(module: str, found: Path, *arguments: str) -> dict:
     """What a script of this folder leaves in a file; Ray prints whatever it likes beside."""
     done = subprocess.run(
-        [sys.executable, "-m", f"tests.runtime.{module}", str(found), *arguments],
+        [sys.executable, "-m", f"tests.support.{module}", str(found), *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -36,7 +36,7 @@ class Trainer:
 
     def __init__(self) -> None:
         self.now = weights(1)
-        self.sender = Sender(lambda whole: self.now, rank=0, bucket_mb=BUCKET)
+        self.sender = Sender(lambda full: self.now, rank=0, bucket_mb=BUCKET)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def joined():
     trainer = Trainer()
     receivers = [Receiver(weights(0), bucket_mb=BUCKET) for _ in range(2)]
     with ThreadPoolExecutor(3) as pool:
-        port = trainer.sender.meet("127.0.0.1", LIMIT)
+        port = trainer.sender.rendezvous("127.0.0.1", LIMIT)
         came = [pool.submit(trainer.sender.join, 3, "cpu", LIMIT)]
         came += [
             pool.submit(receiver.join, "127.0.0.1", port, 1 + i, 3, "cpu", LIMIT)
@@ -119,9 +119,9 @@ def test_a_byte_that_differs_is_found_and_its_tensor_named(store):
     trainer, receiver = Trainer(), Receiver(weights(0), bucket_mb=BUCKET)
     payload = trainer.sender.to_store(1, True)
     store[payload.buckets[5]][70] ^= 1  # byte 570: behind the 560 of base.weight
-    with pytest.raises(Mismatch, match=r"tensor base\.bias \(bfloat16 \[9\]\) of version 1 differs"):
+    with pytest.raises(Mismatch, match=r"weight sync v1: tensor base\.bias \(bfloat16 \[9\]\) differs"):
         receiver.from_store(payload, LIMIT)
-    with pytest.raises(Mismatch, match="version 1 of the weights was asked for, and the second buffer holds nothing"):
+    with pytest.raises(Mismatch, match="weight sync v1: asked to switch, but the second buffer holds nothing"):
         receiver.switch(1)
     assert equal(receiver._weights, weights(0))
 
@@ -129,7 +129,7 @@ def test_a_byte_that_differs_is_found_and_its_tensor_named(store):
 def test_a_bucket_that_is_missing_is_found(store):
     payload = Trainer().sender.to_store(1, True)
     payload.buckets.pop()
-    with pytest.raises(Mismatch, match="ends 38 bytes too early"):
+    with pytest.raises(Mismatch, match="stream truncated, 38 bytes missing"):
         Receiver(weights(0), bucket_mb=BUCKET).from_store(payload, LIMIT)
 
 
@@ -148,7 +148,7 @@ def test_a_network_that_did_not_take_the_weights_over_is_found(store):
 def test_only_the_version_that_is_held_can_be_switched_to(store):
     trainer, receiver = Trainer(), Receiver(weights(0), bucket_mb=BUCKET)
     receiver.from_store(trainer.sender.to_store(1, True), LIMIT)
-    with pytest.raises(Mismatch, match="version 2 of the weights was asked for, and the second buffer holds version 1"):
+    with pytest.raises(Mismatch, match="weight sync v2: asked to switch, but the second buffer holds v1"):
         receiver.switch(2)
     digest = receiver.switch(1)
     with pytest.raises(Mismatch, match="holds nothing"):
@@ -162,12 +162,12 @@ def test_only_the_version_that_is_held_can_be_switched_to(store):
 def test_the_first_publication_has_to_bring_everything(store):
     trainer, receiver = Trainer(), Receiver(weights(0), bucket_mb=BUCKET)
     trainer.now = adapter(2)
-    with pytest.raises(Mismatch, match=r"the first that this receiver gets, and it lacks base\.weight"):
+    with pytest.raises(Mismatch, match=r"a receiver's first sync must bring all weights, but it lacks base\.weight"):
         receiver.from_store(trainer.sender.to_store(1, True), LIMIT)
 
 
 def test_other_ranks_than_the_first_send_nothing(store):
-    sender = Sender(lambda whole: weights(1), rank=1, bucket_mb=BUCKET)
+    sender = Sender(lambda full: weights(1), rank=1, bucket_mb=BUCKET)
     assert sender.to_store(1, True) is None
     assert sender.broadcast(1, True) is None
     assert not store
@@ -175,7 +175,7 @@ def test_other_ranks_than_the_first_send_nothing(store):
 
 def test_a_receiver_that_waits_alone_gives_up(monkeypatch):
     trainer, receiver = Trainer(), Receiver(weights(0), bucket_mb=BUCKET)
-    port = trainer.sender.meet("127.0.0.1", 2.0)
+    port = trainer.sender.rendezvous("127.0.0.1", 2.0)
     both = threading.Thread(target=trainer.sender.join, args=(2, "cpu", 2.0))
     both.start()
     receiver.join("127.0.0.1", port, 1, 2, "cpu", 2.0)

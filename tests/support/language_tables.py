@@ -100,7 +100,7 @@ class Tables:
     def scores_and_values(self, completion: Completion) -> tuple[TokenScores, Tensor]:
         return self.policy(completion), self.values(completion)
 
-    def spread(self, function: Any, parts: Any) -> list[Any]:
+    def distribute(self, function: Any, parts: Any) -> list[Any]:
         return [function(part) for part in parts]
 
     def step(self) -> None:

@@ -18,7 +18,7 @@ def weights(version: int) -> dict[str, torch.Tensor]:
 class Trains:
     def __init__(self, place: RankInfo, bucket_mb: float):
         self.now = weights(0)
-        self.sender = Sender(lambda whole: self.now, rank=place.rank, bucket_mb=bucket_mb)
+        self.sender = Sender(lambda full: self.now, rank=place.rank, bucket_mb=bucket_mb)
 
     def learn(self, version):
         self.now = weights(version)

@@ -77,7 +77,7 @@ class FlowModel(Protocol):
         ...
 
     def decode(self, latents: Tensor) -> list[np.ndarray]:
-        """Pictures uint8 [H, W, 3] of latents [B, ...]; those with NaN or infinite values are ``images.Spoilt``."""
+        """Pictures uint8 [H, W, 3] of latents [B, ...]; with NaN or infinite values, ``images.NonFiniteImage``."""
         ...
 
     def decode_tensor(self, latents: Tensor) -> Tensor:

@@ -73,13 +73,13 @@ class FLUX(PipelineModel):
 
 def pack(latents: Tensor) -> Tensor:
     """Patches of 2 x 2 as tokens: [B, C, H, W] -> [B, (H / 2) (W / 2), 4 C], row by row."""
-    patches = latents.unflatten(-1, (-1, PATCH)).unflatten(-3, (-1, PATCH))
+    patches: Tensor = latents.unflatten(-1, (-1, PATCH)).unflatten(-3, (-1, PATCH))
     return patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
 def unpack(tokens: Tensor, rows: int, columns: int) -> Tensor:
     """The inverse of ``pack``: [B, rows columns, 4 C] -> [B, C, 2 rows, 2 columns]."""
-    patches = tokens.unflatten(2, (-1, PATCH, PATCH)).unflatten(1, (rows, columns))
+    patches: Tensor = tokens.unflatten(2, (-1, PATCH, PATCH)).unflatten(1, (rows, columns))
     return patches.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
 
 

@@ -63,7 +63,8 @@ def standard_side(path: Path) -> int:
     """The side in pixels of a pipeline's default picture, by its configurations."""
     transformer, vae = (_config(path / part / "config.json") for part in ("transformer", "vae"))
     side = transformer.get("sample_size") or STANDARD_SIDE
-    return int(side) * 2 ** (len(vae.get("block_out_channels", [0])) - 1)
+    factor: int = 2 ** (len(vae.get("block_out_channels", [0])) - 1)
+    return int(side) * factor
 
 
 def _config(file: Path) -> dict[str, Any]:

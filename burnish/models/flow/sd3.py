@@ -59,7 +59,7 @@ class SD3(PipelineModel):
     def velocity(self, network: nn.Module, x: Tensor, time: Tensor, conditioning: Conditioning) -> Tensor:
         scale = self.scheduler_config.get("num_train_timesteps", 1000)
         with self._autocast():
-            velocity = network(
+            velocity: Tensor = network(
                 hidden_states=x,
                 timestep=time * scale,
                 encoder_hidden_states=conditioning.tokens,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from burnish.models.language.chat import ChatTokenizer, joined
 from burnish.registry import register
 from burnish.utils.errors import UserError
-from burnish.utils.weights import load_network, refuse_not_finite
+from burnish.utils.weights import load_network, refuse_non_finite
 
 if TYPE_CHECKING:
     import torch
@@ -84,7 +84,7 @@ class TransformersModel:
         with quietly():
             network = cls._network(path, dtype)
         network.requires_grad_(False).eval().to(device)
-        refuse_not_finite(network, path)
+        refuse_non_finite(network, path)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         return cls(path, network, tokenizer, compute=compute)
 
@@ -187,7 +187,8 @@ class TransformersModel:
         return [*self.chat.response_ids(text), *self.end]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(list(ids), skip_special_tokens=True)
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True)
+        return text
 
     def _encode(
         self, text: str, mark: str, images: Sequence[Image], videos: Sequence[Video], before: Sequence[int] = ()
@@ -236,11 +237,13 @@ class TransformersModel:
                 plan=plan,
                 **self._deep(embedded, source),
             )
-        return out.last_hidden_state[0]
+        states: Tensor = out.last_hidden_state[0]
+        return states
 
     def head(self, network: nn.Module) -> Tensor:
         head: Any = network.get_output_embeddings()  # type: ignore[operator]
-        return head.weight
+        weight: Tensor = head.weight
+        return weight
 
     def _autocast(self, device: torch.device) -> Any:
         import torch

@@ -86,7 +86,7 @@ class ChatTokenizer:
         if self.tokenizer.chat_template is not None:
             return []
         bare = self.tokenizer("a", add_special_tokens=False).input_ids
-        full = self.tokenizer("a").input_ids
+        full: list[int] = self.tokenizer("a").input_ids
         return full[: next(start for start in range(len(full)) if full[start:][: len(bare)] == bare)]
 
     def fill(self, text: str, kind: str, texts: Sequence[str]) -> str:

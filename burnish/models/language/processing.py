@@ -20,7 +20,8 @@ def part_config(path: Path, part: str, *names: str) -> dict[str, Any]:
     """Configuration of a part of the processor: from processor_config.json, or from a separate file."""
     combined = path / "processor_config.json"
     if combined.is_file() and part in (nested := read_object(combined)):
-        return nested[part]
+        found: dict[str, Any] = nested[part]
+        return found
     for name in names:
         if (path / name).is_file():
             return read_object(path / name)
@@ -68,7 +69,8 @@ class PatchVideos:
         if self.fps is None:
             return list(range(total))
         wanted = min(max(int(total / video.fps * self.fps), self.frames[0]), self.frames[1], total)
-        return np.linspace(0, total - 1, wanted).round().astype(int).tolist()
+        frames: list[int] = np.linspace(0, total - 1, wanted).round().astype(int).tolist()
+        return frames
 
     def process(self, video: Video) -> tuple[Tensor, Tensor, list[int]]:
         """Patches [P, D], their grid [3], and the indices of the sampled frames."""
@@ -97,10 +99,12 @@ class PatchVideos:
         if self.per_video:
             from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as resize_all
 
-            return resize_all(max(frames, self.temporal), *size, self.temporal, factor, least, most)
+            resized: tuple[int, int] = resize_all(max(frames, self.temporal), *size, self.temporal, factor, least, most)
+            return resized
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-        return smart_resize(*size, factor=factor, min_pixels=least, max_pixels=most)
+        resized = smart_resize(*size, factor=factor, min_pixels=least, max_pixels=most)
+        return resized
 
 
 def _resized(frames: np.ndarray, size: tuple[int, int]) -> np.ndarray:

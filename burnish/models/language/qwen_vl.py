@@ -77,7 +77,8 @@ class Qwen2VL(TransformersModel):
         return Features.joined(features), image_texts, video_texts
 
     def _tokens(self, grid: Tensor) -> int:
-        return int(grid.prod()) // self.config.vision_config.spatial_merge_size**2
+        merged: int = self.config.vision_config.spatial_merge_size**2
+        return int(grid.prod()) // merged
 
     def _video_text(self, grid: Tensor, frames: list[int], fps: float) -> str:
         """The text of a video: placeholders for the sampled ``frames``."""
@@ -88,6 +89,7 @@ class Qwen2VL(TransformersModel):
 
         image, video = (ids == placeholder for placeholder in self._placeholders())
         kinds = (image.int() + 2 * video.int())[None]
+        positions: Tensor
         positions, _ = self.network.model.get_rope_index(
             ids[None],
             mm_token_type_ids=kinds,

@@ -78,7 +78,8 @@ class SmolVLM(TransformersModel):
     @property
     def _tile(self) -> str:
         vision = self.config.vision_config
-        return IMAGE * ((vision.image_size // vision.patch_size) ** 2 // self.config.scale_factor**2)
+        count: int = (vision.image_size // vision.patch_size) ** 2 // self.config.scale_factor**2
+        return IMAGE * count
 
     def _image_text(self, rows: int, columns: int) -> str:
         if not rows or not columns:

@@ -53,7 +53,8 @@ class TileVideos:
         first, last = 0, total - 1
         if seconds - 2 > self.most * self.fps:
             first, last = int(video.fps), min(int(total - video.fps), total - 1)
-        return np.unique(np.linspace(first, last, wanted, dtype=int)).tolist()
+        frames: list[int] = np.unique(np.linspace(first, last, wanted, dtype=int)).tolist()
+        return frames
 
     def process(self, video: Video) -> tuple[Tensor, list[int]]:
         """Tiles [F, 3, S, S] float32, and the indices of the sampled frames."""

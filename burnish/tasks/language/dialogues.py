@@ -14,7 +14,8 @@ from burnish.environments.base import Environment, Episode, Observation
 from burnish.language.decoding import decode
 from burnish.language.model import LanguageModel, Video
 from burnish.rewards.text.base import POLICY, Dialogue, Response
-from burnish.tasks.language.engine import Encoder, ResponseJob, SamplingRoles
+from burnish.tasks.language.engine import Encoder, ResponseJob
+from burnish.tasks.language.roles import LanguageRoles
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, Features, append_turn
 from burnish.types.prompt import Prompt
@@ -77,7 +78,7 @@ class Dialogues:
     environment that fails breaks its own dialogue alone.
     """
 
-    def __init__(self, roles: SamplingRoles, environment: Environment, *, batch_size: int, seed: int) -> None:
+    def __init__(self, roles: LanguageRoles, environment: Environment, *, batch_size: int, seed: int) -> None:
         self.roles, self.environment, self.batch_size, self.seed = roles, environment, batch_size, seed
         self.tools = environment.tools()
         self.encode = Encoder(roles.model, self.tools)

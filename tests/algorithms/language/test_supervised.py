@@ -11,7 +11,7 @@ from burnish.algorithms.language.sft import SFT
 from burnish.data.language.offline import ResponseData
 from burnish.data.language.responses import ResponseRecord
 from burnish.tasks.language.engine import Encoder
-from burnish.training.auxiliary import Supervised
+from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.types.prompt import Prompt
 from tests.support.response_batches import REWARDS, Bench, answered, given
 
@@ -81,7 +81,7 @@ def test_imitation_beside_changes_the_gradient_by_exactly_its_coefficient():
     for coef in coefficients:
         bench = Bench(DPO(beta=0.3))
         data = written(bench)
-        beside = Supervised(
+        beside = AuxiliaryLoss(
             SFT(), lambda step, data=data: data.batch(RECORDS, update=step, seed=0), coef, metric="actor/ptx_loss"
         )
         batch, _ = bench.learned(answered(bench.model))

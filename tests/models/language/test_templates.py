@@ -204,7 +204,7 @@ def test_a_template_may_stand_where_old_processors_keep_it(tmp_path, family, fil
     text = load(folder).tokenizer.decode(load(folder).encode([said("user", "Hi")]).ids[0])
     assert text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     (folder / file).write_text("[]")
-    with pytest.raises(UserError, match=f"{file} (can't be read|is not JSON|holds)"):
+    with pytest.raises(UserError, match=f"{file} (can't be read|is not JSON|contains)"):
         load(folder)
 
 

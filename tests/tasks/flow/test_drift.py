@@ -10,7 +10,7 @@ from burnish.flow.windows import Window
 from burnish.tasks.flow.drift import velocity_growth
 from burnish.training.trainer import signal_and_noise
 from tests.support.factory import tiny_pipeline
-from tests.training.test_trainer import Bench
+from tests.support.flow_bench import Bench
 
 
 @pytest.fixture(scope="module")

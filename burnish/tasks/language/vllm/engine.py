@@ -16,7 +16,8 @@ from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
 from burnish.options.vllm import VllmOptions
 from burnish.rewards.text.base import Response
-from burnish.tasks.language.engine import Encoder, ResponseJob, SamplingRoles, texts
+from burnish.tasks.language.engine import Encoder, ResponseJob, texts
+from burnish.tasks.language.roles import LanguageRoles
 from burnish.tasks.language.vllm.probe import imagined, remembered
 from burnish.tasks.language.vllm.process import VllmDiedError, VllmFailedError, VllmProcess
 from burnish.tasks.language.vllm.prompts import packed, unpacked, with_responses
@@ -41,7 +42,7 @@ class VllmEngine:
 
     def __init__(
         self,
-        roles: SamplingRoles,
+        roles: LanguageRoles,
         options: VllmOptions,
         *,
         path: Path,
@@ -240,13 +241,13 @@ class VllmEngine:
 
     def _rows(
         self, what: str, header: dict[str, Any], arrays: dict[str, np.ndarray], count: int,
-        between: Callable[[], None] = lambda: None,
+        check_cancelled: Callable[[], None] = lambda: None,
     ) -> list[Any]:  # fmt: skip
         """Answers in order of their rows."""
         assert self._published is not None, "nothing has been published"
         assert not self._resting, "nothing has been published since vLLM was put to rest"
         found: dict[int, Any] = {}
-        for answer, data in self._process.ask(what, header, arrays, between):
+        for answer, data in self._process.ask(what, header, arrays, check_cancelled):
             if "done" in answer:
                 break
             if answer["version"] != self._published.version:

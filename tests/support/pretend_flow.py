@@ -1,28 +1,14 @@
-"""Every algorithm that trains a generator, with its main options, on a pretended GPU in float32 and bfloat16."""
+"""Every algorithm that trains a generator, with its main options: what runs on a pretended GPU."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
-import pytest
 from PIL import Image
 
-from burnish.registry import names
 from tests.support.factory import tiny_flux, tiny_pipeline
-from tests.support.pretend_runs import PRECISIONS, check, write_recipe
+from tests.support.tiny_recipes import flow_recipe, write_lines, write_recipe, write_rewards
 
-pytestmark = pytest.mark.slow
-
-REWARDS = """
-def brightness(images, prompts):
-    return [float(image.mean()) for image in images]
-
-
-def left(images, prompts):
-    return [float(image[:, : image.shape[1] // 2].mean()) for image in images]
-"""
 CORRECTION = "algorithm.rollout_correction"
 SEVERAL = ["trainer.mini_batch_size=4", "trainer.epochs=2", "trainer.micro_batch_size=4"]
 MOVING = ["algorithm.train_timesteps=2", "algorithm.old_decay=ema", "algorithm.old_ema=0.5"]
@@ -95,16 +81,15 @@ CASES: dict[str, tuple[str, list[str]]] = {
 WAITS = {"crd": 6, "crd reference": 6, "dgpo": 2, "dgpo slow": 3, "flow_grpo supervised": 3}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pretend")
+def write_files(folder: Path) -> None:
+    """Models, prompts, pictures, pairs and rewards of all cases, and a recipe for each family."""
     tiny_pipeline(folder / "sd3", vae=False)
     tiny_pipeline(folder / "sd3-teacher", vae=False, seed=1)
     tiny_pipeline(folder / "vae", t5=True)
     tiny_flux(folder / "flux", vae=False)
     tiny_flux(folder / "flux-teacher", vae=False, seed=1)
     tiny_flux(folder / "schnell", vae=False, guidance=False)
-    (folder / "rewards.py").write_text(REWARDS)
+    write_rewards(folder)
     (folder / "prompts.txt").write_text("a cat\ntwo dogs\n")
     for colour in ("white", "black"):
         Image.new("RGB", (16, 16), colour).save(folder / f"{colour}-vae.png")
@@ -112,23 +97,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for end in ("", "-vae"):
         pictures = [{"prompt": "a cat", "image": f"white{end}.png"}, {"prompt": "a dog", "image": f"black{end}.png"}]
         pairs = [{"prompt": "a cat", "chosen": f"white{end}.png", "rejected": f"black{end}.png"}] * 2
-        for name, lines in (("pictures", pictures), ("pairs", pairs)):
-            (folder / f"{name}{end}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        write_lines(folder / f"pictures{end}.jsonl", pictures)
+        write_lines(folder / f"pairs{end}.jsonl", pairs)
     for family in ("sd3", "flux", "schnell", "vae"):
-        side = 16 if family == "vae" else 8
-        function = {"name": "function", "path": f"{folder / 'rewards.py'}:brightness"}
-        tree: dict[str, Any] = {
-            "model": {"path": str(folder / family / "pipeline"), "lora": {"rank": 2}},
-            "data": {"train_files": str(folder / "prompts.txt"), "train_batch_size": 2},
-            "rewards": {"brightness": function},
-            "rollout": {"n": 4, "num_inference_steps": 3, "height": side, "width": side, "max_sequence_length": 12},
-            "optimizer": {"lr": 1e-2},
-            "scoring": {"processes": 0},
-            "steps": 2,
-            "output_dir": str(folder / "run"),
-        }
-        write_recipe(folder / f"{family}.yaml", tree)
-    return folder
+        write_recipe(folder / f"{family}.yaml", flow_recipe(folder, family, side=16 if family == "vae" else 8))
 
 
 def options(folder: Path, name: str) -> tuple[Path, list[str]]:
@@ -143,14 +115,3 @@ def options(folder: Path, name: str) -> tuple[Path, list[str]]:
     if "two rewards" in name:
         filled.append(f"rewards.left={{name: function, path: '{folder / 'rewards.py'}:left', weight: 0.5}}")
     return folder / f"{family}.yaml", [f"algorithm={name.split()[0]}", *filled]
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("name", CASES)
-def test_a_run(name: str, precision: str, folder: Path) -> None:
-    recipe, given = options(folder, name)
-    check(recipe, given, precision, waits=WAITS.get(name, 0), beside_cpu=" " not in name)
-
-
-def test_every_algorithm_is_among_them() -> None:
-    assert {name.split()[0] for name in CASES} == set(names("flow algorithm"))

@@ -1,21 +1,13 @@
-"""Every algorithm that trains a language model, with its main options, on a pretended GPU in float32 and bfloat16."""
+"""Every algorithm that trains a language model, with its main options: what runs on a pretended GPU."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from burnish.registry import lookup, names
-from tests.support.pretend_runs import PRECISIONS, check, write_recipe
-from tests.support.tiny_language import SEEING, picture, tiny_language
-
-pytestmark = pytest.mark.slow
+from burnish.registry import lookup
+from tests.support.tiny_recipes import language_recipe, write_language_models, write_recipe
 
 FAMILIES = ["llama", "qwen2", "qwen2_5_vl", "qwen3_vl", "smolvlm", "qwen3_moe"]
-REWARDS = "def odd(responses, prompts):\n    return [sum(map(ord, one.text)) % 11 / 10 for one in responses]\n"
 CORRECTION = "algorithm.rollout_correction"
 ALL = ["model.lora=null"]
 SEVERAL = ["trainer.mini_batch_size=4", "trainer.epochs=2", "trainer.micro_batch_tokens=60"]
@@ -78,45 +70,11 @@ CASES: dict[str, tuple[str, list[str]]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pretend")
-    (folder / "rewards.py").write_text(REWARDS)
-    for number in range(2):
-        picture(number).save(folder / f"{number}.png")
+def write_files(folder: Path) -> None:
+    """Models, records and rewards of all cases, and a recipe for each family."""
+    write_language_models(folder, FAMILIES)
     for family in FAMILIES:
-        tiny_language(folder / family, family)
-        _records(folder, family)
-        tree: dict[str, Any] = {
-            "task": "image-text-to-text",
-            "model": {"path": str(folder / family), "lora": {"rank": 2}},
-            "data": {"train_batch_size": 2},
-            "rewards": {"odd": {"name": "function", "path": f"{folder / 'rewards.py'}:odd"}},
-            "rollout": {"n": 4, "max_new_tokens": 5},
-            "optimizer": {"lr": 1e-2},
-            "scoring": {"processes": 0},
-            "steps": 2,
-            "output_dir": str(folder / "run"),
-        }
-        write_recipe(folder / f"{family}.yaml", tree)
-    return folder
-
-
-def _records(folder: Path, family: str) -> None:
-    """Questions with and without pictures, and responses of every kind."""
-    shown = [["0.png"], [], ["1.png", "0.png"]] if family in SEEING else [[], [], []]
-    lines = [
-        {"prompt": "<image>" * len(images) + f"No. {number}?", "images": images} for number, images in enumerate(shown)
-    ]
-    kinds: dict[str, list[dict[str, Any]]] = {
-        "prompts": [{}],
-        "demonstrations": [{"response": "yes"}],
-        "preferences": [{"chosen": "a", "rejected": "bcd"}],
-        "judgements": [{"response": "yes", "label": True}, {"response": "no", "label": False}],
-    }
-    for kind, more in kinds.items():
-        text = "".join(json.dumps(line | one) + "\n" for line in lines for one in more)
-        (folder / f"{family}-{kind}.jsonl").write_text(text)
+        write_recipe(folder / f"{family}.yaml", language_recipe(folder, family))
 
 
 def options(folder: Path, name: str) -> tuple[Path, list[str]]:
@@ -128,14 +86,3 @@ def options(folder: Path, name: str) -> tuple[Path, list[str]]:
     return folder / f"{family}.yaml", [
         f"algorithm={algorithm}", f"data.train_files={folder / f'{family}-{data}.jsonl'}", *filled,
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("name", CASES)
-def test_a_run(name: str, precision: str, folder: Path) -> None:
-    recipe, given = options(folder, name)
-    check(recipe, given, precision, beside_cpu=" " not in name)
-
-
-def test_every_algorithm_is_among_them() -> None:
-    assert {name.split()[0] for name in CASES} == set(names("language algorithm"))
