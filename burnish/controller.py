@@ -16,9 +16,8 @@ from burnish.config.run_folder import RunFolder
 from burnish.loop import Workers
 from burnish.rollout.base import Source
 from burnish.tasks import assemble
-from burnish.tasks.evaluate import judge
 from burnish.training.profiling import LOCAL, Profiler
-from burnish.training.ranks import ALONE, Ranks
+from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.utils.timer import Stopwatch
 
 
@@ -27,7 +26,7 @@ class Controller(Protocol):
 
     watch: Stopwatch
     stop: Callable[[], bool]  # whether samples that nobody has learned from are to be given up
-    giving_up: Callable[[], AbstractContextManager[None]]  # around what a request to stop has to end by force
+    cancellable: Callable[[], AbstractContextManager[None]]  # around what a request to stop has to end by force
     profiler: Profiler  # of this process
 
     def __enter__(self) -> Self: ...
@@ -63,8 +62,8 @@ class Controller(Protocol):
         """Go on from a checkpoint, or begin; whoever samples has the weights after this."""
         ...
 
-    def judge(self, target: Path | None, guidance: float | None) -> Metrics:
-        """Judge the weights that are exported; see ``burnish.tasks.evaluate``.
+    def evaluate(self, target: Path | None, guidance: float | None) -> Metrics:
+        """Evaluate the weights that are exported; see ``burnish.tasks.evaluate``.
 
         Raises:
             Cancelled: the run is to stop.
@@ -95,7 +94,7 @@ class Controller(Protocol):
 class LocalController:
     """This process; or one of several ranks, which call everything together."""
 
-    def __init__(self, config: RunConfig, store: CheckpointStore, ranks: Ranks = ALONE) -> None:
+    def __init__(self, config: RunConfig, store: CheckpointStore, ranks: Ranks = SINGLE_RANK) -> None:
         self.assembly, self.store = assemble(config, ranks), store
         self.watch = self.assembly.watch
         folder = RunFolder(config.output_dir).profiles
@@ -111,12 +110,12 @@ class LocalController:
         self.assembly.stop = stop
 
     @property
-    def giving_up(self) -> Callable[[], AbstractContextManager[None]]:
-        return self.assembly.giving_up
+    def cancellable(self) -> Callable[[], AbstractContextManager[None]]:
+        return self.assembly.cancellable
 
-    @giving_up.setter
-    def giving_up(self, giving_up: Callable[[], AbstractContextManager[None]]) -> None:
-        self.assembly.giving_up = giving_up
+    @cancellable.setter
+    def cancellable(self, cancellable: Callable[[], AbstractContextManager[None]]) -> None:
+        self.assembly.cancellable = cancellable
 
     def __enter__(self) -> Self:
         self.assembly.scorer.start()
@@ -157,10 +156,10 @@ class LocalController:
         if checkpoint is not None:
             self.assembly.load_state_dict(checkpoint.load(self.assembly.identity, PARTS))
 
-    def judge(self, target: Path | None, guidance: float | None) -> Metrics:
+    def evaluate(self, target: Path | None, guidance: float | None) -> Metrics:
         assembly = self.assembly
         with assembly.trained_weights(), assembly.roles.shards.gathered(["policy"]):
-            return judge(assembly, target, n=assembly.config.validation.n, guidance=guidance)
+            return assembly.evaluate(target, n=assembly.config.validation.n, guidance=guidance)
 
     def save(self, update: int, score: float | None, unvalidated: Metrics | None) -> Path:
         assembly = self.assembly

@@ -18,7 +18,6 @@ from burnish.algorithms.language.ppo import PPO
 from burnish.config import load
 from burnish.losses.tokens import masked
 from burnish.tasks import assemble
-from burnish.tasks.evaluate import judge
 from burnish.tasks.language.engine import Encoder
 from burnish.training.trainer import Diverged
 from tests.support.language_tables import Tables, answered
@@ -55,7 +54,7 @@ def test_a_prompt_is_processed_once_and_its_pixels_are_stored_once(recipe):
     assembly.check_data()
     assembly.check()
     first, second = assembly.source.collect(1), assembly.source.collect(2)
-    judge(assembly, None, n=2)
+    assembly.evaluate(None, n=2)
     assert len(seen) == 3
     batch, _ = assembly.config.algorithm.credit(assembly.workers.annotate(first))
     pixels = {id(one) for one in assembly.engine.encode(assembly.train_prompts).table.features}
@@ -70,11 +69,11 @@ def test_validation_judges_every_question_and_leaves_training_as_it_is(recipe):
     """Its own temperature, its own seeds, no dropped tail, and no trace in the statistics of rewards."""
     assembly, untouched = (assembly_of(recipe, "validation.temperature=0") for _ in range(2))
     before = assembly.roles.memory.state_dict()
-    judged = judge(assembly, None, n=1)
-    assert judged == judge(assembly, None, n=1)
+    judged = assembly.evaluate(None, n=1)
+    assert judged == assembly.evaluate(None, n=1)
     assert "val-core/default/reward/mean@1" in judged
     assert len(assembly.val_prompts) == 3
-    assert assembly.judged_sampling.temperature == 0
+    assert assembly.validation_sampling.temperature == 0
     assert assembly.sampling.temperature == 1
     assert assembly.roles.memory.state_dict() == before
     assert torch.equal(assembly.source.collect(1).trace.ids, untouched.source.collect(1).trace.ids)

@@ -18,7 +18,7 @@ from burnish.checkpoint import shard_files
 from burnish.checkpoint.files import VISIBLE, Checkpoint, mark_validated, read, write
 from burnish.checkpoint.snapshot import Snapshot
 from burnish.options import CheckpointOptions
-from burnish.training.ranks import ALONE, Ranks
+from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.utils.background import Background
 from burnish.utils.disk import FULL, sync
 from burnish.utils.errors import UserError
@@ -34,7 +34,7 @@ class CheckpointStore:
     Reading never changes the folder, so that a run can be looked at while it trains.
     """
 
-    def __init__(self, folder: Path, options: CheckpointOptions, ranks: Ranks = ALONE) -> None:
+    def __init__(self, folder: Path, options: CheckpointOptions, ranks: Ranks = SINGLE_RANK) -> None:
         """Args: ``ranks`` save together, and find the same; they all see the folder."""
         self.folder, self.options, self.ranks = Path(folder), options, ranks
         self._verified: dict[Path, Checkpoint] = {}  # hashed by this process once
@@ -85,7 +85,7 @@ class CheckpointStore:
             self._save(taken, target, self.ranks, start)
             return target
         if self._apart is None:
-            self._apart = self.ranks.apart()
+            self._apart = self.ranks.clone_group()
         apart = self._apart
         self._writing = Background(f"{target} is written", lambda: self._save(taken, target, apart, start))
         return target
@@ -269,7 +269,7 @@ class CheckpointStore:
             return f"checkpoint {target} can't be written: {why}; {intact}; {way}"
         return (
             f"no space is left in {self.folder}: checkpoint {target.name} needs about "
-            f"{state.size / 1e6:.2f} MB beside what is kept; {intact}; make room or lower "
+            f"{state.size / 1e6:.2f} MB beside what is kept; {intact}; free some space or lower "
             "checkpoint.keep_last, then start again to go on"
         )
 

@@ -157,7 +157,7 @@ def check_disk_space() -> Finding:
     """Space where runs are written."""
     free = shutil.disk_usage(".").free / GB
     if free < NEEDED_DISK:
-        return Finding("fail", f"{free:.1f} GB free here", "make room, or set output_dir to a disk that has some")
+        return Finding("fail", f"{free:.1f} GB free here", "free some, or set output_dir to a disk that has some")
     return Finding("ok", f"{free:.1f} GB free here")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from burnish.checkpoint.files import PARTS
@@ -22,6 +23,20 @@ from burnish.utils.reading import checked_path
 log = logging.getLogger(__name__)
 
 LOOK = "look at it first if the run is not yours"
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """What ``burnish sample`` is asked for."""
+
+    source: str
+    prompts: Sequence[str]
+    images: Sequence[str]
+    prompt_file: str | None
+    output: str
+    n: int
+    seed: int
+    changes: dict[str, int | float]  # of options of rollout
 
 
 def open_run(source: str, overrides: Sequence[str] = (), *, samples: bool = True) -> tuple[Assembly, int]:

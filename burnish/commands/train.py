@@ -71,7 +71,7 @@ def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
         Cancelled: a stop was asked for before the first update of this process.
     """
     expected = announced(config.trainer)
-    with stop.giving_up():
+    with stop.cancellable():
         store = CheckpointStore(folder.checkpoints, config.checkpoint)
         checkpoint = _starting_point(config, folder, store)
         controller = open_controller(config, store)
@@ -81,7 +81,7 @@ def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
         controller.check_data()
     controller.stop = lambda: stop.requested is not None
     with controller:
-        with stop.giving_up():
+        with stop.cancellable():
             controller.check()
         while True:
             try:
@@ -128,7 +128,7 @@ def _attempt(
     expected: Announced | None,
 ) -> bool:
     """Go on from a checkpoint, or begin: whether all updates are done at the end."""
-    with stop.giving_up():
+    with stop.cancellable():
         controller.resume(checkpoint)
     done = checkpoint.update if checkpoint is not None else 0
     metrics = checkpoint.unvalidated if checkpoint is not None else None
@@ -139,7 +139,7 @@ def _attempt(
     except UserError as error:
         raise UserError(f"output_dir is {config.output_dir}: {error}") from error
     expiry = Expiry(expected, stop, margin=config.trainer.expiry_margin, saving=lambda: controller.saving)
-    validation = Validation(config, folder, controller.judge)
+    validation = Validation(config, folder, controller.evaluate)
     here = checkpoint is not None and checkpoint.path.resolve().parent == folder.checkpoints.resolve()
     checkpoints = Checkpoints(
         config,
@@ -161,10 +161,10 @@ def _attempt(
     def stopping() -> bool:
         return expiry.due() or stop.requested is not None
 
-    controller.stop, controller.giving_up = stopping, stop.giving_up
+    controller.stop, controller.cancellable = stopping, stop.cancellable
     opening_message(config, controller.items, done=done)
     try:
-        with nullcontext() if done else stop.giving_up():
+        with nullcontext() if done else stop.cancellable():
             for hook in hooks:
                 hook.start(done)
             if done == 0 or metrics is not None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from burnish.algorithms.base import Algorithm
-from burnish.config.placement import placement_complaints
+from burnish.config.placement import placement_complaints, profiler_complaints
 from burnish.config.plugins import open_plugins
-from burnish.config.recording import recording_complaints
 from burnish.options import (
     CheckpointOptions,
     Count,
@@ -38,6 +38,7 @@ class RunConfig:
     reward_kind: ClassVar[str]
     model_kind: ClassVar[str]
     environment_kind: ClassVar[str] = "environment"
+    prompt_file: ClassVar[str]  # what holds prompts, for messages
 
     task: str
     """What is trained: text-to-image models that draw, or image-text-to-text models that see."""
@@ -97,9 +98,19 @@ class RunConfig:
         vars(self).update(state)
 
     @property
+    def batches_per_update(self) -> int:
+        """Batches of data.train_batch_size prompts, or records, to a policy update."""
+        return 1
+
+    @property
     def records(self) -> int:
         """Prompts per policy update, or records of a data set of finished samples."""
-        raise NotImplementedError
+        return int(self.data.train_batch_size * self.batches_per_update)
+
+    @property
+    def sampled_per_prompt(self) -> int:
+        """Samples that are made of a prompt, of which some may be left out."""
+        return int(self.rollout.n)
 
     @property
     def samples(self) -> int:
@@ -160,11 +171,58 @@ class RunConfig:
         """
         complaints = [
             *self.sampling_complaints(), *self._steps(), *self._choices(), *placement_complaints(self, given),
-            *recording_complaints(self, given),
+            *profiler_complaints(self, given),
             *self.unread(given),
         ]  # fmt: skip
         if complaints:
             raise ConfigError(complaints)
+
+    @property
+    def prompt_files(self) -> dict[str, str | list[str]]:
+        """Files of prompts or records, by the options that name them."""
+        files = {"data.train_files": self.data.train_files, "data.val_files": self.data.val_files}
+        return {option: named for option, named in files.items() if named is not None}
+
+    @property
+    def reads_folders(self) -> bool:
+        """Whether these may be folders."""
+        return not self.online
+
+    @property
+    def auxiliary(self) -> tuple[str, Any] | None:
+        """The section of what every optimizer step imitates beside, and its name; None where there is none."""
+        return None
+
+    @property
+    def reference_guidance(self) -> float | None:
+        """Guidance that the untrained model is evaluated with, too, before training; None does not."""
+        return None
+
+    @property
+    def sample_bytes(self) -> tuple[float, str]:
+        """Bytes of what is made of a sample, at least, and the options that they come from."""
+        raise NotImplementedError
+
+    @property
+    def trainer_config(self) -> RunConfig:
+        """The configuration of the trainer's ranks where a pool of workers samples."""
+        return self
+
+    def check_model(self, folder: Path) -> None:
+        """Refuse a model whose files are damaged, or don't fit the options; no weights are loaded.
+
+        Raises:
+            UserError: with every complaint.
+        """
+        raise NotImplementedError
+
+    def user_code(self) -> dict[str, list[str]]:
+        """Paths of functions of the user that the run calls, by the section that names them."""
+        return {f"rewards.{label}": reward.user_code() for label, reward in self.rewards.items()}
+
+    def programs(self) -> list[str]:
+        """Options besides rewards that name code and programs to run, with their values."""
+        return []
 
     def cautions(self) -> Iterator[str]:
         """What is obeyed, but seldom meant."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from burnish.config.language import LanguageConfig
 from burnish.config.plugins import chosen_by_path, portable
 from burnish.config.run import RunConfig
 from burnish.config.text import to_dict
@@ -14,10 +13,7 @@ from burnish.utils.user_code import code_of
 
 def digests(config: RunConfig) -> dict[str, str]:
     """A hash of the file of each function and each plugin, by who has it; what a file imports is not looked at."""
-    callers = {f"rewards.{label}": reward.user_code() for label, reward in config.rewards.items()}
-    if isinstance(config, LanguageConfig) and config.environment is not None:
-        callers["environment"] = config.environment.user_code()
-    paths = {f"{caller} ({path})": path for caller, paths in callers.items() for path in paths}
+    paths = {f"{caller} ({path})": path for caller, paths in config.user_code().items() for path in paths}
     paths |= {f"plugins ({Path(where).name})": where for where in config.plugins}
     for place, _, name in chosen_by_path(to_dict(config)):
         option = ".".join(place)

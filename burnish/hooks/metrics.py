@@ -11,7 +11,7 @@ from typing import IO, Any
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.hooks.base import Hook
 from burnish.hooks.board import Board
-from burnish.utils.disk import write_whole, writing
+from burnish.utils.disk import write_atomically, writing
 
 
 class MetricsLog(Hook):
@@ -55,4 +55,4 @@ def drop_after(folder: RunFolder, update: int) -> None:
     """Remove torn lines and those of later updates, in one step: a crash leaves the old file or the new."""
     if folder.metrics.exists():
         rows = [row for row in folder.read_metrics() if row[STEP] <= update]
-        write_whole(folder.metrics, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+        write_atomically(folder.metrics, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())

@@ -45,7 +45,7 @@ class StopRequest:
         self.requested = self.requested or reason
 
     @contextlib.contextmanager
-    def giving_up(self) -> Iterator[None]:
+    def cancellable(self) -> Iterator[None]:
         """What is done in here is needed no more once a stop is asked for: the first signal ends it at once.
 
         Raises:

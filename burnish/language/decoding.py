@@ -282,18 +282,14 @@ class _Job:
                 f"{broken} of {len(mask)} responses have log-probs that are not finite: the policy's weights or logits "
                 "are not. Lower optimizer.lr or optimizer.weight_decay, and go on from the last checkpoint"
             )
-        index = torch.tensor(self.index, dtype=torch.long)
-        first = torch.tensor([self.prompts.next_position[prompt] for prompt in self.index], dtype=torch.long)
-        positions = (first[:, None] + torch.arange(longest)) * mask
-        return Completion(
-            prompts=Gathered(table=self.prompts, index=index),
-            ids=self.ids[:, :longest].clone().cpu(),
-            mask=mask,
+        prompts = Gathered(table=self.prompts, index=torch.tensor(self.index, dtype=torch.long))
+        return Completion.of_text(
+            prompts,
+            self.ids[:, :longest].clone().cpu(),
+            length,
+            axes=self.model.axes,
             logprob=logprob,
-            positions=positions[:, None].expand(-1, self.model.axes, -1),
-            length=length,
             finished=self.finished.clone().cpu(),
-            features=[Features.none()] * len(index),
         )
 
 

@@ -94,7 +94,7 @@ class LanguageModel(Protocol):
         """What comes after a response when the environment says ``messages``: its positions count from 0."""
         ...
 
-    def answer(self, text: str) -> list[int]:
+    def response_ids(self, text: str) -> list[int]:
         """The ids of a response, its end included."""
         ...
 

@@ -68,9 +68,9 @@ class Reward(AnyReward):
     judged: ClassVar[str] = "pictures"
 
     def unable(self, sample: Any) -> str:
-        from burnish.utils.images import NOT_FINITE, Spoilt
+        from burnish.utils.images import NOT_FINITE, NonFiniteImage
 
-        return NOT_FINITE if isinstance(sample, Spoilt) else ""
+        return NOT_FINITE if isinstance(sample, NonFiniteImage) else ""
 
     @abstractmethod
     def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,7 +16,6 @@ from burnish.algorithms.base import Metrics
 from burnish.checkpoint.files import Checkpoint
 from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig
-from burnish.config.language import LanguageConfig
 from burnish.config.run_folder import RunFolder
 from burnish.rollout.base import Source
 from burnish.rollout.online import OnlineSource
@@ -33,7 +31,7 @@ from burnish.runtime.trainer_actor import TrainerActor
 from burnish.runtime.trainer_group import RankSource, TrainerGroup, TrainerRolloutWorker, given_up
 from burnish.runtime.weight_stream import Mismatch
 from burnish.runtime.weight_sync import WeightSyncs
-from burnish.tasks import LanguageAssembly, assemble
+from burnish.tasks import assemble
 from burnish.training.profiling import Profiler, nsight
 from burnish.training.ranks import RanksLost
 from burnish.types.rollout import Collected
@@ -57,7 +55,7 @@ class RayController:
         self.assembly = assemble(config)  # for its data; its networks are never asked for
         self.watch = self.assembly.watch
         self.stop: Callable[[], bool] = lambda: False
-        self.giving_up: Callable[[], AbstractContextManager[None]] = nullcontext  # nothing is judged in this process
+        self.cancellable: Callable[[], AbstractContextManager[None]] = nullcontext  # nothing is judged in this process
         self.saving = 0.0
         folder = RunFolder(config.output_dir).profiles
         self.profiler = Profiler(config.profiler, role="controller", rank=0, folder=folder, watch=self.watch)
@@ -95,11 +93,12 @@ class RayController:
         pools = enter(cluster(config.ray, config.pools)).pools
         judges = enter(reward_group(pools["reward"], config)).handles if "reward" in pools else []
         versions = config.pipeline.lag + 1
+        trained = config if config.pools.rollout is None else config.trainer_config
         self.trainers = enter(
             ActorGroup(
                 pools["train"],
                 TrainerActor,
-                [(self._trained, judges, versions)] * pools["train"].size,
+                [(trained, judges, versions)] * pools["train"].size,
                 collective=True,
                 nsight=nsight(config.profiler, "trainer"),
             )
@@ -139,29 +138,20 @@ class RayController:
         """Have the ranks load everything: each answers how many prompts or records are learned on."""
         return self.trainers.submit("check", seconds=self.config.ray.start_timeout, option="ray.start_timeout")
 
-    @property
-    def _trained(self) -> RunConfig:
-        """What the ranks are told: where others sample, they judge with their own weights."""
-        config = self.config
-        if config.pools.rollout is None or not isinstance(config, LanguageConfig):
-            return config
-        return replace(config, rollout=replace(config.rollout, vllm=None))
-
     def _make_source(self) -> Source:
         config, assembly = self.config, self.assembly
         if not config.online:
             return RankSource(self.trainers)
-        if isinstance(assembly, LanguageAssembly) and config.data.max_prompt_length is not None:
-            # only a processor can tell how long prompts are, and here is none
+        if assembly.measures_prompts:  # by a processor, and here is none
             places = self.trainers.call_one(0, "learnable")
             assembly.learnable_prompts = [assembly.train_prompts[place] for place in places]
         if self.samplers is None:
             return OnlineSource(
-                assembly.questions, TrainerRolloutWorker(self.trainers, self.watch, lambda: self.stop())
+                assembly.prompt_schedule, TrainerRolloutWorker(self.trainers, self.watch, lambda: self.stop())
             )
         if config.pipeline.depth == 0:
-            return OnlineSource(assembly.questions, self.samplers)
-        return PipelinedSource(assembly.questions, self.samplers, config.pipeline, steps=config.steps)
+            return OnlineSource(assembly.prompt_schedule, self.samplers)
+        return PipelinedSource(assembly.prompt_schedule, self.samplers, config.pipeline, steps=config.steps)
 
     def resume(self, checkpoint: Checkpoint | None) -> None:
         source = self._first if checkpoint is None else self.trainers.call("resume", checkpoint)[0]
@@ -170,10 +160,10 @@ class RayController:
         self.watch.drain()  # what came before the first update belongs to none
         self._announce()
 
-    def judge(self, target: Path | None, guidance: float | None) -> Metrics:
+    def evaluate(self, target: Path | None, guidance: float | None) -> Metrics:
         if self.stop():
             raise Cancelled
-        call = self.trainers.submit("judge", target, guidance)
+        call = self.trainers.submit("evaluate", target, guidance)
         given_up(self.trainers, [call], lambda: self.stop())
         found: Metrics | None = call.results()[0]
         if found is None:

@@ -70,7 +70,7 @@ class TrainerActor:
     def learnable(self) -> list[int]:
         """Which of the prompts are learned on, by their places among all."""
         places = {id(prompt): place for place, prompt in enumerate(self.assembly.train_prompts)}
-        return [places[id(prompt)] for prompt in self.assembly.questions.stream.items]
+        return [places[id(prompt)] for prompt in self.assembly.prompt_schedule.stream.items]
 
     def resume(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """Go on from a checkpoint: the state of the source, which the driver has where samples are asked for.
@@ -135,11 +135,11 @@ class TrainerActor:
         """The weights are those of a version from now on."""
         self.assembly.workers.publish(version)
 
-    def judge(self, target: Path | None, guidance: float | None) -> Metrics | None:
-        """Judge the weights that are exported; the first rank keeps samples. None if that was given up."""
+    def evaluate(self, target: Path | None, guidance: float | None) -> Metrics | None:
+        """Evaluate the weights that are exported; the first rank keeps samples. None if that was cancelled."""
         metrics: Metrics | None = None
         with torch.no_grad(), suppress(Cancelled):
-            metrics = self.controller.judge(target, guidance)
+            metrics = self.controller.evaluate(target, guidance)
         self.assembly.watch.drain()
         return metrics
 

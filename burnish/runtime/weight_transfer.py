@@ -15,7 +15,7 @@ from torch import distributed as dist
 from burnish.runtime.channel import Channel
 from burnish.runtime.weight_stream import Fingerprint, Layout, Mismatch, Reader, Writer, checksum
 from burnish.training.rendezvous import open_store
-from burnish.training.sharding import CpuCopy, whole_weight
+from burnish.training.sharding import CpuCopy, full_weight
 from burnish.utils.timer import Stopwatch
 
 
@@ -125,7 +125,7 @@ class Sender:
         checksums = []
         for value in weights.values():
             with watch("gather"):
-                tensor = whole_weight(value.detach())
+                tensor = full_weight(value.detach())
             if self._rank == 0:
                 with watch("check"):
                     checksums.append(checksum(tensor))

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from burnish.training.sharding import fill, held
+from burnish.training.sharding import copy_full, local_shard
 
 Growth = Literal["constant", "power", "linear", "piecewise_linear", "cosine", "warmup_cosine"]
 
@@ -28,8 +28,8 @@ class Ema:
     def update(self) -> None:
         """Move the average towards the present weights."""
         decay = decay_at(self.steps, self.decay, **self.growth)
-        present = [held(value).detach().float() for value in self.parameters.values()]
-        torch._foreach_lerp_([held(value) for value in self.average.values()], present, 1 - decay)
+        present = [local_shard(value).detach().float() for value in self.parameters.values()]
+        torch._foreach_lerp_([local_shard(value) for value in self.average.values()], present, 1 - decay)
         self.steps += 1
 
     @contextmanager
@@ -48,12 +48,13 @@ class Ema:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.steps = state["steps"]
         for name, value in self.average.items():
-            fill(value, state["average"][name])
+            copy_full(value, state["average"][name])
 
     def _write(self, values: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
             torch._foreach_copy_(
-                [held(value) for value in self.parameters.values()], [held(values[name]) for name in self.parameters]
+                [local_shard(value) for value in self.parameters.values()],
+                [local_shard(values[name]) for name in self.parameters],
             )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from burnish.options import OptimizerOptions
-from burnish.training.sharding import held, is_sharded
+from burnish.training.sharding import is_sharded, local_shard
 
 
 def make_optimizer(parameters: Mapping[str, nn.Parameter], options: OptimizerOptions) -> torch.optim.AdamW:
@@ -52,7 +52,7 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float | None) -
     found = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not found:
         return torch.tensor(0.0)
-    gradients = [held(gradient) for gradient in found]
+    gradients = [local_shard(gradient) for gradient in found]
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm([g.float() for g in gradients])))
     if is_sharded(found[0]):
         norm = _over_ranks(norm, found[0])

@@ -38,7 +38,7 @@ class Ranks(Protocol):
     def group(self) -> Any:
         """What torch.distributed knows them by; None is its default group."""
 
-    def apart(self) -> Ranks:
+    def clone_group(self) -> Ranks:
         """The same ranks over connections of their own, for a thread that meets them beside this one.
 
         All of them call it. It meets on the CPU.
@@ -66,12 +66,12 @@ class Ranks(Protocol):
         ...
 
 
-class Alone:
+class SingleRank:
     """The only rank: it agrees with itself."""
 
     rank, size, timeout, group = 0, 1, 0.0, None
 
-    def apart(self) -> Ranks:
+    def clone_group(self) -> Ranks:
         return self
 
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
@@ -90,7 +90,7 @@ class Alone:
         """Nobody is waited for."""
 
 
-ALONE = Alone()
+SINGLE_RANK = SingleRank()
 
 
 class ProcessRanks:
@@ -104,7 +104,7 @@ class ProcessRanks:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._names: list[str] = []  # that any rank has ever summed, in the same order on all
 
-    def apart(self) -> Ranks:
+    def clone_group(self) -> Ranks:
         limit = timedelta(seconds=self.timeout)
         return ProcessRanks(self.timeout, self._dist.new_group(backend="gloo", timeout=limit))
 
@@ -180,7 +180,7 @@ def join_ranks(rank: int, size: int, address: str, port: int, device: str, timeo
         RanksLost: they did not all come in time.
     """
     if size == 1:
-        return ALONE
+        return SINGLE_RANK
     import torch.distributed as dist
 
     from burnish.training.rendezvous import open_store, reach_store
@@ -204,7 +204,7 @@ def join_ranks(rank: int, size: int, address: str, port: int, device: str, timeo
     return ProcessRanks(timeout)
 
 
-def spread(ranks: Ranks, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
+def distribute(ranks: Ranks, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
     """What ``function`` makes of every part, in order, the parts shared out among the ranks.
 
     All ranks call it with the same parts. Each runs ``function`` equally often, so that a network that lies on all of

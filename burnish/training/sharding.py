@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from burnish.options import ShardingOptions
-from burnish.training.ranks import ALONE, Ranks, spread
+from burnish.training.ranks import SINGLE_RANK, Ranks, distribute
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Sharded:
 class Shards:
     """The networks of a rank by name. Where it is alone there is none in here, and everything runs as it is."""
 
-    def __init__(self, ranks: Ranks = ALONE) -> None:
+    def __init__(self, ranks: Ranks = SINGLE_RANK) -> None:
         self.ranks = ranks
         self.networks: dict[str, Sharded] = {}
 
@@ -121,9 +121,9 @@ class Shards:
         with self.networks[first].gathered(), self.gathered(others) if others else nullcontext():
             yield
 
-    def spread(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
+    def distribute(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
         """What ``function`` makes of every part, in order, shared out among the ranks."""
-        return spread(self.ranks, function, parts)
+        return distribute(self.ranks, function, parts)
 
     def learned(self) -> dict[str, float]:
         """A 1 for every weight that a gradient has reached on this rank since this was asked last."""
@@ -245,7 +245,7 @@ def is_sharded(value: Any) -> bool:
     return isinstance(value, Tensor) and hasattr(value, "to_local")
 
 
-def held(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """What this rank holds of a tensor, to be read or changed in place; a plain one as it is."""
     if not is_sharded(tensor):
         return tensor
@@ -264,10 +264,10 @@ def sharded_like(whole: Tensor, example: Tensor) -> Tensor:
     return distribute_tensor(whole.to(there.to_local().device), there.device_mesh, there.placements, src_data_rank=None)
 
 
-def fill(target: Tensor, whole: Tensor) -> None:
+def copy_full(target: Tensor, whole: Tensor) -> None:
     """Copy a tensor that every rank has whole into one that may lie on several."""
     with torch.no_grad():
-        held(target).copy_(held(sharded_like(whole, target)))
+        local_shard(target).copy_(local_shard(sharded_like(whole, target)))
 
 
 class CpuCopy:
@@ -275,7 +275,7 @@ class CpuCopy:
 
     def __init__(self, tensor: Tensor) -> None:
         self._example = tensor
-        self._held = held(tensor.detach()).to("cpu", copy=True)
+        self._held = local_shard(tensor.detach()).to("cpu", copy=True)
 
     def restored(self) -> Tensor:
         """The tensor as it was, lying on the ranks as before."""
@@ -291,12 +291,7 @@ class CpuCopy:
         return restored
 
 
-def full_weights(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Whole weights, without gradients: all ranks ask for them together, and all of them get them."""
-    return {name: whole_weight(value.detach()) for name, value in parameters.items()}
-
-
-def whole_weight(tensor: Tensor) -> Tensor:
+def full_weight(tensor: Tensor) -> Tensor:
     """All of a tensor that may lie on several ranks, which ask for it together."""
     there: Any = tensor
     whole: Tensor = there.full_tensor() if is_sharded(tensor) else tensor

@@ -8,16 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from burnish.algorithms.base import Algorithm, Metrics
 from burnish.options import StepOptions
+from burnish.training.auxiliary import AuxiliaryLoss
+from burnish.training.balance import Balance
 from burnish.training.ema import Ema
+from burnish.training.micro_batches import rank_micro_batches
 from burnish.training.parameter_groups import ParameterGroup
-from burnish.training.pieces import pieces
-from burnish.training.ranks import ALONE, Ranks
-from burnish.training.sharding import Shards
+from burnish.training.ranks import SINGLE_RANK, Ranks
+from burnish.training.roles import TrainedRoles
 from burnish.types.batch import Batch, numbers
 from burnish.types.rollout import Collected
 from burnish.utils import random
@@ -27,60 +28,6 @@ from burnish.utils.timer import Stopwatch
 
 class Diverged(UserError):
     """The loss stayed non-finite; the last checkpoint is from before."""
-
-
-class TrainedRoles(Protocol):
-    """What a rank needs of its networks, whatever they are."""
-
-    moved: bool
-    optimizer_steps: int  # of the run so far
-    micro_batch_size: int
-    device: torch.device  # where the networks compute
-    shards: Shards  # how they lie on the ranks
-
-    def begin(self, collected: Any, *, moved: bool) -> None:
-        """Samples have come to learn from; ``moved`` says that the policy is no longer the one that made them."""
-
-    def stepped(self) -> None:
-        """The policy was moved away from what sampled and from what annotated."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
-class AuxiliaryLoss(Protocol):
-    """A second loss, which knows the size of its own batches."""
-
-    def backward(self, step: int, roles: Any, ranks: Ranks) -> tuple[float, Metrics]:
-        """Add its gradients at an optimizer step, counted from 0: its weighted loss, and what it reports.
-
-        Both are this rank's share; the sum over ranks is the whole.
-        """
-        ...
-
-
-class Balance(Protocol):
-    """A loss on what the policy computes for the algorithm, which has to see the whole optimizer batch beforehand."""
-
-    def counting(self) -> AbstractContextManager[None]:
-        """Forward passes in here are those of an optimizer batch."""
-        ...
-
-    def learning(self) -> AbstractContextManager[None]:
-        """Backward passes in here add its gradients."""
-        ...
-
-    def paused(self) -> AbstractContextManager[None]:
-        """Passes in here are neither."""
-        ...
-
-    def agree(self, ranks: Ranks) -> None:
-        """Make what each rank has counted that of the whole batch."""
-        ...
-
-    def metrics(self) -> Metrics:
-        """What it reports of that batch: this rank's share."""
-        ...
 
 
 class Publisher(Protocol):
@@ -108,10 +55,10 @@ class Trainer:
         ema: Ema | None,
         seed: int,
         watch: Stopwatch,
-        besides: AuxiliaryLoss | None = None,
+        auxiliary: AuxiliaryLoss | None = None,
         balance: Balance | None = None,
         publisher: Publisher | None = None,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE_RANK,
     ) -> None:
         """Take over what an assembly made.
 
@@ -123,7 +70,7 @@ class Trainer:
             ema: average of the actor's weights.
             seed: of the run.
             watch: takes the time.
-            besides: what every optimizer step learns, too.
+            auxiliary: a loss that every optimizer step adds to the algorithm's.
             balance: of the experts of a mixture, if the network is one.
             publisher: who samples, where that has to be told of weights.
             ranks: that hold these networks together. Every verb is called on all of them, with the same arguments;
@@ -131,7 +78,7 @@ class Trainer:
         """
         self.roles, self.algorithm, self.groups = roles, algorithm, list(groups)
         self.trainer, self.ema, self.seed, self.watch = trainer, ema, seed, watch
-        self.besides, self.balance, self.publisher, self.ranks = besides, balance, publisher, ranks
+        self.auxiliary, self.balance, self.publisher, self.ranks = auxiliary, balance, publisher, ranks
         self.version = 0  # policy updates that the published weights have seen
         self.optimizer_steps = 0
         self.skipped_in_a_row = 0
@@ -195,12 +142,12 @@ class Trainer:
         for group in self.groups:
             group.zero_grad()
         share = self._backward(mini, size)
-        if self.besides is not None:
-            share["besides"], reported = self.besides.backward(self.optimizer_steps, self.roles, self.ranks)
+        if self.auxiliary is not None:
+            share["auxiliary"], reported = self.auxiliary.backward(self.optimizer_steps, self.roles, self.ranks)
             share |= {f"report {name}": value for name, value in reported.items()}
         whole = self.ranks.sum(share | self.roles.shards.learned())
         self.roles.shards.drop_unlearned(whole)
-        total, metrics = whole["loss"] + whole.get("besides", 0.0), summary(whole)
+        total, metrics = whole["loss"] + whole.get("auxiliary", 0.0), summary(whole)
         metrics["actor/loss"] = whole["loss"] / size
         learning = [group for group in self.groups if group.learns(update)]
         norms = {}
@@ -250,7 +197,7 @@ class Trainer:
 
     def _pieces(self, mini: Batch) -> Iterator[tuple[Batch, float]]:
         """What this rank runs of a mini-batch, on the networks' device, and the weight of each piece."""
-        for part, weight in pieces(self.algorithm, mini, self.roles.micro_batch_size, self.ranks):
+        for part, weight in rank_micro_batches(self.algorithm, mini, self.roles.micro_batch_size, self.ranks):
             yield part.to(self.roles.device), weight
 
     def _balanced(self, weight: float) -> AbstractContextManager[None]:

@@ -9,7 +9,6 @@ from burnish.advantages import turn_numbers
 from burnish.algorithms.language.ppo import PPO
 from burnish.config import load
 from burnish.language.logprobs import response_logprobs
-from burnish.tasks.evaluate import judge
 from burnish.utils.errors import ConfigError
 from tests.support.language_runs import assembly_of, game, saved, trained, weights
 
@@ -63,7 +62,7 @@ def test_dialogues_that_break_are_missing_and_the_run_goes_on(caplog):
 
 def test_a_validation_keeps_the_whole_dialogue(tmp_path):
     assembly = assembly_of(*game(turns=2), "algorithm=grpo", "validation.max_prompts=2")
-    metrics = judge(assembly, tmp_path, n=1)
+    metrics = assembly.evaluate(tmp_path, n=1)
     assert metrics["val-aux/dialogue/turns/mean"] == 2
     first = json.loads((tmp_path / "samples.jsonl").read_text().splitlines()[0])
     assert first["response"].startswith("[user] [picture]Begin.\n")

@@ -10,7 +10,7 @@ from burnish.algorithms.base import Needs
 from burnish.algorithms.flow.flow_grpo import FlowGRPO
 from burnish.batches import NoiseLevels, StepBatch, judge
 from burnish.flow.schedules import schedule
-from burnish.tasks.flow.roles import NetworkRoles
+from burnish.tasks.flow.roles import FlowRoles
 from burnish.types.rollout import Denoising, Prompt, Scored, Scores
 from tests.conformance import case
 from tests.support.flow_bench import unconditioned
@@ -74,7 +74,7 @@ def test_accumulation_of_flow_grpo(size, fold):
 def test_blending_the_old_policy():
     c = case("credit", "nft/ema_update")
     network = nn.Linear(3, 1, bias=False)
-    roles = NetworkRoles(
+    roles = FlowRoles(
         SimpleNamespace(network=network), Needs(old=True), None,
         guidance=1.0, rescale=False, micro_batch_size=4, on_policy=True, seed=0,
     )  # fmt: skip

@@ -104,16 +104,16 @@ def test_what_is_needed_no_more_ends_at_once():
         time.sleep(60)
 
     with StopRequest() as stop:
-        with pytest.raises(Cancelled), stop.giving_up():
+        with pytest.raises(Cancelled), stop.cancellable():
             work()
         assert stop.requested == "SIGTERM"
         os.kill(os.getpid(), signal.SIGTERM)  # outside, and once more: nothing happens
-        with pytest.raises(Cancelled), stop.giving_up():
+        with pytest.raises(Cancelled), stop.cancellable():
             pytest.fail("it was asked for before")
 
 
 def test_an_interrupt_that_nobody_asked_for_goes_on():
-    with StopRequest() as stop, pytest.raises(KeyboardInterrupt) as raised, stop.giving_up():
+    with StopRequest() as stop, pytest.raises(KeyboardInterrupt) as raised, stop.cancellable():
         raise KeyboardInterrupt
     assert raised.type is KeyboardInterrupt
 

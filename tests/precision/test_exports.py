@@ -16,7 +16,7 @@ from burnish.algorithms.language.grpo import GRPO
 from burnish.commands import export as command
 from burnish.models.lora import layers, merged_state
 from burnish.options import LoraOptions
-from burnish.tasks import LanguageAssembly
+from burnish.tasks.language.assembly import LanguageAssembly
 from burnish.utils.errors import UserError
 from tests.support.flow_bench import WINDOW
 from tests.support.flow_bench import Bench as FlowBench

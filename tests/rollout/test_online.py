@@ -13,7 +13,7 @@ from burnish.options.flow import CandidateOptions, FilterOptions
 from burnish.rewards.scoring import Scorer
 from burnish.rollout.online import OnlineSource
 from burnish.rollout.prompt_schedule import PromptSchedule
-from burnish.tasks.flow.engine import Job
+from burnish.tasks.flow.engine import FlowJob
 from burnish.tasks.flow.rollouts import FlowRollouts
 from burnish.types.rollout import Denoising
 from burnish.utils.timer import Stopwatch
@@ -71,7 +71,7 @@ def test_the_chosen_are_what_sampling_them_directly_gives(pipeline, algorithm, c
     # by cheap pictures or by whole ones, it is the extremes that are kept
     judged = everything.scores.reward
     if cheap:
-        job = Job.groups(PROMPTS[:2], 8, purpose="rollout", update=1, steps=cheap, role=bench.needs.sampler)
+        job = FlowJob.groups(PROMPTS[:2], 8, purpose="rollout", update=1, steps=cheap, role=bench.needs.sampler)
         sampled = list(bench.engine.sample(job))
         assert Denoising.cat([trace for _, trace, _ in sampled]).schedule.tolist() != everything.trace.schedule.tolist()
         judged = torch.tensor([float(picture.mean()) for _, _, pictures in sampled for picture in pictures])

@@ -103,7 +103,7 @@ LANGUAGE = {
 @pytest.mark.parametrize("case", LANGUAGE)
 def test_responses_made_in_parts_are_those_of_the_whole(case):
     assembly = assembly_of(*LANGUAGE[case])
-    asked = assembly.questions.ask(2, 1, Counter())
+    asked = assembly.prompt_schedule.ask(2, 1, Counter())
     whole = assembly.rollout_worker.make(asked)
     assert whole.version == 1
     assert whole.greedy.isnan().all() == (case != "greedy")

@@ -61,7 +61,7 @@ def test_a_pool_takes_gpus_where_there_are_any_unless_it_is_told_otherwise():
         (lambda: PoolOptions(gpus=1.5), "gpus is 1.5; above 1 it must be a whole number"),
         (lambda: PoolOptions(cpus=2.5), "cpus is 2.5; above 1 it must be a whole number"),
         (lambda: RayOptions(address="ray://10.0.0.1:10001"), "Ray Client"),
-        (lambda: RayOptions(address="10.0.0.1:6379", init={"num_cpus": 4}), "init.num_cpus is given, but a running"),
+        (lambda: RayOptions(address="10.0.0.1:6379", init={"num_cpus": 4}), "init.num_cpus has no effect on a running"),
         (lambda: RayOptions(init={"address": "auto"}), "use ray.address for that"),
         (lambda: RayOptions(init={"runtime_env": {}}), "use ray.runtime_env for that"),
     ],

@@ -38,7 +38,7 @@ from burnish.tasks.language.engine import LanguageEngine, ResponseJob
 from burnish.tasks.language.roles import LanguageRoles
 from burnish.training.ema import Ema
 from burnish.training.parameter_groups import ParameterGroup
-from burnish.training.ranks import ALONE, Ranks
+from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.training.trainer import Trainer
 from burnish.types.media import Media
 from burnish.types.prompt import Message, Part, Prompt
@@ -86,7 +86,7 @@ class Bench:
         family: str = "qwen2_5_vl",
         router_aux_loss_coef: float = 0.0,
         checkpointing: bool = False,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE_RANK,
         dtype: Any = "float32",
         device: Any = "cpu",
     ) -> None:

@@ -70,7 +70,7 @@ def test_a_reward_that_gives_up_ends_the_run_and_locks_nothing(recipe, tmp_path,
     code, _ = train(recipe, folder, capsys, "optimizer.lr=1e-4", "steps=1")
     assert code == 0
     assert (folder / "earlier" / "1" / "failures.jsonl").exists()
-    assert f"what it left is in {folder / 'earlier' / '1'}" in caplog.text
+    assert f"its files are now in {folder / 'earlier' / '1'}" in caplog.text
     assert not (folder / "failures.jsonl").exists()
 
     # now there is something to protect

@@ -14,7 +14,7 @@ from burnish.tasks import assemble
 from burnish.tasks.language.roles import LanguageRoles
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.trainer import Trainer, summary
-from burnish.types.completion import Together
+from burnish.types.completion import ResponseRows
 from burnish.types.rollout import OfflineResponses
 from burnish.utils.errors import UserError
 from burnish.utils.timer import Stopwatch
@@ -44,7 +44,7 @@ class Bench:
         self.trace = responses(model, type(encoded[0]).cat(encoded), [0, 0, 1, 1, 0], [4, 1, 6, 3, 0])
 
     def gradient(self):
-        answers = Together(trace=self.trace, members=1)
+        answers = ResponseRows(trace=self.trace, members=1)
         given = OfflineResponses(answers=answers, good=torch.ones(5, dtype=torch.bool), update=1, version=0, seed=0)
         batch, _ = self.algorithm.credit(given)
         self.workers.groups[0].zero_grad()

@@ -161,7 +161,7 @@ def test_the_controller_is_started_by_the_user(tmp_path):
         ({"tool": "memory", "with_stack": True}, "with_stack is never read when tool is memory"),
         ({"max_entries": 5}, "max_entries is never read when tool is torch"),
         ({"worker": {"trace": "cuda"}}, "worker is never read when tool is torch"),
-        ({"tool": "nsys", "worker": {"capture-range": "none"}}, "what is captured is said by steps"),
+        ({"tool": "nsys", "worker": {"capture-range": "none"}}, "which profiler.steps decides"),
         ({"tool": "memory", "roles": ["controller"]}, "roles has controller"),
         ({"steps": []}, "at least 1"),
         ({"steps": [0]}, "greater than or equal to 1"),

@@ -39,7 +39,7 @@ def test_files_that_describe_something_hold_an_object(tmp_path):
     file = tmp_path / "config.json"
     with pytest.raises(FileNotFoundError):
         read_object(file)
-    for text, why in (("[1]", "holds list"), ("{", "is not JSON"), ("[" * 10_000, "nested too deeply")):
+    for text, why in (("[1]", "contains list"), ("{", "is not JSON"), ("[" * 10_000, "nested too deeply")):
         file.write_text(text)
         with pytest.raises(UserError, match=why):
             read_object(file)

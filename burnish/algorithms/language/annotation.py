@@ -113,6 +113,6 @@ def in_parts(
 
     with torch.no_grad():
         batches = list(token_budget_batches(trace, roles.micro_batch_size))
-        parts = roles.spread(run, batches)
+        parts = roles.distribute(run, batches)
     place = torch.tensor([row for some in batches for row in some]).argsort()
     return [torch.cat(list(column))[place] for column in zip(*parts, strict=True)]

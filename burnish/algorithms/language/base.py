@@ -61,7 +61,7 @@ class LanguageRoles(Protocol):
         """Both with gradients, from one forward where policy and critic share a trunk."""
         ...
 
-    def spread(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
+    def distribute(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
         """What ``function`` makes of every part, in order, shared out among the ranks; its tensors are on the CPU."""
         ...
 

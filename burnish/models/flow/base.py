@@ -69,7 +69,7 @@ class FlowModel(Protocol):
         ...
 
     def decode(self, latents: Tensor) -> list[np.ndarray]:
-        """Pictures uint8 [H, W, 3] of latents [B, ...]; one with values that are not finite is ``pictures.Spoilt``."""
+        """Pictures uint8 [H, W, 3] of latents [B, ...]; one with non-finite values is an ``images.NonFiniteImage``."""
         ...
 
     def decode_tensor(self, latents: Tensor) -> Tensor:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from burnish.models.lora import rounded_by_folding
 from burnish.utils.errors import UserError
-from burnish.utils.images import Spoilt
+from burnish.utils.images import NonFiniteImage
 from burnish.utils.json_text import read_object
-from burnish.utils.weights import load_network, refuse_endless, refuse_not_finite
+from burnish.utils.weights import load_network, refuse_non_finite, refuse_oversized
 
 if TYPE_CHECKING:
     import numpy as np
@@ -120,7 +120,7 @@ class PipelineModel:
         absent = {name: None for name in cls.may_lack if index.get(name, [None])[0] is None}
         if network_only:
             absent |= {name: None for name in index if name.startswith("text_encoder")}
-        refuse_endless(path / "scheduler" / "scheduler_config.json")
+        refuse_oversized(path / "scheduler" / "scheduler_config.json")
         precision = {"default": dtype, "vae": torch.float32}
         with _quietly():
             import diffusers
@@ -136,7 +136,7 @@ class PipelineModel:
         for name, part in pipeline.components.items():
             if isinstance(part, torch.nn.Module):
                 part.requires_grad_(False).eval().to(device)
-                refuse_not_finite(part, path / name)
+                refuse_non_finite(part, path / name)
         model = cls(
             pipeline, compute=compute, max_sequence_length=max_sequence_length, embedded_guidance=embedded_guidance
         )
@@ -216,7 +216,7 @@ class PipelineModel:
             # the same rounding as diffusers' image processor
             whole = (pixels.nan_to_num(0.0) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu()
         pictures = [picture.contiguous().numpy() for picture in whole]
-        return [picture if good else Spoilt.of(picture) for picture, good in zip(pictures, finite, strict=True)]
+        return [picture if good else NonFiniteImage.of(picture) for picture, good in zip(pictures, finite, strict=True)]
 
     def encode_pictures(self, pictures: Sequence[np.ndarray]) -> Tensor:
         import numpy as np

@@ -23,7 +23,7 @@ from burnish.models.language.templates import (
     unused_character,
 )  # fmt: skip
 from burnish.utils.errors import UserError
-from burnish.utils.weights import load_network, refuse_not_finite
+from burnish.utils.weights import load_network, refuse_non_finite
 
 if TYPE_CHECKING:
     import torch
@@ -87,7 +87,7 @@ class TransformersModel:
         with quietly():
             network = cls._network(path, dtype)
         network.requires_grad_(False).eval().to(device)
-        refuse_not_finite(network, path)
+        refuse_non_finite(network, path)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         return cls(path, network, tokenizer, compute=compute)
 
@@ -195,7 +195,7 @@ class TransformersModel:
             encoded.positions[0] = encoded.positions[0][:, ended:] - ended
         return encoded
 
-    def answer(self, text: str) -> list[int]:
+    def response_ids(self, text: str) -> list[int]:
         mark = unused_character(text)
         return [*self._ids(self._gap + self._cut(text, mark), mark), *self.end]
 

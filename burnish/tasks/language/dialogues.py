@@ -14,9 +14,10 @@ from burnish.environments.base import Environment, Episode, Observation
 from burnish.language.decoding import decode
 from burnish.language.model import LanguageModel, Video
 from burnish.rewards.text.base import POLICY, Dialogue, Response
-from burnish.tasks.language.engine import Encoder, ResponseJob, SamplingRoles
+from burnish.tasks.language.engine import Encoder, ResponseJob
+from burnish.tasks.language.roles import LanguageRoles
 from burnish.types.batch import Gathered
-from burnish.types.completion import Completion, Encoded, Features, follow
+from burnish.types.completion import Completion, Encoded, Features, append_turn
 from burnish.types.prompt import Prompt
 from burnish.utils import random
 from burnish.utils.errors import UserError
@@ -59,7 +60,7 @@ class _Row:
     def grow(self, response: Tensor, logprob: Tensor, turn: Encoded) -> None:
         """Go on with a response, and with what the environment says after it, as tokens."""
         heard = turn.lengths[0]
-        self.conversation = follow(self.conversation, response, turn)
+        self.conversation = append_turn(self.conversation, response, turn)
         self.mask.append(torch.arange(len(response) + heard) < len(response))
         self.logprob.append(F.pad(logprob, (0, heard)))
         self.features.append(turn.features[0])
@@ -77,7 +78,7 @@ class Dialogues:
     environment that fails breaks its own dialogue alone.
     """
 
-    def __init__(self, roles: SamplingRoles, environment: Environment, *, batch_size: int, seed: int) -> None:
+    def __init__(self, roles: LanguageRoles, environment: Environment, *, batch_size: int, seed: int) -> None:
         self.roles, self.environment, self.batch_size, self.seed = roles, environment, batch_size, seed
         self.tools = environment.tools()
         self.encode = Encoder(roles.model, self.tools)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
 
 from burnish.language.decoding import decode
 from burnish.language.model import LanguageModel, Video
 from burnish.language.sampling import Sampling
 from burnish.rewards.text.base import Response
-from burnish.rollout.numbering import numbered
+from burnish.tasks.job import Job
+from burnish.tasks.language.roles import LanguageRoles
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from burnish.types.prompt import Prompt
@@ -23,50 +22,22 @@ from burnish.utils import random
 from burnish.utils.errors import UserError
 
 REMEMBERED = 4096  # prompts whose tokens and pixels are kept
-Purpose = Literal["rollout", "greedy", "validation", "sample", "trial"]  # draws of one are never those of another
 
 
-class SamplingRoles(Protocol):
-    """What an engine needs of the trainer's networks."""
+@dataclass(frozen=True, kw_only=True)
+class ResponseJob(Job):
+    """Which responses to make, and how."""
 
-    model: LanguageModel
-
-    def sampling(self, *, merge: bool | None = None) -> AbstractContextManager[nn.Module]:
-        """The policy's network for a while, its adapter folded into the weights; None leaves that to the trainer."""
-
-
-@dataclass(frozen=True)
-class ResponseJob:
-    """Which responses to make. Row i is sample ``sample[i]`` to prompt ``prompts[i]``."""
-
-    prompts: list[Prompt]  # [B]
-    group: Tensor  # [B] long
-    sample: Tensor  # [B] long
-    purpose: Purpose
-    update: int
     sampling: Sampling
-    between: Callable[[], None] = lambda: None  # called before every token; what it raises ends the job
-
-    @classmethod
-    def groups(
-        cls, prompts: Sequence[Prompt], n: int, *, purpose: Purpose,
-        update: int, sampling: Sampling,
-    ) -> ResponseJob:  # fmt: skip
-        """``n`` responses to each prompt."""
-        rows, group, sample = numbered(prompts, n)
-        return cls(rows, group, sample, purpose, update, sampling)
-
-    def select(self, rows: slice) -> ResponseJob:
-        """Some of its rows."""
-        return replace(self, prompts=self.prompts[rows], group=self.group[rows], sample=self.sample[rows])
 
     def greedy(self) -> ResponseJob:
         """The likeliest response to each of the prompts, once."""
         first = [row for row, g in enumerate(self.group.tolist()) if row == 0 or g != int(self.group[row - 1])]
         sampling = replace(self.sampling, temperature=0.0, first_temperature=None)
-        return ResponseJob(
-            [self.prompts[row] for row in first], self.group[first], self.sample[first], "greedy", self.update,
-            sampling, self.between,
+        prompts = [self.prompts[row] for row in first]
+        return replace(
+            self, prompts=prompts, group=self.group[first], sample=self.sample[first], purpose="greedy",
+            sampling=sampling,
         )  # fmt: skip
 
 
@@ -150,7 +121,7 @@ class Encoder:
 class LanguageEngine:
     """The default engine: the trainer's network itself, so that no weights have to be published."""
 
-    def __init__(self, roles: SamplingRoles, *, batch_size: int, seed: int) -> None:
+    def __init__(self, roles: LanguageRoles, *, batch_size: int, seed: int) -> None:
         self.roles, self.batch_size, self.seed = roles, batch_size, seed
         self.metrics: dict[str, float] = {}
         self.encode = Encoder(roles.model)

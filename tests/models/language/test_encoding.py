@@ -103,7 +103,7 @@ def test_a_text_model_sees_nothing():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_answer_is_its_text_and_its_end(family):
     model = model_of(family)
-    ids = model.answer("<think>5+8</think> 13 <|im_end|>")
+    ids = model.response_ids("<think>5+8</think> 13 <|im_end|>")
     assert ids[-1] in model.stop
     assert not set(ids[:-1]) & set(model.stop)
     assert model.decode(ids) == "<think>5+8</think> 13 <|im_end|>"

@@ -16,7 +16,8 @@ from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
 from burnish.options.vllm import VllmOptions
 from burnish.rewards.text.base import Response
-from burnish.tasks.language.engine import Encoder, ResponseJob, SamplingRoles, texts
+from burnish.tasks.language.engine import Encoder, ResponseJob, texts
+from burnish.tasks.language.roles import LanguageRoles
 from burnish.tasks.language.vllm.probe import imagined, remembered
 from burnish.tasks.language.vllm.process import VllmDiedError, VllmFailedError, VllmProcess
 from burnish.tasks.language.vllm.prompts import packed, unpacked, with_responses
@@ -41,7 +42,7 @@ class VllmEngine:
 
     def __init__(
         self,
-        roles: SamplingRoles,
+        roles: LanguageRoles,
         options: VllmOptions,
         *,
         path: Path,

@@ -9,7 +9,7 @@ from burnish.training.ranks import Ranks, own_rows
 from burnish.types.batch import Batch
 
 
-def pieces(algorithm: Algorithm, batch: Batch, size: int, ranks: Ranks) -> Iterator[tuple[Batch, float]]:
+def rank_micro_batches(algorithm: Algorithm, batch: Batch, size: int, ranks: Ranks) -> Iterator[tuple[Batch, float]]:
     """Micro-batches of this rank's rows, each with the weight of its loss: equally many on every rank.
 
     A network that lies on several ranks runs on all of them or on none, so a rank with fewer rows, or with none, runs

@@ -1,4 +1,4 @@
-"""Finished pictures as a network learns from them: latents and embedded prompts, computed once or read from a file."""
+"""Pictures of a data set as tensors: latents and embedded prompts, computed once or read from a file."""
 
 from __future__ import annotations
 
@@ -22,35 +22,39 @@ if TYPE_CHECKING:
 
     from burnish.models.flow.base import FlowModel
 
-REMEMBERED = 4096  # pictures whose latents are kept
+CACHED = 4096  # pictures whose latents are kept in memory
 
 Embed = Callable[[Sequence[str]], Gathered[Conditioning]]
 
 
-class FinishedData(Protocol):
-    """Records, and how some of them become tensors."""
+class OfflinePictures(Protocol):
+    """Records, and how they become tensors."""
 
     @property
     def records(self) -> Sequence[Any]:
-        """What a stream shuffles; each has a uid."""
+        """The items of a stream; each has a uid."""
 
     def check(self) -> None:
-        """Find what only the loaded model can tell: UserError."""
+        """Check what needs the loaded model.
 
-    def given(self, records: Sequence[Any], schedule: Tensor, *, update: int, seed: int) -> OfflineSamples:
-        """Some records as tensors, in that order.
+        Raises:
+            UserError: the pictures don't fit the model.
+        """
+
+    def batch(self, records: Sequence[Any], schedule: Tensor, *, update: int, seed: int) -> OfflineSamples:
+        """Records as tensors, in order.
 
         Args:
-            records: of ``self.records``.
-            schedule: [N + 1] times of the denoising steps that the policy samples in.
-            update: policy update that they are for; their noise depends on it.
+            records: some of ``self.records``.
+            schedule: [N + 1] times of the denoising steps that the policy samples with.
+            update: policy update that trains on them; their noise depends on it.
             seed: of the run.
         """
         ...
 
 
 class EncodedPictures:
-    """Pictures that are decoded and encoded when they are first needed."""
+    """Pictures that are decoded and encoded by the VAE when they are first needed."""
 
     def __init__(
         self,
@@ -61,14 +65,14 @@ class EncodedPictures:
         shape: tuple[int, ...],
         crop: tuple[int, int] | None,
     ) -> None:
-        """Args: ``shape`` of a sample's latents; ``crop`` is the height and width that pictures are cut to."""
+        """Args: ``shape`` of a sample's latents; ``crop`` is the height and width that pictures are cropped to."""
         self.records, self.model, self.embed, self.shape, self.crop = records, model, embed, shape, crop
-        self._known: OrderedDict[str, Tensor] = OrderedDict()
+        self._cache: OrderedDict[str, Tensor] = OrderedDict()
 
     def check(self) -> None:
         self._latents(self.records[0])
 
-    def given(self, records: Sequence[PictureRecord], schedule: Tensor, *, update: int, seed: int) -> OfflineSamples:
+    def batch(self, records: Sequence[PictureRecord], schedule: Tensor, *, update: int, seed: int) -> OfflineSamples:
         return OfflineSamples(
             conditioning=self.embed([record.prompt.text for record in records]),
             unconditional=self.embed([record.prompt.negative for record in records]),
@@ -83,19 +87,19 @@ class EncodedPictures:
     def _latents(self, record: PictureRecord) -> Tensor:
         """[M, ...] of a record's pictures."""
         for media in record.pictures:
-            if media.digest not in self._known:
-                # one at a time: latents must not depend on what else was encoded with them
+            if media.digest not in self._cache:
+                # one at a time: latents must not depend on the other pictures of a batch
                 latents = self.model.encode_pictures([self._pixels(record, media)])[0].cpu()
                 if tuple(latents.shape) != self.shape:
                     raise UserError(
-                        f"{record.where}: has a picture whose latents are {list(latents.shape)}, but the run draws "
-                        f"{list(self.shape)}; set rollout.height and rollout.width to the pictures' size"
+                        f"{record.where}: has a picture whose latents have shape {list(latents.shape)}, but the run "
+                        f"samples {list(self.shape)}; set rollout.height and rollout.width to the pictures' size"
                     )
-                self._known[media.digest] = latents
-            self._known.move_to_end(media.digest)
-        rows = torch.stack([self._known[media.digest] for media in record.pictures])
-        while len(self._known) > REMEMBERED:
-            self._known.popitem(last=False)
+                self._cache[media.digest] = latents
+            self._cache.move_to_end(media.digest)
+        rows = torch.stack([self._cache[media.digest] for media in record.pictures])
+        while len(self._cache) > CACHED:
+            self._cache.popitem(last=False)
         return rows
 
     def _pixels(self, record: PictureRecord, media: Any) -> np.ndarray:
@@ -104,9 +108,9 @@ class EncodedPictures:
 
         try:
             image = media.image()
-        except (OSError, ValueError, SyntaxError) as error:  # PIL's, of a file that broke in the course of a run
+        except (OSError, ValueError, SyntaxError) as error:  # PIL raises these if the file changed during the run
             name = f"has a picture {media.path or 'in bytes'}"
-            raise UserError(f"{record.where}: {name} that can't be decoded: {error}") from None
+            raise UserError(f"{record.where}: {name} that can't be decoded: {error}; restore it") from None
         if self.crop is not None:
             height, width = self.crop
             image = ImageOps.fit(image, (width, height), Image.Resampling.LANCZOS)
@@ -115,29 +119,29 @@ class EncodedPictures:
 
 @dataclass(frozen=True)
 class StoredRow:
-    """A row of a file of latents."""
+    """A row of a .safetensors file."""
 
     number: int
     uid: str
 
     @property
     def where(self) -> str:
-        """Where it stands, for messages."""
+        """For error messages."""
         return f"row {self.number + 1}"
 
 
 class StoredLatents:
-    """Latents and embedded prompts that somebody computed beforehand, in a .safetensors file.
+    """Precomputed latents and embedded prompts in a .safetensors file.
 
     ``tokens`` [N, L, D] and ``pooled`` [N, P] are the prompts; ``latents`` [N, ...] the pictures, or ``chosen`` and
-    ``rejected``; ``negative_tokens`` and ``negative_pooled`` are optional: without them the empty prompt's.
+    ``rejected``. ``negative_tokens`` and ``negative_pooled`` are optional; the default is the empty prompt.
     """
 
     def __init__(self, path: Path, holds: Holds) -> None:
         """Read the file.
 
         Raises:
-            UserError: with everything that is wrong with it.
+            UserError: it can't be read, or its tensors are wrong; the message lists everything.
         """
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -157,25 +161,25 @@ class StoredLatents:
         self.shape: tuple[int, ...] = ()
 
     def connect(self, embed: Embed, shape: tuple[int, ...]) -> None:
-        """Make known what only the loaded model tells: how it embeds prompts, and the latents that it draws."""
+        """Set what the loaded model defines: how it embeds prompts, and the shape of its latents."""
         self.embed, self.shape = embed, shape
 
     def check(self) -> None:
         assert self.embed is not None, "connect comes first"
         if tuple(self.latents.shape[2:]) != self.shape:
             raise UserError(
-                f"{self.path} holds latents {list(self.latents.shape[2:])}, but the run draws {list(self.shape)}; "
-                "set rollout.height and rollout.width to fit"
+                f"{self.path} holds latents {list(self.latents.shape[2:])}, but the run samples {list(self.shape)}; "
+                "set rollout.height and rollout.width to match"
             )
         empty = self.embed([""]).rows()
         for name, own in (("tokens", empty.tokens), ("pooled", empty.pooled)):
             if self.tensors[name].shape[1:] != own.shape[1:]:
                 raise UserError(
-                    f"{self.path} holds {name} {list(self.tensors[name].shape[1:])}, but this model embeds a prompt as "
-                    f"{list(own.shape[1:])}; embed the prompts with it, and with the same rollout.max_sequence_length"
+                    f"{self.path} holds {name} {list(self.tensors[name].shape[1:])}, but this model's are "
+                    f"{list(own.shape[1:])}; compute them with it, and with the same rollout.max_sequence_length"
                 )
 
-    def given(self, records: Sequence[StoredRow], schedule: Tensor, *, update: int, seed: int) -> OfflineSamples:
+    def batch(self, records: Sequence[StoredRow], schedule: Tensor, *, update: int, seed: int) -> OfflineSamples:
         assert self.embed is not None, "connect comes first"
         index = torch.tensor([record.number for record in records])
         empty = self.embed([""] * len(index))
@@ -201,19 +205,21 @@ class StoredLatents:
         optional = ("negative_tokens", "negative_pooled")
         absent = [name for name in needed if name not in self.tensors]
         if absent:
-            return [f"has no {', '.join(absent)}; it holds {', '.join(sorted(self.tensors)) or 'nothing'}"]
+            return [f"has no tensor {', '.join(absent)}; it holds {', '.join(sorted(self.tensors)) or 'none'}"]
         problems = []
         if len({name in self.tensors for name in optional}) == 2:
-            problems.append("has only one of negative_tokens and negative_pooled; give both or none")
-        there = [*needed, *(name for name in optional if name in self.tensors)]
-        counts = {name: len(self.tensors[name]) for name in there}
+            problems.append("has only one of negative_tokens and negative_pooled; give both or neither")
+        present = [*needed, *(name for name in optional if name in self.tensors)]
+        counts = {name: len(self.tensors[name]) for name in present}
         if len(set(counts.values())) > 1:
-            problems.append("its tensors differ in length: " + ", ".join(f"{k} {v}" for k, v in counts.items()))
+            problems.append(
+                "its tensors have different numbers of rows: " + ", ".join(f"{k} {v}" for k, v in counts.items())
+            )
         elif not counts["tokens"]:
             problems.append("its tensors have no rows")
         if len({self.tensors[name].shape[1:] for name in self.names}) > 1:
             problems.append("chosen and rejected differ in shape")
-        return problems + [f"{name} has values that are not finite" for name in there
+        return problems + [f"{name} has NaN or infinite values" for name in present
                            if not self.tensors[name].isfinite().all()]  # fmt: skip
 
 

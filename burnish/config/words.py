@@ -16,10 +16,11 @@ class Words:
     trained: str  # what all weights are of
     same: str  # why two samples side by side can be compared
     below: str  # what is said beneath each sample
+    total: str  # metric that counts samples
     exact: str  # what the strictest measure counts
 
 
-DRAWS = Words(
+PICTURES = Words(
     sample="picture",
     samples="pictures",
     gallery="Pictures",
@@ -27,9 +28,10 @@ DRAWS = Words(
     trained="the transformer",
     same="Each pair of pictures began from the same noise.",
     below="Below each picture is its reward, and what the reward noted, such as the text that was read.",
+    total="perf/total_num_images",
     exact="Pictures whose text is read exactly right",
 )
-SEES = Words(
+RESPONSES = Words(
     sample="response",
     samples="responses",
     gallery="Questions and responses",
@@ -37,10 +39,6 @@ SEES = Words(
     trained="the network",
     same="Each pair of responses was drawn with the same random numbers.",
     below="Beside each response is its reward, and below it what the reward noted, such as the answer that it found.",
+    total="perf/total_num_responses",
     exact="Questions that are answered right, in the form that was asked for",
 )
-
-
-def words_of(task: str | None) -> Words:
-    """Those of a task; runs that say nothing draw."""
-    return SEES if task == "image-text-to-text" else DRAWS
