@@ -16,7 +16,7 @@ from burnish import config as configuration
 from burnish.config import RunConfig
 from burnish.config.disk import check_disk
 from burnish.config.run_folder import RunFolder
-from burnish.utils.disk import write_whole
+from burnish.utils.disk import write_atomically
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.reading import checked_path
 from burnish.utils.user_code import GIVEN, path_of
@@ -145,5 +145,5 @@ def _written(folder: Path, lines: bytes) -> str:
     name = f"prompts-{hashlib.sha256(lines).hexdigest()[:8]}.jsonl"
     path = checked_path(str(folder)).resolve() / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, lines)
+    write_atomically(path, lines)
     return str(path)

@@ -42,7 +42,7 @@ SOURCES = "".join(file.read_text() for file in (ROOT / "burnish").rglob("*.py"))
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_and_folders_that_are_named_exist(page):
-    """Of ours: `rollout/` and `training/trainer.py`; what ends alike and is a metric or a part of a run is in the source."""
+    """Files and folders of ours; metrics and parts of a run's folder, whose names end alike, are in the source."""
     for name in re.findall(r"`([\w./-]+/(?:[\w-]+\.py)?)`", page.read_text()):
         places = (ROOT, ROOT / "burnish", ROOT / "burnish" / "algorithms", page.parent)
         named = name.endswith("/") and re.search(rf'["\']{re.escape(name.rstrip("/"))}["\'/]', SOURCES)

@@ -192,7 +192,8 @@ class LanguageAssembly(Assembly):
 
     @property
     def balance(self) -> Balance | None:
-        return self.roles.balance
+        balance: Balance | None = self.roles.balance
+        return balance
 
     @cached_property
     def train_prompts(self) -> list[Prompt]:
