@@ -23,11 +23,11 @@ from burnish.options import (
 )
 from burnish.registry import options
 from burnish.rewards.base import Reward, Verdict
-from burnish.tasks.flow.engine import FlowEngine, Job
-from burnish.tasks.flow.roles import NetworkRoles
+from burnish.tasks.flow.engine import FlowEngine, FlowJob
+from burnish.tasks.flow.roles import FlowRoles
 from burnish.training.ema import Ema
 from burnish.training.parameter_groups import ParameterGroup
-from burnish.training.ranks import ALONE
+from burnish.training.ranks import SINGLE_RANK
 from burnish.training.trainer import Trainer
 from burnish.types.batch import Gathered
 from burnish.types.rollout import Conditioning, Denoising, Prompt, Scored, Scores
@@ -87,7 +87,7 @@ class Bench:
         load_teacher=None,
         rewards=None,
         optimizer=None,
-        ranks=ALONE,
+        ranks=SINGLE_RANK,
         sharding=None,
         **rollout,
     ):
@@ -99,7 +99,7 @@ class Bench:
             ModelOptions(path=str(pipeline), lora=options, dtype=dtype, device=device), max_sequence_length=length
         )
         self.algorithm, self.needs = algorithm, algorithm.needs()
-        self.roles = NetworkRoles(
+        self.roles = FlowRoles(
             model, self.needs, options, guidance=guidance, rescale=False, micro_batch_size=micro,
             on_policy=mini is None and epochs == 1, seed=0, load_teacher=load_teacher, rewards=rewards,
         )  # fmt: skip
@@ -114,7 +114,7 @@ class Bench:
         )  # fmt: skip
 
     def collect(self, update=1):
-        job = Job.groups(
+        job = FlowJob.groups(
             PROMPTS,
             4,
             purpose="rollout",

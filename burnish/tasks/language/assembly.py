@@ -192,8 +192,8 @@ class LanguageAssembly(Assembly):
 
     @property
     def balance(self) -> Balance | None:
-        balance: Balance | None = self.roles.balance
-        return balance
+        found: Balance | None = self.roles.balance
+        return found
 
     @cached_property
     def train_prompts(self) -> list[Prompt]:
