@@ -11,11 +11,12 @@ from burnish.algorithms.base import Metrics
 from burnish.checkpoint.files import Checkpoint
 from burnish.checkpoint.store import CheckpointStore
 from burnish.commands.closing import closing_message
+from burnish.commands.opening import open_controller
 from burnish.commands.plan import opening_message
 from burnish.commands.resuming import interrupted, starting_point
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
-from burnish.controller import Controller, LocalController
+from burnish.controller import Controller
 from burnish.hooks import Hook
 from burnish.hooks.checkpoints import BeforeValidation, Checkpoints
 from burnish.hooks.expiry import Expiry, ReclaimTime, reclaim_time
@@ -93,19 +94,6 @@ def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
             except Exception as error:
                 controller.recover(error)
                 checkpoint = store.latest()
-
-
-def open_controller(config: RunConfig, store: CheckpointStore) -> Controller:
-    """Those who do the work, as the option ``runtime`` says.
-
-    Raises:
-        UserError: they need something that is not installed.
-    """
-    if config.runtime == "local":
-        return LocalController(config, store)
-    from burnish.runtime.controller import RayController
-
-    return RayController(config, store)
 
 
 def _attempt(
