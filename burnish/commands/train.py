@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Sequence
 from contextlib import ExitStack, closing, nullcontext, suppress
 
-from burnish.algorithms.base import Metrics
 from burnish.checkpoint.files import Checkpoint
 from burnish.checkpoint.store import CheckpointStore
 from burnish.commands.closing import closing_message
@@ -145,7 +143,8 @@ def _attempt(
             for hook in hooks:
                 hook.start(done)
             if done == 0 or metrics is not None:
-                _call(hooks, done, dict(metrics or {}))
+                for hook in hooks:
+                    hook(done, dict(metrics or {}))
         if not stopping():
             with suppress(Cancelled):
                 run(
@@ -159,8 +158,3 @@ def _attempt(
             for hook in reversed(hooks):
                 ends.callback(hook.close)
     return max(done, checkpoints.last) >= config.steps and not validation.unfinished
-
-
-def _call(hooks: Sequence[Hook], update: int, metrics: Metrics) -> None:
-    for hook in hooks:
-        hook(update, metrics)

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from burnish.algorithms.base import Metrics, PolicyGradient, advantages_of
 from burnish.algorithms.flow.base import Needs, Recording, Role, Roles, in_parts
 from burnish.algorithms.kl import KlKind, step_kl
+from burnish.algorithms.parts import refuse_of_responses
 from burnish.flow.windows import Window
 from burnish.options import NonNegative, Positive, Several
 from burnish.registry import options, register
@@ -74,10 +75,8 @@ class StepPolicyGradient(PolicyGradient):
                 f"{self.name} compares the means of steps, and those of the sampler are not recorded; "
                 "leave out old_logprob=sampler and rollout_correction.mode=bypass"
             )
-        advantage, surrogate = self.part("advantage"), self.part("surrogate")
-        for option in ("critic", "greedy", "turn_rewards"):
-            if getattr(advantage, option):
-                raise ValueError(f"advantage is {advantage.name}, which is for responses alone; choose another")
+        refuse_of_responses(self.part("advantage"))
+        surrogate = self.part("surrogate")
         if surrogate.whole_samples and not self.fold_timesteps:
             raise ValueError(
                 f"fold_timesteps is false, but surrogate {surrogate.name} needs all steps of a sample in one forward"
