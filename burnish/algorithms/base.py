@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from burnish.types.rollout import Loss
 
 Metrics = dict[str, float]
-# the class of an algorithm's own advantage and of its own surrogate; the bases are for those that have no such part
-Parts = dict[str, type[AdvantagePart] | type[SurrogatePart]]
 
 
 @options
@@ -42,7 +40,7 @@ class Algorithm(ABC):
     """
 
     name: ClassVar[str]
-    parts: ClassVar[Parts] = {"advantage": AdvantagePart, "surrogate": SurrogatePart}
+    parts: ClassVar[dict[str, type[Any]]] = {"advantage": AdvantagePart, "surrogate": SurrogatePart}  # its own
 
     def __init_subclass__(cls, **named: str) -> None:
         super().__init_subclass__()
