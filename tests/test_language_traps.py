@@ -12,9 +12,9 @@ import math
 
 import pytest
 import torch
-from burnish.algorithms.language.grpo import GRPO
-from burnish.algorithms.language.kl import TokenKl
 
+from burnish.algorithms.kl import TokenKl
+from burnish.algorithms.language.policy_gradient import GRPO
 from burnish.algorithms.language.ppo import PPO
 from burnish.config import load
 from burnish.losses.policy import masked

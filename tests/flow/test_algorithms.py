@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from burnish.algorithms.flow.flow_grpo import FlowGRPO
 from torch import nn
 
 from burnish.algorithms.flow.base import Needs
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.batches.levels import NoiseLevels
 from burnish.batches.samples import judge
 from burnish.batches.steps import StepBatch

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from burnish.algorithms.flow.flow_grpo import FlowGRPO
-from burnish.algorithms.language.grpo import GRPO
-from burnish.algorithms.language.kl import TokenKl
-from burnish.algorithms.language.reinforce import Reinforce
 
 from burnish.algorithms.flow.crd import CRD
 from burnish.algorithms.flow.dgpo import DGPO
 from burnish.algorithms.flow.diffusion_nft import DiffusionNFT
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
+from burnish.algorithms.kl import TokenKl
 from burnish.algorithms.language.kto import KTO
+from burnish.algorithms.language.policy_gradient import GRPO
 from burnish.algorithms.language.ppo import PPO
+from burnish.algorithms.language.presets import Reinforce
 from burnish.config import load
 from burnish.losses.kl import AdaptiveKl
 from burnish.options import CriticOptions

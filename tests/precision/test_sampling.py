@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from burnish.algorithms.flow.flow_grpo import FlowGRPO
-from burnish.algorithms.language.grpo import GRPO
 
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
+from burnish.algorithms.language.policy_gradient import GRPO
 from tests.support.forwards import LAYOUTS, apart, from_sampler, learned, load, repeated, sampled, theirs
 from tests.support.language_samples import encode_all, folder_of
 from tests.support.tiny_language import SEEING

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from burnish.algorithms.flow.flow_grpo import FlowGRPO
 
 from burnish.algorithms.flow.diffusion_nft import DiffusionNFT
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.data.stream import PromptStream
 from burnish.flow.windows import Window
 from burnish.loop import run

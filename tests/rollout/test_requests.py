@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 import torch
-from burnish.algorithms.flow.flow_grpo import FlowGRPO
 
 from burnish.algorithms.flow.branch_grpo import BranchGRPO
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.data.stream import PromptStream
 from burnish.flow.windows import Window
 from burnish.options import RolloutOptions, ScoringOptions

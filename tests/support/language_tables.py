@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from burnish.algorithms.language.base import LanguageAlgorithm
+from burnish.algorithms.base import Algorithm
 from burnish.language.logprobs import TokenScores
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, Features, Together
@@ -117,7 +117,7 @@ class Tables:
         return False
 
 
-def observed(algorithm: LanguageAlgorithm, updates: int = 2) -> list[Any]:
+def observed(algorithm: Algorithm, updates: int = 2) -> list[Any]:
     """What can be seen of an algorithm: what it asks for, what it reports, and its gradients, in some updates."""
     needs = algorithm.needs()
     roles: Any = Tables(algorithm.make_memory())

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from burnish.algorithms.flow.flow_grpo import FlowGRPO
 
 from burnish.algorithms.flow.diffusion_nft import DiffusionNFT
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.flow.windows import Window
 from burnish.models.flow.loading import load_model
 from burnish.options import (

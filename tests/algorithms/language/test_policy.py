@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from burnish.algorithms.language.grpo import GRPO
-from burnish.algorithms.language.kl import TokenKl
 from pydantic import ValidationError
 
 from burnish.algorithms.correction import RolloutCorrection
-from burnish.algorithms.language.policy_gradient import TokenPolicyGradient
+from burnish.algorithms.kl import TokenKl
+from burnish.algorithms.language.policy_gradient import GRPO, TokenPolicyGradient
 from burnish.algorithms.language.ppo import PPO
 from burnish.options import CriticOptions, OptimizerOptions
 from tests.support.token_batches import ALGORITHMS, LIMIT, PROMPTS, Bench, N, with_rewards
