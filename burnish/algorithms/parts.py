@@ -68,6 +68,14 @@ class FlowGroup(Group):
     """Whether that std divides by n - 1, as DanceGRPO, verl and TRL do, or by n, as the flow papers' own code does."""
 
 
+@register("advantage", "dance_group")
+class DanceGroup(Group):
+    """The same with the defaults of DanceGRPO's code."""
+
+    advantage_eps: Positive = 1e-8
+    """Added to that std."""
+
+
 @register("advantage", "centred")
 class Centred(AdvantagePart):
     """Dr. GRPO: reward minus the mean of the group."""
