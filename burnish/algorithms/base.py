@@ -96,8 +96,16 @@ def _made(kind: str, value: Any) -> Any:
     try:
         return lookup(kind, tree["name"])(**{**tree, "name": lookup(kind, tree["name"]).name})
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        raise ValueError(f"{kind} {tree['name']}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise ValueError(f"{kind} {tree['name']}: {_told(error.errors()[0], lookup(kind, tree['name']))}") from error
+
+
+def _told(error: Any, part: type) -> str:
+    """What is wrong with the options of a part."""
+    option, what = ".".join(map(str, error["loc"])), error["msg"].removeprefix("Value error, ")
+    if error["type"] == "unexpected_keyword_argument":
+        known = [field.name for field in dataclasses.fields(part) if field.name != "name"]
+        return f"there is no option {option}; its options are {', '.join(known) or 'none'}"
+    return f"{option} is {error['input']!r}: {what[:1].lower()}{what[1:]}" if option else what
 
 
 ChosenAdvantage = Annotated[Any, BeforeValidator(lambda value: _made("advantage", value))]

@@ -159,9 +159,10 @@ def part_of(algorithm: Algorithm, kind: str) -> Any:
     defaults = type(algorithm).__pydantic_fields__  # type: ignore[attr-defined]
     for name, value in values.items():
         if value != defaults[name].default:
+            instead = f", or set {kind}.{name}" if name in vars(given) else ""
             raise ValueError(
-                f"{name} is {value}, but the {kind} is {given.name}, which takes the place of what reads it; leave "
-                f"it out, or give it to {given.name}, if that has it"
+                f"{name} is {value}, but {kind} is {given.name}, which takes the place of what reads it; leave it "
+                f"out{instead}"
             )
     return given
 

@@ -21,7 +21,7 @@ from burnish.config.run import RunConfig
 from burnish.config.tasks import TASKS, config_class, owner, task_of
 from burnish.config.text import fields
 from burnish.config.yaml_text import parse, show
-from burnish.registry import lookup, names
+from burnish.registry import known, lookup, names
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.paths import RECIPES
 from burnish.utils.reading import checked_path, read_text
@@ -48,6 +48,8 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     task = config_class(task_of(trees))
     chosen = next((name for one in trees if (name := _algorithm(one)) is not None), None)
     layers = _for_algorithm(layers, chosen, names(task.algorithm_kind))
+    if known(task.algorithm_kind, chosen):
+        layers = _for_parts(tree, layers, lookup(task.algorithm_kind, chosen).parts)
     below: dict[str, Any] = {}
     for _, layer in reversed(layers):
         below = merge(below, layer)
@@ -149,6 +151,23 @@ def _for_algorithm(layers: Layers, chosen: Any, known: Sequence[str]) -> Layers:
             kept["algorithm"] = {"name": chosen}
         fitting.append((file, merge(kept, _variant(recipe.get("variants") or {}, chosen, file, known))))
     return fitting[::-1]
+
+
+def _for_parts(tree: dict[str, Any], layers: Layers, parts: dict[str, type]) -> Layers:
+    """Recipes without the options of an algorithm's own parts where a layer above them chooses other parts."""
+    replaced: set[str] = set()
+    mentioned: set[str] = set()
+    fitting = []
+    for file, layer in [("", tree), *layers]:
+        own = layer.get("algorithm")
+        if isinstance(own, dict):
+            kept = {name: value for name, value in own.items() if name not in replaced}
+            layer = layer | {"algorithm": kept}
+            for kind in parts.keys() & own.keys() - mentioned:
+                mentioned.add(kind)
+                replaced |= set(fields(parts[kind])) if own[kind] is not None else set()
+        fitting.append((file, layer))
+    return fitting[1:]
 
 
 def _variant(variants: Any, chosen: Any, file: str, known: Sequence[str]) -> dict[str, Any]:

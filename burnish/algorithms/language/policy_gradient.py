@@ -99,7 +99,7 @@ class TokenPolicyGradient(PolicyGradient):
                 f"but {shaped[0]} changes their sum; leave one of them out"
             )
         if advantage.critic != self.learns_values:
-            what = "reads a value network, which only ppo trains" if advantage.critic else "reads no value network"
+            what = "reads a value network, and only ppo trains one" if advantage.critic else "reads no value network"
             raise ValueError(f"advantage is {advantage.name}, which {what}; choose another, or another algorithm")
         if advantage.greedy and self.overlong is not None:
             raise ValueError(
