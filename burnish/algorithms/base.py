@@ -82,8 +82,14 @@ def _adopt(cls: type, part: type) -> None:
         if name != "name":
             taken[name] = hints[name]
             if name not in own:
-                setattr(cls, name, pydantic.Field(default=field.default, description=field.description))
+                setattr(cls, name, pydantic.Field(default=field.default, description=_explained(part, name)))
     cls.__annotations__ = taken | own
+
+
+def _explained(part: type, option: str) -> str:
+    """The text below an option, which stands where its class or a base of it names the option last."""
+    classes = [one for one in part.__mro__ if option in vars(one).get("__pydantic_fields__", {})]
+    return next(filter(None, (one.__pydantic_fields__[option].description for one in classes)), "")  # type: ignore[attr-defined]
 
 
 def _made(kind: str, value: Any) -> Any:

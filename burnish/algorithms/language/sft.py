@@ -91,6 +91,6 @@ class SFT(WholeResponses):
         return Loss(total, {"actor/sft_loss": (total.detach(), self.size(part)), "actor/entropy": (entropy, tokens)})
 
     def size(self, batch: ResponseBatch) -> int:
-        from burnish.losses.tokens import size
+        from burnish.losses.policy import terms
 
-        return size(batch.answers.trace.mask, self.loss_agg_mode)
+        return int(terms(batch.answers.trace.mask, self.loss_agg_mode))

@@ -21,6 +21,8 @@ ONLINE = {"online": True}
 
 # an option: what it is read with, and another value of it
 CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
+    "advantage": ({}, {"name": "returns", "gamma": 0.3}),
+    "advantage_aggregation": ({}, "gdpo"),
     "advantage_clip": ({}, 0.1),
     "advantage_clip_low": ({}, -0.1),
     "advantage_eps": ({}, 0.5),
@@ -75,6 +77,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "rollout_correction.upper": (CORRECTED, 1.05),
     "rollout_correction.weights": (CORRECTED, "sample"),
     "rpo_alpha": ({}, 0.5),
+    "surrogate": ({}, {"name": "sapo", "tau_neg": 7.0}),
     "tau_neg": ({}, 2.0),
     "tau_pos": ({}, 2.0),
     "threshold": ({}, 0.6),
@@ -88,6 +91,8 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
 }
 # what an algorithm refuses in place of ignoring it
 REFUSED = {
+    ("ppo", "advantage"): "reads no value network",
+    ("reinforce", "old_logprob"): "has no ratio",
     ("reinforce", "rollout_correction.mode"): "has no ratio",
     ("remax", "overlong"): "greedy response",
     ("remax", "overlong.buffer"): "greedy response",
@@ -123,7 +128,8 @@ def merged(tree: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 def base_of(kind: Any, path: str) -> dict[str, Any]:
     """Options with which an option is read."""
     base = dict(CHANGES[path][0])
-    if "old_logprob" in fields(kind) and path.partition(".")[0] not in ("old_logprob", "rollout_correction"):
+    compares = "old_logprob" in fields(kind) and kind().part("surrogate").compares
+    if compares and path.partition(".")[0] not in ("old_logprob", "rollout_correction"):
         base["old_logprob"] = "sampler"  # else nothing is far enough from the policy to be clipped
     return base
 
