@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator, ValidationInfo, model_validator
 
 from burnish.algorithms.base import call
 from burnish.options import Count, Positive
@@ -21,17 +21,25 @@ if TYPE_CHECKING:
 HORIZON = 10_000.0
 
 
-def _known(kind: Any) -> Any:
-    if isinstance(kind, str) and kind not in KL_KINDS and not known("kl estimator", kind):
-        raise ValueError(
-            f"kind is {kind}; it must be one of {', '.join([*KL_KINDS, *names('kl estimator')])}, or the name of a KL "
-            "estimator that a plug-in registers"
-        )
-    return kind
-
-
 KL_KINDS = ("k1", "k2", "k3", "k1+", "k3+", "unbiased")
-KlKind = Annotated[str, BeforeValidator(_known)]
+STEP_KINDS = ("published", "exact", "means")  # of denoising steps, from their means
+
+
+def _one_of(*more: str) -> BeforeValidator:
+    def check(kind: Any, info: ValidationInfo) -> Any:
+        ours = (*more, *KL_KINDS)
+        if isinstance(kind, str) and kind not in ours and not known("kl estimator", kind):
+            raise ValueError(
+                f"{info.field_name} is {kind}; it must be one of {', '.join([*ours, *names('kl estimator')])}, or the "
+                "name of a KL estimator that a plug-in registers"
+            )
+        return kind
+
+    return BeforeValidator(check)
+
+
+KlKind = Annotated[str, _one_of()]
+StepKlKind = Annotated[str, _one_of(*STEP_KINDS)]
 
 
 @options

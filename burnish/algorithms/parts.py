@@ -70,6 +70,14 @@ class FlowGroup(Group):
     """Whether that std divides by n - 1, as DanceGRPO, verl and TRL do, or by n, as the flow papers' own code does."""
 
 
+@register("advantage", "dance_group")
+class DanceGroup(Group):
+    """The same with the defaults of DanceGRPO's code."""
+
+    advantage_eps: Positive = 1e-8
+    """Added to that std."""
+
+
 @register("advantage", "centred")
 class Centred(AdvantagePart):
     """Dr. GRPO: reward minus the mean of the group."""
@@ -318,8 +326,15 @@ def adopt(cls: type, part: type) -> None:
         if name != "name":
             taken[name] = hints[name]
             if name not in own:
-                setattr(cls, name, pydantic.Field(default=field.default, description=field.description))
+                setattr(cls, name, pydantic.Field(default=field.default, description=_explained(part, name)))
     cls.__annotations__ = taken | own
+
+
+def _explained(part: type, option: str) -> str:
+    """The text below an option, which stands where its class or a base of it names the option last."""
+    classes = [one for one in part.__mro__ if option in vars(one).get("__pydantic_fields__", {})]
+    texts = (one.__pydantic_fields__[option].description for one in classes)  # type: ignore[attr-defined]
+    return next(filter(None, texts), "")
 
 
 def chosen(algorithm: Any, kind: str) -> Any:
@@ -337,9 +352,10 @@ def chosen(algorithm: Any, kind: str) -> Any:
     defaults = type(algorithm).__pydantic_fields__
     for name, value in values.items():
         if value != defaults[name].default:
+            instead = f", or set {kind}.{name}" if name in vars(given) else ""
             raise ValueError(
-                f"{name} is {value}, but the {kind} is {given.name}, which takes the place of what reads it; leave "
-                f"it out, or give it to {given.name}, if that has it"
+                f"{name} is {value}, but {kind} is {given.name}, which takes the place of what reads it; leave it "
+                f"out{instead}"
             )
     return given
 

@@ -63,6 +63,8 @@ class StepBatch(Batch):
         rows: list[int] = []
         taken = 0
         for row, count in enumerate(self.trained.sum(1).tolist()):
+            if not count:
+                continue
             if rows and taken + count > size:
                 yield replace(self.select(rows).terms(), whole_samples=True)
                 rows, taken = [], 0

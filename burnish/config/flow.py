@@ -170,13 +170,6 @@ class FlowConfig(RunConfig):
                     f"rewards, and {reward.name} has none; set rewards.{label}.weight=0, which only watches it, and "
                     f"use one of {', '.join(having)}"
                 )
-        counting = [label for label, reward in self.rewards.items() if reward.weight]
-        each = needs.each_reward
-        if each and len(counting) == 1:
-            yield (
-                f"algorithm.advantage_aggregation is each, but {counting[0]} is the only reward with a weight: "
-                "there is nothing to sum; leave it out"
-            )
         for i, teacher in enumerate(needs.teachers):
             if teacher.is_start and teacher.guidance_scale in (None, self.rollout.guidance_scale):
                 yield (

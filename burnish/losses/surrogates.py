@@ -197,12 +197,12 @@ def kl_trust_region(
     metrics = {
         "actor/ppo_kl": -apart,
         "actor/approx_kl": 0.5 * apart.square(),
-        "actor/kl_new_old": kl.detach(),
+        "actor/kl_new_old": masked(kl.detach(), mask),
         "actor/kl_mask_fraction": far.float(),
         "actor/pos_rm_fraction": positive.float(),
         "actor/neg_rm_fraction": negative.float(),
         "actor/masked_fraction": out.float(),
-        "actor/unmasked_fraction": (~out).float(),
+        "actor/unmasked_fraction": (mask & ~out).float(),
     }
     loss = torch.where(out, torch.zeros_like(ratio), -advantage * ratio)
     return Surrogate(masked(loss, mask), masked(ratio.detach(), mask), metrics)

@@ -114,6 +114,6 @@ def repeated(bench: Any, steps: Any) -> Tensor:
     """Log-probs [M] of recorded denoising steps by the trainer, in its micro-batches."""
 
     def logprob(part: Any) -> Tensor:
-        return bench.algorithm._step(part, bench.roles.policy).logprob(part.next_state, "gaussian")
+        return bench.algorithm.step(part, bench.roles.policy).logprob(part.next_state, "gaussian")
 
     return in_parts(logprob, steps, bench.roles)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from burnish.algorithms.language.base import LanguageAlgorithm
+from burnish.algorithms.base import Algorithm
 from burnish.algorithms.language.policy_gradient import GRPO
 from burnish.algorithms.language.ppo import PPO
 from burnish.algorithms.language.presets import (
@@ -73,7 +73,7 @@ class Bench:
 
     def __init__(
         self,
-        algorithm: LanguageAlgorithm,
+        algorithm: Algorithm,
         *,
         lora: bool = False,
         mini: int | None = None,

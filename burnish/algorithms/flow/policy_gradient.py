@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from burnish.algorithms.base import Metrics, PolicyGradient, advantages_of
 from burnish.algorithms.flow.base import Needs, Recording, Role, Roles, in_parts
-from burnish.algorithms.kl import KlKind, step_kl
+from burnish.algorithms.kl import StepKlKind, step_kl
 from burnish.algorithms.parts import refuse_of_responses
 from burnish.flow.windows import Window
 from burnish.options import NonNegative, Positive, Several
@@ -49,7 +49,7 @@ class StepPolicyGradient(PolicyGradient):
     """Largest size of an advantage; null never clips."""
     kl_coef: NonNegative = 0.0
     """Weight of the KL to the reference; 0 needs no reference."""
-    kl_form: Literal["published", "exact", "means"] | KlKind = "published"
+    kl_form: StepKlKind = "published"
     """published leaves the step length out of the SDE's variance, as Flow-GRPO's code does; exact keeps it; means is
     the squared distance of the means, without any variance (Flow-Factory's x-based KL). Or an estimate from the
     log-probs of the steps: k2, k3 or the name of a registered KL estimator."""

@@ -36,7 +36,7 @@ class FlowGRPOFast(FlowGRPO):
 
 
 @register("flow algorithm", "dance_grpo")
-class DanceGRPO(FlowGRPO):
+class DanceGRPO(FlowGRPO, advantage="dance_group"):
     """The samples of a prompt start from one noise; each is trained at some of its steps, or only the extremes are
     (arXiv:2505.07818)."""
 
@@ -48,10 +48,6 @@ class DanceGRPO(FlowGRPO):
     """Share of its stochastic steps that each sample is trained at, drawn anew for every sample and update."""
     shared_noise: bool = True
     """Start all samples of a prompt from the same noise; their common steps are computed once."""
-    advantage_eps: Positive = 1e-8
-    """Added to the std that advantages are divided by."""
-    advantage_unbiased: bool = True
-    """Whether that std divides by n - 1, as the paper's code does, or by n."""
 
 
 @register("flow algorithm", "mix_grpo")

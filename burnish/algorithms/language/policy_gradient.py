@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -31,6 +31,8 @@ Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum",
 class TokenPolicyGradient(PolicyGradient):
     """Base of policy gradients over tokens. Rewards are shaped (length, scale, bounds, KL, in this order), compared,
     and learned from token by token."""
+
+    learns_values: ClassVar[bool] = False  # trains a value network beside the policy
 
     overlong: Overlong | None = None
     """Take something off the reward of responses that come near the limit; null takes nothing."""
@@ -95,6 +97,9 @@ class TokenPolicyGradient(PolicyGradient):
                 f"advantage_aggregation is {advantage.advantage_aggregation}, which compares each reward by itself, "
                 f"but {shaped[0]} changes their sum; leave one of them out"
             )
+        if advantage.critic != self.learns_values:
+            what = "reads a value network, and only ppo trains one" if advantage.critic else "reads no value network"
+            raise ValueError(f"advantage is {advantage.name}, which {what}; choose another, or another algorithm")
         if advantage.greedy and self.overlong is not None:
             raise ValueError(
                 f"overlong is set, but the greedy response that {self.name} compares with is judged by its reward "
@@ -107,7 +112,7 @@ class TokenPolicyGradient(PolicyGradient):
         return LanguageNeeds(
             reference=kl is not None, refreshed=kl is not None and kl.refresh_every is not None,
             groups=advantage.groups, critic=advantage.critic, greedy=advantage.greedy,
-            turn_rewards=advantage.turn_rewards, each_reward=advantage.advantage_aggregation != "sum",
+            turn_rewards=advantage.turn_rewards, each_reward=advantage.advantage_aggregation == "each",
         )  # fmt: skip
 
     def complaints(self, samples: int, longest: int) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from burnish.algorithms.base import Metrics
 from burnish.algorithms.language.base import LanguageRoles
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 @register("language algorithm", "ppo")
 class PPO(TokenPolicyGradient, advantage="gae", surrogate="clip"):
     """Clipped policy gradient over tokens, whose advantages a value network estimates (GAE)."""
+
+    learns_values: ClassVar[bool] = True
 
     value_clip: Positive | None = 0.2
     """How far a value may move from the one before the update and still count as learned; null sets no bound."""

@@ -1,14 +1,12 @@
-"""Pairs, judged samples, demonstrations, reward models."""
+"""Pairs, judged samples, demonstrations."""
 
 import math
 
 import pytest
 import torch
-from burnish.losses.tokens import pairwise, process_reward
 
-from burnish.losses import distillation
 from burnish.losses.responses import dpo, ipo, kto, kto_reference_point, sft
-from tests.support.token_losses import assert_gradient, batch, mask_of, spoil
+from tests.support.token_losses import assert_gradient, batch, spoil
 
 PAIR = torch.tensor([[-10.0, -12.0, -8.0], [-11.0, -11.5, -9.0], [-10.5, -12.5, -8.0], [-10.0, -11.0, -9.5]]).double()
 
@@ -81,37 +79,3 @@ def test_supervised_tokens():
     loss = sft(spoil(logprob, mask, -math.inf), mask)
     torch.testing.assert_close(loss[mask], -logprob[mask])
     assert not loss[~mask].any()
-
-
-def test_a_margin_asks_for_more():
-    chosen, rejected = torch.tensor([1.0]), torch.tensor([0.0])
-    torch.testing.assert_close(pairwise(chosen, rejected, 1.0), torch.tensor([math.log(2)]))
-    assert pairwise(chosen, rejected, 0.5) > pairwise(chosen, rejected)
-
-
-def test_process_rewards_hard_and_soft():
-    torch.manual_seed(0)
-    logits, mask = torch.randn(1, 3, 7), mask_of([2], 3)
-    hard = torch.tensor([[5, 2, -100]])
-    soft = torch.tensor([[0.0, 1.0, math.nan]])
-    expected, right = process_reward(logits, hard, mask, [2, 5])
-    got, also_right = process_reward(logits, soft, mask, [2, 5])
-    torch.testing.assert_close(got, expected)
-    torch.testing.assert_close(right, also_right)
-    torch.testing.assert_close(expected[0, 0], -logits[0, 0, [2, 5]].log_softmax(0)[1])
-    assert expected[0, 2] == 0
-    with pytest.raises(ValueError, match=r"step labels \[4\]"):
-        process_reward(logits, torch.tensor([[4, 2, 0]]), mask, [2, 5])
-    with pytest.raises(ValueError, match="3 reward tokens"):
-        process_reward(logits, soft, mask, [1, 2, 5])
-
-
-def test_a_student_like_its_teacher_pays_only_the_entropy():
-    torch.manual_seed(0)
-    logits, mask = torch.randn(4, 5, 6, dtype=torch.float32), mask_of()
-    at_teacher = logits.clone().requires_grad_()
-    loss = distillation(at_teacher, logits, mask)
-    torch.testing.assert_close(loss[mask], torch.distributions.Categorical(logits=logits).entropy()[mask])
-    assert torch.autograd.grad(loss.sum(), at_teacher)[0].abs().max() < 1e-6
-    forbidden = logits.index_fill(-1, torch.tensor([2]), -math.inf)
-    assert distillation(forbidden, logits, mask).isfinite().all()
