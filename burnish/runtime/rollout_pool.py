@@ -103,7 +103,7 @@ class RolloutPool:
         self._versions = range(0)  # that may be asked for
         self._failed: Exception | None = None  # why a worker could not be replaced
 
-    def make(self, request: RolloutRequest) -> Rollouts:
+    def generate(self, request: RolloutRequest) -> Rollouts:
         """Samples of the weights that were published last.
 
         Raises:
@@ -261,7 +261,7 @@ class RolloutPool:
 
     def _send(self, order: Order) -> None:
         order.switch = self._ready(order.rank, order.request.version)
-        order.call = self.workers.submit_one(order.rank, "make", order.request, keep=True)
+        order.call = self.workers.submit_one(order.rank, "generate", order.request, keep=True)
 
     def _ready(self, rank: int, version: int) -> Call | None:
         """Have a worker sample with a version from its next order on: the call that makes it, if one is needed."""

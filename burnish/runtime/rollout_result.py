@@ -41,12 +41,12 @@ def joined(parts: Sequence[tuple[RolloutResult | None, ray.ObjectRef[Any]]]) -> 
     return join(rollouts), {name: max(one.phases.get(name, 0.0) for one, _ in found) for name in names}
 
 
-def make(assembly: Assembly, request: RolloutRequest) -> tuple[RolloutResult, Packed]:
+def generate(assembly: Assembly, request: RolloutRequest) -> tuple[RolloutResult, Packed]:
     """Sample and score in this process; the second half is for the object store."""
     start, scorer = time.perf_counter(), assembly.scorer
     if isinstance(scorer, PooledScorer):
         scorer.update = request.update
-    rollouts = assembly.rollout_worker.make(request)
+    rollouts = assembly.rollout_worker.generate(request)
     if isinstance(scorer, PooledScorer):
         scorer.update = 0
     packed = pack(rollouts.trace)

@@ -16,7 +16,7 @@ from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
 from burnish.options.vllm import VllmOptions
 from burnish.rewards.text.base import Response
-from burnish.tasks.language.engine import Encoder, ResponseJob, texts
+from burnish.tasks.language.engine import Encoder, ResponseEngine, ResponseJob, texts
 from burnish.tasks.language.roles import LanguageRoles
 from burnish.tasks.language.vllm.probe import imagined, remembered
 from burnish.tasks.language.vllm.process import VllmDiedError, VllmFailedError, VllmProcess
@@ -33,7 +33,7 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 T = TypeVar("T")
 
 
-class VllmEngine:
+class VllmEngine(ResponseEngine):
     """vLLM in a process of its own, which starts with random weights and samples with none but published ones.
 
     What a publication does not reach stays random, and shows at once: after each of them, both sides score the same
