@@ -27,6 +27,7 @@ class FlowConfig(RunConfig):
     algorithm_kind: ClassVar[str] = "flow algorithm"
     reward_kind: ClassVar[str] = "flow reward"
     model_kind: ClassVar[str] = "flow model"
+    grouped_sections: ClassVar[tuple[str, ...]] = ("candidates", "filter_groups")
     prompt_file: ClassVar[str] = "a .txt or .jsonl file of prompts"
 
     task: Literal["text-to-image"] = "text-to-image"
@@ -90,8 +91,6 @@ class FlowConfig(RunConfig):
 
     def sampling_complaints(self) -> Iterator[str]:
         needs, steps = self.algorithm.needs(), self.rollout.num_inference_steps
-        if needs.groups and self.rollout.n < 2:
-            yield f"rollout.n is 1; {self.algorithm.name} compares samples of one prompt, so it must be >= 2"
         if needs.tree and self.rollout.n != needs.tree:
             yield (
                 f"rollout.n is {self.rollout.n}, but the splits of {self.algorithm.name} make a tree of {needs.tree} "
@@ -132,13 +131,6 @@ class FlowConfig(RunConfig):
         """What contradicts itself about choosing among samples and prompts."""
         needs, rollout = self.algorithm.needs(), self.rollout
         candidates, name = rollout.candidates, self.algorithm.name
-        for section in ("candidates", "filter_groups"):
-            if getattr(rollout, section) is None:
-                continue
-            if needs.data != "prompts":
-                yield f"rollout.{section} is given, but {name} samples nothing here; leave it out"
-            elif rollout.n < 2:
-                yield f"rollout.{section} is given, but rollout.n is 1: samples of one prompt are compared; set it >= 2"
         if candidates is None:
             return
         if candidates.n <= rollout.n:
@@ -188,13 +180,7 @@ class FlowConfig(RunConfig):
 
     def _compared(self) -> Iterator[str]:
         """Whether what is compared in one loss fits into a mini-batch and into a forward."""
-        atom, n, mini = self.algorithm.needs().atom, self.rollout.n, self.trainer.mini_batch_size
-        if mini is not None and mini % self.rows_per_group:
-            yield (
-                f"trainer.mini_batch_size is {mini}, but {self.algorithm.name} compares the {n} samples of a prompt "
-                f"(rollout.n), which no mini-batch may part; make it a multiple of {n}, or null takes all"
-            )
-        together = {"sample": 1, "pair": 2, "group": n}[atom]
+        together = {"sample": 1, "pair": 2, "group": self.rollout.n}[self.algorithm.needs().atom]
         if self.trainer.micro_batch_size < together:
             yield (
                 f"trainer.micro_batch_size is {self.trainer.micro_batch_size}, but {self.algorithm.name} compares "

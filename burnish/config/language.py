@@ -142,8 +142,6 @@ class LanguageConfig(RunConfig):
 
     def sampling_complaints(self) -> Iterator[str]:
         needs, rollout = self.algorithm.needs(), self.rollout
-        if needs.groups and rollout.n < 2:
-            yield f"rollout.n is 1; {self.algorithm.name} compares responses to one prompt, so it must be >= 2"
         if (rollout.engine == "vllm") != (rollout.vllm is not None):
             yield (
                 f"rollout.engine is {rollout.engine} and rollout.vllm is {'given' if rollout.vllm else 'null'}; "
@@ -153,11 +151,6 @@ class LanguageConfig(RunConfig):
             yield from rollout.vllm.complaints(fire_temperature=rollout.fire_temperature)
             if self.environment is not None:
                 yield "rollout.engine is vllm, but an environment is answered by Burnish's own engine; leave one out"
-        if rollout.filter_groups is not None and (needs.data != "prompts" or rollout.n < 2):
-            yield (
-                f"rollout.filter_groups is given, but {self.algorithm.name} with rollout.n={rollout.n} has no "
-                "responses to one prompt to compare; leave it out, or set rollout.n >= 2"
-            )
         samples = needs.data == "prompts" and self.ptx is None
         if self.data.overlong == "filter" and self.data.max_prompt_length is None and samples:
             yield (
@@ -174,20 +167,10 @@ class LanguageConfig(RunConfig):
                 f"rollout.min_new_tokens is {rollout.min_new_tokens}, but rollout.max_new_tokens is "
                 f"{rollout.max_new_tokens}; a response can't be longer than its limit"
             )
-        yield from self._given()
-        yield from self._talking()
-        yield from self.algorithm.complaints(self.samples, self.longest)
-
-    def _given(self) -> Iterator[str]:
-        """What contradicts itself about responses of the user, and about pairs."""
-        needs, mini, n = self.algorithm.needs(), self.trainer.mini_batch_size, self.rollout.n
         if needs.data == "demonstrations" and self.ptx is not None:
             yield f"ptx is given, but {self.algorithm.name} imitates responses already: put all into data.train_files"
-        if mini is not None and mini % self.rows_per_group:
-            yield (
-                f"trainer.mini_batch_size is {mini}, but {self.algorithm.name} makes one pair of the {n} responses to "
-                f"a prompt (rollout.n); make it a multiple of {n}, or null takes all"
-            )
+        yield from self._talking()
+        yield from self.algorithm.complaints(self.samples, self.longest)
 
     def _talking(self) -> Iterator[str]:
         """What contradicts itself about environments."""

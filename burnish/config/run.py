@@ -38,6 +38,7 @@ class RunConfig:
     reward_kind: ClassVar[str]
     model_kind: ClassVar[str]
     environment_kind: ClassVar[str] = "environment"
+    grouped_sections: ClassVar[tuple[str, ...]] = ("filter_groups",)  # of rollout, which compare samples of a prompt
     prompt_file: ClassVar[str]  # what holds prompts, for messages
 
     task: str
@@ -170,7 +171,8 @@ class RunConfig:
             ConfigError: with every complaint.
         """
         complaints = [
-            *self.sampling_complaints(), *self._steps(), *self._choices(), *placement_complaints(self, given),
+            *self._groups(), *self.sampling_complaints(), *self._steps(), *self._choices(),
+            *placement_complaints(self, given),
             *profiler_complaints(self, given),
             *self.unread(given),
         ]  # fmt: skip
@@ -231,6 +233,24 @@ class RunConfig:
     def sampling_complaints(self) -> Iterator[str]:
         """What is wrong with how this task samples."""
         raise NotImplementedError
+
+    def _groups(self) -> Iterator[str]:
+        """What contradicts itself about the samples of a prompt that are compared, or kept together."""
+        needs, name, n, mini = self.algorithm.needs(), self.algorithm.name, self.rollout.n, self.trainer.mini_batch_size
+        if needs.groups and n < 2:
+            yield f"rollout.n is 1; {name} compares samples of one prompt, so it must be >= 2"
+        for section in self.grouped_sections:
+            if getattr(self.rollout, section) is None:
+                continue
+            if not self.online:
+                yield f"rollout.{section} is given, but {name} samples nothing here; leave it out"
+            elif n < 2:
+                yield f"rollout.{section} is given, but rollout.n is 1: samples of one prompt are compared; set it >= 2"
+        if mini is not None and mini % self.rows_per_group:
+            yield (
+                f"trainer.mini_batch_size is {mini}, but {name} compares the {n} samples of a prompt (rollout.n), "
+                f"which no mini-batch may split; make it a multiple of {n}, or null takes all"
+            )
 
     def unread(self, given: Collection[str]) -> Iterator[str]:
         """Options of the command line that this run never reads."""

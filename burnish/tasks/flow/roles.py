@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -22,19 +23,14 @@ from burnish.types.batch import Gathered
 from burnish.types.rollout import Conditioning, Prompt
 
 
+@dataclass(frozen=True)
 class NetworkRole:
     """Predicts velocities as one of the networks, with guidance of its own."""
 
-    def __init__(
-        self,
-        model: FlowModel,
-        run: Callable[[Callable[[nn.Module], Tensor]], Tensor],
-        *,
-        guidance: float,
-        rescale: bool,
-    ) -> None:
-        """Args: ``run`` calls a function with the network, where and how that has to be done."""
-        self.model, self.run, self.guidance, self.rescale = model, run, guidance, rescale
+    model: FlowModel
+    run: Callable[[Callable[[nn.Module], Tensor]], Tensor]  # calls a function with the network
+    guidance: float
+    rescale: bool
 
     def __call__(
         self,
@@ -95,7 +91,7 @@ class FlowRoles(TrainedRoles):
         self.rewards = {label: reward for label, reward in (rewards or {}).items() if reward.weight}
 
     def _role(self, name: Name) -> NetworkRole:
-        return NetworkRole(self.model, partial(self.run, name), guidance=self.guidance, rescale=self.rescale)
+        return NetworkRole(self.model, partial(self.run, name), self.guidance, self.rescale)
 
     @cached_property
     def teachers(self) -> list[Role]:
@@ -108,9 +104,7 @@ class FlowRoles(TrainedRoles):
             return partial(self.reference, guidance=scale)
         assert self._load_teacher is not None, "nobody can load a teacher here"
         model = self._load_teacher(teacher)
-        return NetworkRole(
-            model, lambda predict: predict(model.network), guidance=scale, rescale=self.rescale
-        )  # fmt: skip
+        return NetworkRole(model, lambda predict: predict(model.network), scale, self.rescale)
 
     def reward(self, latents: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """The weighted sum of the run's rewards for finished latents [B, ...], with gradients to them: [B]."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 import numpy as np
 import torch
@@ -23,22 +23,17 @@ from burnish.types.rollout import Denoising, Scored, Scores, failures_of
 from burnish.utils.timer import Stopwatch
 
 
+@dataclass
 class FlowRollouts:
-    """Samples and scores; chooses among the samples of a prompt if asked."""
+    """Samples and scores pictures; if asked, keeps only some samples of each prompt."""
 
-    def __init__(
-        self,
-        engine: FlowEngine,
-        scorer: AnyScorer,
-        needs: Needs,
-        *,
-        rollout: RolloutOptions,
-        watch: Stopwatch,
-        between: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Args: ``between`` is called again and again; what it raises, Cancelled most likely, ends the work."""
-        self.engine, self.scorer, self.needs, self.rollout, self.watch = engine, scorer, needs, rollout, watch
-        self.between = between
+    engine: FlowEngine
+    scorer: AnyScorer
+    needs: Needs
+    _: KW_ONLY
+    rollout: RolloutOptions
+    watch: Stopwatch
+    between: Callable[[], None] = lambda: None  # called again and again; what it raises, as Cancelled, ends the work
 
     def generate(self, request: RolloutRequest) -> Scored:
         """The samples that are learned from: all that are asked for, or the best and the worst of each group."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 
@@ -18,24 +19,18 @@ from burnish.types.rollout import ScoredResponses, failures_of
 from burnish.utils.timer import Stopwatch
 
 
+@dataclass
 class ResponseRollouts:
-    """Samples with an engine and has the responses judged."""
+    """Samples and scores responses."""
 
-    def __init__(
-        self,
-        engine: ResponseEngine,
-        scorer: AnyScorer,
-        needs: LanguageNeeds,
-        *,
-        sampling: Sampling,
-        environment: Environment | None,
-        watch: Stopwatch,
-        between: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Args: ``between`` is called again and again; what it raises, Cancelled most likely, ends the work."""
-        self.engine, self.scorer, self.needs = engine, scorer, needs
-        self.sampling, self.environment, self.watch = sampling, environment, watch
-        self.between = between
+    engine: ResponseEngine
+    scorer: AnyScorer
+    needs: LanguageNeeds
+    _: KW_ONLY
+    sampling: Sampling
+    environment: Environment | None
+    watch: Stopwatch
+    between: Callable[[], None] = lambda: None  # called again and again; what it raises, as Cancelled, ends the work
 
     @property
     def limit(self) -> int:
