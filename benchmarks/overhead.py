@@ -26,7 +26,7 @@ from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig, load
 from burnish.config.run_folder import RunFolder
 from burnish.controller import LocalController
-from burnish.hooks.base import Hook
+from burnish.hooks import Hook
 from burnish.hooks.checkpoints import Checkpoints
 from burnish.hooks.metrics import MetricsLog
 from burnish.hooks.progress import Progress

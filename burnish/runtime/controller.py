@@ -28,9 +28,9 @@ from burnish.runtime.reward_pool import reward_group
 from burnish.runtime.rollout_actor import RolloutActor
 from burnish.runtime.rollout_pool import RolloutPool
 from burnish.runtime.trainer_actor import TrainerActor
-from burnish.runtime.trainer_group import RankSource, TrainerGroup, TrainerRolloutWorker, given_up
+from burnish.runtime.trainer_group import RankSource, TrainerGroup, TrainerRolloutWorker, cancelled
 from burnish.runtime.weight_stream import Mismatch
-from burnish.runtime.weight_sync import WeightSyncs
+from burnish.runtime.weight_sync import WeightSync
 from burnish.training.profiling import nsight
 from burnish.training.ranks import SINGLE_RANK, RanksLost
 from burnish.types.rollout import Collected
@@ -112,7 +112,7 @@ class RayController(Controller):
         if workers is not None:
             self.samplers = RolloutPool(
                 workers,
-                WeightSyncs(self.trainers, workers, config.ray.publication),
+                WeightSync(self.trainers, workers, config.ray.publication),
                 config.ray,
                 needed=lambda version: version + 1 + config.pipeline.lag <= config.steps,
                 add_phases=self.watch.add,
@@ -152,7 +152,7 @@ class RayController(Controller):
         if self.assembly.stop():
             raise Cancelled
         call = self.trainers.submit("evaluate", target, guidance)
-        given_up(self.trainers, [call], lambda: self.assembly.stop())
+        cancelled(self.trainers, [call], lambda: self.assembly.stop())
         found: Metrics | None = call.results()[0]
         if found is None:
             raise Cancelled

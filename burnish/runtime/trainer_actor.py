@@ -96,8 +96,8 @@ class TrainerActor:
                 return generate(self.assembly, request)
         return None, None
 
-    def give_up(self) -> None:
-        """Samples that are being made or judged, and all further ones, are of no use any more: the run is to stop."""
+    def cancel(self) -> None:
+        """Sample and judge nothing any more: the run is to stop."""
         self.assembly.stop = lambda: True
 
     def collect(self, update: int) -> RemoteBatch:

@@ -34,16 +34,14 @@ class Workers:
         return []
 
 
-class WeightSyncs:
+class WeightSync:
     """Tells what was sent; ``trouble`` is met by the next publication."""
 
     def __init__(self):
         self.sent, self.trouble = [], None
 
-    def begin(self, version, *, full):
+    def send(self, version, *, full):
         self.sent.append((version, full))
-
-    def finish(self, flight):
         trouble, self.trouble = self.trouble, None
         if trouble is not None:
             trouble()
@@ -57,7 +55,7 @@ class WeightSyncs:
 
 
 def make(size=2):
-    workers, syncs = Workers(size), WeightSyncs()
+    workers, syncs = Workers(size), WeightSync()
     options = RayOptions(call_timeout=5.0)
     samplers = RolloutPool(
         workers, syncs, options, needed=lambda version: True, add_phases=lambda seconds: None, stop=lambda: False
