@@ -74,7 +74,7 @@ def _object(plain: Any, shared: list[Any]) -> Any:
         return [_object(item, shared) for item in plain]
     if not isinstance(plain, dict):
         return plain
-    kind = plain["kind"]
+    kind: str = plain["kind"]
     if kind == "shared":
         return shared[plain["place"]]
     if kind == "tuple":

@@ -27,7 +27,6 @@ from burnish.rollout.prompt_schedule import PromptSchedule
 from burnish.rollout.requests import RolloutWorker
 from burnish.tasks.evaluate import Evaluation
 from burnish.training.auxiliary import AuxiliaryLoss
-from burnish.training.balance import Balance
 from burnish.training.ema import Ema
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.ranks import SINGLE_RANK, Ranks
@@ -59,6 +58,8 @@ class Assembly:
         self.watch = Stopwatch()
         self.needs: Any = config.algorithm.needs()
         self.stop: Callable[[], bool] = lambda: False  # whether samples that nobody has learned from are to be given up
+        self.measures_prompts = False  # whether only the model's processor can tell which prompts are short enough
+        self.has_separate_engine = False  # whether the engine has weights of its own, so that these stay sharded
         # around what can't ask whether it is to stop: a request to do so ends it, by Cancelled
         self.cancellable: Callable[[], AbstractContextManager[None]] = nullcontext
 
@@ -78,11 +79,6 @@ class Assembly:
     def learnable_prompts(self) -> list[Prompt]:
         """Those of training that are short enough."""
         return self.train_prompts
-
-    @property
-    def measures_prompts(self) -> bool:
-        """Whether only the loaded model's processor can tell which prompts are short enough."""
-        return False
 
     @cached_property
     def scorer(self) -> AnyScorer:
@@ -127,7 +123,6 @@ class Assembly:
             seed=config.seed,
             watch=self.watch,
             auxiliary=self.auxiliary,
-            balance=self.balance,
             publisher=self.publisher,
             ranks=self.ranks,
         )
@@ -138,18 +133,8 @@ class Assembly:
         return None
 
     @property
-    def has_separate_engine(self) -> bool:
-        """Whether who samples has weights of its own, so that those here need not be gathered meanwhile."""
-        return False
-
-    @property
     def auxiliary(self) -> AuxiliaryLoss | None:
         """A loss that every optimizer step adds to the algorithm's."""
-        return None
-
-    @property
-    def balance(self) -> Balance | None:
-        """What keeps the experts of a mixture in even use."""
         return None
 
     @cached_property

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from burnish.models.lora import add_adapters, lora_layers, merged, switch_adapter
 from burnish.options import LoraOptions, ShardingOptions
+from burnish.training.balance import Balance
 from burnish.training.ranks import Ranks
 from burnish.training.sharding import Shards, copy_full, mesh_of, shard
 from burnish.utils import random
@@ -27,6 +28,8 @@ class TrainedRoles:
 
     trained: tuple[str, ...] = ("policy",)  # roles that a checkpoint holds, the policy first
     sampled: tuple[str, ...] = ("policy",)  # roles whose weights sample, and so go to engines elsewhere
+
+    balance: Balance | None = None  # of the experts of a mixture, if the network is one
 
     def __init__(self, model: Any, lora: LoraOptions | None, *, micro_batch_size: int, on_policy: bool) -> None:
         """Take over a loaded model, whose network is the policy.

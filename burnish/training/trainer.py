@@ -14,7 +14,6 @@ from torch import Tensor
 from burnish.algorithms.base import Algorithm, Metrics
 from burnish.options import StepOptions
 from burnish.training.auxiliary import AuxiliaryLoss
-from burnish.training.balance import Balance
 from burnish.training.ema import Ema
 from burnish.training.micro_batches import rank_micro_batches
 from burnish.training.parameter_groups import ParameterGroup
@@ -58,7 +57,6 @@ class Trainer:
     seed: int
     watch: Stopwatch
     auxiliary: AuxiliaryLoss | None = None  # what every optimizer step adds to the algorithm's loss
-    balance: Balance | None = None  # of the experts of a mixture, if the network is one
     publisher: Publisher | None = None  # the engine, where it has weights of its own
     ranks: Ranks = SINGLE_RANK  # that hold these networks together
     version: int = field(default=0, init=False)  # policy updates that the published weights have seen
@@ -154,27 +152,28 @@ class Trainer:
     def _backward(self, mini: Batch, size: int) -> dict[str, float]:
         """Gradients of a mini-batch, a micro-batch at a time: this rank's share of the sums that ``summary`` reads."""
         share: defaultdict[str, float] = defaultdict(float, {"loss": 0.0})
-        told: list[tuple[str, Tensor | float]] = []
-        if self.balance is not None:
-            with self.balance.counting():
+        sums: list[tuple[str, Tensor | float]] = []
+        balance = self.roles.balance
+        if balance is not None:
+            with balance.counting():
                 for part, weight in self._micro_batches(mini):
                     with self._balanced(weight):
                         self.algorithm.loss(part, self.roles)
-            self.balance.agree(self.ranks)
-        with self.balance.learning() if self.balance else nullcontext():
+            balance.agree(self.ranks)
+        with balance.learning() if balance else nullcontext():
             for part, weight in self._micro_batches(mini):
                 with self._balanced(weight):
                     loss = self.algorithm.loss(part, self.roles)
                 (loss.total * weight / size).backward()
                 if not weight:
                     continue
-                told.append(("loss", loss.total.detach()))
+                sums.append(("loss", loss.total.detach()))
                 for name, (value, count) in loss.metrics.items():
-                    told += [(f"sum {name}", value), (f"count {name}", count)]
+                    sums += [(f"sum {name}", value), (f"count {name}", count)]
         # read only now, so that the GPU need not be waited for between micro-batches
-        for (name, _), number in zip(told, numbers([value for _, value in told]), strict=True):
+        for (name, _), number in zip(sums, numbers([value for _, value in sums]), strict=True):
             share[name] += number
-        reported = self.balance.metrics() if self.balance else {}
+        reported = balance.metrics() if balance else {}
         return share | {f"report {name}": value for name, value in reported.items()}
 
     def _micro_batches(self, mini: Batch) -> Iterator[tuple[Batch, float]]:
@@ -184,7 +183,8 @@ class Trainer:
 
     def _balanced(self, weight: float) -> AbstractContextManager[None]:
         """A micro-batch of weight 0, which only keeps ranks in step, does not count for the balance of experts."""
-        return self.balance.paused() if self.balance and not weight else nullcontext()
+        balance = self.roles.balance
+        return balance.paused() if balance and not weight else nullcontext()
 
     def _skip(self, total: float, norms: dict[str, float]) -> Metrics:
         """Skip the step: one non-finite batch must not end a run; several in a row do."""
