@@ -35,7 +35,7 @@ class FlowConfig(RunConfig):
     model: ModelOptions
     """Which network is trained, and how much of it."""
     data: DataOptions
-    """Prompts to learn on and prompts to judge by."""
+    """Training and validation prompts."""
     rewards: dict[str, Reward]
     """What a good picture is: a weighted sum of rewards, by name."""
     rollout: RolloutOptions = Field(default_factory=RolloutOptions)
@@ -43,7 +43,7 @@ class FlowConfig(RunConfig):
     trainer: TrainerOptions = Field(default_factory=TrainerOptions)
     """How a batch becomes optimizer steps."""
     validation: ValidationOptions = Field(default_factory=ValidationOptions)
-    """Judging on held-out prompts, always with the same noise."""
+    """Validation on held-out prompts, always with the same noise."""
     supervised: SupervisedOptions | None = None
     """Also imitate pictures of the user at every optimizer step; null does not."""
 
@@ -139,7 +139,7 @@ class FlowConfig(RunConfig):
                 "raise the one or lower the other"
             )
         if needs.tree:
-            yield f"rollout.candidates is given, but {name} learns from whole trees of samples; leave it out"
+            yield f"rollout.candidates is given, but {name} learns from complete trees of samples; leave it out"
         cheap = candidates.num_inference_steps
         if cheap is not None and cheap >= rollout.num_inference_steps:
             yield (
@@ -193,7 +193,7 @@ class FlowConfig(RunConfig):
         if needs.data == "pictures" and self.supervised is not None:
             yield f"supervised is given, but {name} learns from pictures already: put all into data.train_files"
         if needs.data != "prompts" and self.data.train_files.endswith(".safetensors") and self.data.val_files is None:
-            yield "data.val_files is null, but data.train_files holds embedded prompts, no words to judge by; give some"
+            yield "data.val_files is null, but data.train_files holds embedded prompts, not text to validate on; give some"
         unsized = None in (self.rollout.height, self.rollout.width)
         for option, section in (("data.fit", self.data), ("supervised.fit", self.supervised)):
             if section is not None and section.fit == "centre_crop" and unsized:

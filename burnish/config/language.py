@@ -64,7 +64,7 @@ class LanguageConfig(RunConfig):
     model: LanguageModelOptions
     """Which network is trained, and how much of it."""
     data: LanguageDataOptions
-    """Questions to learn on and questions to judge by, with their pictures and right answers."""
+    """Training and validation questions, with their pictures and right answers."""
     algorithm: LanguageAlgorithm
     """What is learned from rewards: its name and its options."""
     rewards: dict[str, LanguageReward]
@@ -76,9 +76,9 @@ class LanguageConfig(RunConfig):
     trainer: LanguageTrainerOptions = Field(default_factory=LanguageTrainerOptions)
     """How a batch becomes optimizer steps."""
     critic: CriticOptions = Field(default_factory=CriticOptions)
-    """The network that predicts rewards to come, for algorithms that need one."""
+    """The value network, for algorithms that need one."""
     validation: LanguageValidationOptions = Field(default_factory=LanguageValidationOptions)
-    """Judging on held-out questions, always with the same random numbers."""
+    """Validation on held-out questions, always with the same random numbers."""
     ptx: PtxOptions | None = None
     """Also imitate responses of the user at every optimizer step; null does not."""
 
@@ -180,7 +180,7 @@ class LanguageConfig(RunConfig):
         if environment is None:
             for label, _ in words:
                 yield (
-                    f"rewards.{label} is the environment's own word, but there is no environment; give "
+                    f"rewards.{label} is given by the environment, but there is none; give "
                     f"environment.name, or remove it with rewards.{label}=null"
                 )
             if by_turn:

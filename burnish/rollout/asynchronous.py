@@ -79,7 +79,7 @@ class Filling:
             rollouts = self.schedule.batch(self._generate, self.update, self.version)
             self.after = self.schedule.stream.state_dict()
         except BaseException as error:
-            self._future.set_exception(error)  # whoever waits for the batch learns of it
+            self._future.set_exception(error)  # raised where the batch is waited for
         else:
             self._future.set_result(rollouts)
 

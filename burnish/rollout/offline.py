@@ -14,7 +14,7 @@ Prepare = Callable[[list[Any], int], OfflineSamples | OfflineResponses]  # by re
 
 
 class OfflineSource(StreamSource):
-    """The next records of a stream, as the model has them; several batches to an update if asked."""
+    """The next records of a stream, as the model has them; one or more batches to an update."""
 
     def __init__(self, stream: Stream[Any], prepare: Prepare, *, batches: int, watch: Stopwatch) -> None:
         self.stream, self.prepare, self.batches, self.watch = stream, prepare, batches, watch

@@ -105,7 +105,7 @@ class PipelinedSource:
             self._changed.notify_all()
 
     def collect(self, update: int) -> Rollouts:
-        """The batch of policy update ``update``; the ones after it are begun meanwhile.
+        """The batch of policy update ``update``; the next ones are started, too.
 
         Raises:
             UserError: samples, or weights at the rollout workers, did not come in time.

@@ -19,7 +19,7 @@ R = TypeVar("R", bound=Rollouts)
 
 @dataclass(frozen=True, kw_only=True)
 class PromptSchedule:
-    """Prompts and sample numbers of every update, whoever samples them."""
+    """Prompts and sample numbers of every update."""
 
     stream: PromptStream
     n: int  # samples of a prompt

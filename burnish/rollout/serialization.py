@@ -34,7 +34,7 @@ def serialize(rollouts: Rollouts) -> dict[str, Any]:
 def deserialize(plain: dict[str, Any]) -> Any:
     """The rollouts that ``serialize`` was given."""
     shared: list[Any] = []
-    for one in plain["shared"]:  # what these share in turn stands before them
+    for one in plain["shared"]:  # what these share in turn comes before them
         shared.append(_object(one, shared))
     return _object(plain["whole"], shared)
 

@@ -75,7 +75,7 @@ class FlowRoles(TrainedRoles):
         load_teacher: Callable[[Teacher], FlowModel] | None = None,
         rewards: Mapping[str, Reward] | None = None,
     ) -> None:
-        """``load_teacher`` is asked for teachers that are not the untrained policy, when they are first needed."""
+        """``load_teacher`` loads teachers other than the untrained policy, when they are first needed."""
         super().__init__(model, lora, micro_batch_size=micro_batch_size, on_policy=on_policy)
         self.needs, self.guidance, self.rescale = needs, guidance, rescale
         self.old_is_policy = True
@@ -95,14 +95,14 @@ class FlowRoles(TrainedRoles):
 
     @cached_property
     def teachers(self) -> list[Role]:
-        """The frozen networks to learn from; whoever only draws with a trained policy never loads them."""
+        """The frozen networks to learn from, loaded when first needed; sampling alone never needs them."""
         return [self._teacher(teacher) for teacher in self.needs.teachers]
 
     def _teacher(self, teacher: Teacher) -> Role:
         scale = self.guidance if teacher.guidance_scale is None else teacher.guidance_scale
         if teacher.is_start:
             return partial(self.reference, guidance=scale)
-        assert self._load_teacher is not None, "nobody can load a teacher here"
+        assert self._load_teacher is not None, "no teachers can be loaded here"
         model = self._load_teacher(teacher)
         return NetworkRole(model, lambda predict: predict(model.network), scale, self.rescale)
 
@@ -123,7 +123,7 @@ class FlowRoles(TrainedRoles):
 
     @contextmanager
     def sampling(self, name: Name, *, merge: bool) -> Iterator[NetworkRole]:
-        """The role that samples, its adapter folded into the weights if asked, without gradients."""
+        """A role to sample with, without gradients; ``merge`` folds its adapter into the weights."""
         with self._sampling(name, merge=merge):
             yield {"policy": self.policy, "old": self.old, "reference": self.reference}[name]
 

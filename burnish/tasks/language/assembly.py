@@ -33,11 +33,11 @@ from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.types.media import Media
 from burnish.types.rollout import OfflineResponses, Prompt
 
-DUMMY = "A made-up response, to try the rewards before the run begins."
+DUMMY = "A placeholder response, to try the rewards before the run begins."
 
 
 class LanguageAssembly(Assembly):
-    """Questions, networks, engine and source of a language model."""
+    """Prompts, networks, engine and source of a language model."""
 
     config: LanguageConfig
     evaluation = LanguageEvaluation
@@ -216,7 +216,7 @@ class LanguageAssembly(Assembly):
         self.engine.encode(list(kinds.values()))
 
     def trial(self) -> None:
-        if not isinstance(self.engine, LanguageEngine):  # a server of its own, or an environment, which would be asked
+        if not isinstance(self.engine, LanguageEngine):  # vLLM, or an environment, which would have to answer
             return
         sampling = replace(self.validation_sampling, max_new_tokens=1)
         self.engine.sample(ResponseJob.groups(self.val_prompts[:1], 1, purpose="trial", update=0, sampling=sampling))
