@@ -43,7 +43,9 @@ def hook(tmp_path):
 def test_a_missing_reward_is_named_kept_and_its_first_traceback_shown_once(hook, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         for update in (1, 2):
-            hook.observe(update, rollouts("", f"mine: ValueError: no (rewards.py:3, in score)\n{TRACE}", "mine: gave text"))
+            hook.observe(
+                update, rollouts("", f"mine: ValueError: no (rewards.py:3, in score)\n{TRACE}", "mine: gave text")
+            )
             hook(update, dict(LEARNED))
     assert caplog.text.count("Traceback") == 1
     lines = [json.loads(line) for line in (tmp_path / "failures.jsonl").read_text().splitlines()]
@@ -63,7 +65,9 @@ def test_updates_in_a_row_without_rewards_end_the_run_with_the_cause(hook, tmp_p
         hook.observe(update, rollouts("mine: gave text"))
         hook(update, dict(EMPTY))
     hook.observe(6, rollouts("mine: gave text"))
-    with pytest.raises(NothingLearned, match=r"3 updates in a row have no training signal \(trainer\.max_empty") as ended:
+    with pytest.raises(
+        NothingLearned, match=r"3 updates in a row have no training signal \(trainer\.max_empty"
+    ) as ended:
         hook(6, dict(EMPTY))
     message = str(ended.value)
     assert "mine: gave text" in message
@@ -76,7 +80,7 @@ def test_equal_rewards_are_borne_ten_times_as_long(hook):
     for update in range(1, 21):
         hook.observe(update, rollouts(""))
         hook(update, dict(EMPTY))
-    with pytest.raises(NothingLearned, match="those of a prompt are all equal"):
+    with pytest.raises(NothingLearned, match="those of each prompt are all equal"):
         hook(21, dict(EMPTY))
 
 

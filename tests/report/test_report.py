@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from burnish.commands.report import report
+from burnish.commands.show import report
 from burnish.report import write_report
 from burnish.report.curves import WIDTH
 from burnish.report.summary import Summary
@@ -334,5 +334,5 @@ def test_the_command_refuses_what_is_no_run(tmp_path):
 
 
 def test_a_report_needs_no_torch():
-    code = "import sys, burnish.commands.report; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    code = "import sys, burnish.commands.show; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
