@@ -75,7 +75,7 @@ def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
             command = controller_command(config.profiler, local=config.runtime == "local", folder=folder.profiles)
             log.warning("to profile this process with Nsight Systems, start it with: %s", shlex.join(command))
         controller.check_data()
-    controller.stop = lambda: stop.requested is not None
+    controller.stop_when(lambda: stop.requested is not None)
     with controller:
         with stop.cancellable():
             controller.check()
@@ -157,7 +157,7 @@ def _attempt(
     def stopping() -> bool:
         return expiry.due() or stop.requested is not None
 
-    controller.stop, controller.cancellable = stopping, stop.cancellable
+    controller.stop_when(stopping, stop.cancellable)
     opening_message(config, controller.items, done=done)
     try:
         with nullcontext() if done else stop.cancellable():
