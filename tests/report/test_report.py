@@ -188,7 +188,7 @@ def test_why_rewards_are_missing_is_told(tmp_path):
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     text = page_of(folder).text
     assert "No reward of any validation could be computed" in text
-    assert "Why, by what the last validation kept: KeyError: 'x'" in text
+    assert "Most frequent cause in the last validation: KeyError: 'x'" in text
 
 
 def test_every_chart_of_health_is_explained_once(tmp_path):
