@@ -175,4 +175,4 @@ def test_a_report_runs_no_plugin_and_judging_says_so_first(recipe, mine, caplog,
     assert not Path("ran").exists()
     with pytest.raises(UserError, match="fails to import"):
         open_run(config.output_dir)
-    assert f"has this machine run plugins[0]={mine}; look at it first if the run is not yours" in caplog.text
+    assert f"executes plugins[0]={mine} on this machine; check it first if the run is not yours" in caplog.text
