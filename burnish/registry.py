@@ -29,6 +29,7 @@ from burnish.utils.errors import UserError
 from burnish.utils.user_code import absolute, load_object, path_of, reason
 
 T = TypeVar("T")
+PARTS = "burnish.algorithms.parts"
 WITHIN = "within_choice"  # type of errors about the options of a choice, which hold those errors
 ENTRY_POINTS = "burnish.plugins"  # group in which installed packages name modules that register something
 
@@ -47,7 +48,12 @@ class Kind:
 
 KINDS = {
     "flow algorithm": Kind("burnish.algorithms.flow", "burnish.algorithms.base:Algorithm"),
-    "language algorithm": Kind("burnish.algorithms.language", "burnish.algorithms.language.base:LanguageAlgorithm"),
+    "language algorithm": Kind("burnish.algorithms.language", "burnish.algorithms.base:Algorithm"),
+    "advantage": Kind(PARTS, f"{PARTS}:AdvantageFunction", part=f"{PARTS}:AdvantagePart"),
+    "surrogate": Kind(
+        PARTS, f"{PARTS}:SurrogateFunction", part=f"{PARTS}:SurrogatePart", part_of_function=f"{PARTS}:WholeSamples"
+    ),
+    "kl estimator": Kind(PARTS, f"{PARTS}:KlFunction", part=f"{PARTS}:KlPart"),
     "flow reward": Kind("burnish.rewards.images", "burnish.rewards.base:Reward"),
     "language reward": Kind("burnish.rewards.text", "burnish.rewards.text.base:LanguageReward"),
     "environment": Kind("burnish.environments", "burnish.environments.base:Environment"),

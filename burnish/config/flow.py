@@ -8,7 +8,6 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from burnish.algorithms.base import GroupRelative
 from burnish.config.run import RunConfig
 from burnish.flow.windows import steps_between
 from burnish.models.flow.loading import family_of, parts_of, read_index
@@ -172,7 +171,7 @@ class FlowConfig(RunConfig):
                     f"use one of {', '.join(having)}"
                 )
         counting = [label for label, reward in self.rewards.items() if reward.weight]
-        each = isinstance(self.algorithm, GroupRelative) and self.algorithm.advantage_aggregation == "each"
+        each = needs.each_reward
         if each and len(counting) == 1:
             yield (
                 f"algorithm.advantage_aggregation is each, but {counting[0]} is the only reward with a weight: "

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from burnish.advantages import (
+from burnish.advantages.groups import (
     depthwise_advantages,
     group_advantages,
     group_statistics,

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-
-from burnish.advantages import cpgd_advantages, dynamic_sampling, group_advantage, remax_advantage
+from burnish.advantages.responses import cpgd_advantages, dynamic_sampling, group_advantage, remax_advantage
 
 KINDS = ["grpo", "dr_grpo", "rloo", "reinforce_baseline"]
 REWARD = torch.tensor([1.0, 0.0, 0.0, 0.1, 0.1, 0.1, 0.3, 0.9, 5.0])

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from burnish.advantages import clip_values, overlong_penalty, place_reward, place_step_rewards, shape_rewards
+from burnish.advantages.shaping import clip_values, overlong_penalty, place_reward, place_step_rewards, shape_rewards
 from tests.support.token_losses import mask_of, spoil
 
 TURNS = torch.tensor([[1, 1, 0, 1, 0], [0, 1, 1, 0, 0], [0, 0, 0, 0, 0]]).bool()

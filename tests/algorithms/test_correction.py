@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from burnish.algorithms.correction import RolloutCorrection
-from burnish.algorithms.flow.flow_grpo import FlowGRPO
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.flow.transitions import Transition
 from burnish.flow.windows import Window
 from tests.support.factory import tiny_pipeline

@@ -6,21 +6,6 @@ part of Burnish answers, or that ours must differ from.
 
 import pytest
 import torch
-
-from burnish.advantages import (
-    RunningMoments,
-    clip_values,
-    cpgd_advantages,
-    dynamic_sampling,
-    gae,
-    group_advantage,
-    moments,
-    overlong_penalty,
-    returns,
-    shape_rewards,
-    whiten,
-)
-from burnish.language.head import chosen_scores
 from burnish.losses.tokens import (
     AdaptiveKl,
     aggregate,
@@ -42,6 +27,21 @@ from burnish.losses.tokens import (
     size,
     value_loss,
 )
+
+from burnish.advantages import (
+    RunningMoments,
+    clip_values,
+    cpgd_advantages,
+    dynamic_sampling,
+    gae,
+    group_advantage,
+    moments,
+    overlong_penalty,
+    returns,
+    shape_rewards,
+    whiten,
+)
+from burnish.language.head import chosen_scores
 from tests.conformance import Case
 from tests.conformance.lightrft import every
 

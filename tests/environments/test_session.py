@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
+from burnish.advantages.turns import turn_numbers
 
-from burnish.advantages import turn_numbers
 from burnish.algorithms.language.ppo import PPO
 from burnish.config import load
 from burnish.language.logprobs import response_logprobs

@@ -9,7 +9,7 @@ from torch import nn
 from burnish import losses
 from burnish.algorithms.base import Needs, Recording
 from burnish.algorithms.flow.diffusion_nft import DiffusionNFT
-from burnish.algorithms.flow.flow_grpo import FlowGRPO
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.batches import NoiseLevels, judge
 from burnish.flow.sampling import Plan, denoise, guide
 from burnish.flow.schedules import schedule

@@ -3,15 +3,9 @@
 import pytest
 import torch
 
-from burnish.losses import (
-    correction_metrics,
-    importance_weights,
-    rejected_fractions,
-    rejection_mask,
-    rejection_metrics,
-    variance_proxy_metrics,
-    weight_metrics,
-)
+from burnish.losses import variance_proxy_metrics
+from burnish.losses.correction import importance_weights, rejection_mask
+from burnish.losses.correction_metrics import correction_metrics, rejected_fractions, rejection_metrics, weight_metrics
 from tests.conformance import Case, case, cases
 
 LEVELS = {"token": "step", "sequence": "sample"}

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from burnish.losses import distill_fm_mse, distill_kl, gaussian_kl, squared_distance
+from burnish.losses.distillation import distill_fm_mse, distill_kl
+from burnish.losses.kl import gaussian_kl, squared_distance
 from tests.conformance import case
 
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from burnish.advantages import optimality
+from burnish.advantages.groups import optimality
 from burnish.flow.times import diffuse
-from burnish.losses import advantage_weighted_matching, awm_logprob, flow_matching, negative_aware
+from burnish.losses.matching import advantage_weighted_matching, awm_logprob, flow_matching, negative_aware
 from tests.conformance import cases
 
 WEIGHTINGS = {"Uniform": "uniform", "t": "t", "t**2": "t2", "huber": "huber", "ghuber": "ghuber"}

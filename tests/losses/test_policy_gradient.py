@@ -4,16 +4,10 @@ import pytest
 import torch
 
 from burnish.flow.transitions import transition
-from burnish.losses import (
-    clipped_surrogate,
-    gaussian_kl,
-    guard_log_ratio,
-    guard_weights,
-    kl_trust_region,
-    rejection_mask,
-    squared_distance,
-    surrogate_of,
-)
+from burnish.losses import clipped_surrogate, surrogate_of
+from burnish.losses.correction import rejection_mask
+from burnish.losses.kl import gaussian_kl, squared_distance
+from burnish.losses.surrogates import guard_log_ratio, guard_weights, kl_trust_region
 from tests.conformance import case, cases
 
 

@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
-from burnish.losses import (
+from burnish.losses.kl import squared_distance
+from burnish.losses.matching import flow_matching
+from burnish.losses.preference import (
     centred_distillation,
     diffusion_dpo,
-    flow_matching,
     group_preference,
     hold_clipped,
     preference_loss,
-    squared_distance,
 )
 from tests.conformance import case, cases
 

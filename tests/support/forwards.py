@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from burnish.algorithms.base import in_parts
+from burnish.algorithms.flow.base import in_parts
 from burnish.language.decoding import decode
 from burnish.language.head import chosen_scores
 from burnish.language.logprobs import response_logprobs

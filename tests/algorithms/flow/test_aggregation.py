@@ -2,9 +2,9 @@
 
 import torch
 
-from burnish.advantages import group_advantages, normalise_each
+from burnish.advantages.groups import group_advantages, normalise_each
 from burnish.algorithms.flow.diffusion_nft import DiffusionNFT
-from burnish.algorithms.flow.flow_grpo import FlowGRPO
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.types.rollout import Prompt, Rollouts, Scores
 
 WIDE = torch.tensor([[0.0, 10.0, 3.0], [1.0, 0.0, 5.0], [0.5, 0.0, 7.0], [0.2, 4.0, float("nan")]])

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from burnish.algorithms.flow.flow_dppo import FlowDPPO
-from burnish.algorithms.flow.flow_grpo import FlowGRPO
 from burnish.algorithms.flow.grpo_guard import GRPOGuard
-from burnish.batches import StepTerms
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
+from burnish.batches.steps import StepTerms
 from burnish.flow.schedules import schedule
 from burnish.types.rollout import Steps
 from tests.support.flow_bench import unconditioned

@@ -9,9 +9,8 @@ import torch
 from pydantic import ValidationError
 
 from burnish.algorithms.correction import RolloutCorrection
-from burnish.algorithms.language.grpo import GRPO
-from burnish.algorithms.language.kl import TokenKl
-from burnish.algorithms.language.policy_gradient import TokenPolicyGradient
+from burnish.algorithms.kl import TokenKl
+from burnish.algorithms.language.policy_gradient import GRPO, TokenPolicyGradient
 from tests.support.token_batches import ALGORITHMS, PROMPTS, Bench, N, close, with_rewards
 
 EVERY = pytest.mark.parametrize("name", ALGORITHMS)

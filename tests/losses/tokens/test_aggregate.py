@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from burnish.losses.tokens import aggregate, size
 
-from burnish.losses.tokens import aggregate, size, weights
+from burnish.losses.policy import weights
 from tests.support.token_losses import mask_of
 
 MODES = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from burnish.losses.tokens import expert_load, load_balancing
+from burnish.losses.balance import expert_load, load_balancing
 from tests.support.token_losses import mask_of
 
 EXPERTS, LAYERS, TOP = 6, 3, 2

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from burnish.losses.tokens import entropy, high_entropy_mask
+from burnish.losses.entropy import entropy, high_entropy_mask
 from tests.support.token_losses import assert_gradient, mask_of, spoil
 
 

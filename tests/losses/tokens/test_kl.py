@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from burnish.losses.tokens import AdaptiveKl, FixedKl, kl_estimate, masked
+from burnish.losses.kl import AdaptiveKl, FixedKl, kl_estimate
+from burnish.losses.policy import masked
 from tests.support.token_losses import assert_gradient, batch, spoil
 
 KINDS = ["k1", "k2", "k3", "k1+", "k3+", "unbiased"]

@@ -4,19 +4,10 @@ import math
 
 import pytest
 import torch
+from burnish.losses.tokens import aggregate
 
-from burnish.losses.tokens import (
-    aggregate,
-    cispo,
-    cpgd,
-    gmpo,
-    gspo,
-    log_ratio,
-    ppo_clip,
-    reinforce,
-    sapo,
-    sequence_mean,
-)
+from burnish.losses.policy import log_ratio, ppo_clip, sequence_mean
+from burnish.losses.surrogates import cispo, cpgd, gmpo, gspo, reinforce, sapo
 from tests.support.token_losses import assert_gradient, batch, mask_of, spoil
 
 GRPO = "seq-mean-token-mean"

@@ -4,8 +4,10 @@ import math
 
 import pytest
 import torch
+from burnish.losses.tokens import pairwise, process_reward
 
-from burnish.losses.tokens import distillation, dpo, ipo, kto, kto_reference_point, pairwise, process_reward, sft
+from burnish.losses import distillation
+from burnish.losses.responses import dpo, ipo, kto, kto_reference_point, sft
 from tests.support.token_losses import assert_gradient, batch, mask_of, spoil
 
 PAIR = torch.tensor([[-10.0, -12.0, -8.0], [-11.0, -11.5, -9.0], [-10.5, -12.5, -8.0], [-10.0, -11.0, -9.5]]).double()

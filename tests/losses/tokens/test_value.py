@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from burnish.losses.tokens import value_loss
+from burnish.losses.value import value_loss
 from tests.support.token_losses import assert_gradient, batch, mask_of, spoil
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from burnish.algorithms.flow.diffusion_nft import DiffusionNFT
-from burnish.algorithms.flow.flow_grpo import FlowGRPO
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.flow.transitions import transition
 from burnish.flow.windows import Window
 from burnish.tasks.flow.drift import velocity_growth

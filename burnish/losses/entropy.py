@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from burnish.losses.tokens.masking import masked
+from burnish.losses.policy import masked
 
 
 def entropy(logits: Tensor) -> Tensor:

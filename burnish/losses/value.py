@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from burnish.losses.tokens.masking import masked
+from burnish.losses.policy import masked
 
 
 def value_loss(

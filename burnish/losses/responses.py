@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from burnish.losses.tokens.masking import masked
+from burnish.losses.policy import masked
 
 Values = dict[str, Tensor]
 
