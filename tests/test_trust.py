@@ -33,7 +33,6 @@ FORBIDDEN: dict[str, dict[str, str]] = {
     "import_module": {
         "config/tasks.py": "the package's own tasks",
         "registry.py": "the package's own modules",
-        "config/tasks.py": "the parts of a task, whose names are written above",
         "models/flow/pipeline.py": "diffusers or transformers, as the line before says",
         "tasks/language/vllm/apart/burnish_vllm/worker.py": "modules of vLLM's, whose names are written above",
         "utils/user_code.py": "modules and files that the user names",
