@@ -31,7 +31,6 @@ FORBIDDEN: dict[str, dict[str, str]] = {
     "TCPStore": {"training/rendezvous.py": "bound to the address that is meant"},
     "create_server": {}, "HTTPServer": {}, "ThreadingHTTPServer": {}, "listen": {},
     "import_module": {
-        "config/tasks.py": "the package's own tasks",
         "registry.py": "the package's own modules",
         "models/flow/pipeline.py": "diffusers or transformers, as the line before says",
         "tasks/language/vllm/apart/burnish_vllm/worker.py": "modules of vLLM's, whose names are written above",

@@ -20,15 +20,3 @@ def variance_proxies(advantage: Tensor, score_power: Tensor) -> dict[str, Tensor
         "variance_proxy/expected_a_squared": advantage.square(),
         "variance_proxy/expected_w": score_power,
     }
-
-
-def signal_and_noise(power: float, norm: float, terms: float) -> dict[str, float]:
-    """verl's proxies of how much of the gradient is signal.
-
-    Args:
-        power: mean over the terms of the squared norms of their gradients.
-        norm: of the mean of those gradients.
-        terms: how many, whose mean has a variance of (power - norm^2) / (terms - 1).
-    """
-    noise = max(power - norm**2, 0.0) / (terms - 1) if terms > 1 else 0.0
-    return {"variance_proxy/proxy1_signal_strength": norm**2, "variance_proxy/proxy3_pure_noise": noise}

@@ -60,7 +60,7 @@ class TrainerRolloutWorker:
         size = len(self.ranks)
         parts: list[RolloutRequest | None] = [*split(request, size)]
         parts += [None] * (size - len(parts))
-        calls = [self.ranks.submit_one(rank, "make", part, keep=True) for rank, part in enumerate(parts)]
+        calls = [self.ranks.submit_one(rank, "generate", part, keep=True) for rank, part in enumerate(parts)]
         if cancelled(self.ranks, calls, self.stop):
             raise Cancelled
         rollouts, seconds = joined([(call.result(), call.kept[rank]) for rank, call in enumerate(calls)])

@@ -91,10 +91,10 @@ class Balance:
         self._router_logits = []
         try:
             states = run()
-            logits = [layer.index_select(0, states.places) for layer in self._router_logits]
+            logits = [layer.index_select(0, states.index) for layer in self._router_logits]
         finally:
             self._router_logits = None  # recomputation in a backward pass is not recorded
-        every = torch.ones(1, len(states.places), dtype=torch.bool, device=states.places.device)
+        every = torch.ones(1, len(states.index), dtype=torch.bool, device=states.index.device)
         if self._mode == "count":
             load = expert_load(logits, every, self.top_k)
             self._load = self._load.to(load.device) + load if len(self._load) else load

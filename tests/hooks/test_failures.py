@@ -43,7 +43,8 @@ def hook(tmp_path):
 def test_a_missing_reward_is_named_kept_and_its_first_traceback_shown_once(hook, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         for update in (1, 2):
-            hook.observe(update, rollouts("", f"mine: ValueError: no (rewards.py:3, in score)\n{TRACE}", "mine: gave text"))
+            raised = f"mine: ValueError: no (rewards.py:3, in score)\n{TRACE}"
+            hook.observe(update, rollouts("", raised, "mine: gave text"))
             hook(update, dict(LEARNED))
     assert caplog.text.count("Traceback") == 1
     lines = [json.loads(line) for line in (tmp_path / "failures.jsonl").read_text().splitlines()]
@@ -63,7 +64,8 @@ def test_updates_in_a_row_without_rewards_end_the_run_with_the_cause(hook, tmp_p
         hook.observe(update, rollouts("mine: gave text"))
         hook(update, dict(EMPTY))
     hook.observe(6, rollouts("mine: gave text"))
-    with pytest.raises(NothingLearned, match=r"3 updates in a row have no training signal \(trainer\.max_empty") as ended:
+    message = r"3 updates in a row have no training signal \(trainer\.max_empty"
+    with pytest.raises(NothingLearned, match=message) as ended:
         hook(6, dict(EMPTY))
     message = str(ended.value)
     assert "mine: gave text" in message

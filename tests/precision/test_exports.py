@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.algorithms.language.policy_gradient import GRPO
 from burnish.commands import export as command
-from burnish.models.lora import layers, merged_state
+from burnish.models.lora import lora_layers, merged_state
 from burnish.options import LoraOptions
 from burnish.tasks.flow.assembly import FlowAssembly
 from burnish.tasks.language.assembly import LanguageAssembly
@@ -41,7 +41,7 @@ def exact(network):
     return {
         f"{name}.weight": layer.get_base_layer().weight.float() + layer.get_delta_weight("policy")
         for name, layer in network.named_modules()
-        if layer in set(layers(network))
+        if layer in set(lora_layers(network))
     }
 
 

@@ -14,7 +14,7 @@ from burnish.algorithms.flow.base import Name, Recording, Role
 from burnish.flow.multistep import thinned
 from burnish.flow.sampling import Plan, denoise
 from burnish.flow.schedules import schedule
-from burnish.models.lora import rounded_by_folding
+from burnish.models.lora import merging_rounds
 from burnish.options import RolloutOptions
 from burnish.tasks.flow.roles import FlowRoles
 from burnish.tasks.job import Job
@@ -95,7 +95,7 @@ class FlowEngine:
         unconditional = self.embed([prompt.negative for prompt in job.prompts], between=job.between)
         merge = self.options.merge_lora
         if merge == "auto":
-            merge = not rounded_by_folding(self.model.network)
+            merge = not merging_rounds(self.model.network)
         with self.roles.sampling(job.role, merge=merge) as role:
             for start in range(0, len(job.prompts), self.options.batch_size):
                 rows = slice(start, min(start + self.options.batch_size, len(job.prompts)))

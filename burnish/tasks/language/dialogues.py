@@ -158,7 +158,7 @@ class Dialogues(ResponseEngine):
             job.sampling,
             batch_size=self.batch_size,
             limits=None if most is None else [min(longest, most - row.length) for row in rows],
-            between=job.between,
+            check_cancelled=job.between,
         )
         last = turn + 1 == self.environment.max_turns
         for i, row in enumerate(rows):

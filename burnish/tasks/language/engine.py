@@ -107,11 +107,11 @@ class Encoder:
                 f"{prompt.name} has token {last}, but the model knows only {self.model.vocabulary}: its tokenizer is "
                 "another model's; fetch the model again"
             )
-        if self.bounded and encoded.lengths[0] >= self.model.longest:
+        if self.bounded and encoded.lengths[0] >= self.model.max_positions:
             raise UserError(
-                f"{prompt.name} has {encoded.lengths[0]} tokens with its pictures and videos, but the model has "
-                f"{self.model.longest} positions (max_position_embeddings); shorten it, or set data.max_prompt_length "
-                "and data.overlong=filter"
+                f"{prompt.name} has {encoded.lengths[0]} tokens with its pictures and videos, but the model has only "
+                f"{self.model.max_positions} (max_position_embeddings); shorten it, or set data.max_prompt_length and "
+                "data.overlong=filter"
             )
         return encoded
 
@@ -133,7 +133,7 @@ class LanguageEngine(ResponseEngine):
         with self.roles.sampling() as network:
             completion = decode(
                 self.roles.model, network, prompts.table, prompts.index.tolist(), keys, job.sampling,
-                batch_size=self.batch_size, between=job.between,
+                batch_size=self.batch_size, check_cancelled=job.between,
             )  # fmt: skip
         return completion, texts(self.roles.model, completion)
 

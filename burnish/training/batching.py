@@ -1,12 +1,25 @@
-"""Micro-batches of one rank."""
+"""The mini-batches of a policy update, and the micro-batches of one rank."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from burnish.algorithms.base import Algorithm
+from burnish.options import StepOptions
 from burnish.training.ranks import Ranks, own_rows
 from burnish.types.batch import Batch
+from burnish.utils import random
+
+
+def mini_batches(batch: Batch, options: StepOptions, seed: int, update: int) -> list[Batch]:
+    """What each optimizer step of a policy update learns from: the rows in an order that is drawn for each epoch."""
+    count = len(batch)
+    size = options.mini_batch_size or max(count, 1)
+    minis = []
+    for epoch in range(options.epochs):
+        order = random.permutation(count, seed, "mini_batches", update, epoch) if size < count else list(range(count))
+        minis += [batch.select(order[start : start + size]) for start in range(0, count, size)]
+    return minis
 
 
 def rank_micro_batches(algorithm: Algorithm, batch: Batch, size: int, ranks: Ranks) -> Iterator[tuple[Batch, float]]:
