@@ -218,8 +218,6 @@ def _entry(kind: str, name: str, given: Any) -> Any:
     before = entries.get(name)
     if before is not None and _origin(before) != _origin(given):  # a file may be imported twice, a cell run again
         raise UserError(f"{what} is registered already, by {place(before)}; give it another name")
-    if (other := _rather(kind, given)) is not None:
-        raise UserError(f"{what} is of kind {other}: register it as such, or set the task that uses it")
     its = KINDS[kind]
     if lacking := unfulfilled(given, _load(its.part if its.part and isinstance(given, type) else its.contract)):
         raise UserError(f"{what} {'; '.join(lacking)}")
@@ -239,18 +237,6 @@ def _origin(thing: Any) -> tuple[str, str]:
     """The file, or else the module, that something is from, and its name there."""
     module = sys.modules.get(thing.__module__)
     return getattr(module, "__file__", None) or thing.__module__, thing.__qualname__
-
-
-def _rather(kind: str, given: Any) -> str | None:
-    """Another kind whose contract is narrower than that of ``kind``, and fulfilled by a class of the user."""
-    if not isinstance(given, type) or given.__module__.startswith("burnish."):
-        return None
-    own = _load(KINDS[kind].contract)
-    for other, its in KINDS.items():
-        contract = _load(its.contract)
-        if contract is not own and own in contract.__mro__ and contract in given.__mro__:
-            return other
-    return None
 
 
 def _of_function(function: Callable[..., Any], name: str, base: str) -> type:

@@ -144,6 +144,18 @@ def test_what_is_wrong_with_a_path_is_told_with_its_option(given, said, recipe, 
         load(recipe, [given])
 
 
+def test_an_algorithm_of_the_other_half_is_refused(recipe):
+    Path("mine.py").write_text(
+        "from burnish.algorithms.language.policy_gradient import TokenPolicyGradient\n\n\n"
+        "class Mine(TokenPolicyGradient, advantage='group', surrogate='clip'):\n    pass\n"
+    )
+    said = (
+        r"mine.py:Mine, whose needs\(\) gives LanguageNeeds, but the algorithms of task text-to-image give .*Needs; set"
+    )
+    with pytest.raises(ConfigError, match=said):
+        load(recipe, ["algorithm=mine.py:Mine"])
+
+
 def test_a_plugin_that_moved_is_the_same_run_and_one_that_changed_is_noticed(recipe, mine):
     options = ["rewards.redness.power=2", "rewards.x.name={}:Unnamed"]
     config = load(recipe, ["plugins=[mine.py]", options[0], options[1].format("mine.py")])
