@@ -342,3 +342,13 @@ def chosen(algorithm: Any, kind: str) -> Any:
                 f"it out, or give it to {given.name}, if that has it"
             )
     return given
+
+
+def refuse_of_responses(advantage: Any) -> None:
+    """Refuse an advantage that reads what only language models have.
+
+    Raises:
+        ValueError: it does.
+    """
+    if advantage.critic or advantage.greedy or advantage.turn_rewards:
+        raise ValueError(f"advantage is {advantage.name}, which is for responses alone; choose another")

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Sequence
 from contextlib import ExitStack, closing, nullcontext, suppress
 
-from burnish.algorithms.base import Metrics
 from burnish.checkpoint.files import Checkpoint
 from burnish.checkpoint.store import CheckpointStore
 from burnish.commands.closing import closing_message
+from burnish.commands.opening import open_controller
 from burnish.commands.plan import opening_message
 from burnish.commands.resuming import interrupted, starting_point
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
-from burnish.controller import Controller, LocalController
+from burnish.controller import Controller
 from burnish.hooks import Hook
 from burnish.hooks.checkpoints import BeforeValidation, Checkpoints
 from burnish.hooks.expiry import Expiry, ReclaimTime, reclaim_time
@@ -95,19 +94,6 @@ def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
                 checkpoint = store.latest()
 
 
-def open_controller(config: RunConfig, store: CheckpointStore) -> Controller:
-    """Those who do the work, as the option ``runtime`` says.
-
-    Raises:
-        UserError: they need something that is not installed.
-    """
-    if config.runtime == "local":
-        return LocalController(config, store)
-    from burnish.runtime.controller import RayController
-
-    return RayController(config, store)
-
-
 def _attempt(
     config: RunConfig,
     folder: RunFolder,
@@ -157,7 +143,8 @@ def _attempt(
             for hook in hooks:
                 hook.start(done)
             if done == 0 or metrics is not None:
-                _call(hooks, done, dict(metrics or {}))
+                for hook in hooks:
+                    hook(done, dict(metrics or {}))
         if not stopping():
             with suppress(Cancelled):
                 run(
@@ -171,8 +158,3 @@ def _attempt(
             for hook in reversed(hooks):
                 ends.callback(hook.close)
     return max(done, checkpoints.last) >= config.steps and not validation.unfinished
-
-
-def _call(hooks: Sequence[Hook], update: int, metrics: Metrics) -> None:
-    for hook in hooks:
-        hook(update, metrics)

@@ -145,7 +145,7 @@ class Trainer:
         return metrics
 
     def _backward(self, mini: Batch, size: int) -> dict[str, float]:
-        """Gradients of a mini-batch, a micro-batch at a time: this rank's share of the sums that ``step_metrics`` reads."""
+        """Gradients of a mini-batch, a micro-batch at a time: this rank's share of its sums."""
         share: defaultdict[str, float] = defaultdict(float, {"loss": 0.0})
         told: list[tuple[str, Tensor | float]] = []
         if self.balance is not None:

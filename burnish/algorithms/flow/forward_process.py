@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from burnish.advantages.metrics import advantage_metrics
 from burnish.algorithms.base import Algorithm, Metrics, advantages_of
 from burnish.algorithms.flow.base import Needs, Role, Roles
-from burnish.algorithms.parts import chosen
+from burnish.algorithms.parts import chosen, refuse_of_responses
 from burnish.options import BelowOne, Count, Finite, Fraction, NonNegative, Positive, clip_range
 from burnish.registry import Choice, options
 
@@ -143,9 +143,7 @@ class WithOldPolicy(ForwardProcess, advantage="flow_group"):
         if self.old_decay in ("copy", "ema") and self.old_decay_counts != "gradient_steps":
             raise ValueError(f"old_decay_counts is never read when old_decay is {self.old_decay}; leave it out")
         clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
-        advantage = chosen(self, "advantage")
-        if advantage.critic or advantage.greedy or advantage.turn_rewards:
-            raise ValueError(f"advantage is {advantage.name}, which is for responses alone; choose another")
+        refuse_of_responses(chosen(self, "advantage"))
         return self
 
     def needs_of(self, **needs: Any) -> Needs:
