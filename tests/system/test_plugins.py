@@ -35,8 +35,9 @@ RUNS = {
         "vlm_quickstart", *TINY, "validation.max_prompts=2", "trainer.mini_batch_size=null", "optimizer.warmup_steps=0",
         "plugins=[brevity.py, tidy_qwen.py, guessing.py, plain_tokens.py, short.py, squared.py]",
         "algorithm=plain_tokens", "algorithm.kl.kind=squared",
-        "algorithm.advantage={name: length_penalised, price: 0.02}", "model.family=tidy_qwen2_5_vl", "rewards.format=null",
-        "rewards.brevity={length: 20, unfinished: 0.1}", "environment.name=guessing", "rewards.environment.weight=1",
+        "algorithm.advantage={name: length_penalised, price: 0.02}", "model.family=tidy_qwen2_5_vl",
+        "rewards.format=null", "rewards.brevity={length: 20, unfinished: 0.1}", "environment.name=guessing",
+        "rewards.environment.weight=1",
     ],
 }  # fmt: skip
 WATCHED = {"drawing": "redness", "seeing": "brevity"}
