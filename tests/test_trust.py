@@ -31,6 +31,7 @@ FORBIDDEN: dict[str, dict[str, str]] = {
     "TCPStore": {"training/rendezvous.py": "bound to the address that is meant"},
     "create_server": {}, "HTTPServer": {}, "ThreadingHTTPServer": {}, "listen": {},
     "import_module": {
+        "cli.py": "the package's own commands",
         "config/tasks.py": "the package's own tasks",
         "registry.py": "the package's own modules",
         "models/flow/pipeline.py": "diffusers or transformers, as the line before says",
