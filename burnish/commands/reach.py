@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from burnish.config import RunConfig
-from burnish.rewards.images.function import Function
-from burnish.rewards.text.function import LanguageFunction
+from burnish.rewards.function import FunctionReward
 from burnish.rewards.text.remote import Remote
 
 
@@ -12,7 +11,7 @@ def reach(config: RunConfig) -> list[str]:
     """Options that name code, programs and servers of their own, with their values."""
     found = []
     for label, reward in config.rewards.items():
-        if isinstance(reward, Function | LanguageFunction):
+        if isinstance(reward, FunctionReward):
             found.append(f"rewards.{label}.path={reward.path}")
         elif isinstance(reward, Remote):
             token = f" (with the token in {reward.token_variable})" if reward.token_variable else ""

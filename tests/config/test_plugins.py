@@ -110,7 +110,7 @@ def test_another_process_that_gets_a_configuration_has_its_plugins(recipe, mine,
     ("[raises.py]", REWARD.replace("redness", "ocr"), r"flow reward 'ocr' \(Redness, .*raises.py:\d+\) is registered"),
     ("[mine.py,raises.py]", REWARD, r"'redness' .*raises.py:\d+\) is registered already, by Redness, .*mine.py:\d+"),
     ("[raises.py]", REWARD.replace("def score(self, images, prompts)", "def judge(self, images)"),
-     r"'redness' .* has no method score\(self, images, prompts\): judge pictures.; .*raises.py:\d+, in <module>\)"),
+     r"'redness' .* has no method score\(self, images, prompts\): score pictures.; .*raises.py:\d+, in <module>\)"),
     ("mine.py", None, r"plugins is mine.py; it must be a list, as in \[my_package,path/to/file.py\]"),
     ("null", None, "plugins is null; it must be a list"),
 ])  # fmt: skip
