@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.models.loading import placement_of, read_folder
 from burnish.options import ModelOptions
-from burnish.registry import lookup, names
+from burnish.registry import entries, lookup
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
 from burnish.utils.reading import understood
@@ -80,7 +80,8 @@ def family_of(options: ModelOptions, index: dict[str, Any]) -> Any:
     if options.family != "auto":
         return lookup("flow model", options.family)
     class_name = index.get("_class_name")
-    families = {lookup("flow model", name).pipeline_class: lookup("flow model", name) for name in names("flow model")}
+    # of two that read the same pipelines, a plugin's is taken only where it is named
+    families = {family.pipeline_class: family for family in reversed(entries("flow model"))}
     if not isinstance(class_name, str) or class_name not in families:
         known = ", ".join(sorted(families))
         raise UserError(f"model.path is {options.path}, a {class_name}; Burnish trains {known}; give one of these")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.models.loading import placement_of, read_folder
 from burnish.options import LanguageModelOptions, ModelOptions
-from burnish.registry import lookup, names
+from burnish.registry import entries, lookup
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
 from burnish.utils.reading import understood
@@ -63,7 +63,8 @@ def family_of(options: ModelOptions, config: dict[str, Any]) -> Any:
                 f"of {options.path} is {written}; leave model.family out"
             )
         return named
-    families = {kind: lookup(KIND, name) for name in names(KIND) for kind in lookup(KIND, name).model_types}
+    # of two that read the same models, a plugin's is taken only where it is named
+    families = {kind: family for family in reversed(entries(KIND)) for kind in family.model_types}
     if not isinstance(written, str) or written not in families:
         known = ", ".join(sorted(families))
         raise UserError(

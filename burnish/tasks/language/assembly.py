@@ -192,8 +192,8 @@ class LanguageAssembly(Assembly):
 
     @property
     def balance(self) -> Balance | None:
-        found: Balance | None = self.roles.balance
-        return found
+        roles: LanguageRoles = self.roles
+        return roles.balance
 
     @cached_property
     def train_prompts(self) -> list[Prompt]:

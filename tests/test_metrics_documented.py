@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 NAME = re.compile(
     r'"((?:actor|critic|old_policy|train|perf|timing_s|training|variance_proxy|val-aux|response_length|pipeline)'
     r'/[a-z0-9_]+(?:/[a-z0-9_]+)*)"'
