@@ -9,10 +9,10 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from burnish.rewards.images.border import BorderDarkness
 
 import burnish
 from burnish.cli import main
-from burnish.rewards.images.border import BorderDarkness
 from burnish.rewards.images.function import Function
 from burnish.utils.errors import ConfigError, UserError
 from tests.support import reward_functions

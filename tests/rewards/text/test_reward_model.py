@@ -123,7 +123,7 @@ def test_what_is_no_reward_model_is_refused(tmp_path, llama):
         ask(str(tmp_path), "a")
     LlamaForCausalLM(llama_config()).save_pretrained(tmp_path / "causal")
     LlamaForSequenceClassification(llama_config(num_labels=2)).save_pretrained(tmp_path / "two")
-    for name, why in (("causal", r"lacks score\.weight, which .*ForSequenceClassification"), ("two", "gives 2 labels")):
+    for name, why in (("causal", r"lacks score\.weight, which .*ForSequenceClassification"), ("two", "has 2 labels")):
         tokenizer(CHAT).save_pretrained(tmp_path / name)
         one = reward("reward_model", path=str(tmp_path / name))
         with pytest.raises(ValueError, match=why):
