@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from burnish.rewards.images.border import BorderDarkness
+from burnish.rewards.images.pixels import BorderDarkness
 
 import burnish
 from burnish.cli import main
