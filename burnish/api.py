@@ -15,6 +15,7 @@ from typing import Any
 from burnish import config as configuration
 from burnish.config import RunConfig
 from burnish.config.disk import check_disk
+from burnish.config.overrides import read_overrides
 from burnish.config.run_folder import RunFolder
 from burnish.utils.disk import write_atomically
 from burnish.utils.errors import ConfigError, UserError
@@ -69,7 +70,7 @@ def load(
             objects += [] if importable(reward) else [label]
             reward = {"name": "function", "path": path_of(reward) if importable(reward) else _keep(label, reward)}
         given.append(f"rewards.{label}={_text(f'rewards.{label}', reward)}")
-    if objects and not any(one.startswith("scoring.processes=") for one in given):
+    if objects and "scoring.processes" not in read_overrides(given):
         given.append("scoring.processes=0")
         log.warning(
             "rewards %s are Python objects of this process: they judge in it, between sampling and learning "

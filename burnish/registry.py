@@ -105,6 +105,12 @@ def names(kind: str) -> list[str]:
     return sorted(KINDS[kind].entries)
 
 
+def entries(kind: str) -> list[Any]:
+    """Every entry of a kind, ours first, then those of plugins."""
+    _import_all(kind)
+    return list(KINDS[kind].entries.values())
+
+
 def known(kind: str, name: Any) -> bool:
     """Whether there is an entry of that name; plugins of installed packages are opened to find it."""
     if name not in names(kind):

@@ -15,9 +15,9 @@ from burnish.commands.plan import opening_message
 from burnish.config import RunConfig
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.controller import Controller, LocalController
-from burnish.hooks.base import Hook
-from burnish.hooks.checkpoints import Ahead, Checkpoints
-from burnish.hooks.expiry import Announced, Expiry, announced
+from burnish.hooks import Hook
+from burnish.hooks.checkpoints import BeforeValidation, Checkpoints
+from burnish.hooks.expiry import Expiry, ReclaimTime, reclaim_time
 from burnish.hooks.failures import Failures, NothingLearned
 from burnish.hooks.metrics import MetricsLog
 from burnish.hooks.progress import Progress
@@ -70,7 +70,7 @@ def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
     Raises:
         Cancelled: a stop was asked for before the first update of this process.
     """
-    expected = announced(config.trainer)
+    expected = reclaim_time(config.trainer)
     with stop.cancellable():
         store = CheckpointStore(folder.checkpoints, config.checkpoint)
         checkpoint = _starting_point(config, folder, store)
@@ -79,7 +79,7 @@ def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
             command = controller_command(config.profiler, local=config.runtime == "local", folder=folder.profiles)
             log.warning("Nsight Systems sees this process if it was started by: %s", shlex.join(command))
         controller.check_data()
-    controller.stop = lambda: stop.requested is not None
+    controller.stop_when(lambda: stop.requested is not None)
     with controller:
         with stop.cancellable():
             controller.check()
@@ -125,7 +125,7 @@ def _attempt(
     controller: Controller,
     checkpoint: Checkpoint | None,
     stop: StopRequest,
-    expected: Announced | None,
+    expected: ReclaimTime | None,
 ) -> bool:
     """Go on from a checkpoint, or begin: whether all updates are done at the end."""
     with stop.cancellable():
@@ -149,7 +149,7 @@ def _attempt(
         unvalidated=done if metrics is not None and here else None,
     )
     hooks: list[Hook] = [
-        Ahead(checkpoints),
+        BeforeValidation(checkpoints),
         validation,
         MetricsLog(folder, resumed_at=recorded),
         failures := Failures(folder, config.trainer, steps=config.steps),
@@ -161,7 +161,7 @@ def _attempt(
     def stopping() -> bool:
         return expiry.due() or stop.requested is not None
 
-    controller.stop, controller.cancellable = stopping, stop.cancellable
+    controller.stop_when(stopping, stop.cancellable)
     opening_message(config, controller.items, done=done)
     try:
         with nullcontext() if done else stop.cancellable():
@@ -181,7 +181,7 @@ def _attempt(
         with ExitStack() as ends:  # all of them, whatever the disk says to one
             for hook in reversed(hooks):
                 ends.callback(hook.close)
-    return max(done, checkpoints.last) >= config.steps and not validation.given_up
+    return max(done, checkpoints.last) >= config.steps and not validation.unfinished
 
 
 def _call(hooks: Sequence[Hook], update: int, metrics: Metrics) -> None:

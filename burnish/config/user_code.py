@@ -1,4 +1,4 @@
-"""The user's own code that a run calls, by its content: a run that goes on may find other code in its place."""
+"""Hashes of the user's code that a run calls, to detect changes when it resumes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from burnish.utils.user_code import code_of
 
 
 def digests(config: RunConfig) -> dict[str, str]:
-    """A hash of the file of each function and each plugin, by who has it; what a file imports is not looked at."""
+    """Hash of the file of each function and plugin by the option that names it; imports of it are not followed."""
     paths = {f"{caller} ({path})": path for caller, paths in config.user_code().items() for path in paths}
     paths |= {f"plugins ({Path(where).name})": where for where in config.plugins}
     for place, _, name in chosen_by_path(to_dict(config)):

@@ -49,8 +49,8 @@ def extrapolation(t_before: Tensor, t: Tensor, t_next: Tensor) -> Tensor:
         t_before, t, t_next: scalars, decreasing: start of the previous step, and start and end of this one.
     """
     a, b, c = (torch.special.logit(1 - time.double()) for time in (t_before, t, t_next))
-    ahead: Tensor = 0.5 * (c - b) / (b - a)
-    return ahead.to(t.dtype)
+    factor: Tensor = 0.5 * (c - b) / (b - a)
+    return factor.to(t.dtype)
 
 
 def thinned(times: Tensor, start: int, share: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""Evaluates the policy on held-out prompts in the course of a run."""
+"""Validation during a run."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from pathlib import Path
 from burnish.algorithms.base import Metrics
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
-from burnish.hooks.base import Hook
+from burnish.hooks import Hook
 from burnish.utils.disk import writing
 from burnish.utils.errors import Cancelled
 
-Evaluate = Callable[[Path, float | None], Metrics]  # by a folder for samples, and by guidance, None for the run's
+Evaluate = Callable[[Path, float | None], Metrics]  # of a folder for samples and a guidance scale, None for the run's
 
 
 class Validation(Hook):
-    """Before training, every so many updates, and after the last one."""
+    """Evaluates the policy before training, every N updates, and after the last one."""
 
     def __init__(self, config: RunConfig, folder: RunFolder, evaluate: Evaluate) -> None:
         self.config, self.folder, self.evaluate = config, folder, evaluate
-        self.given_up = False  # the run is to stop, and the last one that was due is still to be done
+        self.unfinished = False  # whether a stop cancelled the last one
 
     def start(self, done: int) -> None:
-        """Before the first update the policy is the untrained model: guide it, for a line to compare with."""
+        """Evaluate the untrained model with guidance, as a baseline."""
         scale = self.config.reference_guidance
         if not done and scale is not None:
             metrics = self.evaluate(self.folder.reference, scale)
@@ -45,6 +45,6 @@ class Validation(Hook):
         try:
             metrics |= self.evaluate(self.folder.validation(update), None)
         except Cancelled:
-            self.given_up = True
+            self.unfinished = True
         else:
             metrics["timing_s/testing"] = time.perf_counter() - start

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from burnish.options import ScoringOptions
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOOK = 0.5  # seconds between two looks at what one waits for
-WARNINGS = 10  # different reasons of one reward that are told; a thousand would hide the first
+POLL = 0.5  # seconds between checks of what is waited for
+WARNINGS = 10  # different reasons of one reward that are logged; a thousand would hide the first
 
 
 class PendingScores(Protocol):
@@ -40,29 +39,19 @@ class PendingScores(Protocol):
 
 
 class AnyScorer(Protocol):
-    """Who judges samples: processes of this one, or workers elsewhere."""
+    """Who scores samples: a ``Scorer`` here, or the reward pool's workers."""
 
     rewards: dict[str, AnyReward]
 
-    def start(self) -> None:
-        """Be ready, or begin to get ready."""
-        ...
+    def start(self) -> None: ...
 
-    def submit(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> PendingScores | Future[Scores]:
-        """Start judging samples: pictures, uint8 [H, W, 3] each, or responses."""
-        ...
+    def submit(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> PendingScores | Future[Scores]: ...
 
-    def score(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> Scores:
-        """Judge samples and wait for the result."""
-        ...
+    def score(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> Scores: ...
 
-    def silent(self) -> AbstractContextManager[None]:
-        """Without warnings about what is missing."""
-        ...
+    def silent(self) -> AbstractContextManager[None]: ...
 
-    def close(self) -> None:
-        """End what was started."""
-        ...
+    def close(self) -> None: ...
 
 
 @dataclass
@@ -107,9 +96,7 @@ class Scorer:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def start(self) -> None:
@@ -148,7 +135,7 @@ class Scorer:
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """What is missing meanwhile is told by whoever asked, and not by warnings."""
+        """Whoever asks says what is missing meanwhile; no warnings."""
         self._silent = True
         try:
             yield
@@ -231,34 +218,33 @@ class Scorer:
             pending.scores.set_result(mix(self.rewards, pending.verdicts))
 
     def _warn(self, label: str, verdicts: Sequence[Verdict], prompts: Sequence[Prompt]) -> None:
-        """Tell each reason for missing rewards once, with the first prompt that it met."""
+        """Log each reason for missing rewards once, with the first prompt that it met."""
         if self._silent:
             return
-        told = self._warned[label]
+        warned = self._warned[label]
         for verdict, prompt in zip(verdicts, prompts, strict=True):
-            if not verdict.asked or verdict.value is not None or verdict.note in told or len(told) >= WARNINGS:
+            if not verdict.asked or verdict.value is not None or verdict.note in warned or len(warned) >= WARNINGS:
                 continue
-            told.add(verdict.note)
+            warned.add(verdict.note)
             log.warning("reward %s is missing: %s; first for %s", label, verdict.note, prompt.name)
-            if len(told) == WARNINGS:
-                log.warning("further reasons why reward %s is missing are not told here", label)
+            if len(warned) == WARNINGS:
+                log.warning("further reasons why reward %s is missing are not logged", label)
 
 
 def awaited(scores: PendingScores | Future[Scores], between: Callable[[], None]) -> Scores:
     """Wait for what ``submit`` gave; ``between`` is called before and meanwhile, and what it raises ends the wait."""
     between()
-    while not (wait([scores], timeout=LOOK).done if isinstance(scores, Future) else scores.wait(LOOK)):
+    while not (wait([scores], timeout=POLL).done if isinstance(scores, Future) else scores.wait(POLL)):
         between()
     return scores.result()
 
 
 def _check_sendable(rewards: Mapping[str, AnyReward]) -> None:
     for label, reward in rewards.items():
-        way_out = "define its class at the top level of a module, or set scoring.processes=0"
+        way_out = "move its class to the top level of an importable module, or set scoring.processes=0"
         try:
             pickle.dumps(reward)
         except Exception as error:
-            message = f"reward {label} can't be sent to a scoring process: {error}; {way_out}"
-            raise UserError(message) from None
+            raise UserError(f"reward {label} can't be sent to a scoring process: {error}; {way_out}") from None
         if type(reward).__module__ == "__main__":
-            raise UserError(f"reward {label} is defined in a script, which no other process imports; {way_out}")
+            raise UserError(f"reward {label} is defined in `__main__`; {way_out}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -23,15 +24,12 @@ PASSED = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "HF_HUB_OFFLINE", "HF_HOME", "TR
 
 @dataclass(frozen=True, kw_only=True)
 class RankInfo:
-    """Where a worker stands among those of its pool."""
+    """Which worker of its pool one is, and where they meet."""
 
-    pool: str
     rank: int
     size: int
-    local_rank: int  # on its machine
-    local_size: int
     device: str  # cpu or cuda: the GPUs that it sees are its own
-    address: str  # of rank 0's machine, where torch.distributed meets
+    address: str  # of rank 0's machine, for torch.distributed
     port: int  # free on it when the workers were started
     directory: str = ""  # where the driver works; workers do so too where it exists
 
@@ -40,12 +38,14 @@ class WorkerProcess:
     """An actor; everything that it does is asked for by the driver."""
 
     def __init__(self, *rebuild: Any) -> None:
-        """Args: ``rebuild``, of ``build``, where Ray may restart this actor: it then builds its object itself."""
+        """Args: ``rebuild``, of ``build``, where Ray may restart this actor, which then builds its object itself."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which then ends this process
         self._worker: Any = None
-        if rebuild and ray.get_runtime_context().was_current_actor_reconstructed:
-            self.build(*rebuild)
+        self._rebuild = rebuild
+        if rebuild:
+            with contextlib.suppress(Exception):  # it is raised again by the first call
+                self.build(*rebuild)
 
     def start(self) -> int:
         """Its process id."""
@@ -66,7 +66,7 @@ class WorkerProcess:
     def build(self, kind: Callable[..., Any], rank_info: RankInfo, arguments: Sequence[Any]) -> None:
         """Make the object that answers calls."""
         if self._worker is not None:
-            return  # Ray restarted it, and asks again what it had not answered
+            return
         if rank_info.directory and os.path.isdir(rank_info.directory):  # so that relative paths mean the same
             os.chdir(rank_info.directory)
         if rank_info.address.startswith("127."):  # by default gloo and NCCL talk through what other machines reach
@@ -77,6 +77,8 @@ class WorkerProcess:
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the object, or of what an attribute of it holds: ``receiver.switch``."""
+        if self._worker is None:
+            self.build(*self._rebuild)
         return _with_sendable_errors(attrgetter(method)(self._worker), arguments)
 
     @ray.method(concurrency_group=BESIDE)

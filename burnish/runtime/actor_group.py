@@ -227,7 +227,9 @@ class ActorGroup:
         starts = {rank: self.handles[rank].start.remote() for rank in ranks}
         self._await_capacity(list(starts.values()))
         for rank, pid in zip(ranks, self._call("start", starts, seconds, option).results(), strict=True):
-            self.pids[rank], self._lives[rank] = pid, self.handles[rank].live.remote()
+            self.pids[rank] = pid
+            if not self.stateless:
+                self._lives[rank] = self.handles[rank].live.remote()
         if len(ranks) == len(self):
             first = {0: self.handles[0].rendezvous.remote()}
             self.address, self._port = self._call("rendezvous", first, seconds, option).result()
@@ -237,14 +239,10 @@ class ActorGroup:
 
     def _build(self, rank: int) -> tuple[Any, ...]:
         """What a worker makes its object of."""
-        need = self.pool.need
         rank_info = RankInfo(
-            pool=self.name,
             rank=rank,
             size=len(self),
-            local_rank=rank % need.processes,
-            local_size=need.processes,
-            device=need.device,
+            device=self.pool.need.device,
             address=self.address,
             port=self._port,
             directory=directory(self.pool.options.runtime_env),

@@ -12,14 +12,17 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
+
+import ray
 
 from burnish.options.ray import RayOptions
-from burnish.rollout.requests import RolloutRequest, join, split
+from burnish.rollout.requests import RolloutRequest, split
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import POLL, Call
 from burnish.runtime.faults import RestartLimit, Unschedulable, WorkerDied, WorkerTimeout
-from burnish.runtime.rollout_result import RolloutResult, slowest
-from burnish.runtime.weight_sync import Broken, WeightSyncs
+from burnish.runtime.rollout_result import RolloutResult, joined
+from burnish.runtime.weight_sync import Broken, WeightSync
 from burnish.types.rollout import Rollouts
 from burnish.utils.errors import Cancelled
 
@@ -62,11 +65,10 @@ class PendingRollouts:
         """The complete batch, with pointers as its traces; see ``burnish.rollout.asynchronous.Handle``."""
         if self._rollouts is None:
             deadline = time.monotonic() + timeout
-            found = [self.pool.finished(order, deadline) for order in self.orders]
-            results = [result for result, _ in found]
-            self.seconds = max(result.seconds for result in results)
-            self._rollouts = join([rollouts for _, rollouts in found])
-            self.pool.add_phases(slowest(results))
+            parts = [self.pool.finished(order, deadline) for order in self.orders]
+            self.seconds = max(result.seconds for result, _ in parts)
+            self._rollouts, phases = joined(parts)
+            self.pool.add_phases(phases)
         return self._rollouts
 
 
@@ -76,7 +78,7 @@ class RolloutPool:
     def __init__(
         self,
         workers: ActorGroup,
-        weight_syncs: WeightSyncs,
+        weight_sync: WeightSync,
         options: RayOptions,
         *,
         needed: Callable[[int], bool],
@@ -87,13 +89,13 @@ class RolloutPool:
 
         Args:
             workers: each a ``RolloutActor``.
-            weight_syncs: to them.
+            weight_sync: to them.
             options: of the cluster.
             needed: whether anything will be sampled by the weights of a version.
             add_phases: gets the seconds by phase of every batch, as the slowest worker had them.
             stop: whether to cancel a batch that the run does nothing but wait for.
         """
-        self.workers, self.weight_syncs, self.options = workers, weight_syncs, options
+        self.workers, self.weight_sync, self.options = workers, weight_sync, options
         self._needed, self.add_phases, self._stop = needed, add_phases, stop
         self._states = [WorkerState() for _ in range(len(workers))]
         self._changed = threading.Condition(threading.RLock())
@@ -101,7 +103,7 @@ class RolloutPool:
         self._versions = range(0)  # that may be asked for
         self._failed: Exception | None = None  # why a worker could not be replaced
 
-    def make(self, request: RolloutRequest) -> Rollouts:
+    def generate(self, request: RolloutRequest) -> Rollouts:
         """Samples of the weights that were published last.
 
         Raises:
@@ -166,7 +168,7 @@ class RolloutPool:
         while True:
             before = self._replaced()
             try:
-                seconds = self.weight_syncs.finish(self.weight_syncs.begin(version, full=full))
+                seconds = self.weight_sync.send(version, full=full)
             except Exception as error:
                 self._recover(error, before)
             else:
@@ -208,8 +210,8 @@ class RolloutPool:
             self._states = [WorkerState() for _ in self._states]
             self._versions = range(0)
 
-    def finished(self, order: Order, deadline: float) -> tuple[RolloutResult, Rollouts]:
-        """Wait for an order.
+    def finished(self, order: Order, deadline: float) -> tuple[RolloutResult, ray.ObjectRef[Any]]:
+        """Wait for an order: its result, and a reference to its trace.
 
         Raises:
             TimeoutError: it is not finished by then.
@@ -225,7 +227,7 @@ class RolloutPool:
                             f"{len(order.request)} samples; check its log"
                         )
                 if order.switch is not None:
-                    self.weight_syncs.switched(order.switch, order.request.version)
+                    self.weight_sync.switched(order.switch, order.request.version)
                 result: RolloutResult = call.result()
             except WorkerDied as error:
                 with self._changed:
@@ -237,7 +239,7 @@ class RolloutPool:
             with self._changed:
                 with contextlib.suppress(ValueError):  # it was forgotten meanwhile
                     self._states[order.rank].orders.remove(order)
-            return result, result.with_trace(call.kept[order.rank])
+            return result, call.kept[order.rank]
 
     def _await_spares(self, version: int) -> None:
         limit = self.options.call_timeout
@@ -255,11 +257,11 @@ class RolloutPool:
         for switch, to in last:
             if switch is not None:
                 with contextlib.suppress(WorkerDied):  # which the publication finds out, too
-                    self.weight_syncs.switched(switch, to)
+                    self.weight_sync.switched(switch, to)
 
     def _send(self, order: Order) -> None:
         order.switch = self._ready(order.rank, order.request.version)
-        order.call = self.workers.submit_one(order.rank, "make", order.request, keep=True)
+        order.call = self.workers.submit_one(order.rank, "generate", order.request, keep=True)
 
     def _ready(self, rank: int, version: int) -> Call | None:
         """Have a worker sample with a version from its next order on: the call that makes it, if one is needed."""
@@ -268,10 +270,10 @@ class RolloutPool:
             return None
         switch = None
         if state.spare == version:
-            switch = state.switch = self.weight_syncs.switch(rank, version)
+            switch = state.switch = self.weight_sync.switch(rank, version)
             state.switched_to = version
         else:
-            self.weight_syncs.send_to(rank, version)
+            self.weight_sync.send_to(rank, version)
         state.version, state.spare = version, None
         return switch
 

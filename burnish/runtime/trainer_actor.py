@@ -18,7 +18,7 @@ from burnish.controller import LocalController
 from burnish.rollout.requests import RolloutRequest
 from burnish.runtime.actor import RankInfo
 from burnish.runtime.reward_pool import PooledScorer
-from burnish.runtime.rollout_result import RolloutResult, from_saved, make, to_save
+from burnish.runtime.rollout_result import RolloutResult, from_saved, generate, to_save
 from burnish.runtime.transfer import Packed, resolved
 from burnish.runtime.weight_transfer import Sender
 from burnish.training.profiling import Profiler
@@ -85,19 +85,19 @@ class TrainerActor:
             return {}
         return from_saved(source) if self.ranks.rank == 0 else {}
 
-    def make(self, asked: RolloutRequest | None) -> tuple[RolloutResult | None, Packed | None]:
+    def generate(self, request: RolloutRequest | None) -> tuple[RolloutResult | None, Packed | None]:
         """Sample and score this rank's own part, if there is one and it is not given up. Answers differ by rank."""
-        if asked is not None:
-            self._record(asked.update)
+        if request is not None:
+            self._record(request.update)
         # of every network, for metrics compare some of them
         whole = nullcontext() if self.assembly.has_separate_engine else self.assembly.roles.gathered()
         with whole, suppress(Cancelled):
-            if asked is not None:
-                return make(self.assembly, asked)
+            if request is not None:
+                return generate(self.assembly, request)
         return None, None
 
-    def give_up(self) -> None:
-        """Samples that are being made or judged, and all further ones, are of no use any more: the run is to stop."""
+    def cancel(self) -> None:
+        """Sample and judge nothing any more: the run is to stop."""
         self.assembly.stop = lambda: True
 
     def collect(self, update: int) -> RemoteBatch:

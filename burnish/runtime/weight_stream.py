@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,30 +34,10 @@ class Entry:
         """What a tensor is, whatever it holds; of a sharded one, the whole."""
         return cls(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
-    @classmethod
-    def from_json(cls, message: Any) -> Entry:
-        """An entry of a message: name, shape and type.
-
-        Raises:
-            Mismatch: it is none.
-        """
-        match message:
-            case [str(name), list(shape), str(dtype)] if all(map(_is_count, shape)):
-                if isinstance(getattr(torch, dtype, None), torch.dtype):
-                    return cls(name, tuple(shape), dtype)
-        raise Mismatch(f"weight sync: message has {_kind(message)} where a tensor's name, shape and type belong")
-
-    def to_json(self) -> list[Any]:
-        """What a message says of it."""
-        return [self.name, list(self.shape), self.dtype]
-
     @property
     def size(self) -> int:
         """Bytes."""
-        count = 1
-        for length in self.shape:
-            count *= length
-        return count * self.torch_dtype.itemsize
+        return math.prod(self.shape) * self.torch_dtype.itemsize
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -78,24 +59,6 @@ class Layout:
     def of(cls, weights: Mapping[str, Tensor]) -> Layout:
         """Of named weights, in their order."""
         return cls(tuple(Entry.of(name, tensor) for name, tensor in weights.items()))
-
-    @classmethod
-    def from_json(cls, message: Any) -> Layout:
-        """The layout in a message.
-
-        Raises:
-            Mismatch: it is none.
-        """
-        if not isinstance(message, list):
-            raise Mismatch(f"weight sync: message has {_kind(message)} where a list of tensors belongs")
-        entries = tuple(map(Entry.from_json, message))
-        if len({entry.name for entry in entries}) < len(entries):
-            raise Mismatch("weight sync: message names a tensor twice")
-        return cls(entries)
-
-    def to_json(self) -> list[Any]:
-        """What a message says of it."""
-        return [entry.to_json() for entry in self.entries]
 
     @property
     def size(self) -> int:
@@ -238,28 +201,10 @@ class Fingerprint:
         """Of named weights."""
         return cls(version, Layout.of(weights).entries, tuple(map(checksum, weights.values())))
 
-    @classmethod
-    def from_json(cls, message: Any) -> Fingerprint:
-        """The fingerprint in a message.
-
-        Raises:
-            Mismatch: it is none.
-        """
-        match message:
-            case [version, entries, list(checksums)] if all(map(_is_count, [version, *checksums])):
-                layout = Layout.from_json(entries)
-                if len(checksums) == len(layout.entries):
-                    return cls(version, layout.entries, tuple(checksums))
-        raise Mismatch(f"weight sync: message has {_kind(message)} where checksums belong")
-
-    def to_json(self) -> list[Any]:
-        """What a message says of it."""
-        return [self.version, Layout(self.entries).to_json(), list(self.checksums)]
-
     @property
     def digest(self) -> str:
         """All of it in 16 letters."""
-        return hashlib.sha256(json.dumps(self.to_json()).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(dataclasses.astuple(self)).encode()).hexdigest()[:16]
 
     def check(self, found: Fingerprint, where: str) -> None:
         """See that what was found is this.
@@ -280,12 +225,3 @@ class Fingerprint:
                     f"{sync}: tensor {own} differs between the trainer and {where}: checksums {one:016x} and {two:016x}"
                 )
         raise Mismatch(f"{sync}: the trainer has {len(self.entries)} tensors, {where} has {len(found.entries)}")
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _kind(value: Any) -> str:
-    """What a part of a message is; it may be large, and nested as deep as can be."""
-    return f"a {type(value).__name__}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import distributed as dist
 
 from burnish.runtime.channel import Channel
 from burnish.runtime.weight_stream import Fingerprint, Layout, Mismatch, Reader, Writer, checksum
-from burnish.training.rendezvous import open_store
+from burnish.training.rendezvous import open_store, reach_store
 from burnish.training.sharding import CpuCopy, full_weight
 from burnish.utils.timer import Stopwatch
 
@@ -31,10 +31,9 @@ class WeightPayload:
 
 @dataclass(frozen=True)
 class WeightAck:
-    """What a receiver knows when it holds the weights in its second buffer."""
+    """What a receiver holds in its second buffer."""
 
-    version: int
-    digest: str
+    fingerprint: Fingerprint
     seconds: dict[str, float]  # transfer, load, check
 
 
@@ -60,9 +59,9 @@ class Sender:
         self._store: dist.Store | None = None  # where the channel's members find each other
         self._channel: Channel | None = None
 
-    def size(self, full: bool) -> int:
-        """Bytes of the weights."""
-        return Layout.of(self._weights(full)).size
+    def layout(self, full: bool) -> Layout:
+        """Which weights are sent."""
+        return Layout.of(self._weights(full))
 
     def rendezvous(self, address: str, seconds: float) -> int:
         """Open a store at this machine's address, where the members of a new channel find each other: its port."""
@@ -84,7 +83,7 @@ class Sender:
         for bucket in self._buckets(version, full, watch, "cpu"):
             if isinstance(bucket, Fingerprint):
                 fingerprint = bucket
-            elif isinstance(bucket, Tensor):
+            else:
                 with watch("transfer"):
                     buckets.append(ray.put(bucket.numpy()))
         return None if fingerprint is None else WeightPayload(fingerprint, watch.drain(), buckets)
@@ -100,27 +99,21 @@ class Sender:
         for bucket in self._buckets(version, full, watch, device):
             if isinstance(bucket, Fingerprint):
                 fingerprint = bucket
-            if broken:
+            if broken or isinstance(bucket, Fingerprint):
                 continue
             assert self._channel is not None, "no channel was joined"
             try:
                 with watch("transfer"):
-                    if isinstance(bucket, Tensor):
-                        self._channel.broadcast(bucket)
-                    else:
-                        self._channel.send(bucket.to_json())
+                    self._channel.broadcast(bucket)
             except RuntimeError as error:  # of torch.distributed, which has none of its own for this
                 broken, self._channel = str(error) or repr(error), None
         return None if fingerprint is None else WeightPayload(fingerprint, watch.drain(), broken=broken)
 
     def _buckets(
         self, version: int, full: bool, watch: Stopwatch, device: torch.device | str
-    ) -> Iterator[Layout | Tensor | Fingerprint]:
-        """On rank 0 the layout, the buckets in order, and at last the fingerprint; nothing on others."""
+    ) -> Iterator[Tensor | Fingerprint]:
+        """On rank 0 the buckets in order, and at last the fingerprint; nothing on others."""
         weights = self._weights_of(version, full)
-        layout = Layout.of(weights)
-        if self._rank == 0:
-            yield layout
         writer = Writer(self._bucket, device)
         checksums = []
         for value in weights.values():
@@ -132,7 +125,7 @@ class Sender:
                 yield from writer.add(tensor)
         if self._rank == 0:
             yield from writer.rest()
-            yield Fingerprint(version, layout.entries, tuple(checksums))
+            yield Fingerprint(version, Layout.of(weights).entries, tuple(checksums))
 
     def _weights_of(self, version: int, full: bool) -> Mapping[str, Tensor]:
         """The weights of a version: the present ones if it is new, else as they were when it was."""
@@ -161,7 +154,7 @@ class Receiver:
         self._bucket = max(8, int(bucket_mb * 2**20))
         self._channel: Channel | None = None
         self._spare: dict[str, Tensor] = {}
-        self._held: Fingerprint | None = None  # what the second buffer holds, once it was checked
+        self._held: Fingerprint | None = None  # what the second buffer holds
         self.version: int | None = None  # what the network holds; None before the first switch
         self.digest = ""
 
@@ -169,52 +162,39 @@ class Receiver:
         """Join the channel with the sender and the other receivers."""
         if self._channel is not None:
             self._channel.close()
-        self._channel = Channel.join(address, port, rank, size, device=device, seconds=seconds)
+        store = reach_store(address, port, seconds)
+        self._channel = Channel(store, rank, size, device=device, seconds=seconds)
 
     def from_store(self, payload: WeightPayload, seconds: float) -> WeightAck:
         """Fill the second buffer from the object store.
 
         Raises:
-            Mismatch: the weights do not fit, or are not the sender's.
+            Mismatch: the weights do not fit.
             ray.exceptions.GetTimeoutError, ray.exceptions.ObjectLostError: a bucket does not come.
         """
-        watch = Stopwatch()
-        expected = payload.fingerprint
+        arrays = (ray.get(bucket, timeout=seconds) for bucket in payload.buckets)
+        # copies: what lies in the store can't be written to, and torch knows no such tensors
+        buckets = (torch.from_numpy(np.array(array)) for array in arrays)
+        return self._fill(Layout(payload.fingerprint.entries), payload.fingerprint.version, buckets)
 
-        def buckets() -> Iterator[Tensor]:
-            for reference in payload.buckets:
-                with watch("transfer"):
-                    array = ray.get(reference, timeout=seconds)
-                # a copy: what lies in the store can't be written to, and torch knows no such tensors
-                yield torch.from_numpy(np.array(array))
-
-        self._fill(Layout(expected.entries), expected.version, buckets(), watch)
-        return self._ack(expected, watch)
-
-    def from_broadcast(self, version: int) -> WeightAck:
+    def from_broadcast(self, version: int, layout: Layout) -> WeightAck:
         """Fill the second buffer from the channel.
 
         Raises:
             Mismatch: see ``from_store``.
             RuntimeError: the sender is gone, or too slow.
         """
-        channel, watch = self._channel, Stopwatch()
+        channel = self._channel
         assert channel is not None, "no channel was joined"
-        with watch("transfer"):
-            layout = Layout.from_json(_message(channel))
 
         def buckets() -> Iterator[Tensor]:
             for start in range(0, layout.size, self._bucket):
                 size = min(self._bucket, layout.size - start)
                 bucket = torch.empty(size, dtype=torch.uint8, device=channel.device)
-                with watch("transfer"):
-                    channel.broadcast(bucket)
+                channel.broadcast(bucket)
                 yield bucket
 
-        self._fill(layout, version, buckets(), watch)
-        with watch("transfer"):
-            expected = Fingerprint.from_json(_message(channel))
-        return self._ack(expected, watch)
+        return self._fill(layout, version, buckets())
 
     def switch(self, version: int) -> str:
         """Sample with the second buffer's weights from now on: the digest of what the network holds.
@@ -239,30 +219,22 @@ class Receiver:
         self.version, self.digest = version, expected.digest
         return self.digest
 
-    def _fill(self, layout: Layout, version: int, buckets: Iterable[Tensor], watch: Stopwatch) -> None:
-        self._held = None
+    def _fill(self, layout: Layout, version: int, buckets: Iterator[Tensor]) -> WeightAck:
+        self._held, watch = None, Stopwatch()
         layout.check(self._own, version, full=self.version is None)
         with watch("load"):
             if Layout.of(self._spare) != layout:
                 self._spare = layout.empty(self._weights)
         reader = Reader(self._spare)
-        for bucket in buckets:
+        while True:
+            with watch("transfer"):
+                bucket = next(buckets, None)
+            if bucket is None:
+                break
             with watch("load"):
                 reader.take(bucket)
         if reader.left:
             raise Mismatch(f"weight sync v{version}: stream truncated, {reader.left} bytes missing")
-
-    def _ack(self, expected: Fingerprint, watch: Stopwatch) -> WeightAck:
         with watch("check"):
-            found = Fingerprint.of(self._spare, expected.version)
-            expected.check(found, "a receiver")
-        self._held = expected
-        return WeightAck(expected.version, expected.digest, watch.drain())
-
-
-def _message(channel: Channel) -> Any:
-    """A message of the sender's, which is data and nothing more whoever wrote it."""
-    try:
-        return channel.receive()
-    except ValueError as error:
-        raise Mismatch(f"weight sync: unreadable message: {error}") from None
+            self._held = Fingerprint.of(self._spare, version)
+        return WeightAck(self._held, watch.drain())

@@ -1,4 +1,4 @@
-"""A batch that all ranks know, cut into the forward and backward passes of one of them."""
+"""Micro-batches of one rank."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ from burnish.types.batch import Batch
 
 
 def rank_micro_batches(algorithm: Algorithm, batch: Batch, size: int, ranks: Ranks) -> Iterator[tuple[Batch, float]]:
-    """Micro-batches of this rank's rows, each with the weight of its loss: equally many on every rank.
+    """Micro-batches of this rank's rows with the weights of their losses, the same number on every rank.
 
-    A network that lies on several ranks runs on all of them or on none, so a rank with fewer rows, or with none, runs
-    a small piece of the batch again, with weight 0.
+    A sharded network runs on all ranks or none, so a rank with fewer micro-batches repeats a small one with weight 0.
 
     Args:
-        algorithm: knows how its batches are cut.
+        algorithm: splits the batch.
         batch: with at least one term; the same on every rank.
         size: of a micro-batch, as the algorithm counts it.
         ranks: that share the batch.
     """
     if ranks.size == 1:
-        yield from ((part, 1.0) for part in algorithm.micro_batches(batch, size))
+        yield from ((micro, 1.0) for micro in algorithm.micro_batches(batch, size))
         return
     own = batch.select(own_rows(ranks, len(batch)))
-    parts = list(algorithm.micro_batches(own, size)) if len(own) else []
-    missing = ranks.max(len(parts)) - len(parts)  # before the first of them runs, for that needs every rank
-    yield from ((part, 1.0) for part in parts)
+    micro_batches = list(algorithm.micro_batches(own, size)) if len(own) else []
+    missing = ranks.max(len(micro_batches)) - len(micro_batches)  # before the first forward pass, a collective
+    yield from ((micro, 1.0) for micro in micro_batches)
     if missing:
         repeated = next(algorithm.micro_batches(batch, 1))
         yield from [(repeated, 0.0)] * missing

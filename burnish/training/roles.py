@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from burnish.models.lora import add_adapters, folded, layers, switch_adapter
+from burnish.models.lora import add_adapters, lora_layers, merged, switch_adapter
 from burnish.options import LoraOptions, ShardingOptions
 from burnish.training.ranks import Ranks
 from burnish.training.sharding import Shards, copy_full, mesh_of, shard
@@ -58,7 +58,7 @@ class TrainedRoles:
             self._adapters = ("policy", *roles)
             key = random.key(seed, "lora") % 2**32
             add_adapters(network, self.lora, self._adapters, seed=key, default_targets=targets)
-            self._carriers = layers(network)
+            self._carriers = lora_layers(network)
             return
         copied = [*(["reference"] if reference else []), *(name for name in roles if name != "reference")]
         for name in copied:  # frozen copies are made before anything is marked as trained
@@ -126,7 +126,7 @@ class TrainedRoles:
             if not merge or name not in self._adapters:
                 yield
                 return
-            with folded(self._networks["policy"], name):
+            with merged(self._networks["policy"], name):
                 self._folded = True
                 try:
                     yield

@@ -51,7 +51,7 @@ def read_file(path: Path, largest: int | None = None) -> bytes:
         if not stat.S_ISREG(about.st_mode):
             raise UserError(f"{path} is a pipe or a device; give a file")
         if largest is not None and about.st_size > largest:
-            raise UserError(f"{path} has {about.st_size} bytes, and may have {largest}; give another, or restore it")
+            raise UserError(f"{path} has {about.st_size} bytes, too many (limit {largest}); restore it")
         return path.read_bytes()
     except FileNotFoundError:
         raise UserError(f"{path} can't be read: there is no such file; give another, or restore it") from None

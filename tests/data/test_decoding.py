@@ -113,7 +113,7 @@ def test_a_picture_that_breaks_in_the_course_of_a_run_is_named_by_its_record(tmp
 def test_a_run_goes_on_after_a_picture_was_mended(tmp_path, caplog):
     pictures = {f"{i}.png": encoded("PNG", np.roll(SMALL, i)) for i in range(4)}
     before = seeing(tmp_path, pictures)
-    before.prompt_schedule.ask(1, 0, Counter())
+    before.prompt_schedule.request(1, 0, Counter())
     state = before.prompt_schedule.state_dict()
     _file_digest.cache_clear()  # as in a process of its own
     after = seeing(tmp_path, pictures | {"2.png": encoded("PNG", SMALL[::-1])})

@@ -55,7 +55,7 @@ def test_a_signal_lets_the_loop_finish(number):
     child.send_signal(number)
     out, err = child.communicate(timeout=40)
     assert (child.returncode, out) == (EXIT_STOPPED, f"saved {number.name}\n")
-    assert f"{number.name}: giving up the samples that are being made, or finishing this update" in err
+    assert f"{number.name}: cancelling sampling or finishing this update" in err
     assert ("Ctrl-C again" in err) == (number == signal.SIGINT)
     assert EXIT_STOPPED == os.EX_TEMPFAIL
 

@@ -31,13 +31,13 @@ def made(pipeline, algorithm=None, *, reward=None, n=4, **chosen):
     bench = Bench(pipeline, algorithm or FlowGRPO(window=WINDOW))
     rollout = RolloutOptions(n=n, num_inference_steps=5, max_sequence_length=4, **chosen)
     scorer = Scorer({"bright": reward or Brightness()}, ScoringOptions(processes=0))
-    questions = PromptSchedule(
+    schedule = PromptSchedule(
         stream=PromptStream(PROMPTS, 2, seed=0, shuffle=False),
         n=rollout.candidates.n if rollout.candidates else n,
         filtering=rollout.filter_groups,
     )
     rollout_worker = FlowRollouts(bench.engine, scorer, bench.needs, rollout=rollout, watch=Stopwatch())
-    return bench, OnlineSource(questions, rollout_worker)
+    return bench, OnlineSource(schedule, rollout_worker)
 
 
 def test_without_choice_every_sample_is_there(pipeline):

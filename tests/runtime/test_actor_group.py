@@ -30,7 +30,7 @@ def three(pools):
 
 def test_workers_know_their_places_and_answer_in_the_order_of_ranks(three):
     abouts = three.call("about")
-    assert [place.rank for place, _ in abouts] == [place.local_rank for place, _ in abouts] == [0, 1, 2]
+    assert [place.rank for place, _ in abouts] == [0, 1, 2]
     assert [arguments for _, arguments in abouts] == [(10,), (11,), (12,)]
     assert len({(place.address, place.port, place.size, place.device) for place, _ in abouts}) == 1
     assert abouts[0][0].address.startswith("127.")
@@ -77,7 +77,7 @@ def test_a_worker_killed_in_mid_call_is_noticed_at_once_and_replaced(three):
         three.call_one(1, "count")
     place = three.call_one(0, "about")[0]
     three.restart(1)
-    assert three.call_one(1, "about") == (replace(place, rank=1, local_rank=1), (11,))
+    assert three.call_one(1, "about") == (replace(place, rank=1), (11,))
     assert three.call_one(1, "count") == 0
     assert three.dead() == []
 

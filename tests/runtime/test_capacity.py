@@ -22,10 +22,10 @@ def test_what_fits_is_no_complaint():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (PoolOptions(nodes=3, device="cpu"), "needs 3 machines, each with 1 CPU, and 2 of 2 machines are so"),
-        (PoolOptions(processes=20, device="cpu"), "needs a machine with 20 CPUs, and 0 of 2 machines are so"),
+        (PoolOptions(nodes=3, device="cpu"), "needs 3 machines, each with 1 CPU, but only 2 of 2 machines have that"),
+        (PoolOptions(processes=20, device="cpu"), "needs a machine with 20 CPUs, but only 0 of 2 machines have that"),
         (PoolOptions(processes=9, cpus=0.5), "needs a machine with 4.5 CPUs and 9 GPUs"),
-        (PoolOptions(nodes=2, device="cuda"), "each with 1 CPU and 1 GPU, and 1 of 2 machines is so"),
+        (PoolOptions(nodes=2, device="cuda"), "each with 1 CPU and 1 GPU, but only 1 of 2 machines has that"),
     ],
 )
 def test_a_pool_that_never_fits_is_told_with_what_there_is(options, words):
@@ -38,7 +38,7 @@ def test_a_pool_that_never_fits_is_told_with_what_there_is(options, words):
 
 def test_pools_that_fit_one_by_one_but_not_together_are_told():
     pools = PoolsOptions(train=PoolOptions(processes=3), rollout=PoolOptions(processes=2))
-    assert "the pools need 5 CPUs together (train 3, rollout 2), and the cluster has 4" in why(pools, SMALL)
+    assert "the pools need 5 CPUs together (train 3, rollout 2), but the cluster has 4" in why(pools, SMALL)
 
 
 def test_a_pool_takes_gpus_where_there_are_any_unless_it_is_told_otherwise():

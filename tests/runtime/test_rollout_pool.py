@@ -7,7 +7,7 @@ import pytest
 from burnish.options.ray import RayOptions
 from burnish.runtime.faults import Unschedulable, WorkerDied, WorkerTimeout
 from burnish.runtime.rollout_pool import RolloutPool
-from tests.support.toy_source import questions
+from tests.support.toy_source import prompt_schedule
 
 
 class Workers:
@@ -34,16 +34,14 @@ class Workers:
         return []
 
 
-class WeightSyncs:
+class WeightSync:
     """Tells what was sent; ``trouble`` is met by the next publication."""
 
     def __init__(self):
         self.sent, self.trouble = [], None
 
-    def begin(self, version, *, full):
+    def send(self, version, *, full):
         self.sent.append((version, full))
-
-    def finish(self, flight):
         trouble, self.trouble = self.trouble, None
         if trouble is not None:
             trouble()
@@ -57,7 +55,7 @@ class WeightSyncs:
 
 
 def make(size=2):
-    workers, syncs = Workers(size), WeightSyncs()
+    workers, syncs = Workers(size), WeightSync()
     options = RayOptions(call_timeout=5.0)
     samplers = RolloutPool(
         workers, syncs, options, needed=lambda version: True, add_phases=lambda seconds: None, stop=lambda: False
@@ -66,7 +64,7 @@ def make(size=2):
 
 
 def ask(version):
-    return questions().ask(version + 1, version, Counter())
+    return prompt_schedule().request(version + 1, version, Counter())
 
 
 def dies(samplers, rank=0):
@@ -82,7 +80,7 @@ def test_the_first_sync_brings_everything_and_later_ones_what_is_trained():
         samplers.publish(version)
         samplers.submit(ask(version))
     assert syncs.sent == [(0, True), (1, False), (2, False)]
-    assert workers.asked == [(rank, "make", version) for version in range(3) for rank in range(2)]
+    assert workers.asked == [(rank, "generate", version) for version in range(3) for rank in range(2)]
 
 
 def test_a_worker_that_dies_in_a_sync_is_replaced_once_and_everybody_gets_everything():
@@ -94,7 +92,7 @@ def test_a_worker_that_dies_in_a_sync_is_replaced_once_and_everybody_gets_everyt
     assert workers.restarted == [1]
     # the fresh one gets what its unfinished order needs, and then all of what is new
     assert syncs.sent == [(0, True), (1, False), (0, 1), (1, True)]
-    assert workers.asked[-1] == (1, "make", 0)
+    assert workers.asked[-1] == (1, "generate", 0)
 
 
 @pytest.mark.parametrize("noticed", [True, False], ids=["noticed by both", "noticed by the other alone"])

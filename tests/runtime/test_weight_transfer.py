@@ -64,7 +64,9 @@ def joined():
             one.result(LIMIT)
 
         def publish(version: int):
-            received = [pool.submit(receiver.from_broadcast, version) for receiver in receivers]
+            received = [
+                pool.submit(receiver.from_broadcast, version, trainer.sender.layout(True)) for receiver in receivers
+            ]
             sent = pool.submit(trainer.sender.broadcast, version, True)
             return sent.result(LIMIT), [one.result(LIMIT) for one in received]
 
@@ -73,11 +75,11 @@ def joined():
 
 def test_a_broadcast_fills_the_second_buffer_and_a_switch_takes_it_over(joined):
     _, receivers, publish = joined
-    payload, receipts = publish(4)
-    assert {receipt.digest for receipt in receipts} == {payload.fingerprint.digest}
-    assert {receipt.version for receipt in receipts} == {4}
+    payload, acks = publish(4)
+    assert [ack.fingerprint for ack in acks] == [payload.fingerprint] * 2
+    assert payload.fingerprint.version == 4
     assert payload.seconds.keys() == {"gather", "check", "transfer"}
-    assert receipts[0].seconds.keys() == {"transfer", "load", "check"}
+    assert acks[0].seconds.keys() == {"transfer", "load", "check"}
     for receiver in receivers:
         assert equal(receiver._weights, weights(0))  # sampling goes on with these
         assert receiver.version is None
@@ -108,8 +110,7 @@ def test_the_store_brings_the_same(store):
     trainer, receiver = Trainer(), Receiver(weights(0), bucket_mb=BUCKET)
     payload = trainer.sender.to_store(7, True)
     assert len(payload.buckets) == len(store) == -(-(20 * 7 * 4 + 9 * 2 + 3 * 5 * 4) // 100)
-    receipt = receiver.from_store(payload, LIMIT)
-    assert (receipt.version, receipt.digest) == (7, payload.fingerprint.digest)
+    assert receiver.from_store(payload, LIMIT).fingerprint == payload.fingerprint
     assert equal(receiver._weights, weights(0))
     receiver.switch(7)
     assert equal(receiver._weights, weights(1))
@@ -119,18 +120,19 @@ def test_a_byte_that_differs_is_found_and_its_tensor_named(store):
     trainer, receiver = Trainer(), Receiver(weights(0), bucket_mb=BUCKET)
     payload = trainer.sender.to_store(1, True)
     store[payload.buckets[5]][70] ^= 1  # byte 570: behind the 560 of base.weight
-    with pytest.raises(Mismatch, match=r"weight sync v1: tensor base\.bias \(bfloat16 \[9\]\) differs"):
-        receiver.from_store(payload, LIMIT)
-    with pytest.raises(Mismatch, match="weight sync v1: asked to switch, but the second buffer holds nothing"):
-        receiver.switch(1)
+    ack = receiver.from_store(payload, LIMIT)
+    with pytest.raises(Mismatch, match=r"weight sync v1: tensor base\.bias \(bfloat16 \[9\]\) differs .* a receiver"):
+        payload.fingerprint.check(ack.fingerprint, "a receiver")
     assert equal(receiver._weights, weights(0))
 
 
 def test_a_bucket_that_is_missing_is_found(store):
-    payload = Trainer().sender.to_store(1, True)
+    receiver, payload = Receiver(weights(0), bucket_mb=BUCKET), Trainer().sender.to_store(1, True)
     payload.buckets.pop()
     with pytest.raises(Mismatch, match="stream truncated, 38 bytes missing"):
-        Receiver(weights(0), bucket_mb=BUCKET).from_store(payload, LIMIT)
+        receiver.from_store(payload, LIMIT)
+    with pytest.raises(Mismatch, match="weight sync v1: asked to switch, but the second buffer holds nothing"):
+        receiver.switch(1)
 
 
 def test_a_network_that_did_not_take_the_weights_over_is_found(store):
@@ -181,4 +183,4 @@ def test_a_receiver_that_waits_alone_gives_up(monkeypatch):
     receiver.join("127.0.0.1", port, 1, 2, "cpu", 2.0)
     both.join(LIMIT)
     with pytest.raises(RuntimeError):
-        receiver.from_broadcast(1)
+        receiver.from_broadcast(1, trainer.sender.layout(True))

@@ -67,8 +67,8 @@ def test_it_adds_transformers_gradient_at_the_states_of_the_responses():
     for layer in without.roles.model.text(network).layers:
         layer.mlp.gate.register_forward_hook(lambda module, inputs, output: heard.append(output[0]))
     states = response_states(without.roles.model, network, bench.trace, layout="packed")
-    assert len(states.places) == 4 + 1 + 6 + 3
-    expected = load_balancing_loss_func(tuple(layer[states.places] for layer in heard), 4, 2)
+    assert len(states.index) == 4 + 1 + 6 + 3
+    expected = load_balancing_loss_func(tuple(layer[states.index] for layer in heard), 4, 2)
     without.workers.groups[0].zero_grad()
     (COEF * expected).backward()
     torch.testing.assert_close(added - plain, flat(without.roles), rtol=1e-4, atol=1e-5)
@@ -94,7 +94,7 @@ def test_no_cut_and_no_layout_changes_it(how):
 
 def test_a_dense_model_is_refused_before_weights_load():
     assembly = assemble(load("vlm_quickstart", ["model.router_aux_loss_coef=0.01", "output_dir=unused"]))
-    with pytest.raises(UserError, match="no mixture of experts"):
+    with pytest.raises(UserError, match="not a mixture of experts"):
         assembly.check_data()
     assert "roles" not in vars(assembly)
 

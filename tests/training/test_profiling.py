@@ -80,7 +80,7 @@ def test_an_update_that_fails_leaves_nothing_and_the_watch_as_it_was(tmp_path):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("tool", ["memory", "nsys"])
 def test_what_looks_at_a_gpu_needs_one(tmp_path, tool):
-    with pytest.raises(UserError, match=f"profiler.tool is {tool}, which looks at a GPU, but trainer-0 has none"):
+    with pytest.raises(UserError, match=f"profiler.tool is {tool}, which needs a GPU, but trainer-0 has none"):
         recorded(tmp_path, ProfilerOptions(steps=[1], tool=tool), role="trainer")
 
 

@@ -15,8 +15,7 @@ from burnish.checkpoint.store import CheckpointStore
 from burnish.cli import main
 from burnish.config import load
 from burnish.config.run_folder import RunFolder
-from burnish.hooks.board import Board
-from burnish.hooks.metrics import MetricsLog
+from burnish.hooks.metrics import MetricsLog, ScalarWriter
 from burnish.report import write_report
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError
@@ -51,7 +50,7 @@ def log(folder: RunFolder) -> None:
 WRITERS: dict[str, Callable[[RunFolder], object]] = {
     "beginning a run": begin,
     "metrics": log,
-    "tensorboard": lambda folder: Board(folder.tensorboard, None).add(1, {"a": 1.0}),
+    "tensorboard": lambda folder: ScalarWriter(folder.tensorboard, None).add(1, {"a": 1.0}),
     "a checkpoint": lambda folder: save(CheckpointStore(folder.checkpoints, NEWEST), 1),
     "the claim": lambda folder: folder.claim(),
     "a file": lambda folder: write_atomically(folder.report, b"0" * 2_000_000),
@@ -65,7 +64,7 @@ def test_a_disk_that_refuses_is_named(disk, writer, way):
     (fill if way == "full" else make_read_only)(disk)
     with pytest.raises(UserError, match=(FULL if way == "full" else CLOSED).format(disk)) as refused:
         WRITERS[writer](folder)
-    ways_out = ("free some space", "another folder", "start again to go on")
+    ways_out = ("free some space", "another folder", "run the same command to resume")
     assert any(way in str(refused.value) for way in ways_out)
     folder.close()
 

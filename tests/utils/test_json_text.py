@@ -49,5 +49,5 @@ def test_files_that_describe_something_hold_an_object(tmp_path):
         read_object(file)
     file.unlink()
     file.mkdir()
-    with pytest.raises(UserError, match="can't be read"):
+    with pytest.raises(UserError, match="is a folder; give a file"):
         read_object(file)

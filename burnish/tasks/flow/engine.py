@@ -14,7 +14,7 @@ from burnish.algorithms.base import Name, Recording, Role
 from burnish.flow.multistep import thinned
 from burnish.flow.sampling import Plan, denoise
 from burnish.flow.schedules import schedule
-from burnish.models.lora import rounded_by_folding
+from burnish.models.lora import merging_rounds
 from burnish.options import RolloutOptions
 from burnish.tasks.flow.roles import FlowRoles
 from burnish.tasks.job import Job
@@ -38,27 +38,27 @@ class FlowJob(Job):
 
 @dataclass(frozen=True)
 class BranchIds:
-    """Which rows of a job are still one state before each step, and which sample's noise moved them there."""
+    """Which rows of a job share a state before each step, and which sample's noise moved them there."""
 
-    node: Tensor  # [B, N + 1] long: equal in rows that are one state
-    lead: Tensor  # [B, N + 1] long: the sample whose seeds brought the row there
-    first: Tensor  # [B] long: row of the job at which the row's group begins
+    node: Tensor  # [B, N + 1] long: equal in rows that share a state
+    source: Tensor  # [B, N + 1] long: the sample whose seeds drew the noise that led there
+    first: Tensor  # [B] long: the first row of the row's group
 
     @classmethod
     def of(cls, job: FlowJob, recorded: Tensor) -> BranchIds:
-        """Every sample on its own path; with shared noise those of a group together until noise parts them.
+        """Every sample on its own path; with shared noise, the samples of a group together until they split.
 
-        Without splits the first recorded step parts all of them. In a tree, each split parts a path into as many as
-        the tree branches, and the recorded steps between splits move the samples of a path alike.
+        Without splits, the first recorded step splits a group into its samples. In a tree, each split divides a path
+        by the branching factor, and the recorded steps in between move the samples of a path alike.
         """
         rows, how = torch.arange(len(recorded)), job.recording
         own = rows[:, None].expand(-1, recorded.shape[1] + 1)
-        lead = job.sample[:, None].expand_as(own)
+        source = job.sample[:, None].expand_as(own)
         first = torch.full((int(job.group.max()) + 1,), len(rows)).scatter_reduce(0, job.group, rows, "amin")[job.group]
         if how is None or not how.shared_noise:
-            return cls(own.contiguous(), lead.contiguous(), first)
-        parted = torch.cat([recorded.new_zeros(len(rows), 1), recorded.cumsum(1) > 0], 1)
-        node = torch.where(parted, own, first[:, None])
+            return cls(own.contiguous(), source.contiguous(), first)
+        split = torch.cat([recorded.new_zeros(len(rows), 1), recorded.cumsum(1) > 0], 1)
+        node = torch.where(split, own, first[:, None])
         if how.splits:
             place, size = rows - first, torch.bincount(job.group)[job.group]
             for i in range(recorded.shape[1] + 1):
@@ -68,7 +68,7 @@ class BranchIds:
 
     def select(self, rows: slice) -> BranchIds:
         """That of some rows; the nodes keep their numbers."""
-        return BranchIds(self.node[rows], self.lead[rows], self.first[rows])
+        return BranchIds(self.node[rows], self.source[rows], self.first[rows])
 
     @property
     def within(self) -> Tensor:
@@ -88,19 +88,19 @@ class FlowEngine:
     def sample(self, job: FlowJob) -> Generator[tuple[slice, Denoising, list[np.ndarray]]]:
         """Denoise and decode, ``batch_size`` pictures at a time, in order: rows, trajectories, pictures uint8."""
         plan = self._plan(job)
-        lineage = BranchIds.of(job, plan.recorded)
+        branches = BranchIds.of(job, plan.recorded)
         shared = job.recording is not None and job.recording.shared_noise
-        plan = replace(plan, branch=lineage.node if shared else None)
+        plan = replace(plan, branch=branches.node if shared else None)
         conditioning = self.embed([prompt.text for prompt in job.prompts], between=job.between)
         unconditional = self.embed([prompt.negative for prompt in job.prompts], between=job.between)
         merge = self.options.merge_lora
         if merge == "auto":
-            merge = not rounded_by_folding(self.model.network)
+            merge = not merging_rounds(self.model.network)
         with self.roles.sampling(job.role, merge=merge) as role:
             for start in range(0, len(job.prompts), self.options.batch_size):
                 rows = slice(start, min(start + self.options.batch_size, len(job.prompts)))
                 part = self._denoise(
-                    job, rows, role, plan.select(rows), lineage.select(rows), conditioning, unconditional
+                    job, rows, role, plan.select(rows), branches.select(rows), conditioning, unconditional
                 )
                 yield rows, part, self.model.decode(part.latents)
 
@@ -118,7 +118,7 @@ class FlowEngine:
         rows: slice,
         role: Role,
         plan: Plan,
-        lineage: BranchIds,
+        branches: BranchIds,
         conditioning: Gathered[Conditioning],
         unconditional: Gathered[Conditioning],
     ) -> Denoising:
@@ -141,8 +141,8 @@ class FlowEngine:
             return found[:count]
 
         def noise_at(step: int) -> Tensor:
-            leads = lineage.lead[:, step + 1].tolist()
-            return random.normal(self.shape, [(*key, lead, step) for key, lead in zip(keys, leads, strict=True)])
+            sources = branches.source[:, step + 1].tolist()
+            return random.normal(self.shape, [(*key, sample, step) for key, sample in zip(keys, sources, strict=True)])
 
         path = denoise(
             velocity,
@@ -159,7 +159,7 @@ class FlowEngine:
             time=path.time,
             time_next=path.time_next,
             logprob=path.logprob,
-            node=lineage.within[:, 1:][plan.recorded].view_as(path.time),
+            node=branches.within[:, 1:][plan.recorded].view_as(path.time),
             schedule=self.times if job.steps is None else plan.times,
         )
 

@@ -40,7 +40,7 @@ class FlowRollouts:
         self.engine, self.scorer, self.needs, self.rollout, self.watch = engine, scorer, needs, rollout, watch
         self.between = between
 
-    def make(self, request: RolloutRequest) -> Scored:
+    def generate(self, request: RolloutRequest) -> Scored:
         """The samples that are learned from: all that are asked for, or the best and the worst of each group."""
         candidates = self.rollout.candidates
         cheap = candidates.num_inference_steps if candidates else None

@@ -192,8 +192,8 @@ class LanguageAssembly(Assembly):
 
     @property
     def balance(self) -> Balance | None:
-        found: Balance | None = self.roles.balance
-        return found
+        roles: LanguageRoles = self.roles
+        return roles.balance
 
     @cached_property
     def train_prompts(self) -> list[Prompt]:
@@ -214,7 +214,7 @@ class LanguageAssembly(Assembly):
         super().check()
         model = self.roles.model
         for prompts in (self.learnable_prompts, self.val_prompts):
-            check_positions(prompts, model.longest, lambda prompt: model.words(prompt.chat(), self._tools))
+            check_positions(prompts, model.max_positions, lambda prompt: model.count_tokens(prompt.chat(), self._tools))
         # templates and processors are the model's own: they are tried on the first prompt of each kind
         kinds = {(bool(p.images), bool(p.videos)): p for p in reversed((*self.train_prompts, *self.val_prompts))}
         self.engine.encode(list(kinds.values()))
@@ -232,7 +232,7 @@ class LanguageAssembly(Assembly):
 
     def unfit(self, width: int, height: int) -> str:
         model = self.config.model
-        return str(family_of(model, read_config(model)[1]).unfit(width, height))
+        return str(family_of(model, read_config(model)[1]).size_problem(width, height))
 
     @property
     def measures_prompts(self) -> bool:

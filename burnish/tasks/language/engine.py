@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -41,29 +41,27 @@ class ResponseJob(Job):
         )  # fmt: skip
 
 
-class ResponseEngine(Protocol):
-    """Who samples responses: the trainer's own weights, or a server."""
+class ResponseEngine:
+    """Who samples responses. Unless told otherwise, it does so with the trainer's own weights, in this process."""
 
     seed: int
-    metrics: dict[str, float]  # of the last publication of weights
+    encode: Callable[[Sequence[Prompt]], Gathered[Encoded]]  # tokens and pixels by reference, each distinct prompt once
 
-    def encode(self, prompts: Sequence[Prompt]) -> Gathered[Encoded]:
-        """Prompts as tokens and pixels, by reference; each distinct one once."""
-        ...
+    def __init__(self) -> None:
+        self.metrics: dict[str, float] = {}  # of the last weight sync
 
     def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
         """Responses in the order of the job's rows, as tokens and as text."""
-        ...
+        raise NotImplementedError
 
     def publish(self, version: int) -> None:
         """Sample with the policy's present weights from now on."""
-        ...
 
     def rest(self) -> None:
-        """Nothing is sampled until the next publication."""
-        ...
+        """Nothing is sampled until weights are published again."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End what runs beside this process."""
 
 
 class Encoder:
@@ -109,21 +107,21 @@ class Encoder:
                 f"{prompt.name} has token {last}, but the model knows only {self.model.vocabulary}: its tokenizer is "
                 "another model's; fetch the model again"
             )
-        if self.bounded and encoded.lengths[0] >= self.model.longest:
+        if self.bounded and encoded.lengths[0] >= self.model.max_positions:
             raise UserError(
-                f"{prompt.name} has {encoded.lengths[0]} tokens with its pictures and videos, but the model has "
-                f"{self.model.longest} positions (max_position_embeddings); shorten it, or set data.max_prompt_length "
-                "and data.overlong=filter"
+                f"{prompt.name} has {encoded.lengths[0]} tokens with its pictures and videos, but the model has only "
+                f"{self.model.max_positions} (max_position_embeddings); shorten it, or set data.max_prompt_length and "
+                "data.overlong=filter"
             )
         return encoded
 
 
-class LanguageEngine:
+class LanguageEngine(ResponseEngine):
     """The default engine: the trainer's network itself, so that no weights have to be published."""
 
     def __init__(self, roles: LanguageRoles, *, batch_size: int, seed: int) -> None:
+        super().__init__()
         self.roles, self.batch_size, self.seed = roles, batch_size, seed
-        self.metrics: dict[str, float] = {}
         self.encode = Encoder(roles.model)
 
     def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
@@ -135,18 +133,9 @@ class LanguageEngine:
         with self.roles.sampling() as network:
             completion = decode(
                 self.roles.model, network, prompts.table, prompts.index.tolist(), keys, job.sampling,
-                batch_size=self.batch_size, between=job.between,
+                batch_size=self.batch_size, check_cancelled=job.between,
             )  # fmt: skip
         return completion, texts(self.roles.model, completion)
-
-    def publish(self, version: int) -> None:
-        """These are the very weights."""
-
-    def rest(self) -> None:
-        """These are the very weights."""
-
-    def close(self) -> None:
-        """Nothing runs beside this process."""
 
 
 def texts(model: LanguageModel, completion: Completion) -> list[Response]:

@@ -15,8 +15,7 @@ from burnish.batches.responses import trace_of
 from burnish.language.cost import cheapest_for_all
 from burnish.language.logprobs import ResponseStates, TokenScores, response_states, score
 from burnish.language.model import LanguageModel
-from burnish.models.language.adapters import default_targets
-from burnish.models.lora import rounded_by_folding
+from burnish.models.lora import language_targets, merging_rounds
 from burnish.options import CriticOptions, LanguageLoraOptions
 from burnish.training.balance import Balance
 from burnish.training.roles import TrainedRoles
@@ -79,7 +78,7 @@ class LanguageRoles(TrainedRoles):
         refreshed = ("reference",) if needs.refreshed else ()
         self.trained = ("policy", *critics, *refreshed)
         own_trunk = needs.critic and critic.trunk == "own"
-        targets = default_targets(model.network, model.text(model.network), lora) if lora is not None else ()
+        targets = language_targets(model.network, model.text(model.network), lora) if lora is not None else ()
         added = (*(critics if own_trunk else ()), *refreshed)
         self._add(added, reference=needs.reference, targets=targets, seed=seed)
         if lora is not None:
@@ -169,7 +168,7 @@ class LanguageRoles(TrainedRoles):
         hidden = states.hidden.float()
         if self.critic.trunk == "shared" and self.critic.detach:
             hidden = hidden.detach()
-        return states.spread(self.value_head(hidden)[:, 0])
+        return states.scatter(self.value_head(hidden)[:, 0])
 
     @contextmanager
     def sampling(self, *, merge: bool | None = None) -> Iterator[nn.Module]:
@@ -178,7 +177,7 @@ class LanguageRoles(TrainedRoles):
         ``merge`` folds its adapter into the weights; None does where that does not round it.
         """
         network = self._networks["policy"]
-        with self._sampling("policy", merge=not rounded_by_folding(network) if merge is None else merge):
+        with self._sampling("policy", merge=not merging_rounds(network) if merge is None else merge):
             yield network
 
     def parameters(self, name: str = "policy") -> dict[str, nn.Parameter]:

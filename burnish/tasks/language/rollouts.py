@@ -48,7 +48,7 @@ class ResponseRollouts:
         """Responses that a dialogue can have; 0 without an environment."""
         return 0 if self.environment is None else self.environment.max_turns
 
-    def make(self, request: RolloutRequest) -> ScoredResponses:
+    def generate(self, request: RolloutRequest) -> ScoredResponses:
         self.between()  # an engine elsewhere is asked for everything at once
         job = ResponseJob(
             prompts=request.prompts, group=request.group, sample=request.sample, purpose="rollout",

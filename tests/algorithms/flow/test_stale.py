@@ -72,7 +72,7 @@ def test_responses_of_older_weights_are_scored_anew(correction):
     )
     workers, algorithm = assembly.workers, assembly.config.algorithm
     first = assembly.source.collect(1)
-    stale = assembly.rollout_worker.make(assembly.prompt_schedule.ask(2, 0, Counter()))
+    stale = assembly.rollout_worker.generate(assembly.prompt_schedule.request(2, 0, Counter()))
     assert workers.annotate(first).metrics["old_policy/recomputed"] == float(correction != "null")
     workers.update(algorithm.credit(workers.annotate(first))[0], 1)
     workers.publish(1)

@@ -126,7 +126,7 @@ def test_prompts_are_measured_by_t5_alone(pipelines):
     model.check(["x" * 18])  # more than CLIP's 16 tokens: it reads the beginning, as in diffusers' pipeline
     with pytest.raises(UserError, match=r"at most 20 tokens of the T5 tokenizer \(rollout\.max_sequence_length\)"):
         model.check(["x" * 20])
-    with pytest.raises(UserError, match="max_sequence_length is 513; a FluxPipeline reads at most 512"):
+    with pytest.raises(UserError, match="max_sequence_length is 513, but a FluxPipeline reads at most 512"):
         load_model(ModelOptions(path=str(pipelines[False, True])), max_sequence_length=513)
 
 

@@ -112,15 +112,15 @@ def test_leaving_out_unread_text_changes_neither_velocity_nor_gradient(tmp_path)
 
 def test_a_prompt_that_is_too_long_is_refused_not_cut(tmp_path):
     sampler = engine(tiny_pipeline(tmp_path), RolloutOptions(num_inference_steps=2))
-    with pytest.raises(UserError, match="has 22 tokens; this model reads at most 16"):
+    with pytest.raises(UserError, match="has 22 tokens, but this model reads at most 16"):
         list(sampler.sample(FlowJob.groups([Prompt(text="x" * 20)], 1, purpose="sample", update=0)))
 
 
 @pytest.mark.parametrize(
     ("rollout", "message"),
     [
-        ({"height": 9}, "rollout.height is 9; this model draws in units of 4 pixels: use 8 or 12"),
-        ({"width": 64}, "rollout.width is 64; this model draws at most 32 pixels"),
+        ({"height": 9}, "rollout.height is 9, but this model needs multiples of 4 pixels; use 8 or 12"),
+        ({"width": 64}, "rollout.width is 64, but this model supports at most 32 pixels"),
     ],
 )
 def test_sizes_that_the_model_cannot_draw_are_refused(tmp_path, rollout, message):

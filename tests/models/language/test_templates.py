@@ -188,7 +188,7 @@ def prompt_of(text):
 
 def test_a_template_that_refuses_the_role_of_tools_is_refused_before_anything_is_sampled(models):
     with pytest.raises(
-        UserError, match=r"refuses messages of user, assistant, tool: Conversation roles must alternate"
+        UserError, match=r"refuses messages of roles user, assistant, tool: Conversation roles must alternate"
     ):
         Dialogues(SimpleNamespace(model=models("mistral")), Tools(functions=FUNCTIONS), batch_size=4, seed=0)
     Dialogues(SimpleNamespace(model=models("mistral")), Tools(functions=FUNCTIONS, role="user"), batch_size=4, seed=0)
@@ -222,6 +222,6 @@ def test_without_a_template_a_text_begins_as_the_tokenizer_begins_it(tmp_path, a
     tokenizer.save_pretrained(folder)
     model = load(folder)
     assert model.tokenizer.chat_template is None
-    assert model.encode([said("user", "Hi")]).ids[0].tolist() == [*[begin] * adds, *model._ids("Hi", "\ue000")]
+    assert model.encode([said("user", "Hi")]).ids[0].tolist() == [*[begin] * adds, *model.chat.ids("Hi", "\ue000")]
     assert model.response_ids("Hi")[-1] == end
     assert begin not in model.turn(model.response_ids("Hi"), [said("user", "Hi")]).ids[0].tolist()

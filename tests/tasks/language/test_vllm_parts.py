@@ -23,7 +23,7 @@ from burnish.tasks.language.vllm.engine import parameters
 from burnish.tasks.language.vllm.probe import imagined, remembered
 from burnish.tasks.language.vllm.process import VllmDiedError, VllmFailedError, VllmProcess
 from burnish.tasks.language.vllm.prompts import packed, with_responses
-from burnish.tasks.language.vllm.weight_sync import WeightSync, weights_of
+from burnish.tasks.language.vllm.weight_file import WeightFile, weights_of
 from burnish.types.completion import Encoded, Features
 from burnish.utils.errors import Cancelled, UserError
 
@@ -145,9 +145,9 @@ def test_what_was_sampled_becomes_the_probe():
 
 
 def test_a_publication_has_no_name_and_says_what_it_holds(tmp_path, monkeypatch):
-    monkeypatch.setattr("burnish.tasks.language.vllm.weight_sync.SHARED", tmp_path)
+    monkeypatch.setattr("burnish.tasks.language.vllm.weight_file.SHARED", tmp_path)
     words = torch.randn(6, 4)
-    publication = WeightSync({"embed": words, "head": words, "step": torch.tensor(3)}, 7, dtype=torch.bfloat16)
+    publication = WeightFile({"embed": words, "head": words, "step": torch.tensor(3)}, 7, dtype=torch.bfloat16)
     path = publication.path
     try:
         assert not list(tmp_path.iterdir())

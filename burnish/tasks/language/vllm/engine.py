@@ -16,12 +16,12 @@ from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
 from burnish.options.vllm import VllmOptions
 from burnish.rewards.text.base import Response
-from burnish.tasks.language.engine import Encoder, ResponseJob, texts
+from burnish.tasks.language.engine import Encoder, ResponseEngine, ResponseJob, texts
 from burnish.tasks.language.roles import LanguageRoles
 from burnish.tasks.language.vllm.probe import imagined, remembered
 from burnish.tasks.language.vllm.process import VllmDiedError, VllmFailedError, VllmProcess
 from burnish.tasks.language.vllm.prompts import packed, unpacked, with_responses
-from burnish.tasks.language.vllm.weight_sync import WeightSync, weights_of
+from burnish.tasks.language.vllm.weight_file import WeightFile, weights_of
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, Features
 from burnish.types.prompt import Prompt
@@ -33,7 +33,7 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 T = TypeVar("T")
 
 
-class VllmEngine:
+class VllmEngine(ResponseEngine):
     """vLLM in a process of its own, which starts with random weights and samples with none but published ones.
 
     What a publication does not reach stays random, and shows at once: after each of them, both sides score the same
@@ -67,7 +67,7 @@ class VllmEngine:
         self.restarts = 0
         self._tolerance = options.tolerance or TOLERANCE[self.model.compute]
         self._first = {"arguments": self._arguments(path, batch_size), "banned": self.model.banned.tolist()}
-        self._published: WeightSync | None = None
+        self._published: WeightFile | None = None
         self._probe: Completion | None = None
         self._example = example
         self._resting = False
@@ -116,7 +116,7 @@ class VllmEngine:
         if self._probe is None and (example := self._example()) is not None:
             self._probe = imagined(self.model, self.encode([example]).table, self.seed)
         with self.roles.sampling(merge=True) as network:
-            written = WeightSync(weights_of(network), version, dtype=self.model.compute)
+            written = WeightFile(weights_of(network), version, dtype=self.model.compute)
             if self._published is not None:
                 self._published.close()
             self._published, self._compared = written, False
@@ -189,7 +189,7 @@ class VllmEngine:
             if self._published is not None:
                 self._load(self._published)
 
-    def _load(self, written: WeightSync) -> None:
+    def _load(self, written: WeightFile) -> None:
         header = {"do": "load", "path": written.path, "version": written.version, "digest": written.digest}
         answer, _ = next(self._process.ask(f"weights of version {written.version}", header))
         self._resting = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from burnish.language.noise import philox, uniforms
+from burnish.language.sampling import philox, uniforms
 from burnish.utils import random
 
 # the known answers that come with Random123: counter, key, result

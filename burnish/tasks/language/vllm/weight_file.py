@@ -30,7 +30,7 @@ def weights_of(network: nn.Module) -> dict[str, Tensor]:
     return {name.replace(".base_layer.", "."): value for name, value in found.items() if ".lora_" not in name}
 
 
-class WeightSync:
+class WeightFile:
     """Weights of one version, written down once and readable as long as this object is open."""
 
     def __init__(self, weights: Mapping[str, Tensor], version: int, *, dtype: torch.dtype) -> None:
