@@ -194,10 +194,10 @@ class VllmEngine(ResponseEngine):
         response, _ = next(self._process.ask(f"weights of version {written.version}", header))
         self._resting = False
         if (response["version"], response["digest"]) != (written.version, written.digest):
-            raise VllmFailedError(f"vLLM has weights of version {answer['version']}, not {written.version}")
+            raise VllmFailedError(f"vLLM has weights of version {response['version']}, not {written.version}")
         if response["missing"]:
             raise VllmFailedError(
-                f"vLLM has weights that the trainer does not publish: {', '.join(answer['missing'][:5])}; "
+                f"vLLM has weights that the trainer does not publish: {', '.join(response['missing'][:5])}; "
                 "this model can't be sampled with it, use Burnish's own engine"
             )
 
@@ -252,7 +252,7 @@ class VllmEngine(ResponseEngine):
                 break
             if response["version"] != self._published.version:
                 raise VllmFailedError(
-                    f"vLLM sampled with weights of version {answer['version']}, not {self._published.version}"
+                    f"vLLM sampled with weights of version {response['version']}, not {self._published.version}"
                 )
             found[response["row"]] = (response, data)
         return [found[row] for row in range(count)]
