@@ -1,0 +1,195 @@
+"""Text recognition with gradients: PP-OCR's ONNX graph, run by torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+import torch.nn.functional as F
+from onnx import numpy_helper
+from torch import Tensor
+
+Attributes = Mapping[str, Any]
+Operator = Callable[[Sequence[Any], Attributes], Tensor]
+
+
+class Graph:
+    """An ONNX graph of one input and one output with frozen weights. A final softmax is left out.
+
+    Raises:
+        ValueError: the graph has an operator that is not supported.
+    """
+
+    def __init__(self, path: Path) -> None:
+        graph = onnx.load(str(path)).graph
+        self._weights = {w.name: _layout(torch.from_numpy(numpy_helper.to_array(w).copy())) for w in graph.initializer}
+        self._device = torch.device("cpu")
+        self._input = next(i.name for i in graph.input if i.name not in self._weights)
+        self._steps: list[tuple[Operator, list[str], str, Attributes]] = []
+        same: dict[str, str] = {}  # outputs that are aliases
+        output = graph.output[0].name
+        for node in graph.node:
+            given = [same.get(name, name) for name in node.input]
+            if node.op_type == "Identity" or (node.op_type == "Softmax" and node.output[0] == output):
+                same[node.output[0]] = given[0]
+            elif node.op_type in OPERATORS:
+                attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+                self._steps.append((OPERATORS[node.op_type], given, node.output[0], attributes))
+            else:
+                raise ValueError(f"{path.name} uses the operator {node.op_type}, which is not supported")
+        self._output = same.get(output, output)
+        last = {name: index for index, step in enumerate(self._steps) for name in step[1]}
+        self._done = [[name for name in set(step[1]) if last[name] == i] for i, step in enumerate(self._steps)]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The output (logits) for an input; weights move to its device."""
+        if x.device != self._device:
+            # shapes are computed on the CPU
+            self._weights = {n: w.to(x.device) if w.is_floating_point() else w for n, w in self._weights.items()}
+            self._device = x.device
+        # kernels are a quarter faster in channels-last layout
+        values = self._weights | {self._input: x.contiguous(memory_format=torch.channels_last)}
+        for (operator, given, output, attributes), done in zip(self._steps, self._done, strict=True):
+            values[output] = operator([values[name] for name in given], attributes)
+            for name in done:  # frees what no later step reads
+                del values[name]
+        return values[self._output]
+
+
+def _layout(weight: Tensor) -> Tensor:
+    return weight.contiguous(memory_format=torch.channels_last) if weight.ndim == 4 else weight
+
+
+def _same_padding(x: Tensor, a: Attributes, value: float) -> Tensor:
+    """ONNX's SAME_UPPER padding: inputs / stride outputs, with odd padding at the end."""
+    sides: list[int] = []
+    for length, kernel, stride in zip(x.shape[2:], a["kernel_shape"], a["strides"], strict=True):
+        padding = max((-(-length // stride) - 1) * stride + kernel - length, 0)
+        sides = [padding // 2, padding - padding // 2, *sides]
+    return F.pad(x, sides, value=value)
+
+
+def _padded(x: Tensor, a: Attributes, value: float) -> Tensor:
+    if a.get("auto_pad") == b"SAME_UPPER":
+        return _same_padding(x, a, value)
+    top, left, bottom, right = a.get("pads", (0, 0, 0, 0))
+    return F.pad(x, (left, right, top, bottom), value=value) if top or left or bottom or right else x
+
+
+def _conv(given: Sequence[Any], a: Attributes) -> Tensor:
+    x, weight, *bias = given
+    pads = a.get("pads", (0, 0, 0, 0))
+    if a.get("auto_pad") != b"SAME_UPPER" and list(pads[:2]) == list(pads[2:]):
+        padding = tuple(pads[:2])
+    else:
+        x, padding = _padded(x, a, 0.0), (0, 0)
+    return F.conv2d(
+        x, weight, bias[0] if bias else None,
+        tuple(a["strides"]), padding, tuple(a.get("dilations", (1, 1))), a.get("group", 1),
+    )  # fmt: skip
+
+
+def _max_pool(given: Sequence[Any], a: Attributes) -> Tensor:
+    return F.max_pool2d(_padded(given[0], a, -torch.inf), tuple(a["kernel_shape"]), tuple(a["strides"]))
+
+
+def _average_pool(given: Sequence[Any], a: Attributes) -> Tensor:
+    assert "auto_pad" not in a
+    assert not any(a.get("pads", ())), "padding is not supported"
+    return F.avg_pool2d(given[0], tuple(a["kernel_shape"]), tuple(a["strides"]))
+
+
+def _batch_norm(given: Sequence[Any], a: Attributes) -> Tensor:
+    x, scale, shift, mean, variance = given
+    return F.batch_norm(x, mean, variance, scale, shift, eps=a.get("epsilon", 1e-5))
+
+
+def _slice(given: Sequence[Any], a: Attributes) -> Tensor:
+    x: Tensor
+    x, starts, ends, *axes = given
+    for axis, start, end in zip(axes[0].tolist() if axes else range(len(starts)), starts.tolist(), ends.tolist(),
+                                strict=True):  # fmt: skip
+        x = x[(slice(None),) * axis + (slice(start, end),)]
+    return x
+
+
+def _reshape(given: Sequence[Any], a: Attributes) -> Tensor:
+    x: Tensor
+    x, shape = given
+    return x.reshape([x.shape[i] if length == 0 else length for i, length in enumerate(shape.tolist())])
+
+
+def _unsqueeze(given: Sequence[Any], a: Attributes) -> Tensor:
+    x: Tensor = given[0]
+    for axis in sorted(a["axes"]):
+        x = x.unsqueeze(axis)
+    return x
+
+
+def _divide(given: Sequence[Any], a: Attributes) -> Tensor:
+    x: Tensor
+    x, by = given
+    return x / by if x.is_floating_point() else x.div(by, rounding_mode="trunc")
+
+
+OPERATORS: dict[str, Operator] = {
+    "Add": lambda x, a: x[0] + x[1],
+    "AveragePool": _average_pool,
+    "BatchNormalization": _batch_norm,
+    "Concat": lambda x, a: torch.cat(list(x), a["axis"]),
+    "Conv": _conv,
+    "Div": _divide,
+    "Erf": lambda x, a: x[0].erf(),
+    "HardSigmoid": lambda x, a: (x[0] * a.get("alpha", 0.2) + a.get("beta", 0.5)).clamp(0, 1),
+    "MatMul": lambda x, a: x[0] @ x[1],
+    "MaxPool": _max_pool,
+    "Mul": lambda x, a: x[0] * x[1],
+    "Pow": lambda x, a: x[0] ** x[1],
+    "ReduceMean": lambda x, a: x[0].mean(tuple(a["axes"]), keepdim=bool(a.get("keepdims", 1))),
+    "Relu": lambda x, a: x[0].relu(),
+    "Reshape": _reshape,
+    "Shape": lambda x, a: torch.tensor(x[0].shape),
+    "Sigmoid": lambda x, a: x[0].sigmoid(),
+    "Slice": _slice,
+    "Softmax": lambda x, a: x[0].softmax(a["axis"]),
+    "Sqrt": lambda x, a: x[0].sqrt(),
+    "Squeeze": lambda x, a: x[0].squeeze(tuple(a["axes"])),
+    "Sub": lambda x, a: x[0] - x[1],
+    "Transpose": lambda x, a: x[0].permute(a["perm"]),
+    "Unsqueeze": _unsqueeze,
+}
+
+
+def lines(pictures: Tensor, height: int) -> Tensor:
+    """Pictures [B, 3, H, W] RGB in [0, 1] as inputs of a recogniser: ``height`` pixels high, BGR in [-1, 1]."""
+    width = max(round(pictures.shape[-1] * height / pictures.shape[-2]), 1)
+    scaled = F.interpolate(pictures, (height, width), mode="bilinear", align_corners=False, antialias=True)
+    return scaled.flip(1) * 2 - 1
+
+
+def log_likelihood(pictures: Tensor, answers: Sequence[Sequence[int]], graph: Graph, height: int) -> Tensor:
+    """Log-probability that each picture is read as its answer, per character (Graves et al. 2006, eq. 8).
+
+    Args:
+        pictures: [B, 3, H, W] RGB in [0, 1].
+        answers: codes of the characters, at least one each; 0 is CTC's blank.
+        graph: pictures [B, 3, height, W] to logits [B, T, C].
+        height: of the graph's input, in pixels.
+
+    Returns:
+        [B]; -inf where an answer has more characters than the picture has columns.
+    """
+    logits = graph(lines(pictures.float(), height))
+    count, columns, _ = logits.shape
+    lengths = torch.tensor([len(answer) for answer in answers])
+    loss = F.ctc_loss(
+        logits.log_softmax(-1).transpose(0, 1),
+        torch.tensor([code for answer in answers for code in answer], device=logits.device),
+        torch.full((count,), columns),
+        lengths,
+        reduction="none",
+    )
+    return -loss / lengths.to(loss)
