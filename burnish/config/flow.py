@@ -193,7 +193,7 @@ class FlowConfig(RunConfig):
         if needs.data == "pictures" and self.supervised is not None:
             yield f"supervised is given, but {name} learns from pictures already: put all into data.train_files"
         if needs.data != "prompts" and self.data.train_files.endswith(".safetensors") and self.data.val_files is None:
-            yield "data.val_files is null, but data.train_files holds embedded prompts, not text to validate on; give some"
+            yield "data.val_files is null, but data.train_files holds embedded prompts, not text to validate on; set it"
         unsized = None in (self.rollout.height, self.rollout.width)
         for option, section in (("data.fit", self.data), ("supervised.fit", self.supervised)):
             if section is not None and section.fit == "centre_crop" and unsized:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from burnish.config.run_folder import STEP, RunFolder, is_row
 from burnish.config.tasks import DEFAULT, TASKS
-from burnish.config.words import PICTURES, Words
+from burnish.config.words import Words
 from burnish.report.habits import Habit, lost_habits
 from burnish.report.reading import read_configuration
 from burnish.report.samples import Samples, chance, read_samples, read_scores
@@ -106,11 +106,14 @@ class Measure:
 
 REWARD = Measure("Validation reward", "val-core/*/reward/mean@*", 1)
 EXACT = Measure("Read exactly right", "val-aux/*/ocr_exact/mean@*", 1, percent=True)
-STRICT = Measure("ScoredResponses right", "val-aux/*/exact/mean@*", 1, percent=True)
+STRICT = Measure("Answered right", "val-aux/*/exact/mean@*", 1, percent=True)
 FORMAT = Measure("In the form asked for", "val-aux/*/format/mean@*", 1, percent=True)
 GIVEN = Measure("Right among those in form", "val-aux/*/exact_given_format/mean@*", 0, percent=True)
 LENGTH = Measure("Tokens of a response", "val-aux/response_length/mean", 0, enough=0.15, relative=True)
 BORDER = Measure("Border darkness", "val-aux/*/border_darkness/mean@*", -1, enough=0.01)
+MEASURES = {
+    "ocr_exact": EXACT, "border_darkness": BORDER, "exact": STRICT, "format": FORMAT, "exact_given_format": GIVEN,
+}  # fmt: skip
 VARIETY = Measure("Variety within a prompt", "val-aux/variety", 1, enough=0.15, relative=True)
 
 
@@ -159,7 +162,7 @@ class Summary:
     @property
     def exact(self) -> Measure:
         """The strictest measure of the task."""
-        return EXACT if self.words is PICTURES else STRICT
+        return MEASURES[self.words.measures[0]]
 
     @property
     def updates(self) -> int:
@@ -194,9 +197,7 @@ class Summary:
     def measures(self) -> list[Measure]:
         """What this run is judged by: reward, reading, monitors, variety."""
         found = [REWARD]
-        known = {"ocr_exact": EXACT, "border_darkness": BORDER}
-        if self.words is not PICTURES:
-            known = {"exact": STRICT, "format": FORMAT, "exact_given_format": GIVEN}
+        known = {name: MEASURES[name] for name in self.words.measures}
         rewards = self.config.get("rewards") or {}
         for name in sorted({key.split("/")[-2] for row in self.judged for key in row if _is_component(key)}):
             if name in known:
@@ -323,9 +324,7 @@ def next_steps(folder: RunFolder, run: Summary) -> list[tuple[str, str]]:
     """What one can do now, and the command for it."""
     path = shlex.quote(str(folder.path))
     steps = [
-        ("draw other pictures", f'burnish sample {path} "a prompt"')
-        if run.words is PICTURES
-        else ("ask something else", f'burnish sample {path} "a question" --image FILE'),
+        (run.words.more, f"burnish sample {path} {run.words.more_arguments}"),
         (f"judge with more {run.words.samples}", f"burnish eval {path} validation.n=16"),
         ("take the trained model along", f"burnish export {path} --output my_model"),
     ]
