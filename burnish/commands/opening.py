@@ -15,6 +15,7 @@ from burnish.config import RunConfig, load
 from burnish.config.load import recipe_names
 from burnish.config.plugins import code_named
 from burnish.config.run_folder import RunFolder
+from burnish.controller import Controller, LocalController
 from burnish.report.reading import read_configuration
 from burnish.tasks import Assembly, assemble
 from burnish.utils.errors import UserError
@@ -106,3 +107,16 @@ def output_folder(output: str) -> Path:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UserError(f"--output is {output}, which you may not write to; give another folder")
     return folder
+
+
+def open_controller(config: RunConfig, store: CheckpointStore) -> Controller:
+    """Those who do the work, as the option ``runtime`` says.
+
+    Raises:
+        UserError: they need something that is not installed.
+    """
+    if config.runtime == "local":
+        return LocalController(config, store)
+    from burnish.runtime.controller import RayController
+
+    return RayController(config, store)

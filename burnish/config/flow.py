@@ -8,7 +8,6 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from burnish.algorithms.base import GroupRelative
 from burnish.config.run import RunConfig
 from burnish.flow.windows import steps_between
 from burnish.models.flow.loading import family_of, parts_of, read_index
@@ -163,13 +162,6 @@ class FlowConfig(RunConfig):
                     f"rewards, and {reward.name} has none; set rewards.{label}.weight=0, which only watches it, and "
                     f"use one of {', '.join(having)}"
                 )
-        counting = [label for label, reward in self.rewards.items() if reward.weight]
-        each = isinstance(self.algorithm, GroupRelative) and self.algorithm.advantage_aggregation == "each"
-        if each and len(counting) == 1:
-            yield (
-                f"algorithm.advantage_aggregation is each, but {counting[0]} is the only reward with a weight: "
-                "there is nothing to sum; leave it out"
-            )
         for i, teacher in enumerate(needs.teachers):
             if teacher.is_start and teacher.guidance_scale in (None, self.rollout.guidance_scale):
                 yield (
@@ -193,7 +185,7 @@ class FlowConfig(RunConfig):
         if needs.data == "pictures" and self.supervised is not None:
             yield f"supervised is given, but {name} learns from pictures already: put all into data.train_files"
         if needs.data != "prompts" and self.data.train_files.endswith(".safetensors") and self.data.val_files is None:
-            yield "data.val_files is null, but data.train_files holds embedded prompts, not text to validate on; set it"
+            yield "data.val_files is null, but data.train_files has embedded prompts, no text to validate on; give some"
         unsized = None in (self.rollout.height, self.rollout.width)
         for option, section in (("data.fit", self.data), ("supervised.fit", self.supervised)):
             if section is not None and section.fit == "centre_crop" and unsized:

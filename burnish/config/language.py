@@ -9,8 +9,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from burnish.algorithms.language.base import LanguageAlgorithm
-from burnish.algorithms.language.turns import TurnRewards
+from burnish.algorithms.base import Algorithm
 from burnish.config.run import RunConfig
 from burnish.environments.base import Environment
 from burnish.environments.function import FunctionEnvironment
@@ -65,7 +64,7 @@ class LanguageConfig(RunConfig):
     """Which network is trained, and how much of it."""
     data: LanguageDataOptions
     """Training and validation questions, with their pictures and right answers."""
-    algorithm: LanguageAlgorithm
+    algorithm: Algorithm
     """What is learned from rewards: its name and its options."""
     rewards: dict[str, LanguageReward]
     """What a good response is: a weighted sum of rewards, by name."""
@@ -176,7 +175,7 @@ class LanguageConfig(RunConfig):
         """What contradicts itself about environments."""
         environment, limit = self.environment, self.rollout.max_new_tokens
         words = [(label, one) for label, one in self.rewards.items() if isinstance(one, EnvironmentReward)]
-        by_turn = isinstance(self.algorithm, TurnRewards) and self.algorithm.turn_rewards
+        by_turn = self.algorithm.needs().turn_rewards
         if environment is None:
             for label, _ in words:
                 yield (

@@ -281,6 +281,12 @@ class RunConfig:
                 )
 
     def _choices(self) -> Iterator[str]:
+        counting = [label for label, reward in self.rewards.items() if reward.weight]
+        if len(counting) == 1 and self.algorithm.needs().each_reward:
+            yield (
+                f"algorithm.advantage_aggregation is each, but {counting[0]} is the only reward with a weight: "
+                "there is nothing to sum; leave it out"
+            )
         if not any(reward.weight for reward in self.rewards.values()):
             watched = f"only {', '.join(self.rewards)} with weight 0, which watches" if self.rewards else "none"
             yield (

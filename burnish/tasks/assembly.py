@@ -30,8 +30,8 @@ from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.ema import Ema
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.ranks import SINGLE_RANK, Ranks
-from burnish.training.roles import TrainedRoles
-from burnish.training.trainer import Publisher, Trainer
+from burnish.training.roles import Publisher, TrainedRoles
+from burnish.training.trainer import Trainer
 from burnish.types.media import Media
 from burnish.types.rollout import Prompt
 from burnish.utils.errors import Cancelled

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,16 @@ T = TypeVar("T")
 P = TypeVar("P")
 
 FROZEN = ("reference", "old")  # no optimizer steps these: all of their weights count as the role's
+
+
+class Publisher(Protocol):
+    """An engine that samples with weights of its own."""
+
+    def publish(self, version: int) -> None:
+        """Sample with the policy's present weights from now on."""
+
+    def rest(self) -> None:
+        """Nothing is sampled until the next publication."""
 
 
 class TrainedRoles:

@@ -4,40 +4,30 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from burnish.algorithms.base import Algorithm, Metrics
 from burnish.options import StepOptions
 from burnish.training.auxiliary import AuxiliaryLoss
+from burnish.training.batching import mini_batches, rank_micro_batches
 from burnish.training.ema import Ema
-from burnish.training.micro_batches import rank_micro_batches
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.ranks import SINGLE_RANK, Ranks
-from burnish.training.roles import TrainedRoles
+from burnish.training.roles import Publisher, TrainedRoles
+from burnish.training.step_metrics import signal_metrics, step_metrics
 from burnish.types.batch import Batch, numbers
 from burnish.types.rollout import Collected
-from burnish.utils import random
 from burnish.utils.errors import UserError
 from burnish.utils.timer import Stopwatch
 
 
 class Diverged(UserError):
     """The loss stayed non-finite; the last checkpoint is from before."""
-
-
-class Publisher(Protocol):
-    """An engine that samples with weights of its own."""
-
-    def publish(self, version: int) -> None:
-        """Sample with the policy's current weights from now on."""
-
-    def rest(self) -> None:
-        """Nothing is sampled until the next call of ``publish``."""
 
 
 @dataclass
@@ -81,7 +71,7 @@ class Trainer:
         metrics: defaultdict[str, list[float]] = defaultdict(list)
         skipped = empty = 0
         with self.watch("update_actor"):
-            for mini in self._mini_batches(batch, update):
+            for mini in mini_batches(batch, self.trainer, self.seed, update):
                 step = self._step(mini, update)
                 skipped += "actor/skipped" in step
                 empty += "actor/empty" in step
@@ -103,17 +93,6 @@ class Trainer:
         if self.publisher is not None:
             self.publisher.publish(version)
 
-    def _mini_batches(self, batch: Batch, update: int) -> list[Batch]:
-        count = len(batch)
-        size = self.trainer.mini_batch_size or max(count, 1)
-        minis = []
-        for epoch in range(self.trainer.epochs):
-            order = list(range(count))
-            if size < count:
-                order = random.permutation(count, self.seed, "mini_batches", update, epoch)
-            minis += [batch.select(order[start : start + size]) for start in range(0, count, size)]
-        return minis
-
     def _step(self, mini: Batch, update: int) -> Metrics:
         """One optimizer step. The loss is divided once, by the size of the full mini-batch."""
         size = self.algorithm.size(mini)
@@ -127,16 +106,14 @@ class Trainer:
             share |= {f"report {name}": value for name, value in reported.items()}
         whole = self.ranks.sum(share | self.roles.shards.learned())
         self.roles.shards.drop_unlearned(whole)
-        total, metrics = whole["loss"] + whole.get("auxiliary", 0.0), summary(whole)
+        total, metrics = whole["loss"] + whole.get("auxiliary", 0.0), step_metrics(whole)
         metrics["actor/loss"] = whole["loss"] / size
         learning = [group for group in self.groups if group.learns(update)]
         norms = {}
         for group in learning:
             norms[group.name] = norm = group.clip()
             metrics |= {f"{group.name}/grad_norm": norm, f"{group.name}/lr": group.lr}
-        power, actor = metrics.get("variance_proxy/proxy2_total_power"), self.groups[0].name
-        if power is not None and actor in norms:
-            metrics |= signal_and_noise(power, norms[actor], whole["count variance_proxy/proxy2_total_power"])
+        metrics |= signal_metrics(whole, norms.get(self.groups[0].name))
         if not all(map(math.isfinite, [total, *norms.values()])):
             return self._skip(total, norms)
         for group in learning:
@@ -150,7 +127,7 @@ class Trainer:
         return metrics
 
     def _backward(self, mini: Batch, size: int) -> dict[str, float]:
-        """Gradients of a mini-batch, a micro-batch at a time: this rank's share of the sums that ``summary`` reads."""
+        """Gradients of a mini-batch, a micro-batch at a time: this rank's share of its sums."""
         share: defaultdict[str, float] = defaultdict(float, {"loss": 0.0})
         sums: list[tuple[str, Tensor | float]] = []
         balance = self.roles.balance
@@ -224,27 +201,3 @@ class Trainer:
         self.version = state["trainer"]["version"]
         self.optimizer_steps = state["trainer"]["optimizer_steps"]
         self.skipped_in_a_row = state["trainer"]["skipped_in_a_row"]
-
-
-def signal_and_noise(power: float, norm: float, terms: float) -> Metrics:
-    """verl's proxies of how much of the gradient is signal.
-
-    Args:
-        power: mean over the terms of the squared norms of their gradients.
-        norm: of the mean of those gradients.
-        terms: how many, whose mean has a variance of (power - norm^2) / (terms - 1).
-    """
-    noise = max(power - norm**2, 0.0) / (terms - 1) if terms > 1 else 0.0
-    return {"variance_proxy/proxy1_signal_strength": norm**2, "variance_proxy/proxy3_pure_noise": noise}
-
-
-def summary(whole: Mapping[str, float]) -> Metrics:
-    """Metrics of a mini-batch from sums over it: ``sum NAME`` by ``count NAME``, and ``report NAME`` as it is."""
-    named = [name.removeprefix("sum ") for name in whole if name.startswith("sum ")]
-    metrics = {name: whole[f"sum {name}"] / whole[f"count {name}"] for name in named if whole[f"count {name}"]}
-    for name in [name for name in metrics if name.startswith("actor/ratio_square")]:
-        variance = metrics.pop(name) - metrics[name.replace("square", "mean")] ** 2
-        metrics[name.replace("square", "std")] = max(variance, 0.0) ** 0.5
-    return metrics | {
-        name.removeprefix("report "): value for name, value in whole.items() if name.startswith("report ")
-    }

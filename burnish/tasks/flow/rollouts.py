@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from burnish.advantages import select_best_worst
-from burnish.algorithms.base import Needs
+from burnish.advantages.selection import select_best_worst
+from burnish.algorithms.flow.base import Needs
 from burnish.metrics import group_diversity
 from burnish.options import RolloutOptions
 from burnish.rewards.scoring import AnyScorer, PendingScores, awaited
