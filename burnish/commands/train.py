@@ -1,4 +1,4 @@
-"""burnish train: from a configuration to a finished, resumable, explained run."""
+"""burnish train: runs the training loop with its hooks, checkpoints and report."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from contextlib import ExitStack, closing, nullcontext, suppress
 
 from burnish.checkpoint.files import Checkpoint
 from burnish.checkpoint.store import CheckpointStore
-from burnish.commands.closing import closing_message
+from burnish.commands.messages import closing_message, opening_message
 from burnish.commands.opening import open_controller
-from burnish.commands.plan import opening_message
 from burnish.commands.resuming import interrupted, starting_point
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
@@ -32,18 +31,17 @@ log = logging.getLogger(__name__)
 
 
 def train(config: RunConfig, stop: StopRequest | None = None) -> int:
-    """Train, from the beginning or from where an earlier attempt stopped.
+    """Train, from the start or the last checkpoint.
 
     Args:
         config: of the run.
-        stop: how it is asked to stop, where somebody listens already; None listens to signals while it trains.
+        stop: stop request whose signal handlers are installed; None installs them during training.
 
     Returns:
-        0 when all updates are done, 75 when a signal or the machine's announced expiry asked to stop and everything is
-        saved.
+        0 when all updates are done, 75 when the run was stopped and everything is saved.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C came a second time; it says what was not saved.
+        KeyboardInterrupt: on a second Ctrl-C; the message says what was not saved.
     """
     with stop or StopRequest() as asked, closing(RunFolder(config.output_dir)) as folder:
         folder.claim()
@@ -65,10 +63,10 @@ def train(config: RunConfig, stop: StopRequest | None = None) -> int:
 
 
 def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
-    """Whether all updates are done at the end.
+    """Train until all updates are done (True) or a stop was requested (False).
 
     Raises:
-        Cancelled: a stop was asked for before the first update of this process.
+        Cancelled: a stop was requested before the first update of this process.
     """
     expected = reclaim_time(config.trainer)
     with stop.cancellable():
@@ -77,7 +75,7 @@ def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
         controller = open_controller(config, store)
         if config.profiler is not None and config.profiler.tool == "nsys":
             command = controller_command(config.profiler, local=config.runtime == "local", folder=folder.profiles)
-            log.warning("Nsight Systems sees this process if it was started by: %s", shlex.join(command))
+            log.warning("to profile this process with Nsight Systems, start it with: %s", shlex.join(command))
         controller.check_data()
     controller.stop_when(lambda: stop.requested is not None)
     with controller:
@@ -102,12 +100,12 @@ def _attempt(
     stop: StopRequest,
     expected: ReclaimTime | None,
 ) -> bool:
-    """Go on from a checkpoint, or begin: whether all updates are done at the end."""
+    """Resume from a checkpoint or start, and return whether all updates are done."""
     with stop.cancellable():
         controller.resume(checkpoint)
     done = checkpoint.update if checkpoint is not None else 0
     metrics = checkpoint.unvalidated if checkpoint is not None else None
-    # the last update is not recorded whole where its validation is still to be done
+    # the last update is recorded again if its validation is still to be done
     recorded = None if checkpoint is None else done if metrics is None else done - 1
     try:
         folder.begin(config, resumed_at=recorded)
@@ -143,8 +141,9 @@ def _attempt(
             for hook in hooks:
                 hook.start(done)
             if done == 0 or metrics is not None:
+                first = dict(metrics or {})
                 for hook in hooks:
-                    hook(done, dict(metrics or {}))
+                    hook(done, first)
         if not stopping():
             with suppress(Cancelled):
                 run(
@@ -154,7 +153,7 @@ def _attempt(
         for hook in hooks:
             hook.finish()
     finally:
-        with ExitStack() as ends:  # all of them, whatever the disk says to one
+        with ExitStack() as ends:  # all of them, also if one fails
             for hook in reversed(hooks):
                 ends.callback(hook.close)
     return max(done, checkpoints.last) >= config.steps and not validation.unfinished

@@ -18,8 +18,7 @@ class Words:
     below: str  # what is said beneath each sample
     total: str  # metric that counts samples
     unit: str  # of throughput
-    more: str  # what ``burnish sample`` can do next
-    more_arguments: str
+    sample_arguments: str  # of ``burnish sample``, as an example
     measures: tuple[str, ...]  # reward components with a name of their own in reports, the strictest first
     exact: str  # what the strictest measure counts
 
@@ -34,8 +33,7 @@ PICTURES = Words(
     below="Below each picture is its reward, and what the reward noted, such as the text that was read.",
     total="perf/total_num_images",
     unit="pictures",
-    more="draw other pictures",
-    more_arguments='"a prompt"',
+    sample_arguments='"a prompt"',
     measures=("ocr_exact", "border_darkness"),
     exact="Pictures whose text is read exactly right",
 )
@@ -49,8 +47,7 @@ RESPONSES = Words(
     below="Beside each response is its reward, and below it what the reward noted, such as the answer that it found.",
     total="perf/total_num_responses",
     unit="tokens",
-    more="ask something else",
-    more_arguments='"a question" --image FILE',
+    sample_arguments='"a question" --image FILE',
     measures=("exact", "format", "exact_given_format"),
     exact="Questions that are answered right, in the form that was asked for",
 )

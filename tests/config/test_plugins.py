@@ -121,7 +121,7 @@ def test_another_process_that_gets_a_configuration_has_its_plugins(recipe, mine,
     ("[raises.py]", REWARD.replace("redness", "ocr"), r"flow reward 'ocr' \(Redness, .*raises.py:\d+\) is registered"),
     ("[mine.py,raises.py]", REWARD, r"'redness' .*raises.py:\d+\) is registered already, by Redness, .*mine.py:\d+"),
     ("[raises.py]", REWARD.replace("def score(self, images, prompts)", "def judge(self, images)"),
-     r"'redness' .* has no method score\(self, images, prompts\): judge pictures; .*raises.py:\d+, in <module>\)"),
+     r"'redness' .* has no method score\(self, images, prompts\): score pictures; .*raises.py:\d+, in <module>\)"),
     ("mine.py", None, r"plugins is mine.py; it must be a list, as in \[my_package,path/to/file.py\]"),
     ("null", None, "plugins is null; it must be a list"),
     ('["\\0.py"]', None, r"plugins\[0\] is .*which is no path: embedded null byte"),
@@ -175,4 +175,4 @@ def test_a_report_runs_no_plugin_and_judging_says_so_first(recipe, mine, caplog,
     assert not Path("ran").exists()
     with pytest.raises(UserError, match="fails to import"):
         open_run(config.output_dir)
-    assert f"has this machine run plugins[0]={mine}; look at it first if the run is not yours" in caplog.text
+    assert f"executes plugins[0]={mine} on this machine; check it first if the run is not yours" in caplog.text

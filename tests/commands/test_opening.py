@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from burnish.commands import opening
-from burnish.commands.reach import reach
+from burnish.commands.opening import external_code
 from burnish.config import dump, load
 from burnish.utils.errors import UserError
 
@@ -17,15 +17,15 @@ def test_functions_servers_programs_and_games_are_named():
     config = load(
         "vlm_quickstart", [FUNCTION, SERVER, "environment={name: tools, functions: {add: 'tools.py:add'}}"],
     )  # fmt: skip
-    assert reach(config) == [
+    assert external_code(config) == [
         "rewards.mine.path=mine.py:score",
         "rewards.far.url=http://127.0.0.1:9/ (with the token in TOKEN)",
         "environment.functions.add=tools.py:add",
     ]
     game = "environment={name: function, path: 'game.py:Game'}"
-    assert reach(load("vlm_quickstart", [game])) == ["environment.path=game.py:Game"]
-    assert reach(load("quickstart", [FUNCTION])) == ["rewards.mine.path=mine.py:score"]
-    assert reach(load("quickstart")) == []
+    assert external_code(load("vlm_quickstart", [game])) == ["environment.path=game.py:Game"]
+    assert external_code(load("quickstart", [FUNCTION])) == ["rewards.mine.path=mine.py:score"]
+    assert external_code(load("quickstart")) == []
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def foreign(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("samples", [True, False])
 def test_it_is_said_before_anything_runs_and_only_where_something_will(foreign, caplog, samples):
-    with pytest.raises(UserError, match="no whole checkpoint"):
+    with pytest.raises(UserError, match="no complete checkpoint"):
         opening.open_run("run", samples=samples)
-    assert ("run/config.yaml has this machine use rewards.mine.path=mine.py:score" in caplog.text) == samples
+    assert ("run/config.yaml makes this machine use rewards.mine.path=mine.py:score" in caplog.text) == samples
     assert not (foreign / "ran").exists()

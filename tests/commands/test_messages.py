@@ -9,7 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from burnish.commands.plan import opening_message, plan
+from burnish.commands.messages import opening_message, plan
 from burnish.commands.train import train
 from burnish.config import load
 from burnish.config.run_folder import RunFolder
@@ -23,22 +23,22 @@ from burnish.report.summary import Summary
             "quickstart",
             [],
             ["60 updates of 96 pictures (data.train_batch_size 8 x rollout.n 12).",
-             "All samples of an update make one optimizer step.",
+             "An update is one optimizer step on all of its samples.",
              "The run: 5,760 pictures, 60 optimizer steps, 4.8 epochs over 100 prompts."],
         ),
         (
             "quickstart",
             ["algorithm=sft", "data.train_batch_size=50", "steps=3"],
             ["3 updates of 50 pictures (data.train_batch_size 50).",
-             "All samples of an update make one optimizer step.",
+             "An update is one optimizer step on all of its samples.",
              "The run: 150 pictures, 3 optimizer steps, 1.5 epochs over 100 pictures."],
         ),
         (
             "vlm_quickstart",
             ["trainer.mini_batch_size=100", "trainer.epochs=2", "trainer.rollouts_per_update=3", "steps=10"],
             ["10 updates of 768 responses (data.train_batch_size 32 x trainer.rollouts_per_update 3 x rollout.n 8).",
-             "An update makes 16 optimizer steps of 100 samples (trainer.mini_batch_size, trainer.epochs 2); "
-             "the last one of a pass has 68.",
+             "An update is 16 optimizer steps of 100 samples (trainer.mini_batch_size, trainer.epochs 2); "
+             "the last one of an epoch has 68.",
              "The run: 7,680 responses, 160 optimizer steps, 9.6 epochs over 100 prompts."],
         ),
     ],

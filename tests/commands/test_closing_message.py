@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from burnish.commands.closing import closing_message
+from burnish.commands.messages import closing_message
 from burnish.config import load
 from burnish.config.run_folder import RunFolder
 from burnish.report.summary import Summary, next_steps
