@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from burnish.advantages import group_statistics
+from burnish.advantages.groups import group_statistics
 from burnish.types.completion import Lengths
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Collected, Rollouts, Scores

@@ -14,6 +14,7 @@ from burnish.config import RunConfig, load
 from burnish.config.load import recipe_names
 from burnish.config.plugins import code_named
 from burnish.config.run_folder import RunFolder
+from burnish.controller import Controller, LocalController
 from burnish.report.reading import read_configuration
 from burnish.rewards.images.function import Function
 from burnish.rewards.text.function import LanguageFunction
@@ -118,3 +119,16 @@ def output_folder(output: str) -> Path:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UserError(f"--output is {output}, which is not writable; give another folder")
     return folder
+
+
+def open_controller(config: RunConfig, store: CheckpointStore) -> Controller:
+    """The controller of the option ``runtime``.
+
+    Raises:
+        UserError: Ray is needed and not installed.
+    """
+    if config.runtime == "local":
+        return LocalController(config, store)
+    from burnish.runtime.controller import RayController
+
+    return RayController(config, store)

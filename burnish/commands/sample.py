@@ -15,7 +15,7 @@ from PIL import Image
 from rich.markup import escape
 from rich.progress import track
 
-from burnish.algorithms.base import Needs
+from burnish.algorithms.flow.base import Needs
 from burnish.commands.opening import SampleRequest, open_run, output_folder
 from burnish.config.tasks import task_named
 from burnish.data.flow.prompts import read_prompts

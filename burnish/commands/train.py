@@ -9,9 +9,11 @@ from contextlib import ExitStack, closing, nullcontext, suppress
 from burnish.checkpoint.files import Checkpoint
 from burnish.checkpoint.store import CheckpointStore
 from burnish.commands.messages import closing_message, opening_message
+from burnish.commands.opening import open_controller
+from burnish.commands.resuming import interrupted, starting_point
 from burnish.config import RunConfig
-from burnish.config.run_folder import STEP, RunFolder
-from burnish.controller import Controller, LocalController
+from burnish.config.run_folder import RunFolder
+from burnish.controller import Controller
 from burnish.hooks import Hook
 from burnish.hooks.checkpoints import BeforeValidation, Checkpoints
 from burnish.hooks.expiry import Expiry, ReclaimTime, reclaim_time
@@ -48,7 +50,7 @@ def train(config: RunConfig, stop: StopRequest | None = None) -> int:
         except Cancelled:
             finished = False  # before the first update of this process
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(_interrupted(folder)) from None
+            raise KeyboardInterrupt(interrupted(folder)) from None
         if not folder.has_run():
             print(f"Stopped by {asked.requested} before the first update; the same command starts again")
             return EXIT_STOPPED
@@ -56,7 +58,7 @@ def train(config: RunConfig, stop: StopRequest | None = None) -> int:
             write_report(folder)
             closing_message(folder, config, "finished" if finished else f"stopped by {asked.requested}")
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(_interrupted(folder)) from None
+            raise KeyboardInterrupt(interrupted(folder)) from None
         return 0 if finished else EXIT_STOPPED
 
 
@@ -69,7 +71,7 @@ def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
     expected = reclaim_time(config.trainer)
     with stop.cancellable():
         store = CheckpointStore(folder.checkpoints, config.checkpoint)
-        checkpoint = _starting_point(config, folder, store)
+        checkpoint = starting_point(config, folder, store)
         controller = open_controller(config, store)
         if config.profiler is not None and config.profiler.tool == "nsys":
             command = controller_command(config.profiler, local=config.runtime == "local", folder=folder.profiles)
@@ -88,31 +90,6 @@ def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
             except Exception as error:
                 controller.recover(error)
                 checkpoint = store.latest()
-
-
-def _interrupted(folder: RunFolder) -> str:
-    """Message after a second Ctrl-C: which updates were not saved."""
-    learned = max((row[STEP] for row in folder.read_metrics()), default=0)
-    found = folder.checkpoints.iterdir() if folder.checkpoints.is_dir() else ()
-    saved = max((int(path.name) for path in found if path.name.isdecimal()), default=0)
-    again = f"the same command resumes after update {saved}" if saved else "the same command starts again"
-    if saved >= learned:
-        return f"interrupted by a second Ctrl-C; all updates are saved, and {again}"
-    lost = f"update {learned}" if saved + 1 == learned else f"updates {saved + 1} to {learned}"
-    return f"interrupted by a second Ctrl-C: {lost} not saved; {again}"
-
-
-def open_controller(config: RunConfig, store: CheckpointStore) -> Controller:
-    """The controller of the option ``runtime``.
-
-    Raises:
-        UserError: Ray is needed and not installed.
-    """
-    if config.runtime == "local":
-        return LocalController(config, store)
-    from burnish.runtime.controller import RayController
-
-    return RayController(config, store)
 
 
 def _attempt(
@@ -164,7 +141,7 @@ def _attempt(
             for hook in hooks:
                 hook.start(done)
             if done == 0 or metrics is not None:
-                first = dict(metrics or {})
+                first = dict(metrics or {})  # shared: hooks add to it for later ones
                 for hook in hooks:
                     hook(done, first)
         if not stopping():
@@ -180,26 +157,3 @@ def _attempt(
             for hook in reversed(hooks):
                 ends.callback(hook.close)
     return max(done, checkpoints.last) >= config.steps and not validation.unfinished
-
-
-def _starting_point(config: RunConfig, folder: RunFolder, store: CheckpointStore) -> Checkpoint | None:
-    """The checkpoint to resume from, by the option ``resume``."""
-    if config.resume == "never":
-        if folder.has_run():
-            raise UserError(
-                f"output_dir is {config.output_dir}, which already contains a run, and resume is never; "
-                "give another output_dir, or set resume to auto to continue that run"
-            )
-        return None
-    checkpoint = store.latest() if config.resume == "auto" else store.open(config.resume)
-    if checkpoint is None:
-        if folder.checkpoints.is_dir() and any(path.name.isdecimal() for path in folder.checkpoints.iterdir()):
-            raise UserError(
-                f"{folder.checkpoints} has checkpoints, but none of them is complete, so the run can't resume; "
-                "give another output_dir, or delete them to start anew"
-            )
-        # without a checkpoint, options may differ from those of the earlier attempt
-        return None
-    folder.refuse_other_configuration(config)
-    log.info("resuming from %s", checkpoint.path)
-    return checkpoint

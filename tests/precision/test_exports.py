@@ -11,8 +11,8 @@ from diffusers import SD3Transformer2DModel
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from burnish.algorithms.flow.flow_grpo import FlowGRPO
-from burnish.algorithms.language.grpo import GRPO
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
+from burnish.algorithms.language.policy_gradient import GRPO
 from burnish.commands import export as command
 from burnish.models.lora import lora_layers, merged_state
 from burnish.options import LoraOptions
