@@ -12,8 +12,8 @@ import pytest
 
 import burnish
 from burnish.cli import main
-from burnish.rewards.images.border import BorderDarkness
 from burnish.rewards.images.function import Function
+from burnish.rewards.images.pixels import BorderDarkness
 from burnish.utils.errors import ConfigError, UserError
 from tests.support import reward_functions
 from tests.support.shown import ROOT

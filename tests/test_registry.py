@@ -149,10 +149,10 @@ def test_a_function_without_types_is_refused():
 
 @pytest.mark.parametrize(("kind", "bases", "body", "said"), [
     ("flow reward", (), {}, "does not derive from burnish.rewards.base.Reward"),
-    ("flow reward", (Reward,), {}, r"has no method score\(self, images, prompts\): judge pictures"),
+    ("flow reward", (Reward,), {}, r"has no method score\(self, images, prompts\): score pictures"),
     ("flow reward", (Reward,), {"score": lambda self, images: []}, r"has score\(self, images\), but is called as"),
     ("language reward", (Reward,), {}, "does not derive from burnish.rewards.text.base.LanguageReward"),
-    ("environment", (Environment,), {}, r"has no method episode\(self\): a fresh one, for one dialogue"),
+    ("environment", (Environment,), {}, r"has no method episode\(self\): a new episode, for one dialogue"),
     ("flow algorithm", (Algorithm,), {"needs": lambda self: None}, "has no method credit"),
     ("flow algorithm", (TokenPolicyGradient,), {}, "is of kind language algorithm"),
     ("flow model", (), {}, r"has no class variable pipeline_class: ClassVar.*; and \d+ more; see .*FlowModel"),

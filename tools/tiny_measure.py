@@ -10,8 +10,8 @@ from tiny_data import prompt_of
 from torch import Tensor
 
 from burnish.metrics import group_diversity
-from burnish.rewards.images.border import BorderDarkness
 from burnish.rewards.images.ocr import Ocr
+from burnish.rewards.images.pixels import BorderDarkness
 from burnish.types.prompt import Prompt
 
 

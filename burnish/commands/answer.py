@@ -39,8 +39,8 @@ def answer(assembly: Any, request: SampleRequest) -> int:
         if i % n == 0:
             console.print(f"[bold]{escape(terminal.cut(prompt.text))}[/bold]")
         cut = "" if response.finished else " [dim](cut at rollout.max_new_tokens)[/dim]"
-        console.print(f"  {escape(response.whole)}{cut}", highlight=False)
-        record = {"prompt": prompt.text, "images": list(images), "response": response.whole}
+        console.print(f"  {escape(response.full_text)}{cut}", highlight=False)
+        record = {"prompt": prompt.text, "images": list(images), "response": response.full_text}
         records.append(json.dumps(record | {"finished": response.finished, "seed": seed}) + "\n")
     with writing(target):
         (target / "samples.jsonl").write_text("".join(records))

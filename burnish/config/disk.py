@@ -8,8 +8,7 @@ from functools import partial
 
 from burnish.config.machine import machine_complaints
 from burnish.config.run import RunConfig
-from burnish.rewards.images.function import Function
-from burnish.rewards.text.function import LanguageFunction
+from burnish.rewards.function import FunctionReward
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.paths import PREFIX, holds_run, resolve
 from burnish.utils.reading import checked_path
@@ -67,7 +66,7 @@ def _rewards(config: RunConfig) -> None:
     """Python files of reward functions."""
     complaints = []
     for label, reward in config.rewards.items():
-        if not isinstance(reward, (Function, LanguageFunction)):
+        if not isinstance(reward, FunctionReward):
             continue
         where, _, name = reward.path.rpartition(":")
         if where.endswith(".py") and not checked_path(where).exists():

@@ -1,4 +1,4 @@
-"""What an environment is: options of a run, which make one episode for each dialogue."""
+"""Environments: options of a run, from which one episode per dialogue is created."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
     from burnish.types.prompt import Prompt
 
-SHOWN = "[picture]"  # what stands for a picture where only words are shown
+PICTURE = "[picture]"  # replaces a picture where only text is shown
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What an environment says next: words and pictures, and what it thinks of the response before them."""
+    """What an environment says next: text and pictures, and the reward of the response before."""
 
-    content: str | Sequence[str | Image | np.ndarray] = ()  # in their order; arrays are uint8 [H, W, 3]
-    reward: float | None = None  # of the response; None gives none
-    done: bool = False  # the dialogue is over; what is said then is shown to people, and read by nobody
-    role: str = "user"  # who says it, as the chat template knows the role
+    content: str | Sequence[str | Image | np.ndarray] = ()  # in order; arrays are uint8 [H, W, 3]
+    reward: float | None = None  # of the response
+    done: bool = False  # the dialogue is over; this content is shown in reports, and not to the policy
+    role: str = "user"  # of the message, for the chat template
 
     def __post_init__(self) -> None:
         parts = (self.content,) if isinstance(self.content, str) else tuple(self.content)
@@ -36,26 +36,26 @@ class Observation:
 
     @property
     def parts(self) -> list[dict[str, Any]]:
-        """The content as a chat template reads it."""
+        """The content as parts of a chat message."""
         return [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in self.content]
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The content as messages; each text of role tool is the result of one call, and a message of its own."""
+        """The content as chat messages; with role tool each text is a message, the result of one call."""
         if self.role == "tool" and not self.pictures and self.parts:
             return [{"role": self.role, "content": [part]} for part in self.parts]
         return [{"role": self.role, "content": self.parts}]
 
     @property
     def pictures(self) -> list[Image]:
-        """The pictures, in their order."""
+        """The pictures, in order."""
         return [part for part in self.content if not isinstance(part, str)]  # type: ignore[misc]
 
     @property
     def words(self) -> str:
-        """The content for people."""
+        """The content as text, to be shown."""
         between = "\n" if self.role == "tool" else ""
-        return between.join(part if isinstance(part, str) else SHOWN for part in self.content)
+        return between.join(part if isinstance(part, str) else PICTURE for part in self.content)
 
 
 def _part(part: Any) -> Any:
@@ -74,22 +74,22 @@ def _part(part: Any) -> Any:
 
 
 class Episode(Protocol):
-    """One dialogue as the environment sees it. What it does is a function of the prompt, the seed and the responses."""
+    """One dialogue. It must be a function of the prompt, the seed and the responses."""
 
     def reset(self, prompt: Prompt, seed: int) -> Observation:
         """Begin.
 
         Args:
-            prompt: what the policy is asked.
-            seed: for what is drawn: the same for all of a group, so that what is compared with each other begins alike.
+            prompt: of the dialogue.
+            seed: for random draws; equal for all samples of a group, which are compared with each other.
 
         Returns:
-            What the policy is told besides the prompt, as part of it; often nothing. Neither rewarded nor done.
+            What is added to the prompt, often nothing; without reward and not done.
         """
         ...
 
     def step(self, response: str) -> Observation:
-        """What comes of a response. An exception makes the reward of this dialogue missing, and of no other."""
+        """React to a response. An exception makes the rewards of this dialogue missing, and of no other."""
         ...
 
 
@@ -98,35 +98,39 @@ class Environment(Named, ABC):
     """Base of environments. A subclass is a dataclass of its own options and is registered under its name."""
 
     max_turns: Count = 4
-    """Responses of one dialogue; after the last one it ends, whatever the environment would say."""
+    """Responses per dialogue; it ends after the last one."""
     max_length: Count | None = None
-    """Tokens of a whole dialogue behind its prompt, the environment's included; one that would be longer is cut and
-    counts as truncated. null sets no bound but max_turns responses of rollout.max_new_tokens each."""
+    """Tokens of a dialogue after its prompt, the environment's included; a longer one is truncated. null sets no limit
+    beyond max_turns responses of rollout.max_new_tokens each."""
 
     @abstractmethod
     def episode(self) -> Episode:
-        """A fresh one, for one dialogue."""
+        """A new episode, for one dialogue."""
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Who is known beforehand to answer the policy: a chat template that refuses them is refused at the start."""
+        """Roles of the environment's messages, to check before the run that the chat template accepts them."""
         return ()
 
     def tools(self) -> list[dict[str, Any]]:
-        """JSON schemas of functions that the policy may call, for chat templates that show them."""
+        """JSON schemas of functions that the policy may call, for chat templates that describe tools."""
         return []
 
     def check(self) -> None:
-        """Refuse what can never work, before any weights are loaded; a ValueError says what."""
+        """Check options before weights are loaded.
+
+        Raises:
+            UserError: an option can't work.
+        """
 
     def user_code(self) -> list[str]:
         """Paths of the user's own code that it runs, as ``burnish.utils.user_code`` takes them."""
         return []
 
     def close(self) -> None:
-        """End what runs beside this process."""
+        """End processes of the environment."""
 
     def longest(self, response: int) -> int:
-        """Tokens that the policy can write in a dialogue, if ``response`` is the limit of one response."""
-        whole = self.max_turns * response
-        return whole if self.max_length is None else min(whole, self.max_length)
+        """Most tokens of the policy in a dialogue, if ``response`` is the limit of one response."""
+        total = self.max_turns * response
+        return total if self.max_length is None else min(total, self.max_length)

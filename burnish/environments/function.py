@@ -1,4 +1,4 @@
-"""An environment of the user's own."""
+"""Environments from users' classes."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from burnish.utils.user_code import load_object
 
 @register("environment", "function")
 class FunctionEnvironment(Environment):
-    """A class, or any callable, that makes an episode: an object with reset(prompt, seed) and step(response)."""
+    """A class, or any callable, that returns an episode: an object with reset(prompt, seed) and step(response)."""
 
     path: str
     """Where it is: package.module:Game, or path/to/file.py:Game."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments that every episode is made with."""
+    """Keyword arguments of every episode."""
 
     def episode(self) -> Episode:
-        made: Episode = load_object(self.path, "environment")(**self.arguments)
-        return made
+        episode: Episode = load_object(self.path, "environment")(**self.arguments)
+        return episode
 
     def user_code(self) -> list[str]:
         return [self.path]
 
     def check(self) -> None:
         try:
-            made = self.episode()
+            episode = self.episode()
         except UserError:
             raise
-        except (Exception, SystemExit) as error:  # the code is the user's: anything may go wrong in it
-            given = f"environment.path is {self.path!r}, which can't be made with environment.arguments"
-            raise UserError(f"{given} {self.arguments}: {type(error).__name__}: {error}") from error
-        lacking = [name for name in ("reset", "step") if not callable(getattr(made, name, None))]
+        except (Exception, SystemExit) as error:  # the user's code may raise anything
+            what = f"environment.path is {self.path!r}, which can't be created with environment.arguments"
+            raise UserError(f"{what} {self.arguments}: {type(error).__name__}: {error}") from error
+        lacking = [name for name in ("reset", "step") if not callable(getattr(episode, name, None))]
         if lacking:
             raise UserError(
-                f"environment.path is {self.path!r}, but what it makes has no method {' and no '.join(lacking)}; an "
+                f"environment.path is {self.path!r}, but what it returns has no method {' and no '.join(lacking)}; an "
                 "episode has reset(prompt, seed) and step(response)"
             )

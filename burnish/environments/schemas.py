@@ -1,4 +1,4 @@
-"""What a function may be called with, as a JSON schema that chat templates show to a model."""
+"""JSON schemas of Python functions, for chat templates that describe tools."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ KINDS = {str: "string", int: "integer", float: "number", bool: "boolean", type(N
 
 
 def schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
-    """The description of a tool: its name, its docstring, and its parameters by their annotations.
+    """The schema of a tool: its name, its docstring, and its parameters with their annotations.
 
     Args:
-        name: what it is called by.
-        function: with annotations and a docstring, as far as there are some; "Args:" explains parameters.
+        name: of the tool.
+        function: annotations and docstring are optional; the section "Args:" describes parameters.
     """
     text = inspect.getdoc(function) or ""
-    told = arguments(text)
+    descriptions = arguments(text)
     try:
         hints = typing.get_type_hints(function)
-    except Exception:  # the annotations are the user's, and may name anything
+    except Exception:  # users' annotations may name anything
         hints = {}
     properties, required = {}, []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             continue
         properties[parameter.name] = _kind(hints.get(parameter.name))
-        if parameter.name in told:
-            properties[parameter.name]["description"] = told[parameter.name]
+        if parameter.name in descriptions:
+            properties[parameter.name]["description"] = descriptions[parameter.name]
         if parameter.default is parameter.empty:
             required.append(parameter.name)
     parameters = {"type": "object", "properties": properties, "required": required}

@@ -76,7 +76,7 @@ class LanguageModel(Protocol):
     """A causal language model, with or without a vision tower. ``network`` is what is trained."""
 
     name: ClassVar[str]
-    model_types: ClassVar[tuple[str, ...]]  # model_type in config.json that this family reads
+    model_types: ClassVar[tuple[str, ...]]  # model_type in config.json of this family
     has_vision: ClassVar[bool]
     network: nn.Module
     compute: torch.dtype  # precision of the forward pass
@@ -93,7 +93,7 @@ class LanguageModel(Protocol):
 
     @classmethod
     def load(cls, path: Path, *, dtype: torch.dtype, compute: torch.dtype, device: str) -> Self:
-        """Read a folder, frozen and in evaluation mode; see ``burnish.models.language.base``."""
+        """Read a directory, frozen and in evaluation mode; see ``burnish.models.language.base``."""
         ...
 
     def encode(

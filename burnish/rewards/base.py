@@ -1,4 +1,4 @@
-"""What a reward is: it looks at samples and their prompts and gives a verdict on each."""
+"""Rewards: base classes, and the verdict on one sample."""
 
 from __future__ import annotations
 
@@ -19,46 +19,50 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A reward's word on one sample. A ``value`` of None means that there is none: missing, never zero."""
+    """The result of a reward for one sample. A ``value`` of None is missing, never zero."""
 
     value: float | None
     extras: tuple[float, ...] = ()  # one per name in AnyReward.extras: logged, never optimised
-    note: str = ""  # for people: the text that was read, or why the value is missing
-    asked: bool = True  # False: this reward does not judge the prompt at all, so that nothing is missing
-    fault: str = ""  # where the reward itself failed, and not the sample: the traceback, or what it gave instead
+    note: str = ""  # shown to users: the text that was read, or why the value is missing
+    asked: bool = True  # False: the reward doesn't apply to the prompt, which is not the same as missing
+    fault: str = ""  # set if the reward failed: the traceback, or what it returned instead of a number
 
 
 @options
 class AnyReward(Named, ABC):
-    """Base of all rewards, whatever they judge."""
+    """Base of all rewards."""
 
     extras: ClassVar[tuple[str, ...]] = ()
-    judged: ClassVar[str] = "samples"  # what its samples are, for messages
+    judged: ClassVar[str] = "samples"  # its samples, for messages
 
     weight: Finite = 1.0
-    """Share in the sum that is optimised; 0 only watches: logged, never optimised."""
+    """Weight in the sum that is optimised; 0 only logs the reward."""
 
     @abstractmethod
     def score(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> list[Verdict]:
-        """Judge samples: one verdict each. One that can't be judged has the value None and the reason as its note."""
+        """One verdict per sample; one that can't be scored has the value None, and the reason as its note."""
 
     def judges(self, prompt: Prompt) -> bool:
-        """Whether this reward has anything to say about what a prompt asks for."""
+        """Whether this reward applies to a prompt."""
         return True
 
     def unable(self, sample: Any) -> str:
-        """Why nobody can judge a sample, which makes its verdict missing; empty where it can be judged."""
+        """Why a sample can't be scored by any reward, which makes its value missing; "" if it can."""
         return ""
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        """Refuse what this reward can never judge, before anything is sampled; a ValueError says which."""
+        """Check prompts and options before anything is sampled.
+
+        Raises:
+            UserError: this reward can't score a prompt, or an option is wrong.
+        """
 
     def user_code(self) -> list[str]:
-        """Paths of functions of the user that it calls, as ``burnish.utils.user_code`` takes them."""
+        """Paths of the user's functions that it calls, as ``burnish.utils.user_code`` takes them."""
         return []
 
     def prepare(self) -> None:
-        """Load what scoring needs, so that the first batch need not wait for it."""
+        """Load what scoring needs before the first batch."""
 
 
 @options
@@ -74,29 +78,29 @@ class Reward(AnyReward):
 
     @abstractmethod
     def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:
-        """Judge pictures.
+        """Score pictures.
 
         Args:
             images: uint8 arrays [H, W, 3], RGB; sizes may differ.
-            prompts: what each picture was asked to show.
+            prompts: of each picture.
 
         Returns:
-            One verdict per picture. One that can't be judged has the value None and the reason as its note.
+            One verdict per picture; one that can't be scored has the value None, and the reason as its note.
         """
 
     def differentiable(self, pictures: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-        """The same judgement with gradients, for algorithms that follow them; a reward need not have it.
+        """The reward with gradients, for algorithms that need them; optional.
 
         Args:
             pictures: [B, 3, H, W] RGB in [0, 1], on any device.
-            prompts: what each picture was asked to show.
+            prompts: of each picture.
 
         Returns:
-            [B]. It may differ from ``score`` by what rounding to whole pixel values changes.
+            [B]. It may differ from ``score`` by the rounding of pixels to 8 bits.
         """
         raise NotImplementedError
 
     @classmethod
     def has_gradients(cls) -> bool:
-        """Whether there is a differentiable form of it."""
+        """Whether ``differentiable`` is implemented."""
         return cls.differentiable is not Reward.differentiable

@@ -1,4 +1,4 @@
-"""From the verdicts of several rewards to one number per sample."""
+"""The weighted sum of several rewards."""
 
 from __future__ import annotations
 
@@ -22,22 +22,21 @@ def component_names(rewards: Mapping[str, AnyReward]) -> tuple[str, ...]:
     names = [name for label, reward in rewards.items() for name in (label, *(f"{label}_{e}" for e in reward.extras))]
     for name in names:
         if names.count(name) > 1:
-            raise UserError(f"two rewards report {name!r}; give one of them another name under rewards")
+            raise UserError(f"two rewards report {name!r}; rename one of them under rewards")
     return tuple(names)
 
 
 def mix(rewards: Mapping[str, AnyReward], verdicts: Mapping[str, Sequence[Verdict]]) -> Scores:
-    """Sum of weight x value. A sample that lacks a value with a weight is missing as a whole.
+    """Sum of weight x value. A sample is missing if a reward with a non-zero weight has no value for it.
 
-    Rewards that were not asked about a sample add nothing to it; one that nobody with a weight was asked about is
-    missing.
+    Rewards that don't apply to a sample add nothing; a sample to which none with a weight applies is missing.
 
     Args:
         rewards: by label, in the order of the columns.
-        verdicts: one sequence per label, all of length B; their order says nothing but who was first.
+        verdicts: by label, each of length B.
 
     Returns:
-        Scores with a column per reward and per extra of it, named label and label_extra; NaN where missing.
+        Scores with a column per reward and per extra, named label and label_extra; NaN where missing.
     """
     import torch
 
@@ -55,7 +54,7 @@ def mix(rewards: Mapping[str, AnyReward], verdicts: Mapping[str, Sequence[Verdic
         if reward.weight:
             asked = torch.tensor([verdict.asked for verdict in verdicts[label]], dtype=torch.bool)
             judged |= asked
-            # a NaN stays one, whatever is added to it
+            # NaN stays NaN in the sum
             total += torch.where(asked, reward.weight * torch.tensor(values, dtype=torch.float64), 0.0)
     total[~judged] = nan
     return Scores(
@@ -70,14 +69,14 @@ def mix(rewards: Mapping[str, AnyReward], verdicts: Mapping[str, Sequence[Verdic
 
 
 def _note(notes: Mapping[str, str]) -> str:
-    said = {label: note for label, note in notes.items() if note}
-    if len(said) == 1:
-        return next(iter(said.values()))
-    return "; ".join(f"{label}: {note}" for label, note in said.items())
+    given = {label: note for label, note in notes.items() if note}
+    if len(given) == 1:
+        return next(iter(given.values()))
+    return "; ".join(f"{label}: {note}" for label, note in given.items())
 
 
 def _fault(verdicts: Mapping[str, Verdict]) -> str:
-    """What the first reward that failed has to say: its label and why, and behind that its traceback if it raised."""
+    """Label and reason of the first reward that failed, followed by the traceback if it raised."""
     for label, verdict in verdicts.items():
         if verdict.fault:
             trace = f"\n{verdict.fault}" if "\n" in verdict.fault else ""

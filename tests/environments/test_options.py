@@ -52,7 +52,7 @@ def test_contradictions_are_refused(overrides, message):
     [
         ("nowhere:Game", {}, "path of environment is 'nowhere:Game'"),
         ("tests.support.games:Nothing", {}, "has no such name"),
-        ("tests.support.games:Show", {"size": 3}, "can't be made with environment.arguments .*TypeError"),
+        ("tests.support.games:Show", {"size": 3}, "can't be created with environment.arguments .*TypeError"),
         ("tests.support.games:prompts", {}, "no method reset and no step"),
     ],
 )

@@ -58,7 +58,7 @@ class Shows(Environment):
 
 def written(responses: list[Response], prompts: list[Prompt]) -> list[float]:
     """A reward that differs."""
-    return [sum(map(ord, response.whole)) % 7 / 7 for response in responses]
+    return [sum(map(ord, response.full_text)) % 7 / 7 for response in responses]
 
 
 class Roles:

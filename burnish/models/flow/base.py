@@ -29,7 +29,7 @@ class FlowModel(Protocol):
 
     @classmethod
     def check_options(cls, path: Path, *, max_sequence_length: int | None, embedded_guidance: float | None) -> None:
-        """Refuse what the pipeline at ``path`` can't do, by its configuration files alone; a UserError says what."""
+        """Refuse options that the pipeline at ``path`` doesn't support, by its configuration files alone: UserError."""
         ...
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Does the picture show the text that was asked for? PP-OCR reads it, from models in RapidOCR's wheel."""
+"""Text rendering, read by PP-OCR with the models in RapidOCR's wheel."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 
     from burnish.types.prompt import Prompt
 
-HEIGHT = 48  # pixels that the recognition model reads
-BATCH = 4  # lines at once, always as many: kernels and so the last bits may depend on it; more are no faster
+HEIGHT = 48  # pixels of the recognition model's input
+BATCH = 4  # lines per call; fixed, because rounding may depend on it, and more are not faster
 
 
 @register("flow reward", "ocr")
 class Ocr(Reward):
-    """How near the text that is read comes to what was asked for (Flow-GRPO's text rendering task)."""
+    """Similarity of the text that OCR reads to the prompt's (Flow-GRPO's text rendering task)."""
 
     extras = ("exact",)
 
     substring: bool = False
-    """Give the full score where the answer is contained in what is read, as Flow-GRPO's published task does;
-    false also punishes what is written beside it, so that filling a picture with digits does not pay."""
+    """Full score if the text read contains the answer, as in Flow-GRPO's published task; false also penalizes text
+    beside it, so that filling a picture with digits doesn't pay."""
     detect: bool = False
-    """Look for text anywhere in the picture, by RapidOCR's whole pipeline; false reads the picture as one
-    line, which is some thirty times faster."""
+    """Detect text anywhere in the picture, with RapidOCR's full pipeline; false reads the picture as one line, which
+    is about thirty times faster."""
     threads: Threads = 1
-    """Threads of the recognition model; processes (scoring.processes) use cores better."""
+    """Threads of the recognition model; more processes (scoring.processes) use cores better."""
 
     def prepare(self) -> None:
         if self.detect:
@@ -51,7 +51,7 @@ class Ocr(Reward):
         for text, prompt in zip(texts, prompts, strict=True):
             answer = wanted(prompt)
             if answer is None:
-                verdicts.append(Verdict(None, (), f"prompt {prompt.text!r} says no text to write"))
+                verdicts.append(Verdict(None, (), f"prompt {prompt.text!r} names no text to render"))
                 continue
             exact = float(_plain(text) == _plain(answer))
             verdicts.append(Verdict(similarity(text, answer, substring=self.substring), (exact,), text))
@@ -61,13 +61,13 @@ class Ocr(Reward):
         for prompt in prompts:
             if wanted(prompt) is None:
                 raise UserError(
-                    f"reward ocr can't judge prompt {prompt.text!r}: it has no answer and no text in double "
+                    f"reward ocr can't score prompt {prompt.text!r}: it has no answer and no text in double "
                     'quotes; give {"prompt": ..., "answer": ...} in a .jsonl file'
                 )
 
 
 def wanted(prompt: Prompt) -> str | None:
-    """The text that a picture should show: the answer, or what stands in double quotes in the prompt."""
+    """The text that a picture should show: the answer, or the prompt's text in double quotes; None if there is none."""
     if prompt.answer is not None:
         return prompt.answer
     quoted = re.search(r'"([^"]+)"', prompt.text)
@@ -75,7 +75,7 @@ def wanted(prompt: Prompt) -> str | None:
 
 
 def similarity(text: str, answer: str, *, substring: bool) -> float:
-    """1 - min(edit distance, length) / length, but for white space and case; an empty answer wants none."""
+    """1 - min(edit distance, length) / length, ignoring white space and case; an empty answer expects no text."""
     from rapidfuzz.distance import Levenshtein
 
     text, answer = _plain(text), _plain(answer)
@@ -101,13 +101,10 @@ def _read(images: Sequence[np.ndarray], threads: int) -> list[str]:
 
 
 def recognise(images: Sequence[np.ndarray], threads: int) -> Iterator[tuple[list[int], np.ndarray]]:
-    """What the recognition model sees in each picture, taken as one line of text.
-
-    Pictures share a batch only with others of their size.
+    """Outputs of the recognition model for pictures, each read as one line of text, in batches of equal size.
 
     Yields:
-        Positions of some of the pictures, and for each the probability of every character in every column of the
-        picture: [len(positions), T, C].
+        Indices of pictures, and the probability of every character in every column: [len(indices), T, C].
     """
     import numpy as np
     from PIL import Image
@@ -130,18 +127,18 @@ def recognise(images: Sequence[np.ndarray], threads: int) -> Iterator[tuple[list
 
 
 def _collapse(codes: Sequence[int], characters: Sequence[str]) -> str:
-    """CTC: repeated codes are one character, and code 0 is none."""
+    """CTC decoding: repeated codes are one character, and code 0 is a blank."""
     kept = [c for c, before in zip(codes, [0, *codes], strict=False) if c not in (0, before)]
     return "".join(characters[c] for c in kept).strip()
 
 
 def model_file() -> Path:
     """The recognition model in RapidOCR's wheel."""
-    package = find_spec("rapidocr")  # only its files are wanted: importing it takes a second
+    package = find_spec("rapidocr")  # only its files are needed: importing it takes a second
     folder = Path(package.origin or "").parent / "models" if package else None
     models = sorted(folder.glob("*rec*.onnx")) if folder else []
     if not models:
-        raise RuntimeError("no recognition model of rapidocr is installed; install rapidocr>=3.4,<4")
+        raise RuntimeError("rapidocr's recognition model was not found; install rapidocr>=3.4,<4")
     return models[-1]
 
 
@@ -159,9 +156,9 @@ def recogniser(threads: int) -> tuple[Any, list[str]]:
 
 
 def _find(images: Sequence[np.ndarray], threads: int) -> list[str]:
-    """Read whatever text is found in each picture, from top to bottom."""
+    """Read all text in each picture, from top to bottom."""
     detector = _detector(threads)
-    return [" ".join(detector(image[..., ::-1]).txts or ()) for image in images]  # it takes BGR
+    return [" ".join(detector(image[..., ::-1]).txts or ()) for image in images]  # in BGR
 
 
 @cache
@@ -170,4 +167,4 @@ def _detector(threads: int) -> Any:
 
     option = "EngineConfig.onnxruntime.{}_op_num_threads"
     limits = {option.format(kind): threads for kind in ("intra", "inter")}
-    return RapidOCR(params={"Global.log_level": "error", **limits})  # it warns of every picture without text
+    return RapidOCR(params={"Global.log_level": "error", **limits})  # it warns about every picture without text

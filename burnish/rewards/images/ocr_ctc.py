@@ -1,4 +1,4 @@
-"""How surely PP-OCR reads the text that was asked for: a smooth score, with gradients for reward back-propagation."""
+"""Likelihood of the prompt's text under PP-OCR: a smooth score, with gradients for reward back-propagation."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
     from burnish.types.prompt import Prompt
 
-SMALLEST = 1e-30  # of a probability, before its logarithm is taken
+SMALLEST = 1e-30  # lower bound of probabilities before the logarithm
 
 
 @register("flow reward", "ocr_ctc")
 class OcrCtc(Reward):
-    """Log-probability of reading exactly the text that was asked for, per character: 0 is certainty.
+    """Log-prob per character of reading exactly the prompt's text; the best value is 0.
 
-    The picture is taken as one line of text. Case and inner white space count, unlike in ``ocr``.
+    The picture is read as one line of text. Case and inner white space count, unlike in ``ocr``.
     """
 
     threads: Threads = 1
-    """Threads of the recognition model when it scores; processes (scoring.processes) use cores better."""
+    """Threads of the recognition model in scoring; more processes (scoring.processes) use cores better."""
 
     def prepare(self) -> None:
         recogniser(self.threads)
@@ -37,7 +37,7 @@ class OcrCtc(Reward):
     def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:
         import numpy as np
 
-        verdicts = [Verdict(None, (), "it was not judged")] * len(images)
+        verdicts = [Verdict(None, (), "not scored")] * len(images)
         for rows, columns in recognise(images, self.threads):
             for i, probability in zip(rows, columns, strict=True):
                 value = log_likelihood(np.log(probability.clip(SMALLEST)), self._codes(prompts[i]))
@@ -45,20 +45,24 @@ class OcrCtc(Reward):
         return verdicts
 
     def differentiable(self, pictures: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-        from burnish.rewards.images.recognition.reading import log_likelihood as differentiable_log_likelihood
+        from burnish.rewards.recognition import log_likelihood as log_likelihood_with_gradients
 
         answers = [self._codes(prompt) for prompt in prompts]
-        return differentiable_log_likelihood(pictures, answers, _graph(), HEIGHT)
+        return log_likelihood_with_gradients(pictures, answers, _graph(), HEIGHT)
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         for prompt in prompts:
             try:
                 self._codes(prompt)
             except ValueError as error:
-                raise UserError(f"reward ocr_ctc can't judge prompt {prompt.text!r}: {error}") from None
+                raise UserError(f"reward ocr_ctc can't score prompt {prompt.text!r}: {error}") from None
 
     def _codes(self, prompt: Prompt) -> list[int]:
-        """The characters of the answer as the model numbers them."""
+        """The model's codes of the answer's characters.
+
+        Raises:
+            ValueError: there is no answer, or the model lacks a character.
+        """
         answer = (wanted(prompt) or "").strip()
         if not answer:
             raise ValueError(
@@ -67,19 +71,19 @@ class OcrCtc(Reward):
         codes = _codes_by_character(self.threads)
         for character in answer:
             if character not in codes:
-                raise ValueError(f"the recognition model has no character {character!r}")
+                raise ValueError(f"the recognition model lacks the character {character!r} of its answer")
         return [codes[character] for character in answer]
 
 
 def log_likelihood(logprob: np.ndarray, answer: Sequence[int]) -> float:
-    """CTC's log-probability of an answer, per character (Graves et al. 2006, eq. 8).
+    """CTC's log-prob of an answer per character (Graves et al. 2006, eq. 8).
 
     Args:
         logprob: [T, C] of each character in each column; character 0 is the blank.
         answer: codes of the characters, at least one.
 
     Returns:
-        -inf where the answer has more characters, and blanks between equal ones, than there are columns.
+        -inf if the answer, with blanks between equal characters, is longer than T.
     """
     import numpy as np
 
@@ -103,6 +107,6 @@ def _codes_by_character(threads: int) -> dict[str, int]:
 
 @cache
 def _graph() -> Any:
-    from burnish.rewards.images.recognition.graph import Graph
+    from burnish.rewards.recognition import Graph
 
     return Graph(model_file())

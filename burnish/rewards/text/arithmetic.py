@@ -1,4 +1,4 @@
-"""Arithmetic with numbers alone, as an answer writes it: no variables, and nothing behind it is lost."""
+"""A parser of arithmetic expressions without variables."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ TOKEN = re.compile(rf"\s*(?:(?P<number>(?:{THOUSANDS}(?:\.\d+)?|{PLAIN})(?:[eE][
 CONSTANTS = {"pi": math.pi, "e": math.e, "inf": math.inf}
 
 
-class Unreadable(ValueError):  # it says what a text is, and nothing has gone wrong
-    """A text that says no number, or more than can be compared."""
+class Unreadable(ValueError):
+    """A text without a number, or with more than can be compared; the message completes "the text ..."."""
 
 
 class Expression:
-    """Arithmetic without variables, from the beginning of a text to where it ends."""
+    """The expression at the beginning of a text; ``at`` is where it ends."""
 
     def __init__(self, text: str) -> None:
         self.text, self.at = text, 0
 
     def value(self) -> tuple[float, int | None]:
-        """The number, and the whole number that it is written as, if it is."""
+        """The number, and the integer if it is written as one."""
         try:
             value = self._sum()
         except (OverflowError, ZeroDivisionError, ValueError) as error:
             if isinstance(error, Unreadable):
                 raise
-            raise Unreadable("is no number that can be computed") from None
+            raise Unreadable("is not a number that can be computed") from None
         if isinstance(value, complex):
             raise Unreadable("is not a real number")
         written = re.fullmatch(rf"\s*([-+]?(?:{THOUSANDS}|\d+))\.?\s*", self.text[: self.at])
         return value, int(written[1].replace(",", "")) if written else None
 
     def _peek(self) -> tuple[str, str]:
-        """The next token: whether it is a number or a sign, and what it says."""
+        """The next token: "number" or "sign", and its text."""
         match = TOKEN.match(self.text, self.at)
         if match is None:
             return "", ""
@@ -85,7 +85,7 @@ class Expression:
         return base
 
     def _grouped(self, otherwise: Callable[[], float]) -> float:
-        """What stands in brackets, or what stands there without."""
+        """An expression in brackets, or ``otherwise`` without brackets."""
         if opening := self._take("{", "("):
             value = self._sum()
             if not self._take("}" if opening == "{" else ")"):
@@ -120,7 +120,7 @@ class Expression:
         match = re.compile(r"\s+(\d+)\s*/\s*(\d+)(?!\d)|\s*frac\s*\{(\d+)\}\s*\{(\d+)\}").match(self.text, self.at)
         if match is None:
             return 0.0
-        above, below = (int(part) for part in match.groups() if part is not None)
+        above, below = (int(group) for group in match.groups() if group is not None)
         if above >= below:
             raise Unreadable("has several numbers")
         self.at = match.end()

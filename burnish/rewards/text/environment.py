@@ -1,4 +1,4 @@
-"""The environment's own word on a dialogue."""
+"""The environment's rewards of a dialogue."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @register("language reward", "environment")
 class EnvironmentReward(LanguageReward):
-    """What the environment gave for the responses of a dialogue; missing where it gave nothing."""
+    """The environment's rewards for the responses of a dialogue; missing if it gave none."""
 
     total: Literal["sum", "last"] = "sum"
-    """The sum of what it gave, or what it gave last."""
+    """sum: of all turns; last: the last one given."""
 
     def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Verdict]:
         return [self._verdict(response) for response in responses]
@@ -38,16 +38,16 @@ class EnvironmentReward(LanguageReward):
 def turn_rewards(
     rewards: Mapping[str, AnyReward], responses: Sequence[Response], prompts: Sequence[Prompt], turns: int
 ) -> Tensor:
-    """What the turns of dialogues add to their rewards, each by itself.
+    """The weighted rewards of single turns.
 
     Args:
-        rewards: by label; those that sum up what the environment gave count, with their weights.
+        rewards: by label; only environment rewards with total=sum count.
         responses: B of them.
         prompts: one per response.
-        turns: responses that a dialogue can have.
+        turns: most responses of a dialogue.
 
     Returns:
-        [B, turns] float32, 0 where nothing was given.
+        [B, turns] float32, 0 where the environment gave no reward.
     """
     import torch
 

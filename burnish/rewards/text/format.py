@@ -1,4 +1,4 @@
-"""Is a response written in the form that was asked for?"""
+"""The format of a response."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from burnish.rewards.text.base import LanguageReward, Response
 if TYPE_CHECKING:
     from burnish.types.prompt import Prompt
 
-# (pattern, whether the whole response must match), as LightRFT's examples judge
+# as in LightRFT's examples; the full response must match
 FORMS = {
     "answer": (r".*?<answer>.*?</answer>", True),
     "think_answer": (r".*?<think>.*?</think>.*?<answer>.*?</answer>", True),
@@ -31,17 +31,17 @@ Form = Literal["answer", "think_answer", "think_then_boxed", "think_then_answer"
 
 @register("language reward", "format")
 class Format(LanguageReward):
-    r"""1 where the response has the form, else 0. The prompt is never looked at.
+    r"""1 if the response has the form, else 0. The prompt is not part of it.
 
     ``answer``: <answer>...</answer> with nothing after it (LightRFT's r1_aqa). ``think_answer``: the same with
-    <think>...</think> before it. ``think_then_boxed``: the first thought ends before the first \boxed{...}
-    (geo3k). ``think_then_answer``: the first thought ends before the first <answer>...</answer> (grm).
+    <think>...</think> before it. ``think_then_boxed``: the first <think>...</think> ends before the first \boxed{...}
+    (geo3k). ``think_then_answer``: it ends before the first <answer>...</answer> (grm).
     """
 
     form: Form = "answer"
-    """Which form; pattern matches a regular expression of your own."""
+    """The form; pattern uses your regular expression."""
     pattern: str | None = None
-    """Regular expression that the whole response must match; a dot also matches line ends."""
+    """Regular expression that the full response must match; a dot also matches line ends."""
 
     @model_validator(mode="after")
     def _pattern_belongs_to_its_form(self) -> Self:
@@ -53,7 +53,7 @@ class Format(LanguageReward):
             try:
                 re.compile(self.pattern)
             except re.error as error:
-                raise ValueError(f"pattern is {self.pattern!r}, which is no regular expression: {error}") from None
+                raise ValueError(f"pattern is {self.pattern!r}, which is not a regular expression: {error}") from None
         return self
 
     def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Verdict]:

@@ -1,4 +1,4 @@
-"""Did a response choose the right letter?"""
+"""The letter of a multiple-choice answer."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from pydantic import Field
 
 from burnish.registry import register
 from burnish.rewards.base import Verdict
-from burnish.rewards.text.base import LanguageReward, Response
-from burnish.rewards.text.extraction import Where, extract, reference
+from burnish.rewards.text.answers import AnswerReward, reference
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,37 +26,30 @@ NEGATION = re.compile(
 
 
 @register("language reward", "multiple_choice")
-class MultipleChoice(LanguageReward):
-    """1 where the letter is the prompt's, else 0. "B", "(B)", "B. Paris" and "The answer is B." all choose B."""
+class MultipleChoice(AnswerReward):
+    """1 if the letter is the prompt's, else 0. "B", "(B)", "B. Paris" and "The answer is B." all choose B."""
 
-    extract: Where = "tag"
-    r"""Where the choice stands: tag (<answer>...</answer>, the first), boxed (\boxed{...}, the last), tag_or_boxed,
-    last_line, or all of the response."""
     choices: Annotated[str, Field(pattern="^[A-Z]{2,26}$")] = "ABCDEFGH"
-    """The letters that can be chosen, capital."""
+    """The letters of the choices, upper case."""
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        self.needs_answers(prompts)
+        super().check(prompts)
         for prompt in prompts:
             if self.judges(prompt) and self.choice(reference(prompt.answer or "", self.extract)) is None:
                 raise UserError(
-                    f"reward multiple_choice can't judge prompt {prompt.text[:60]!r}: its answer "
+                    f"reward multiple_choice can't score prompt {prompt.text[:60]!r}: its answer "
                     f"{prompt.answer!r} chooses none of {self.choices}; use reward exact"
                 )
 
-    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Verdict]:
-        return [self._verdict(response, prompt) for response, prompt in zip(responses, prompts, strict=True)]
-
-    def _verdict(self, response: Response, prompt: Prompt) -> Verdict:
-        wanted = self.choice(reference(prompt.answer or "", self.extract))
-        if wanted is None:
-            return Verdict(None, (), f"the right answer {prompt.answer!r} chooses none of {self.choices}")
-        found = extract(response.text, self.extract)
+    def _verdict(self, found: str | None, wanted: str) -> Verdict:
+        right = self.choice(wanted)
+        if right is None:
+            return Verdict(None, (), f"the right answer {wanted!r} chooses none of {self.choices}")
         chosen = None if found is None else self.choice(found)
-        return Verdict(float(chosen == wanted), (), chosen or "no choice")
+        return Verdict(float(chosen == right), (), chosen or "no choice")
 
     def choice(self, text: str) -> str | None:
-        """The letter that a text chooses; None where it chooses none, or several."""
+        """The letter that a text chooses; None if it chooses none or several."""
         text = MARKUP.sub("", text).strip()
         ways = self._ways
         start = ways.label.match(text)
@@ -66,7 +58,7 @@ class MultipleChoice(LanguageReward):
             return _one([start[1], *_found(ways.further, text[start.end() :]), *(listed.groups() if listed else ())])
         chosen = _found(ways.answered, text)
         if not chosen and NEGATION.search(text):
-            return None  # "not B" chooses nothing that could be named
+            return None  # "not B" chooses no letter
         chosen = chosen or _found(ways.named, text) or _found(ways.said, text)
         return _one([*chosen, *_found(ways.next, text)]) if chosen else None
 
@@ -76,7 +68,7 @@ class MultipleChoice(LanguageReward):
 
 
 def _found(pattern: re.Pattern[str], text: str) -> list[str]:
-    """What the groups of a pattern match anywhere."""
+    """All matches of a pattern's groups."""
     return [letter for match in pattern.finditer(text) for letter in match.groups() if letter]
 
 
@@ -87,7 +79,7 @@ def _one(letters: Sequence[str]) -> str | None:
 
 @dataclass(frozen=True)
 class _Ways:
-    """How people name one of some letters. A letter within a sentence is no choice unless something makes it one."""
+    """Patterns of texts that choose a letter. A letter in a sentence alone is no choice."""
 
     label: re.Pattern[str]  # the beginning of a text: "B", "(b)", "B. Paris", "B, because"
     further: re.Pattern[str]  # labels behind the first one

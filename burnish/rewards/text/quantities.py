@@ -1,4 +1,4 @@
-"""What an answer can say with numbers, and when two answers say the same."""
+"""Numeric answers, and when two are equal."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 from dataclasses import dataclass
 from typing import TypeAlias
 
-ROUNDING = 1e-6  # a tolerance up to this is for rounding, and whole numbers have none
+ROUNDING = 1e-6  # tolerances up to this allow for rounding only, so integers must be equal
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What a number counts: powers of dimensions, and how many of their base units it is."""
+    """A unit: powers of dimensions, and its size in their base units."""
 
     powers: tuple[tuple[str, int], ...]
     factor: float = 1.0
@@ -31,7 +31,7 @@ class Quantity:
     """A number, with its unit if it has one."""
 
     value: float
-    whole: int | None = None  # the same, where it is written as a whole number
+    whole: int | None = None  # the integer, if it is written as one
     unit: Unit | None = None
     name: str = ""  # x of x = 3
 
@@ -40,9 +40,9 @@ class Quantity:
 class Several:
     """Numbers that belong together.
 
-    ``kind`` is "," for a list, "{}" for what has no order, the two brackets of a tuple or an interval, ":" for a ratio,
-    "clock" for a time of the day or a length of time, "union" for a union of intervals, "to" for a range, and a sign
-    of arithmetic where plain numbers are joined by nothing else: 3-5 may be a range, 3x4 a size, 1/2/2024 a date.
+    ``kind`` is "," for a list, "{}" for a set, the two brackets of a tuple or an interval, ":" for a ratio, "clock" for
+    a time of day or a duration, "union" for a union of intervals, "to" for a range, and an operator between plain
+    numbers: 3-5 may be a range, 3x4 a size, 1/2/2024 a date.
     """
 
     kind: str
@@ -54,7 +54,7 @@ Answer: TypeAlias = Quantity | Several
 
 
 def same(found: Answer, wanted: Answer, tolerance: float) -> bool:
-    """Whether two answers say the same; what differs in kind does not, whatever its numbers are."""
+    """Whether two answers are equal; answers of different kinds are not, whatever their numbers."""
     if found.name and wanted.name and found.name != wanted.name:
         return False
     if isinstance(found, Quantity) and isinstance(wanted, Quantity):
@@ -77,7 +77,7 @@ def same(found: Answer, wanted: Answer, tolerance: float) -> bool:
 
 
 def close(value: float, wanted: float, tolerance: float) -> bool:
-    """Whether two numbers differ by no more than a part of the wanted one."""
+    """Whether two numbers differ by at most ``tolerance`` relative to the wanted one."""
     return value == wanted or math.isclose(value, wanted, rel_tol=tolerance, abs_tol=1e-12)
 
 
@@ -93,7 +93,7 @@ def _same_number(found: Quantity, wanted: Quantity, tolerance: float) -> bool:
 
 
 def _ratio_is_fraction(one: Answer, other: Answer, tolerance: float) -> bool:
-    """3:4 is 3/4."""
+    """Whether a ratio and a number are equal: 3:4 and 3/4."""
     number, several = (one, other) if isinstance(one, Quantity) else (other, one)
     assert isinstance(several, Several)
     if several.kind != ":" or len(several.members) != 2:
@@ -116,15 +116,15 @@ def _proportional(found: Several, wanted: Several, tolerance: float) -> bool:
 
 def _same_in_any_order(found: list[Answer], wanted: list[Answer], tolerance: float) -> bool:
     for member in wanted:
-        place = next((i for i, one in enumerate(found) if same(one, member, tolerance)), None)
-        if place is None:
+        index = next((i for i, one in enumerate(found) if same(one, member, tolerance)), None)
+        if index is None:
             return False
-        del found[place]
+        del found[index]
     return True
 
 
 def _spelled() -> dict[str, Unit]:
-    """Units by every way to write them."""
+    """Units by every spelling."""
     rows = {
         ("length", 1.0): "m meter meters metre metres",
         ("length", 1e3): "km kilometer kilometers kilometre kilometres",
@@ -190,7 +190,7 @@ _NEXT = re.compile(r"\s*(/|\*|per\b)")
 
 
 def read_unit(text: str) -> tuple[Unit | None, int]:
-    """The unit at the beginning of a text, and where it ends; None and 0 where there is none."""
+    """The unit at the beginning of a text, and where it ends; None and 0 if there is none."""
     unit, end, sign = None, 0, 1
     while (match := _UNIT.match(text, end)) is not None:
         known = UNITS.get(match[2]) or (UNITS.get(match[2].lower()) if len(match[2]) > 2 else None)

@@ -1,8 +1,8 @@
-"""Reads what an answer says with numbers: all of it, or nothing. The last number of a text is not its answer.
+"""Parses numeric answers in full, or not at all: the last number of a text is not its answer.
 
-Understood are numbers with thousands separators, decimals, powers of ten, percent, units, fractions, mixed numbers,
+Supported are numbers with thousands separators, decimals, powers of ten, percent, units, fractions, mixed numbers,
 roots, pi, arithmetic, ratios, lists, sets, tuples, intervals, names (x = 3), in plain text and in LaTeX, with words
-around one number. Anything else (variables, comparisons, several numbers among words) is not guessed at.
+around one number. Anything else (variables, comparisons, several numbers among words) is refused.
 """
 
 from __future__ import annotations
@@ -12,11 +12,23 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from burnish.rewards.text.answers import boxed
 from burnish.rewards.text.arithmetic import CONSTANTS, PLAIN, THOUSANDS, Expression, Unreadable
-from burnish.rewards.text.extraction import boxed
-from burnish.rewards.text.notation import tidy
 from burnish.rewards.text.quantities import SCALES, UNITS, Answer, Quantity, Several, close, read_unit
 
+_SIGNS = str.maketrans({
+    "−": "-", "–": "-", "—": "-", "×": "*", "·": "*", "∙": "*", "÷": "/", "∕": "/", "²": "^2", "³": "^3", "π": " pi ",
+    "∞": " inf ", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "：": ":", "，": ",", "％": "%", "°": " deg ",
+    "½": " 1/2 ", "¼": " 1/4 ", "¾": " 3/4 ", "⅓": " 1/3 ", "⅔": " 2/3 ",
+})  # fmt: skip
+_COMMANDS = {
+    "times": "*", "cdot": "*", "ast": "*", "div": "/", "pm": "±", "pi": " pi ", "infty": " inf ", "cup": "∪",
+    "circ": " deg ", "degree": " deg ", "le": "≤", "leq": "≤", "ge": "≥", "geq": "≥", "lt": "<", "gt": ">", "ne": "≠",
+    "neq": "≠", "approx": "≈", "colon": ":", "dfrac": " frac", "tfrac": " frac", "cfrac": " frac", "frac": " frac",
+    "sqrt": " sqrt", "quad": " ", "qquad": " ", "left": "", "right": "", "big": "", "Big": "", "bigl": "", "bigr": "",
+    "displaystyle": "", "euro": "€", "pounds": "£", "implies": " ", "therefore": " ", "lbrace": "⟨", "rbrace": "⟩",
+}  # fmt: skip
+_WORDS = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mathit|mbox|operatorname|textrm|mathsf)\s*\{([^{}]*)\}")
 LONGEST, DEEPEST = 1000, 20
 OPENING, CLOSING = "([{⟨", ")]}⟩"
 DECIMAL = rf"(?:{THOUSANDS}(?:\.\d+)?|{PLAIN})%?"
@@ -26,7 +38,7 @@ SENTENCE = r"(?<!\bsq)(?<!\bcu)[.?!:]\s+(?=[^\W\d_])|\n"
 WORD = r"[^\W\d_]+(?:['’-][^\W\d_]+)*"
 LEADING = re.compile(rf"\s*({WORD})(?=[\s:,;.\"“”#√$€£¥]|$)[\s:,;.\"“”#]*")
 TRAILING = re.compile(r"(?:\(s\)|[^\W\d_]+|[\s.,;:!?\"'’“”()/-])*")
-CHANGING = re.compile(  # words beside a number that make it another one
+CHANGING = re.compile(  # words that change the number beside them
     r"""\b(?:not|no(?!\.)|\w+n['’]t|cannot|never|than|least|most|minus|negative|plus|times|half|third|quarter|twice|double
     |triple|between|either|neither|or|nor|vs|versus|except|up|under|over|above|below|within|squared|cubed|root|log|ln|lg
     |exp|sin|cos|tan|cot|mod|gcd|lcm|abs|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|hundred|thousand
@@ -37,16 +49,16 @@ NAME = re.compile(r"\\?[^\d\W][^+*^/√\-]*|\\?[^\d\W]+\s*\([^()]*\)")  # what m
 
 
 def read(text: str) -> list[Answer]:
-    """What a text may mean; several readings only where a comma may stand between thousands or between numbers.
+    """The readings of a text; several only if commas may separate thousands or numbers.
 
     Raises:
-        Unreadable: it has no number, or is not understood as a whole.
+        Unreadable: it has no number, or can't be parsed in full.
     """
-    text = text.rpartition("####")[2]  # how GSM8K marks its answers
+    text = text.rpartition("####")[2]  # GSM8K's mark of answers
     if text.count("\\boxed{") == 1:
         text = boxed(text) or text
     if len(text) > LONGEST:
-        raise Unreadable(f"is {len(text)} characters long, which is no answer")
+        raise Unreadable(f"is {len(text)} characters long, too long for an answer")
     text = tidy(text)
     if max(_depths(text), default=0) > DEEPEST:
         raise Unreadable("has too many brackets")
@@ -57,7 +69,7 @@ def read(text: str) -> list[Answer]:
 
 
 def _depths(text: str) -> Iterator[int]:
-    """How many brackets are open behind each character."""
+    """The number of open brackets after each character."""
     depth = 0
     for letter in text:
         depth += (letter in OPENING) - (letter in CLOSING)
@@ -65,7 +77,7 @@ def _depths(text: str) -> Iterator[int]:
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """Pieces around what matches outside of brackets."""
+    """Pieces between matches of the separator outside of brackets."""
     depths, pieces, start = list(_depths(text)), [], 0
     for match in re.finditer(separator, text):
         if depths[match.start()] == 0:
@@ -104,7 +116,7 @@ def _answer(text: str) -> Answer:
 
 
 def _list(text: str) -> list[str]:
-    """Members of a list; words between commas are none."""
+    """Members of a list; words between commas are not members."""
     pieces = _split(text, rf",(?!(?<=\d,)\d{{3}}(?!\d))|;|{_between('and')}|{_between('or')}")
     members = [piece for piece in pieces if _is_math(piece)]
     if len(members) == 1:
@@ -132,13 +144,13 @@ def _bracketed(text: str) -> Answer:
 
 
 def _prose(text: str) -> None:
-    """Refuse words that make a number beside them another one."""
+    """Refuse words that change the number beside them."""
     if (word := CHANGING.search(text)) is not None:
         raise Unreadable(f"has the word {word[0]!r} beside a number")
 
 
 def _named(text: str, *, first: bool, last: bool) -> Answer:
-    """One member of a list, with its name if it is given one."""
+    """One member of a list, with its name if it has one (x = 3)."""
     text = text.lstrip(" =")
     *before, result = re.split(r"[=≈]", text)
     if not before:
@@ -179,7 +191,7 @@ def _value(answer: Answer) -> float:
 
 
 def _item(text: str, *, first: bool, last: bool) -> Answer:
-    """Numbers without commas: one, a ratio, a range, or what an operation joins."""
+    """Numbers without commas: one, a ratio, a range, or several joined by an operator."""
     text = text.strip()
     if first:
         text = _without_leading_words(text)
@@ -224,7 +236,7 @@ def _without_leading_words(text: str) -> str:
 
 
 def _number(text: str, *, last: bool) -> Quantity:
-    """One number with its unit, or several that add up: 1 h 30 min."""
+    """One number with its unit, or several that are added: 1 h 30 min."""
     found: Quantity | None = None
     currency = re.match(r"\s*(-?)\s*([$€£¥])\s*(?=[\d.-])", text)
     if currency:
@@ -257,7 +269,7 @@ def _number(text: str, *, last: bool) -> Quantity:
 
 
 def _end(rest: str, *, words: bool) -> None:
-    """Refuse what stands behind a number, if it is more than words."""
+    """Refuse text after a number, unless it is only words."""
     if not rest.strip(" .,;?"):
         return
     rest = re.sub(r"^(?:st|nd|rd|th)\b", "", rest)
@@ -266,3 +278,30 @@ def _end(rest: str, *, words: bool) -> None:
     if not words or touching or not TRAILING.fullmatch(rest) or not set(letters) <= {"a", "A", "I", "s", "t"}:
         raise Unreadable("is not a number alone")
     _prose(rest)
+
+
+def tidy(text: str) -> str:
+    """An answer in one plain notation: no dollar signs around it, no layout, one sign per meaning."""
+    text = re.sub(r"(?<=\d)(?:\\[,!]|\{,\})+(?=\d{3}(?!\d))", ",", text.replace(",\\!", "{,}"))
+    text = _layout(text).translate(_SIGNS)
+    text = re.sub(r"√\s*", " sqrt ", text)
+    text = re.sub(r"\\([A-Za-z]+)", lambda found: _COMMANDS.get(found[1], found[0]), text)
+    text = re.sub(r"\^\s*(?:\{\s*deg\s*\}|deg)", " deg ", text)
+    text = re.sub(r"\bdeg\s+([CF])\b", r"deg\1", text)
+    text = re.sub(r"frac\s*(\d)\s*(\d)", r"frac{\1}{\2}", text)
+    text = re.sub(r"(?<=\d)\s*[xX]\s*(?=\d)", "*", text.replace("**", "^"))
+    text = re.sub(r"(?<![\d.])0*(\d{1,3}(?: \d{3})+)(?![ \d])", lambda found: found[1].replace(" ", ","), text)
+    return re.sub(r"\b([ap])\.?\s?m\b\.?", r"\1m", text, flags=re.IGNORECASE).strip()
+
+
+def _layout(text: str) -> str:
+    """Without LaTeX and Markdown layout."""
+    text = re.sub(r"^(\*\*|__|`+|\*)(.*)\1$", r"\2", text.strip())
+    text = text.replace("\\{", "⟨").replace("\\}", "⟩").replace("\\%", "%")
+    text = re.sub(r"\\[()\[\]]|\\[,;:! ]|~", " ", text)
+    while (inner := _WORDS.sub(r" \1 ", text)) != text:
+        text = inner
+    priced = text.replace("\\$", "＄")
+    if priced.count("$") != 1:  # a single one is a price, several enclose formulas
+        priced = priced.replace("$", " ")
+    return priced.replace("＄", "$")

@@ -1,4 +1,4 @@
-"""How much a response repeats itself, which a policy will do where its reward does not mind."""
+"""How much a response repeats itself."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 
 @register("language reward", "repetition")
 class Repetition(LanguageReward):
-    """From 0, nothing repeats, to almost 1. Weight 0 watches, a negative weight punishes."""
+    """From 0 (no repetition) to almost 1. Weight 0 logs it, a negative weight penalizes it."""
 
     def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Verdict]:
         return [Verdict(repetition(response.text)) for response in responses]
 
 
 def repetition(text: str) -> float:
-    """Mean length that neighbours in the suffix array share, as LightRFT's trajectory dumps measure it.
+    """Mean longest common prefix of neighbours in the suffix array, as in LightRFT's trajectory dumps.
 
-    2 x (sum of the longest common prefixes) / (n (n + 1)), over the n characters.
+    2 x (sum of the longest common prefixes) / (n (n + 1)), for n characters.
     """
     count = len(text)
     if count < 2:
         return 0.0
     order, rank = _suffixes(text)
     shared = total = 0
-    for start in range(count):  # Kasai: the prefix shared with the neighbour shrinks by at most one from start to start
+    for start in range(count):  # Kasai: the shared prefix shrinks by at most one per start
         if rank[start] == 0:
             shared = 0
             continue
@@ -44,7 +44,7 @@ def repetition(text: str) -> float:
 
 
 def _suffixes(text: str) -> tuple[list[int], list[int]]:
-    """Starts of all suffixes in alphabetical order, and the place of each: by doubling the letters compared."""
+    """Starts of all suffixes in alphabetical order, and the rank of each, by prefix doubling."""
     import numpy as np
 
     count, width = len(text), 1

@@ -1,4 +1,4 @@
-"""A reward model of transformers: sequence classification with one label, its logit is the reward."""
+"""Reward models of transformers: sequence classifiers with one label, whose logit is the reward."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
 
 @register("language reward", "reward_model")
 class RewardModel(LanguageReward):
-    """The logit of a classifier that reads the conversation with the response at its end."""
+    """The logit of a classifier of the conversation with the response."""
 
     path: str
-    """Directory in transformers layout with AutoModelForSequenceClassification weights and a tokenizer. With a chat
-    template the conversation is written by it; without one prompt and response are a pair of texts."""
+    """Directory in transformers layout with AutoModelForSequenceClassification weights and a tokenizer. Without a chat
+    template, prompt and response are tokenized as a pair of texts."""
     batch_size: Count = 8
-    """Responses per forward, padded together; 1 makes a score independent of its neighbours to the last bit."""
+    """Responses per forward pass, padded together; 1 makes scores bit for bit independent of the batch."""
     max_length: Count = 4096
-    """Longest conversation in tokens; a longer one is missing, never cut."""
+    """Longest conversation in tokens; the reward of longer ones is missing, they are never truncated."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the network."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where it runs."""
+    """Device of the network."""
     media: Literal["refuse", "leave_out"] = "refuse"
-    """Prompts with pictures or videos, which such a model can't see: refused, or judged by their words alone."""
+    """Prompts with pictures or videos, which the model can't read: refuse them, or leave_out the media."""
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         if not (resolve(self.path) / "config.json").is_file():
             raise UserError(
-                f"path of reward reward_model is {self.path!r}, which holds no config.json of transformers; give the "
-                "folder of a sequence classifier with one label"
+                f"path of reward reward_model is {self.path!r}, which has no config.json; give the folder of a "
+                "sequence classifier of transformers with one label"
             )
         cut = list(complaints_about(resolve(self.path)))
         if cut:
@@ -48,8 +48,8 @@ class RewardModel(LanguageReward):
         for prompt in prompts:
             if self.media == "refuse" and self.judges(prompt) and (prompt.images or prompt.videos):
                 raise UserError(
-                    f"reward reward_model can't see the pictures of prompt {prompt.text[:60]!r}; let it judge the "
-                    "words alone with media=leave_out"
+                    f"reward reward_model can't read the pictures of prompt {prompt.text[:60]!r}; set media=leave_out "
+                    "to score the text alone"
                 )
 
     def prepare(self) -> None:
@@ -57,13 +57,12 @@ class RewardModel(LanguageReward):
 
     def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Verdict]:
         network, tokenizer = _load(self.path, self.dtype, self.device)
-        ids = [_written(tokenizer, r.text, p) for r, p in zip(responses, prompts, strict=True)]
+        ids = [_tokenized(tokenizer, r.text, p) for r, p in zip(responses, prompts, strict=True)]
         verdicts = [
-            Verdict(None, (), f"{len(one['input_ids'])} tokens are more than max_length={self.max_length}")
-            for one in ids
+            Verdict(None, (), f"{len(one['input_ids'])} tokens exceed max_length={self.max_length}") for one in ids
         ]
         short = [i for i, one in enumerate(ids) if len(one["input_ids"]) <= self.max_length]
-        short.sort(key=lambda i: len(ids[i]["input_ids"]))  # neighbours of one length need no padding
+        short.sort(key=lambda i: len(ids[i]["input_ids"]))  # batches of similar length need little padding
         for start in range(0, len(short), self.batch_size):
             rows = short[start : start + self.batch_size]
             for i, value in zip(rows, _logits(network, [ids[i] for i in rows]), strict=True):
@@ -71,11 +70,11 @@ class RewardModel(LanguageReward):
         return verdicts
 
 
-def _written(tokenizer: Any, response: str, prompt: Prompt) -> dict[str, list[int]]:
-    """Token ids of a conversation that ends with the response."""
+def _tokenized(tokenizer: Any, response: str, prompt: Prompt) -> dict[str, list[int]]:
+    """Tokenizer output for a conversation that ends with the response."""
     if not tokenizer.chat_template:
-        said = "\n".join(message.text for message in prompt.turns)
-        return dict(tokenizer(said, response))
+        text = "\n".join(message.text for message in prompt.turns)
+        return dict(tokenizer(text, response))
     chat = [{"role": message.role, "content": message.text} for message in prompt.turns]
     chat.append({"role": "assistant", "content": response})
     return {"input_ids": list(tokenizer.apply_chat_template(chat, tokenize=True, return_dict=False))}
@@ -87,8 +86,8 @@ def _logits(network: Any, rows: Sequence[dict[str, list[int]]]) -> list[float]:
     config = network.config.get_text_config()
     longest = max(len(row["input_ids"]) for row in rows)
     used = {token for row in rows for token in row["input_ids"]}
-    # The network finds the end of a row by its padding. Where it knows none, a token serves that no row holds: the
-    # usual choice, the token that ends a text, would make it look one token too early.
+    # The network finds the end of a row by its padding token. If it has none, use a token that is in no row: the usual
+    # choice, the end-of-text token, would make it read one token too early.
     known = config.pad_token_id
     filler = known if known is not None else next(i for i in range(config.vocab_size) if i not in used)
     padded = {
@@ -123,7 +122,7 @@ def _load(path: str, dtype: str, device: str) -> tuple[Any, Any]:
         )
         refuse_non_finite(network, folder)
     except UserError as error:
-        raise UserError(f"{folder} is no reward model: {error}") from None
+        raise UserError(f"{folder} can't be loaded as a reward model: {error}") from None
     if network.config.num_labels != 1:
-        raise UserError(f"{folder} gives {network.config.num_labels} labels; a reward model gives one")
+        raise UserError(f"{folder} has {network.config.num_labels} labels; a reward model must have one")
     return network.to(device).eval(), tokenizer

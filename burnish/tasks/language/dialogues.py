@@ -282,5 +282,5 @@ def dialogue_metrics(responses: Sequence[Response]) -> dict[str, float]:
     return {
         "dialogue/turns/mean": sum(turns) / len(turns),
         "dialogue/turns/max": float(max(turns)),
-        "dialogue/broken_ratio": sum(bool(dialogue.broken) for dialogue in dialogues) / len(dialogues),
+        "dialogue/broken_ratio": sum(bool(dialogue.error) for dialogue in dialogues) / len(dialogues),
     }

@@ -49,7 +49,7 @@ class LanguageEvaluation(Evaluation):
         for i, (prompt, response) in enumerate(zip(job.prompts[:shown], found.samples, strict=False)):
             if i % n == 0:
                 names = _keep_pictures(target / "pictures", prompt, response, int(job.group[i]))
-            text = {"prompt": prompt.turns[-1].text, "response": response.whole, "finished": response.finished}
+            text = {"prompt": prompt.turns[-1].text, "response": response.full_text, "finished": response.finished}
             records.append(text | {"tokens": int(found.lengths.response[i]), "images": names})
         return records
 

@@ -25,8 +25,7 @@ def test_those_with_gradients_say_so():
 
 
 def test_the_graph_in_torch_is_the_graph_in_onnxruntime():
-    from burnish.rewards.images.recognition.graph import Graph
-    from burnish.rewards.images.recognition.reading import lines
+    from burnish.rewards.recognition import Graph, lines
 
     pictures = [line("472", width=96, height=48), line("98", width=96, height=48)]
     assert all(picture.shape[0] == 48 for picture in pictures)
@@ -39,7 +38,7 @@ def test_the_graph_in_torch_is_the_graph_in_onnxruntime():
 def test_an_unknown_operator_is_named(tmp_path):
     import onnx
 
-    from burnish.rewards.images.recognition.graph import Graph
+    from burnish.rewards.recognition import Graph
 
     info = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy"]
     graph = onnx.helper.make_graph([onnx.helper.make_node("Tan", ["x"], ["y"])], "g", info[:1], info[1:])
@@ -98,5 +97,5 @@ def test_what_can_never_be_read_is_refused():
     reward = lookup("flow reward", "ocr_ctc")()
     with pytest.raises(UserError, match="no answer"):
         reward.check([Prompt(text="a cat")])
-    with pytest.raises(UserError, match="has no character"):
+    with pytest.raises(UserError, match="lacks the character"):
         reward.check([Prompt(text="", answer="\u2e80")])

@@ -116,4 +116,4 @@ def test_any_reward_is_held_to_its_promises():
         (said,) = verdicts(OfflineSamples(wrong), "a")
         assert said.value is None
         assert why in said.note
-    assert all("2 verdicts for 1" in said.note for said in verdicts(OfflineSamples(good, good), "a", "b", "c"))
+    assert all("returned 2 verdicts for 1" in said.note for said in verdicts(OfflineSamples(good, good), "a", "b", "c"))

@@ -51,7 +51,7 @@ def test_what_fails_is_missing_although_others_were_not_asked():
 def test_labels_that_nobody_judges_are_refused():
     rewards = [reward("numeric", labels=["math"]), reward("exact", labels=["form"]), reward("format", weight=0.0)]
     check_labels(rewards, [MATH, FORM])
-    with pytest.raises(ValueError, match=r"label is 'other'; those judged are form, math"):
+    with pytest.raises(ValueError, match=r"label 'other'; rewards have labels form, math"):
         check_labels(rewards, [MATH, NOBODY])
     check_labels([*rewards, reward("format")], [NOBODY, Prompt(text="?")])
 

@@ -3,8 +3,8 @@ import itertools
 import pytest
 
 from burnish.rewards.judging import judge
+from burnish.rewards.text.answers import boxed, extract
 from burnish.rewards.text.base import Response
-from burnish.rewards.text.extraction import boxed, extract
 from burnish.rewards.text.repetition import repetition
 from burnish.types.prompt import Prompt
 from tests.support.asked import ask, reward, values

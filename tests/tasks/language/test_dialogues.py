@@ -132,7 +132,7 @@ def test_an_environment_that_fails_is_missing_and_stops_nobody(fails, turns):
 
 def test_an_environment_that_gives_something_else_is_told_so():
     _, responses = play(Shows(fails="type"), prompts())
-    assert "step returned str; it must be an Observation" in responses[0].dialogue.broken
+    assert "step returned str; it must be an Observation" in responses[0].dialogue.error
 
 
 def test_all_turns_of_a_greedy_job_start_where_the_others_do():

@@ -1,4 +1,4 @@
-"""Runs an ONNX graph in torch, so that gradients reach its input. It knows the operators of PP-OCR's recognisers."""
+"""Text recognition with gradients: PP-OCR's ONNX graph, run by torch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Operator = Callable[[Sequence[Any], Attributes], Tensor]
 
 
 class Graph:
-    """A graph of one input and one output with frozen weights. A last softmax is left out: its logits are given.
+    """An ONNX graph of one input and one output with frozen weights. A final softmax is left out.
 
     Raises:
-        ValueError: it has an operator that is not known here; the message names it.
+        ValueError: the graph has an operator that is not supported.
     """
 
     def __init__(self, path: Path) -> None:
@@ -29,7 +29,7 @@ class Graph:
         self._device = torch.device("cpu")
         self._input = next(i.name for i in graph.input if i.name not in self._weights)
         self._steps: list[tuple[Operator, list[str], str, Attributes]] = []
-        same: dict[str, str] = {}  # outputs that are just another name
+        same: dict[str, str] = {}  # outputs that are aliases
         output = graph.output[0].name
         for node in graph.node:
             given = [same.get(name, name) for name in node.input]
@@ -39,22 +39,22 @@ class Graph:
                 attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
                 self._steps.append((OPERATORS[node.op_type], given, node.output[0], attributes))
             else:
-                raise ValueError(f"{path.name} uses the operator {node.op_type}, which is not known here")
+                raise ValueError(f"{path.name} uses the operator {node.op_type}, which is not supported")
         self._output = same.get(output, output)
-        last = {name: place for place, step in enumerate(self._steps) for name in step[1]}
+        last = {name: index for index, step in enumerate(self._steps) for name in step[1]}
         self._done = [[name for name in set(step[1]) if last[name] == i] for i, step in enumerate(self._steps)]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The output for an input; weights move to its device."""
+        """The output (logits) for an input; weights move to its device."""
         if x.device != self._device:
-            # shapes are computed on the CPU, whatever computes the rest
+            # shapes are computed on the CPU
             self._weights = {n: w.to(x.device) if w.is_floating_point() else w for n, w in self._weights.items()}
             self._device = x.device
-        # kernels are a quarter faster where channels lie next to each other
+        # kernels are a quarter faster in channels-last layout
         values = self._weights | {self._input: x.contiguous(memory_format=torch.channels_last)}
         for (operator, given, output, attributes), done in zip(self._steps, self._done, strict=True):
             values[output] = operator([values[name] for name in given], attributes)
-            for name in done:  # without gradients nothing else would free what no later step reads
+            for name in done:  # frees what no later step reads
                 del values[name]
         return values[self._output]
 
@@ -64,7 +64,7 @@ def _layout(weight: Tensor) -> Tensor:
 
 
 def _same_padding(x: Tensor, a: Attributes, value: float) -> Tensor:
-    """ONNX's SAME_UPPER: as many outputs as inputs over strides, the odd element of padding at the end."""
+    """ONNX's SAME_UPPER padding: inputs / stride outputs, with odd padding at the end."""
     sides: list[int] = []
     for length, kernel, stride in zip(x.shape[2:], a["kernel_shape"], a["strides"], strict=True):
         padding = max((-(-length // stride) - 1) * stride + kernel - length, 0)
@@ -98,7 +98,7 @@ def _max_pool(given: Sequence[Any], a: Attributes) -> Tensor:
 
 def _average_pool(given: Sequence[Any], a: Attributes) -> Tensor:
     assert "auto_pad" not in a
-    assert not any(a.get("pads", ())), "padding would need to know what counts"
+    assert not any(a.get("pads", ())), "padding is not supported"
     return F.avg_pool2d(given[0], tuple(a["kernel_shape"]), tuple(a["strides"]))
 
 
@@ -161,3 +161,35 @@ OPERATORS: dict[str, Operator] = {
     "Transpose": lambda x, a: x[0].permute(a["perm"]),
     "Unsqueeze": _unsqueeze,
 }
+
+
+def lines(pictures: Tensor, height: int) -> Tensor:
+    """Pictures [B, 3, H, W] RGB in [0, 1] as inputs of a recogniser: ``height`` pixels high, BGR in [-1, 1]."""
+    width = max(round(pictures.shape[-1] * height / pictures.shape[-2]), 1)
+    scaled = F.interpolate(pictures, (height, width), mode="bilinear", align_corners=False, antialias=True)
+    return scaled.flip(1) * 2 - 1
+
+
+def log_likelihood(pictures: Tensor, answers: Sequence[Sequence[int]], graph: Graph, height: int) -> Tensor:
+    """Log-probability that each picture is read as its answer, per character (Graves et al. 2006, eq. 8).
+
+    Args:
+        pictures: [B, 3, H, W] RGB in [0, 1].
+        answers: codes of the characters, at least one each; 0 is CTC's blank.
+        graph: pictures [B, 3, height, W] to logits [B, T, C].
+        height: of the graph's input, in pixels.
+
+    Returns:
+        [B]; -inf where an answer has more characters than the picture has columns.
+    """
+    logits = graph(lines(pictures.float(), height))
+    count, columns, _ = logits.shape
+    lengths = torch.tensor([len(answer) for answer in answers])
+    loss = F.ctc_loss(
+        logits.log_softmax(-1).transpose(0, 1),
+        torch.tensor([code for answer in answers for code in answer], device=logits.device),
+        torch.full((count,), columns),
+        lengths,
+        reduction="none",
+    )
+    return -loss / lengths.to(loss)

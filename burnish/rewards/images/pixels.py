@@ -1,4 +1,4 @@
-"""How dark the border of a picture is: what a policy spoils when only its reader is asked."""
+"""Rewards computed from pixels: JPEG size (Black et al. 2023, arXiv:2305.13301), and darkness of the border."""
 
 from __future__ import annotations
 
@@ -15,12 +15,40 @@ if TYPE_CHECKING:
 
     from burnish.types.prompt import Prompt
 
+SCALE = 500.0  # kB per point, as in other implementations
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
+
+
+def size(image: np.ndarray, quality: int = 95) -> float:
+    """Size of a picture as JPEG, in kB of 1000 bytes."""
+    import io
+
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, format="JPEG", quality=quality)
+    return file.tell() / 1000
+
+
+@register("flow reward", "jpeg_compressibility")
+class JpegCompressibility(Reward):
+    """Minus the size as JPEG of quality 95, in units of 500 kB: higher for pictures with less detail."""
+
+    def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:
+        return [Verdict(-size(image) / SCALE) for image in images]
+
+
+@register("flow reward", "jpeg_incompressibility")
+class JpegIncompressibility(Reward):
+    """The size as JPEG of quality 95, in units of 500 kB: higher for pictures with more detail."""
+
+    def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:
+        return [Verdict(size(image) / SCALE) for image in images]
 
 
 @register("flow reward", "border_darkness")
 class BorderDarkness(Reward):
-    """Mean of 1 - luminance over the border, from 0 (white) to 1 (black). Meant for weight 0: to watch."""
+    """Mean of 1 - luminance over the border, from 0 (white) to 1 (black). Meant to be logged, with weight 0."""
 
     width: Count = 1
     """Width of the border in pixels."""
