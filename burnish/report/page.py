@@ -212,7 +212,7 @@ def _configuration(folder: RunFolder) -> str:
 
 def _next(folder: RunFolder, run: Summary) -> str:
     lines = "\n".join(f"{command}    # {what}" for what, command in next_steps(folder, run))
-    return f"<h2>How to go on</h2><pre>{escape(lines)}</pre>"
+    return f"<h2>Next steps</h2><pre>{escape(lines)}</pre>"
 
 
 def _details(title: str, content: str) -> str:

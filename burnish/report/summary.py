@@ -174,19 +174,19 @@ class Summary:
         return int(self.config.get("steps", self.updates))
 
     @property
-    def judged(self) -> list[Row]:
+    def validated(self) -> list[Row]:
         """The lines of metrics with a validation."""
         return [row for row in self.rows if REWARD.of(row) is not None]
 
     @property
     def before(self) -> Row | None:
         """The validation of the untrained model."""
-        return next((row for row in self.judged if row[STEP] == 0), None)
+        return next((row for row in self.validated if row[STEP] == 0), None)
 
     @property
     def after(self) -> Row | None:
         """The last validation of a trained model."""
-        trained = [row for row in self.judged if row[STEP] > 0]
+        trained = [row for row in self.validated if row[STEP] > 0]
         return trained[-1] if trained else None
 
     @property
@@ -199,7 +199,7 @@ class Summary:
         found = [REWARD]
         known = {name: MEASURES[name] for name in self.words.measures}
         rewards = self.config.get("rewards") or {}
-        for name in sorted({key.split("/")[-2] for row in self.judged for key in row if _is_component(key)}):
+        for name in sorted({key.split("/")[-2] for row in self.validated for key in row if _is_component(key)}):
             if name in known:
                 found.append(known[name])
             elif not (len(self._weighted()) == 1 and name in self._weighted()):  # that is the reward itself
@@ -210,13 +210,13 @@ class Summary:
         order = [REWARD, EXACT, STRICT, FORMAT, GIVEN, None, BORDER, VARIETY, LENGTH]
         places = {measure.key: place for place, measure in enumerate(order) if measure is not None}
         found.sort(key=lambda measure: places.get(measure.key, order.index(None)))
-        return [self.doubted(one) for one in found if any(one.of(row) is not None for row in self.judged)]
+        return [self.doubted(one) for one in found if any(one.of(row) is not None for row in self.validated)]
 
     def sources(self) -> list[str]:
         """The data sources of the last validation."""
         head, _, tail = REWARD.key.partition("*")
         end = tail.removesuffix("*")
-        last = self.judged[-1] if self.judged else {}
+        last = self.validated[-1] if self.validated else {}
         return [name[len(head) :].rpartition(end)[0] for name in last if name.startswith(head) and end in name]
 
     def doubted(self, measure: Measure) -> Measure:
@@ -253,8 +253,8 @@ class Summary:
                 f"{100 * sum(missing) / len(missing):.1f} % of the training rewards could not be computed, in "
                 f"{sum(map(bool, missing))} of {len(missing)} updates; those {self.words.samples} were not trained on."
             )
-        unjudged = [(row[STEP], row.get("val-aux/missing") or 0) for row in self.rows]
-        for update, share in unjudged:
+        incomplete = [(row[STEP], row.get("val-aux/missing") or 0) for row in self.rows]
+        for update, share in incomplete:
             if share:
                 whose = f"{100 * share:.1f} % of its {self.words.samples}"
                 found.append(f"Validation {update} lacks the reward of {whose}.")
