@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.setting import Burnish, cpu_seconds, median, options, sd3, table, write
-from burnish.algorithms.flow.flow_grpo import FlowGRPO
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.flow.windows import Window
 from burnish.options import LoraOptions
 

@@ -16,7 +16,7 @@ from diffusers.models.attention_processor import JointAttnProcessor2_0
 from torch import Tensor
 
 from benchmarks.setting import JOINT, POOLED, Burnish, cpu_seconds, median, options, sd3, table, write
-from burnish.algorithms.flow.flow_grpo import FlowGRPO
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.flow.schedules import schedule
 from burnish.flow.windows import Window
 from burnish.models.flow.sd3 import SD3

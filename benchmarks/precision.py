@@ -13,7 +13,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from benchmarks.setting import Burnish, RandomSD3, options, sd3, table, write
-from burnish.algorithms.flow.flow_grpo import FlowGRPO
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.flow.windows import Window
 from burnish.options import LoraOptions
 from tests.support.forwards import LAYOUTS, apart, learned, load, repeated, sampled, scored, theirs

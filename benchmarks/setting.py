@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import torch
 from diffusers import SD3Transformer2DModel
 
-from burnish.algorithms.flow.flow_grpo import FlowGRPO
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.models.flow.sd3 import SD3
 from burnish.options import LoraOptions, OptimizerOptions, RolloutOptions, TrainerOptions
 from burnish.tasks.flow.engine import FlowEngine, FlowJob

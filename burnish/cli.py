@@ -1,4 +1,4 @@
-"""The command line. Nothing heavy is imported before a command is known to make sense."""
+"""The command line. Heavy imports are delayed until a command line is checked."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import NoReturn
 
 from burnish import __version__
@@ -19,11 +20,11 @@ from burnish.utils.terminal import console, message, prepare
 EXIT_CODES = """\
 exit codes:
   0    done
-  1    failed, with a traceback; or doctor found something that must be put right
-  2    refused: one message says what is wrong with the command, the recipe or the files
-  75   stopped by Ctrl-C, SIGTERM, SIGHUP or the machine's announced expiry, and everything that was learned is saved:
-       run the same command again to go on
-  130  interrupted by Ctrl-C; train saves first, and is interrupted by a second one, after which it says what was lost
+  1    failed, with a traceback; or doctor found a problem
+  2    refused: a message says what is wrong with the command, the recipe or the files
+  75   stopped by Ctrl-C, SIGTERM, SIGHUP or before the machine is reclaimed, with everything saved: run the same
+       command again to resume
+  130  interrupted by Ctrl-C; train needs a second one for this, and then says which updates were not saved
 """
 
 TRAIN = """\
@@ -32,12 +33,12 @@ examples:
   burnish train quickstart algorithm=flow_grpo output_dir=runs/flow_grpo
   burnish train my_recipe.yaml optimizer.lr=1e-4 rollout.n=16
   burnish train quickstart rewards.jpeg_compressibility.weight=0.1    adds a reward
-  burnish train quickstart rewards.border_darkness=null               takes one away
+  burnish train quickstart rewards.border_darkness=null               removes a reward
   burnish train quickstart model.lora=null                            trains all weights
   burnish train quickstart --sweep seed=0,1,2 algorithm.beta=0.5,1 output_dir=runs/sweep
 
-A command that was killed goes on where it was when it is given again.
-With --sweep, values with commas are tried in every combination, one after another, each in its own folder
+A killed run resumes when the same command is run again.
+With --sweep, every combination of comma-separated values is trained, one after another, each in its own folder
 below output_dir; lists need brackets: [a,b].
 """
 
@@ -59,7 +60,7 @@ examples:
 
 EXPORT = """\
 examples:
-  burnish export runs/quickstart --output my_model                   a whole pipeline, for from_pretrained
+  burnish export runs/quickstart --output my_model                   a pipeline, for from_pretrained
   burnish export runs/quickstart --format lora --output my_lora      adapters, for load_lora_weights
 """
 
@@ -71,33 +72,33 @@ examples:
 RECIPES = """\
 examples:
   burnish recipes
-  burnish config quickstart > mine.yaml && burnish train mine.yaml    make one your own
+  burnish config quickstart > mine.yaml && burnish train mine.yaml    start from one of them
 """
 
 CONFIG = """\
 examples:
-  burnish config quickstart                             every option, explained; what differs is marked
+  burnish config quickstart                             every option, explained; non-default values are marked
   burnish config quickstart algorithm=flow_grpo
   burnish config quickstart rollout.n=16 > mine.yaml    the output is a recipe: burnish train mine.yaml
-  burnish config sd35/flow_grpo                         a recipe whose files are not here yet: it says what is missing
+  burnish config sd35/flow_grpo                         also lists files that are missing on this machine
 """
 
 DOCTOR = """\
 examples:
-  burnish doctor      what to put right if the quickstart does not run
+  burnish doctor      what to fix if the quickstart does not run
 """
 
 LESS_MEMORY = (
     "lower rollout.batch_size, trainer.micro_batch_size or trainer.micro_batch_tokens, which change no result; set "
-    "model.gradient_checkpointing=true; or ask for fewer or smaller samples"
+    "model.gradient_checkpointing=true; or use fewer or smaller samples"
 )
-SOURCE = "folder of a run or of one of its checkpoints, or a recipe, whose untrained model is taken"
-OVERRIDES = "options of the run as section.option=value; the value is YAML, null is none"
+SOURCE = "folder of a run or of one of its checkpoints, or a recipe for its untrained model"
+OVERRIDES = "options of the run as section.option=value, with the value in YAML"
 
 
 @dataclass(frozen=True)
 class Verb:
-    """A command: what it is for, what it takes, and what does it."""
+    """A command."""
 
     summary: str
     examples: str
@@ -121,26 +122,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         _complain(error)
         code = 2
     except Exception as error:
-        code = _unforeseen(error)
+        code = _system_error(error)
     except KeyboardInterrupt as error:
         _complain(UserError(str(error) or "interrupted"))
         code = EXIT_INTERRUPTED
     if argv is None:
-        ignore_further_signals()  # Python's own end takes a while, and the exit code is to be what it is
+        ignore_further_signals()  # a signal while Python exits would change the exit code
     return code
 
 
-def _unforeseen(error: Exception) -> int:
-    """Say what the machine could not do, and return the exit code.
+def _system_error(error: Exception) -> int:
+    """Print a message for lack of memory or disk space, and return the exit code.
 
     Raises:
-        Exception: the same, where it is an error of the code.
+        Exception: the same, if it is another error.
     """
     if out_of_memory(error):
-        said = str(error).strip().split("\n")[0]
-        _complain(UserError(f"memory has run out{f': {said}' if said else ''}; {LESS_MEMORY}"))
+        reason = str(error).strip().split("\n")[0]
+        _complain(UserError(f"out of memory{f': {reason}' if reason else ''}; {LESS_MEMORY}"))
         return 2
-    if isinstance(error, BrokenPipeError):  # whoever read what we print has gone, as `head` does
+    if isinstance(error, BrokenPipeError):  # the reader of our output has exited, as `head` does
         _drop_output()
         return 1
     if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
@@ -152,7 +153,7 @@ def _unforeseen(error: Exception) -> int:
 
 
 def _drop_output() -> None:
-    """Python would write what is left of it at its end, and complain once more."""
+    """Redirect stdout to /dev/null, since Python flushes it at exit, which would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
@@ -200,11 +201,21 @@ def _complain(error: UserError) -> None:
 
 
 def _quiet_threads(threads: int | None = None) -> None:
-    """Tell OpenMP how to behave; it listens only before torch is imported."""
-    # spinning threads make processes that share cores many times slower
+    """Configure OpenMP, before torch is imported."""
+    # spinning threads slow down processes that share cores
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
+
+
+def _command(module: str, function: str | None = None) -> Callable[[argparse.Namespace], int]:
+    """A function of ``burnish.commands``, imported when it is called with the parsed arguments as keywords."""
+
+    def act(args: argparse.Namespace) -> int:
+        _quiet_threads()
+        return int(getattr(import_module(f"burnish.commands.{module}"), function or module)(**vars(args)))
+
+    return act
 
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -214,7 +225,7 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _train_arguments(parser: argparse.ArgumentParser) -> None:
     _run_arguments(parser)
-    parser.add_argument("--sweep", action="store_true", help="try every combination of values with commas, in turn")
+    parser.add_argument("--sweep", action="store_true", help="train every combination of comma-separated values")
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -241,44 +252,39 @@ def _train(args: argparse.Namespace) -> int:
 def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", help=SOURCE)
     parser.add_argument("overrides", metavar="OPTION=VALUE", nargs="*", help=OVERRIDES)
-    parser.add_argument(
-        "-o", "--output", metavar="DIR", help="also write numbers, pictures and verdicts to this folder"
-    )
-
-
-def _eval(args: argparse.Namespace) -> int:
-    _quiet_threads()
-    from burnish.commands.evaluate import evaluate
-
-    return evaluate(args.source, args.overrides, output=args.output)
+    parser.add_argument("-o", "--output", metavar="DIR", help="also write metrics, samples and scores to this folder")
 
 
 def _sample_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SOURCE", help=f"{SOURCE}; or the directory of a model that draws")
-    parser.add_argument("prompts", metavar="PROMPT", nargs="*", help="what to draw, or a question, in quotes")
+    parser.add_argument("source", metavar="SOURCE", help=f"{SOURCE}; or a diffusers model's directory")
+    parser.add_argument("prompts", metavar="PROMPT", nargs="*", help="prompts, in quotes")
     parser.add_argument(
-        "-i", "--image", metavar="FILE", action="append", default=[],
-        help="a picture that the questions are about, for models that see; may be given several times",
+        "-i", "--image", dest="images", metavar="FILE", action="append", default=[],
+        help="image that the prompts are about, for vision-language models; may be given several times",
     )  # fmt: skip
-    parser.add_argument("-p", "--prompt-file", metavar="FILE", help="more prompts, one a line (.txt or .jsonl)")
+    parser.add_argument("-p", "--prompt-file", metavar="FILE", help="more prompts, one per line (.txt or .jsonl)")
     parser.add_argument(
         "-o",
         "--output",
         metavar="DIR",
         default="samples",
-        help="folder for the pictures, in the place of those of an earlier call (%(default)s)",
+        help="folder for the samples; those of an earlier call are replaced (%(default)s)",
     )
     parser.add_argument(
-        "-n", "--count", type=_whole(1, 10_000), default=4, metavar="N", help="pictures per prompt (%(default)s)"
+        "-n",
+        "--count",
+        dest="n",
+        type=_whole(1, 10_000),
+        default=4,
+        metavar="N",
+        help="samples per prompt (%(default)s)",
     )
     parser.add_argument("--steps", type=_whole(1, 1000), metavar="N", help="denoising steps (those of the run)")
     parser.add_argument(
         "--guidance", type=_guidance, metavar="SCALE", help="guidance scale, 1 is none (that of the run)"
     )
-    parser.add_argument(
-        "--height", type=_whole(1, 2**15), metavar="PIXELS", help="height of a picture (the model's own)"
-    )
-    parser.add_argument("--width", type=_whole(1, 2**15), metavar="PIXELS", help="width of a picture (the model's own)")
+    parser.add_argument("--height", type=_whole(1, 2**15), metavar="PIXELS", help="image height (the model's default)")
+    parser.add_argument("--width", type=_whole(1, 2**15), metavar="PIXELS", help="image width (the model's default)")
     parser.add_argument(
         "--seed", type=_whole(0, 2**63 - 1), default=0, metavar="N", help="seed of the noise (%(default)s)"
     )
@@ -286,63 +292,25 @@ def _sample_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _sample(args: argparse.Namespace) -> int:
     if not args.prompts and args.prompt_file is None:
-        raise UserError("there is nothing to draw or to answer; give prompts in quotes, or --prompt-file FILE")
-    _quiet_threads()
-    from burnish.commands.sample import sample
-
-    return sample(
-        args.source, args.prompts, images=args.image, prompt_file=args.prompt_file, output=args.output, n=args.count,
-        steps=args.steps, guidance=args.guidance, height=args.height, width=args.width, seed=args.seed,
-    )  # fmt: skip
+        raise UserError("no prompt is given; give prompts in quotes, or --prompt-file FILE")
+    return _command("sample")(args)
 
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of a run")
     parser.add_argument("-o", "--output", metavar="DIR", required=True, help="new folder to write")
     parser.add_argument(
-        "--format", choices=("merged", "lora"), default="merged",
-        help="merged: a whole pipeline with the trained weights; lora: only the adapters (%(default)s)",
+        "--format", dest="what", choices=("merged", "lora"), default="merged",
+        help="merged: the full model with the trained weights; lora: only the adapters (%(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16"),
-        help="precision of merged weights (that in which they were trained)",
+        help="precision of merged weights (that of training)",
     )  # fmt: skip
-
-
-def _export(args: argparse.Namespace) -> int:
-    _quiet_threads()
-    from burnish.commands.export import export
-
-    return export(args.run, output=args.output, what=args.format, dtype=args.dtype)
 
 
 def _report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of a run")
-
-
-def _report(args: argparse.Namespace) -> int:
-    from burnish.commands.report import report
-
-    return report(args.run)
-
-
-def _recipes(args: argparse.Namespace) -> int:
-    from burnish.commands.recipes import recipes
-
-    return recipes()
-
-
-def _config(args: argparse.Namespace) -> int:
-    from burnish.commands.config import config
-
-    return config(args.recipe, args.overrides)
-
-
-def _doctor(args: argparse.Namespace) -> int:
-    _quiet_threads()
-    from burnish.commands.doctor import doctor
-
-    return doctor()
 
 
 def _nothing(parser: argparse.ArgumentParser) -> None:
@@ -369,14 +337,14 @@ def _guidance(text: str) -> float:
 
 
 VERBS: dict[str, Verb] = {
-    "train": Verb("Train a model by a recipe.", TRAIN, _train_arguments, _train),
-    "eval": Verb("Judge a run, or a model before training, on held-out prompts.", EVAL, _eval_arguments, _eval),
-    "sample": Verb("Draw pictures with a trained model.", SAMPLE, _sample_arguments, _sample),
-    "export": Verb("Write trained weights for diffusers and other tools.", EXPORT, _export_arguments, _export),
-    "report": Verb("Write the report of a run.", REPORT, _report_arguments, _report),
-    "recipes": Verb("List the recipes that ship with Burnish.", RECIPES, _nothing, _recipes),
-    "config": Verb("Show every option of a run, explained, as a recipe.", CONFIG, _run_arguments, _config),
-    "doctor": Verb("Check that this machine can train.", DOCTOR, _nothing, _doctor),
+    "train": Verb("Train a model with a recipe.", TRAIN, _train_arguments, _train),
+    "eval": Verb("Evaluate a trained or untrained model.", EVAL, _eval_arguments, _command("evaluate")),
+    "sample": Verb("Sample images or responses from a trained model.", SAMPLE, _sample_arguments, _sample),
+    "export": Verb("Export trained weights for other tools.", EXPORT, _export_arguments, _command("export")),
+    "report": Verb("Write the report of a run.", REPORT, _report_arguments, _command("show", "report")),
+    "recipes": Verb("List the recipes that ship with Burnish.", RECIPES, _nothing, _command("show", "recipes")),
+    "config": Verb("Show every option of a run, explained.", CONFIG, _run_arguments, _command("show", "config")),
+    "doctor": Verb("Check that this machine can train.", DOCTOR, _nothing, _command("doctor")),
 }
 
 

@@ -1,4 +1,4 @@
-"""The loop. Algorithms, models and machines differ in the objects that it is given, never here."""
+"""The training loop, the same for all algorithms, models and runtimes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from burnish.utils.timer import Stopwatch
 
 
 class Workers(Protocol):
-    """Who holds the networks: this process, or a group of ranks."""
+    """Holds the networks: this process, or a group of ranks."""
 
     def annotate(self, scored: Collected) -> Any: ...
     def credit(self, annotated: Any) -> tuple[Any, Metrics]: ...
@@ -36,9 +36,9 @@ def run(
     around: Callable[[int], AbstractContextManager[Any]] = nullcontext,
     devices: int = 1,
 ) -> None:
-    """Train until the updates are done or ``stop`` says so, which is asked after the hooks of each update.
+    """Train until the updates are done or ``stop()``, which is checked after each update and its hooks.
 
-    Every update happens within what ``around`` makes of its number. Throughput is told for each of the ``devices``.
+    Every update runs in the context ``around(update)``. Throughput is per device.
     """
     for update in updates:
         with around(update), watch("step"):
@@ -55,7 +55,7 @@ def run(
 
 
 def _learn(scored: Collected, workers: Workers, update: int) -> Metrics:
-    """Credit and update. Where nothing was collected, the update is skipped and counted."""
+    """Annotate, credit and update; an empty batch is skipped and counted."""
     if not len(scored):
         return {"actor/skipped_updates": 1.0, "actor/empty_updates": 1.0}
     batch, credited = workers.credit(workers.annotate(scored))

@@ -1,4 +1,4 @@
-"""Numbers about rewards, pictures and time, under the names that verl gives them. All pure."""
+"""Metrics of rewards, samples and time, under verl's names; pure functions."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from burnish.advantages import group_statistics
+from burnish.advantages.groups import group_statistics
 from burnish.types.completion import Lengths
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Collected, Rollouts, Scores
 from burnish.utils.images import NonFiniteImage
 
 TIME_COLUMNS = ("timing_s/", "timing_per_image_ms/", "timing_per_token_ms/", "perf/", "pipeline/idle_share/")
-PER_IMAGE = ("gen", "ref", "old_log_prob", "adv", "update_actor")  # verl's: what handles every picture
+PER_IMAGE = ("gen", "ref", "old_log_prob", "adv", "update_actor")  # phases that process every image
 PER_TOKEN = ("gen", "ref", "old_log_prob", "values", "adv", "update_actor")
 DRAWS = 1000  # of the bootstrap
-CELL, CELLS = 4, 16  # pixels of a cell in a small picture; cells along a side of a large one
+CELL, CELLS = 4, 16  # pixels of a cell in a small image; cells along a side of a large one
 LUMA = np.array([0.299, 0.587, 0.114])
 
 
 def is_time_column(name: str) -> bool:
-    """Whether a metric depends on the clock. Every other one is the same in every run of a configuration."""
+    """Whether a metric depends on the clock; all others are the same in every run of a configuration."""
     return name.startswith(TIME_COLUMNS)
 
 
 def collected_metrics(collected: Collected) -> dict[str, float]:
-    """What a batch from a source tells before anything is learned from it; what is given has no rewards."""
+    """Metrics of a batch before training on it; an offline batch has no rewards."""
     lengths = length_metrics(collected.lengths) if collected.lengths is not None else {}
     if not isinstance(collected, Rollouts):
         return lengths
@@ -38,23 +38,23 @@ def collected_metrics(collected: Collected) -> dict[str, float]:
 
 
 def reward_metrics(scores: Scores, group: Tensor) -> dict[str, float]:
-    """How rewards spread within prompts, each component's mean, and how many are missing.
+    """Reward statistics within prompts, each component's mean, and the number of missing rewards.
 
     Args:
-        scores: [B]; a missing reward is left out of everything but its own count.
+        scores: [B]; missing rewards only count as missing.
         group: [B] samples of one prompt share an id.
     """
     statistics = group_statistics(scores.reward.cpu(), group.cpu(), scores.missing.cpu())
-    judged = statistics.count > 0
+    scored = statistics.count > 0
     metrics = {
         "critic/missing_count": float(scores.missing.sum()),
         "critic/missing_ratio": float(scores.missing.double().mean()),
     }
-    if judged.any():
+    if scored.any():
         metrics |= {
-            "critic/rewards/zero_std_ratio": float(statistics.constant[judged].double().mean()),
-            "critic/rewards/std_mean": float(statistics.std[judged].mean()),
-            "critic/rewards/group_size": float(statistics.count[judged].mean()),
+            "critic/rewards/zero_std_ratio": float(statistics.constant[scored].double().mean()),
+            "critic/rewards/std_mean": float(statistics.std[scored].mean()),
+            "critic/rewards/group_size": float(statistics.count[scored].mean()),
         }
     for name, value in zip(scores.names, scores.components.double().unbind(1), strict=True):
         known = value[~value.isnan()]
@@ -64,18 +64,18 @@ def reward_metrics(scores: Scores, group: Tensor) -> dict[str, float]:
 
 
 def hacking_metrics(scores: Scores, group: Tensor) -> dict[str, float]:
-    """How each watched component goes along with the optimised reward among samples of one prompt.
+    """Correlation of each logged-only component with the reward among samples of one prompt.
 
-    ``critic/NAME/reward_correlation`` is the correlation of deviations from the means of groups. What should not
-    matter is near 0; a good thing below 0 is being traded for reward, and a bad one above 0 is being rewarded.
+    ``critic/NAME/reward_correlation`` is the correlation of deviations from group means. An irrelevant component is
+    near 0; a desirable one below 0 is being traded for reward, and an undesirable one above 0 is being rewarded.
 
     Args:
-        scores: [B]; only columns without weight are watched. One without differences has no correlation.
+        scores: [B]; only components with weight 0 count. A constant one has no correlation.
         group: [B] samples of one prompt share an id.
     """
     metrics = {}
-    watched = zip(scores.names, scores.weights, scores.components.double().unbind(1), strict=False)
-    for name, weight, value in watched:
+    components = zip(scores.names, scores.weights, scores.components.double().unbind(1), strict=False)
+    for name, weight, value in components:
         absent = scores.missing | value.isnan()
         if weight or absent.all():
             continue
@@ -90,7 +90,7 @@ def hacking_metrics(scores: Scores, group: Tensor) -> dict[str, float]:
 
 
 def length_metrics(lengths: Lengths) -> dict[str, float]:
-    """How long responses are, in tokens, and how many were cut at the limit; how long their prompts are."""
+    """Lengths of responses and prompts in tokens, and the fraction of truncated responses."""
     if not len(lengths):
         return {}
     found = {"response_length/clip_ratio": float((~lengths.finished).double().mean())}
@@ -106,12 +106,12 @@ def length_metrics(lengths: Lengths) -> dict[str, float]:
 def validation_metrics(scores: Scores, prompts: Sequence[Prompt]) -> dict[str, float]:
     """verl's validation metrics by data source: the reward with its best and worst of k, components by mean.
 
-    N in a name is the number of samples that a prompt was given, whether or not all could be judged. The
-    reward's mean@N and best@N are ``val-core``, the rest is ``val-aux``.
+    N in a name is the number of samples per prompt, including those without a reward. The reward's mean@N and best@N
+    are ``val-core``, the rest is ``val-aux``.
 
     Args:
         scores: [B].
-        prompts: [B] one per sample; samples with equal prompts belong together.
+        prompts: [B] one per sample; samples with equal prompts form a group.
     """
     sources: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for row, prompt in enumerate(prompts):
@@ -134,9 +134,9 @@ def validation_metrics(scores: Scores, prompts: Sequence[Prompt]) -> dict[str, f
 
 
 def given_metrics(scores: Scores, prompts: Sequence[Prompt], condition: str) -> dict[str, float]:
-    """The mean of every other component among samples whose component ``condition`` is 1, by data source.
+    """Mean of every other component among samples whose component ``condition`` is 1, by data source.
 
-    A rise of accuracy may be a rise of form alone; this says how often what has the form is right.
+    It tells a rise of accuracy from a rise of format alone.
     """
     if condition not in scores.names:
         return {}
@@ -154,11 +154,11 @@ def given_metrics(scores: Scores, prompts: Sequence[Prompt], condition: str) -> 
 
 
 def best_and_worst(values: Sequence[np.ndarray], count: int) -> dict[str, float]:
-    """What several tries at a prompt are worth: a bootstrap over its samples, averaged over prompts.
+    """Mean, best and worst of k samples: a bootstrap over a prompt's samples, averaged over prompts.
 
     Args:
         values: one array of rewards per prompt, NaN where missing; prompts without rewards are left out.
-        count: samples per prompt; k goes through the powers of two below it, then it itself.
+        count: samples per prompt; k takes the powers of two below it, and itself.
     """
     prompts = [known for known in (value[~np.isnan(value)] for value in values) if len(known)]
     if not prompts:
@@ -172,37 +172,36 @@ def best_and_worst(values: Sequence[np.ndarray], count: int) -> dict[str, float]
         found[f"std@{count}"].append(known.std())
         for size in [*sizes, count]:
             drawn = known[_draws(len(known), size)]
-            for name, kept in (("best", drawn.max(1)), ("worst", drawn.min(1))):
-                found[f"{name}@{size}/mean"].append(kept.mean())
-                found[f"{name}@{size}/std"].append(kept.std())
-    return {name: float(np.mean(several)) for name, several in found.items()}
+            for name, extreme in (("best", drawn.max(1)), ("worst", drawn.min(1))):
+                found[f"{name}@{size}/mean"].append(extreme.mean())
+                found[f"{name}@{size}/std"].append(extreme.std())
+    return {name: float(np.mean(values_of)) for name, values_of in found.items()}
 
 
 @cache
 def _draws(population: int, size: int) -> np.ndarray:
-    """[DRAWS, size]. verl seeds every bootstrap anew: prompts with equally many samples share their draws."""
+    """Bootstrap indices [DRAWS, size]; as in verl, prompts with equally many samples share them."""
     return np.random.RandomState(42).choice(population, size=(DRAWS, size), replace=True)
 
 
 def group_diversity(pictures: Sequence[np.ndarray], group: Tensor) -> float:
-    """How different the pictures of a prompt are in their coarse structure; noise and sharpness don't count.
+    """Diversity of the images of a prompt in their coarse structure, independent of noise and sharpness.
 
-    Brightness is averaged over cells; what is returned is its standard deviation among the samples of a
-    prompt, averaged over cells and prompts.
+    It is the std of brightness, averaged over cells, among the samples of a prompt; the mean over cells and prompts.
 
     Args:
-        pictures: [B] uint8 arrays [H, W, 3], those of a prompt of one size.
+        pictures: [B] uint8 arrays [H, W, 3], of one size within a prompt.
         group: [B] samples of one prompt share an id.
 
     Returns:
-        0 where all samples of each prompt are alike, at most 0.5; NaN if no prompt has two samples.
+        From 0, if all samples of each prompt are alike, to 0.5; NaN if no prompt has two samples.
     """
-    spread = list(group_diversities(pictures, group).values())
-    return float(np.mean(spread)) if spread else float("nan")
+    diversities = list(group_diversities(pictures, group).values())
+    return float(np.mean(diversities)) if diversities else float("nan")
 
 
 def group_diversities(pictures: Sequence[np.ndarray], group: Tensor) -> dict[int, float]:
-    """The same of each prompt that has two samples, by its number."""
+    """The diversity of each prompt that has two samples, by its id."""
     members: dict[int, list[np.ndarray]] = defaultdict(list)
     for picture, number in zip(pictures, group.tolist(), strict=True):
         if not isinstance(picture, NonFiniteImage):
@@ -211,7 +210,7 @@ def group_diversities(pictures: Sequence[np.ndarray], group: Tensor) -> dict[int
 
 
 def _coarse(picture: np.ndarray) -> np.ndarray:
-    """Brightness in [0, 1] averaged over cells of 4 x 4 pixels; larger ones where those would exceed 16."""
+    """Brightness in [0, 1] averaged over cells of 4 x 4 pixels, or larger ones so that a side has at most 16."""
     value: np.ndarray = picture @ LUMA / 255
     for axis, length in enumerate(value.shape):
         cells = min(max(length // CELL, 1), CELLS)
@@ -222,59 +221,37 @@ def _coarse(picture: np.ndarray) -> np.ndarray:
 
 
 def collected_timing(seconds: dict[str, float], collected: Collected, *, devices: int = 1) -> dict[str, float]:
-    """Times of a step, in the unit of what it handled: pictures, or tokens."""
+    """Timing metrics of a step, per image or per token."""
     lengths = collected.lengths
-    if lengths is not None:
-        written = int(lengths.response.sum())
-        tokens = written + int(lengths.prompt.sum())
-        return token_timing_metrics(seconds, responses=len(lengths), written=written, tokens=tokens, devices=devices)
-    return timing_metrics(seconds, len(collected), devices=devices)
-
-
-def token_timing_metrics(
-    seconds: dict[str, float], *, responses: int, written: int, tokens: int, devices: int = 1
-) -> dict[str, float]:
-    """Seconds by part of a step, milliseconds per token, and throughput, under verl's names.
-
-    Args:
-        seconds: by part; ``step`` is the whole, without which there is no throughput.
-        responses: in the step.
-        written: tokens of the responses, which sampling is divided by.
-        tokens: of prompts and responses, which everything else is divided by.
-        devices: that worked at it.
-    """
-    metrics = {f"timing_s/{name}": value for name, value in seconds.items()}
-    for name in PER_TOKEN:
-        count = written if name == "gen" else tokens
-        if name in seconds and count:
-            metrics[f"timing_per_token_ms/{name}"] = seconds[name] * 1000 / count
-    if seconds.get("step"):
-        metrics |= {
-            "perf/total_num_responses": float(responses),
-            "perf/total_num_tokens": float(tokens),
-            "perf/time_per_step": seconds["step"],
-            "perf/throughput": tokens / (seconds["step"] * devices),
-        }
-    return metrics
+    if lengths is None:
+        return timing_metrics(seconds, len(collected), devices=devices)
+    generated = int(lengths.response.sum())
+    tokens = generated + int(lengths.prompt.sum())
+    per_token = {name: generated if name == "gen" else tokens for name in PER_TOKEN}
+    totals = {"perf/total_num_responses": float(len(lengths)), "perf/total_num_tokens": float(tokens)}
+    return _timing(seconds, "token", per_token, totals, tokens / devices)
 
 
 def timing_metrics(seconds: dict[str, float], images: int, *, devices: int = 1) -> dict[str, float]:
-    """Seconds by part of a step, milliseconds per picture where a part handles pictures, and throughput.
+    """Seconds by phase, milliseconds per image for phases that process images, and throughput.
 
     Args:
-        seconds: by part; ``step`` is the whole, without which there is no throughput.
-        images: pictures in the step.
-        devices: that worked at it.
+        seconds: by phase; ``step`` is the full update, without which there is no throughput.
+        images: of the step.
+        devices: that shared the work.
     """
+    per_image, totals = dict.fromkeys(PER_IMAGE, images), {"perf/total_num_images": float(images)}
+    return _timing(seconds, "image", per_image, totals, images / devices)
+
+
+def _timing(
+    seconds: dict[str, float], unit: str, counts: dict[str, int], totals: dict[str, float], per_device: float
+) -> dict[str, float]:
+    """Seconds by phase, milliseconds per unit by phase (``counts``), and totals and throughput of the step."""
     metrics = {f"timing_s/{name}": value for name, value in seconds.items()}
-    if images:
-        for name in PER_IMAGE:
-            if name in seconds:
-                metrics[f"timing_per_image_ms/{name}"] = seconds[name] * 1000 / images
-    if seconds.get("step"):
-        metrics |= {
-            "perf/total_num_images": float(images),
-            "perf/time_per_step": seconds["step"],
-            "perf/throughput": images / (seconds["step"] * devices),
-        }
+    for name, count in counts.items():
+        if name in seconds and count:
+            metrics[f"timing_per_{unit}_ms/{name}"] = seconds[name] * 1000 / count
+    if step := seconds.get("step"):
+        metrics |= totals | {"perf/time_per_step": step, "perf/throughput": per_device / step}
     return metrics

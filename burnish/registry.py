@@ -29,6 +29,7 @@ from burnish.utils.errors import UserError
 from burnish.utils.user_code import absolute, load_object, path_of, reason
 
 T = TypeVar("T")
+PARTS = "burnish.algorithms.parts"
 WITHIN = "within_choice"  # type of errors about the options of a choice, which hold those errors
 ENTRY_POINTS = "burnish.plugins"  # group in which installed packages name modules that register something
 
@@ -47,7 +48,12 @@ class Kind:
 
 KINDS = {
     "flow algorithm": Kind("burnish.algorithms.flow", "burnish.algorithms.base:Algorithm"),
-    "language algorithm": Kind("burnish.algorithms.language", "burnish.algorithms.language.base:LanguageAlgorithm"),
+    "language algorithm": Kind("burnish.algorithms.language", "burnish.algorithms.base:Algorithm"),
+    "advantage": Kind(PARTS, f"{PARTS}:AdvantageFunction", part=f"{PARTS}:AdvantagePart"),
+    "surrogate": Kind(
+        PARTS, f"{PARTS}:SurrogateFunction", part=f"{PARTS}:SurrogatePart", part_of_function=f"{PARTS}:WholeSamples"
+    ),
+    "kl estimator": Kind(PARTS, f"{PARTS}:KlFunction", part=f"{PARTS}:KlPart"),
     "flow reward": Kind("burnish.rewards.images", "burnish.rewards.base:Reward"),
     "language reward": Kind("burnish.rewards.text", "burnish.rewards.text.base:LanguageReward"),
     "environment": Kind("burnish.environments", "burnish.environments.base:Environment"),
@@ -236,13 +242,19 @@ def _origin(thing: Any) -> tuple[str, str]:
 
 
 def _rather(kind: str, given: Any) -> str | None:
-    """Another kind whose contract is narrower than that of ``kind``, and fulfilled by a class of the user."""
+    """Another kind that a class of the user is of: its contract is narrower, or one of our bases is of that kind."""
     if not isinstance(given, type) or given.__module__.startswith("burnish."):
         return None
     own = _load(KINDS[kind].contract)
     for other, its in KINDS.items():
         contract = _load(its.contract)
         if contract is not own and own in contract.__mro__ and contract in given.__mro__:
+            return other
+        if (
+            contract is own
+            and other != kind
+            and any(one.__module__.startswith(f"{its.package}.") for one in given.__mro__)
+        ):
             return other
     return None
 

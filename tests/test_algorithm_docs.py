@@ -19,7 +19,7 @@ EVERYWHERE = "\n".join(page.read_text() for page in DOCS.rglob("*.md"))
 
 def new_options(cls: type) -> list[str]:
     """Options that a class has and none of its bases: those that it only gives another default are theirs."""
-    bases = [base for base in cls.__mro__[1:] if dataclasses.is_dataclass(base)]
+    bases = [base for base in (*cls.__mro__[1:], *getattr(cls, "parts", {}).values()) if dataclasses.is_dataclass(base)]
     inherited = {field.name for base in bases for field in dataclasses.fields(base)}
     return [field.name for field in dataclasses.fields(cls) if field.name not in inherited]
 
@@ -45,6 +45,15 @@ def test_its_page_names_its_own_options(algorithm):
 @pytest.mark.parametrize("base", shared_bases(), ids=lambda base: base.__name__)
 def test_options_that_algorithms_share_are_named_somewhere(base):
     assert [option for option in new_options(base) if not is_named(option, EVERYWHERE)] == []
+
+
+@pytest.mark.parametrize("kind", ["advantage", "surrogate"])
+def test_the_page_of_parts_has_a_line_for_each_with_its_options(kind):
+    text = (PAGES / "parts.md").read_text().split(f"\n## {kind.capitalize()}s\n")[1].split("\n## ")[0]
+    for name in names(kind):
+        (line,) = (line for line in text.splitlines() if line.startswith(f"| `{name}` |"))
+        own = vars(lookup(kind, name)).get("__annotations__", {}).keys() - {"name"}
+        assert [option for option in own if not is_named(option, line)] == []
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -9,11 +9,11 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from burnish.rewards.images.pixels import BorderDarkness
 
 import burnish
 from burnish.cli import main
 from burnish.rewards.images.function import Function
+from burnish.rewards.images.pixels import BorderDarkness
 from burnish.utils.errors import ConfigError, UserError
 from tests.support import reward_functions
 from tests.support.shown import ROOT

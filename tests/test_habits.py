@@ -92,6 +92,13 @@ def test_every_change_is_tested_and_newer_pushes_end_older_runs():
     assert f"TORCH ?= {torch}\n" in (ROOT / "Makefile").read_text()
 
 
+def test_what_a_source_distribution_takes_along_exists():
+    targets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    missing = [name for name in targets["sdist"]["include"] if not (ROOT / name).exists()]
+    assert not missing
+    assert {one["core-metadata-version"] for one in targets.values()} == {"2.4"}, "what every uploader reads"
+
+
 def test_a_release_is_tested_built_published_and_announced_in_this_order():
     flow = WORKFLOWS["release.yml"]
     assert flow[ON] == {"push": {"tags": ["v*"]}}

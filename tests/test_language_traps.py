@@ -12,11 +12,11 @@ import math
 import pytest
 import torch
 
-from burnish.algorithms.language.grpo import GRPO
-from burnish.algorithms.language.kl import TokenKl
+from burnish.algorithms.kl import TokenKl
+from burnish.algorithms.language.policy_gradient import GRPO
 from burnish.algorithms.language.ppo import PPO
 from burnish.config import load
-from burnish.losses.tokens import masked
+from burnish.losses.policy import masked
 from burnish.tasks import assemble
 from burnish.tasks.language.engine import Encoder
 from burnish.training.trainer import Diverged

@@ -31,12 +31,14 @@ FORBIDDEN: dict[str, dict[str, str]] = {
     "TCPStore": {"training/rendezvous.py": "bound to the address that is meant"},
     "create_server": {}, "HTTPServer": {}, "ThreadingHTTPServer": {}, "listen": {},
     "import_module": {
-        "registry.py": "the package's own modules",
+        "cli.py": "the package's own commands",
         "config/tasks.py": "the parts of a task, whose names are written above",
+        "registry.py": "the package's own modules",
         "models/flow/pipeline.py": "diffusers or transformers, as the line before says",
         "tasks/language/vllm/apart/burnish_vllm/worker.py": "modules of vLLM's, whose names are written above",
         "utils/user_code.py": "modules and files that the user names",
     },
+    "resolve_name": {"algorithms/base.py": "functions of the package, whose names are in algorithms/parts.py"},
     "exec_module": {},
     "json.loads": {
         "utils/json_text.py": "the one reader, whose errors are all of one kind",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from burnish.losses.tokens.masking import masked
+from burnish.losses.policy import masked
 
 
 @torch.no_grad()

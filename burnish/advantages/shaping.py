@@ -1,11 +1,12 @@
-"""Rewards before credit: where they stand, what is taken off them, how far they count."""
+"""Rewards before they are compared: at which tokens they count, what is taken off them, how far they count."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from burnish.losses.tokens.masking import masked
+from burnish.losses.policy import masked
 
 
 def place_reward(reward: Tensor, mask: Tensor) -> Tensor:
@@ -39,24 +40,6 @@ def place_step_rewards(reward: Tensor, step: Tensor, mask: Tensor) -> Tensor:
     return out
 
 
-def shape_rewards(reward: Tensor, kl: Tensor, mask: Tensor, *, coef: float, clip: float | None = None) -> Tensor:
-    """Reward per token: minus the weighted KL at each, plus the sample's reward on the last (InstructGPT, eq. 2).
-
-    Args:
-        reward: [B].
-        kl: [B, T], estimates per token whose values count (k1, k3).
-        mask: [B, T] bool.
-        coef: of the KL; below 0 counts as 0.
-        clip: the sample's reward counts within +-clip; the KL is not clipped.
-
-    Returns:
-        [B, T], 0 where masked.
-    """
-    if clip is not None:
-        reward, _ = clip_values(reward, -clip, clip)
-    return place_reward(reward, mask) - max(coef, 0.0) * masked(kl, mask)
-
-
 def clip_values(values: Tensor, lowest: float, highest: float, mask: Tensor | None = None) -> tuple[Tensor, float]:
     """Values within a range, and the fraction of them that was outside it before.
 
@@ -74,6 +57,19 @@ def clip_values(values: Tensor, lowest: float, highest: float, mask: Tensor | No
     values = masked(values, mask)
     outside = ((values < lowest) | (values > highest)) & mask
     return masked(values.clamp(lowest, highest), mask), float(outside.sum() / mask.sum().clamp_min(1))
+
+
+def turn_numbers(mask: Tensor) -> Tensor:
+    """Turns are stretches of tokens that the policy chose, with tokens of somebody else between them.
+
+    Args:
+        mask: [B, T] bool.
+
+    Returns:
+        [B, T] long, from 0; of no meaning where masked.
+    """
+    begins = mask & ~F.pad(mask[:, :-1], (1, 0))
+    return torch.where(mask, begins.cumsum(1) - 1, 0)
 
 
 def overlong_penalty(length: Tensor, *, max_length: int, buffer: int, factor: float = 1.0) -> Tensor:

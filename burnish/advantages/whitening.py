@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from burnish.losses.tokens.masking import masked
+from burnish.losses.policy import masked
 
 SAME = 1e-6  # a spread this small against the values themselves is rounding, not a difference to magnify
 

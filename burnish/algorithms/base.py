@@ -1,145 +1,67 @@
-"""What an algorithm is: its options as fields, and what it does with a batch as six methods at most."""
+"""What an algorithm is, and the one policy gradient that most of them are.
+
+A denoising step is an action, and so is a token. ``PolicyGradient`` works on log-probs [B, K] of the K actions of B
+samples, with a mask of those that count; ``flow/`` and ``language/`` say where these log-probs come from.
+"""
 
 from __future__ import annotations
 
-import math
+import dataclasses
+import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from burnish.options import Positive
-from burnish.registry import Named, options
+from burnish.algorithms.correction import RolloutCorrection
+from burnish.algorithms.parts import AdvantagePart, SurrogatePart, adopt, chosen
+from burnish.options import Finite, Positive, clip_range
+from burnish.registry import Choice, lookup, options
+from burnish.utils.user_code import path_of
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-    from burnish.algorithms.flow.teaching import Teacher
-    from burnish.flow.multistep import Solver
-    from burnish.flow.transitions import Density, Kind
-    from burnish.flow.windows import Window
-    from burnish.types.batch import Batch, Gathered
-    from burnish.types.rollout import Conditioning, Loss, Prompt, Scored, Steps
+    from burnish.advantages.rewards import Advantages, Rewards
+    from burnish.losses.policy import Surrogate
+    from burnish.types.batch import Batch
+    from burnish.types.rollout import Loss
 
 Metrics = dict[str, float]
-Name = Literal["policy", "reference", "old"]
-T = TypeVar("T")
-P = TypeVar("P")
-
-
-@dataclass(frozen=True)
-class Recording:
-    """Which denoising steps are recorded to learn from, and how they are sampled."""
-
-    kind: Kind
-    noise: float
-    window: Window
-    density: Density = "gaussian"
-    shared_noise: bool = False  # all samples of a prompt start from the same noise
-    splits: tuple[int, ...] = ()  # steps at which every path of a prompt's tree of samples parts; needs shared noise
-    branching: int = 2  # into how many
-    solver: Solver = "euler"  # of the steps that are not recorded
-    steps_after: float = 1.0  # share of the steps after the window that are taken; below 1 a job has one window
-
-    def check(self, steps: int) -> None:
-        """Refuse what does not fit into ``steps`` denoising steps.
-
-        Raises:
-            ValueError: the window or a split lies outside.
-        """
-        within = self.window.within(steps, stochastic=self.kind != "ode")
-        for split in self.splits:
-            if split not in within:
-                raise ValueError(
-                    f"splits has step {split}, but stochastic are only {within.start} to {within.stop - 1}, "
-                    "and samples part by noise alone"
-                )
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What the rest of the system provides for an algorithm, and nothing else."""
-
-    data: Literal["prompts", "pictures", "pairs"] = "prompts"  # what the training files hold
-    sampler: Literal["policy", "old"] = "policy"
-    recording: Recording | None = None  # None: deterministic sampling, only final latents are kept
-    reference: bool = False
-    old: bool = False
-    schedule_times: int = 0  # noise levels per sample drawn from the sampling schedule, without repetition
-    schedule_range: tuple[float, float] = (0.0, 1.0)  # the part of it that they come from: clean is 0, noise 1
-    atom: Literal["sample", "pair", "group"] = "sample"  # what a loss compares, which nothing may cut
-    groups: bool = True  # compares samples of one prompt, so a prompt needs two at least
-    tree: int = 0  # leaves of the tree that the samples of a prompt form: exactly so many; 0 is no tree
-    best_of: int = 0  # samples of a prompt that are learned from, fewer than there are; 0 is all
-    teachers: tuple[Teacher, ...] = ()  # frozen networks to learn from
-    reward_gradients: bool = False  # rewards are followed uphill, so each that counts must be differentiable
-
-
-class Role(Protocol):
-    """A network with a job: predicts a velocity, with the guidance of the run."""
-
-    def __call__(
-        self,
-        x: Tensor,
-        time: Tensor,
-        conditioning: Gathered[Conditioning],
-        unconditional: Gathered[Conditioning],
-        *,
-        guidance: float | None = None,
-    ) -> Tensor:
-        """Latents [M, ...] at times [M] to velocities [M, ...]; guidance None takes the run's."""
-        ...
-
-
-class Roles(Protocol):
-    """The networks of a worker. Only ``policy`` has gradients."""
-
-    @property
-    def policy(self) -> Role:
-        """The network that learns."""
-
-    @property
-    def reference(self) -> Role:
-        """The network before training."""
-
-    @property
-    def old(self) -> Role:
-        """The network that an algorithm keeps beside the policy, by ``blend_old``."""
-
-    @property
-    def teachers(self) -> Sequence[Role]:
-        """The teachers that the algorithm needs, each with its own guidance."""
-
-    def reward(self, latents: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-        """The weighted sum of the run's rewards for finished latents [B, ...], with gradients to them: [B]."""
-
-    on_policy: bool  # the whole update is one optimizer step on samples of these very weights
-    moved: bool  # the policy differs from the one that sampled: it has been stepped, or was newer from the start
-    fresh: bool  # the policy is still the one that annotated this batch
-    old_is_policy: bool  # the old policy has the same weights
-    micro_batch_size: int
-    optimizer_steps: int  # of the run so far
-
-    device: torch.device  # where the networks compute
-
-    def blend_old(self, decay: float) -> None:
-        """old = decay * old + (1 - decay) * policy."""
-
-    def distribute(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
-        """What ``function`` makes of every part, in order, shared out among the ranks; its tensors are on the CPU
-        where there are several."""
 
 
 @options
-class Algorithm(Named, ABC):
-    """Base of all algorithms; a subclass is one file named after its paper, registered under the paper's name."""
+class Algorithm(ABC):
+    """Base of all algorithms; a subclass is registered under its paper's name.
+
+    ``class GSPO(TokenPolicyGradient, advantage="group", surrogate="gspo")`` has the options of these two registered
+    parts as if they stood in the class, which may give them other defaults.
+    """
+
+    name: ClassVar[str]
+    parts: ClassVar[dict[str, type[Any]]] = {"advantage": AdvantagePart, "surrogate": SurrogatePart}  # its own
+
+    def __init_subclass__(cls, **named: str) -> None:
+        super().__init_subclass__()
+        cls.name = path_of(cls)  # until it is registered
+        cls.parts = cls.parts | {kind: lookup(kind, name) for kind, name in named.items()}
+        for kind in named:
+            adopt(cls, cls.parts[kind])
 
     @abstractmethod
     def needs(self) -> Any:
         """What has to be there for this algorithm with these options."""
+
+    def complaints(self, samples: int, longest: int) -> Iterator[str]:
+        """What these options can't be used with: N samples per update, of at most ``longest`` actions."""
+        yield from ()
+
+    def make_memory(self) -> Any:
+        """What this algorithm remembers between updates, saved with checkpoints; the default nothing."""
+        from burnish.algorithms.memory import Memory
+
+        return Memory({})
 
     def annotate(self, scored: Any, roles: Any) -> Any:
         """Add what needs a forward pass without gradients; the default needs none."""
@@ -151,7 +73,7 @@ class Algorithm(Named, ABC):
 
     @abstractmethod
     def micro_batches(self, batch: Any, size: int) -> Iterator[Batch]:
-        """Cut an optimizer batch into parts of at most ``size`` network rows."""
+        """Split an optimizer batch into micro-batches of at most ``size`` network rows."""
 
     @abstractmethod
     def loss(self, part: Any, roles: Any) -> Loss:
@@ -159,85 +81,120 @@ class Algorithm(Named, ABC):
 
     @abstractmethod
     def size(self, batch: Any) -> int:
-        """Terms in an optimizer batch: what the sum of its losses is divided by."""
+        """Number of terms in an optimizer batch: what the sum of its losses is divided by."""
 
     def after_update(self, roles: Any, update: int) -> Metrics:
         """What happens once all optimizer steps of a policy update are done; ``update`` counts from 1."""
         return {}
 
 
-def clip_range(name: str, low: float | None, high: float | None) -> tuple[float, float]:
-    """The range of an option ``name`` and its ``name_low``: symmetric if low is None, open where nothing bounds it.
-
-    Raises:
-        ValueError: it is empty.
-    """
-    if low is None:
-        low = -math.inf if high is None else -high
-    elif high is not None and low >= high:
-        raise ValueError(f"{name}_low is {low:g} and {name} is {high:g}: nothing lies between; lower {name}_low")
-    return low, math.inf if high is None else high
-
-
 @options
-class GroupRelative(Algorithm):
-    """Base of algorithms that judge a sample by the others of its prompt."""
+class PolicyGradient(Algorithm):
+    """Rewards, then advantages, then a surrogate of each action; advantages and surrogates go by name."""
 
-    advantage_std: Literal["group", "global", "none"] = "group"
-    """Divide advantages by the std of the group, of the whole batch, or not at all (Dr.GRPO)."""
-    advantage_eps: Positive = 1e-4
-    """Added to that std."""
-    advantage_unbiased: bool = False
-    """Whether that std divides by n - 1, as DanceGRPO and verl do, or by n, as the papers' own code does."""
-    advantage_aggregation: Literal["sum", "each", "gdpo"] = "sum"
-    """Several rewards: sum: weighted sum first, one advantage of it; each: an advantage of each reward by itself, then
-    their weighted sum, so that the reward with the widest spread does not rule; gdpo: that sum brought to mean 0 and
-    std 1 over the batch as well."""
+    advantage: Annotated[Any, Choice("advantage")] = None
+    """How rewards become advantages, in place of this algorithm's own way: the name of a registered advantage, or
+    {name: NAME} with its options; null takes its own."""
+    surrogate: Annotated[Any, Choice("surrogate")] = None
+    """What is maximised for each action, in place of this algorithm's own: the name of a registered surrogate, or
+    {name: NAME} with its options; null takes its own."""
+    advantage_clip: Positive | None = None
+    """Largest size of an advantage; null never clips."""
+    advantage_clip_low: Finite | None = None
+    """Smallest advantage if negative ones are to be bounded otherwise; null takes -advantage_clip."""
+    old_logprob: Literal["auto", "sampler", "recompute"] = "auto"
+    """Log-probs that ratios refer to: the sampler's, recomputed, or auto: the policy's own until it is stepped, then
+    the sampler's if a check shows that they are the trainer's, else recomputed."""
+    rollout_correction: RolloutCorrection | None = None
+    """Importance correction between the policy that sampled and the one that learns: weights and rejection; null
+    trusts the sampler. Where pipeline.depth is above 0 it is on unless it is set to null."""
 
     @model_validator(mode="after")
-    def _advantage_options_are_read(self) -> Self:
-        if self.advantage_std == "none" and (self.advantage_eps != 1e-4 or self.advantage_unbiased):
-            raise ValueError("advantage_eps and advantage_unbiased are never read when advantage_std is none")
+    def _parts_fit(self) -> Self:
+        self.__dict__["_chosen"] = {kind: chosen(self, kind) for kind in self.parts}
+        clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
+        mode = self.rollout_correction.mode if self.rollout_correction else None
+        if (mode, self.old_logprob) in (("decoupled", "sampler"), ("bypass", "recompute")):
+            raise ValueError(
+                f"old_logprob is {self.old_logprob} and rollout_correction.mode is {mode}: decoupled refers to "
+                "recomputed log-probs and bypass to the sampler's; leave old_logprob out"
+            )
+        if not self.part("surrogate").compares and self.old_logprob != "auto":
+            raise ValueError(f"old_logprob is {self.old_logprob}, but the surrogate has no ratio; leave it out")
+        if not self.part("surrogate").compares and mode == "bypass":
+            raise ValueError("rollout_correction.mode is bypass, but the surrogate has no ratio; take decoupled")
         return self
 
-    def advantages(self, scored: Scored) -> Tensor:
-        """Rewards relative to the group, by these options: [B], exactly 0 where a reward is missing."""
-        from burnish.advantages import group_advantages, normalise_each
+    def part(self, kind: str) -> Any:
+        """The advantage or the surrogate that is in use, with its options."""
+        return self.__dict__["_chosen"][kind]
 
-        scores, how = scored.scores, self.advantage_aggregation
-        scaling: dict[str, Any] = {
-            "scale": self.advantage_std,
-            "eps": self.advantage_eps,
-            "unbiased": self.advantage_unbiased,
-        }
-        if how == "sum":
-            return group_advantages(scores.reward, scored.group, scores.missing, **scaling)
-        return normalise_each(
-            scores.components, scores.weights, scored.group, scores.missing, whiten=how == "gdpo", **scaling
-        )
+    @property
+    def bypasses(self) -> bool:
+        """Whether ratios refer to the sampler, whatever the trainer makes of its actions."""
+        return self.rollout_correction is not None and self.rollout_correction.mode == "bypass"
+
+    @property
+    def tolerance(self) -> float:
+        """A difference of log-probs that can't be seen in the loss."""
+        return float(self.part("surrogate").clip) / 100
+
+    def is_old(self, roles: Any) -> bool:
+        """Whether the policy is the one that sampled, until it is stepped: its own log-probs are exactly the old."""
+        return self.old_logprob == "auto" and not roles.moved and not self.bypasses
+
+    def recomputes(self, roles: Any, difference: Callable[[], float]) -> tuple[bool, Metrics]:
+        """Whether log-probs of the actions are computed again before learning, and what there is to report.
+
+        Args:
+            roles: the networks.
+            difference: measures how far sampler and trainer are apart, in one micro-batch.
+        """
+        metrics: Metrics = {}
+        recompute = self.old_logprob == "recompute" or self.rollout_correction is not None
+        compares = self.old_logprob == "auto" and self.part("surrogate").compares
+        if compares and not recompute and (roles.moved or not roles.on_policy):
+            metrics["old_policy/logprob_check"] = apart = difference()
+            recompute = apart > self.tolerance
+        metrics["old_policy/recomputed"] = float(recompute and not self.bypasses)
+        return recompute, metrics
+
+    def clipped(self, advantage: Tensor, mask: Tensor) -> tuple[Tensor, Metrics]:
+        """Advantages [B, K] within their bounds, and the share that was outside."""
+        from burnish.advantages.shaping import clip_values
+
+        if self.advantage_clip is None and self.advantage_clip_low is None:
+            return advantage, {}
+        low, high = clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
+        advantage, share = clip_values(advantage, low, high, mask)
+        return advantage, {"critic/advantages/clip_ratio": share}
+
+    def objective(
+        self, logprob: Tensor, old: Tensor, advantage: Tensor, mask: Tensor, weight: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The weighted loss of each action and its metrics, [B, K] each, by the chosen surrogate."""
+        return weighted(call(self.part("surrogate"), logprob, old, advantage, mask), weight)
 
 
-def in_parts(function: Callable[[Steps], Tensor], steps: Steps, roles: Roles) -> Tensor:
-    """``function`` over micro-batches, without gradients, joined again; all ranks get all of it."""
-    import torch
-
-    home = steps.state.device  # that of the networks, or the CPU where a batch has come from elsewhere
-
-    with torch.no_grad():
-        parts = steps.split(roles.micro_batch_size)
-        return torch.cat(roles.distribute(lambda part: function(part.to(roles.device)).to(home), parts))
+def call(part: Any, *tensors: Any) -> Any:
+    """The function of a part on tensors, with the part's options."""
+    function = part.function if callable(part.function) else pkgutil.resolve_name(part.function)
+    given = {one.name: getattr(part, one.name) for one in dataclasses.fields(part) if one.name != "name"}
+    return function(*tensors, **given)
 
 
-def advantage_metrics(reward: Tensor, advantage: Tensor) -> Metrics:
-    """verl's ``critic/*`` metrics of a batch: what was earned, and what credit made of it."""
-    return spread_metrics(rewards=reward, advantages=advantage, returns=advantage)
+def advantages_of(algorithm: Algorithm, rewards: Rewards) -> Advantages:
+    """Advantages by an algorithm's rule; one that gives a number per sample gives it to all of its actions."""
+    from burnish.advantages.rewards import Advantages
+
+    part = algorithm.part("advantage") if isinstance(algorithm, PolicyGradient) else chosen(algorithm, "advantage")
+    found = call(part, rewards)
+    return found if isinstance(found, Advantages) else Advantages.of(found, rewards.mask)
 
 
-def spread_metrics(**values: Tensor) -> Metrics:
-    """Mean and range of each, as ``critic/NAME/*``; nothing of what is empty."""
-    return {
-        f"critic/{name}/{how}": float(getattr(value, how)())
-        for name, value in values.items()
-        if len(value)
-        for how in ("mean", "max", "min")
-    }
+def weighted(found: Surrogate, weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of each action times its weight, and the metrics of a surrogate with those of its ratio."""
+    values = dict(found.metrics)
+    if found.ratio is not None:
+        values |= {"actor/ratio_mean": found.ratio, "actor/ratio_square": found.ratio.square()}
+    return found.loss * weight, values

@@ -112,30 +112,32 @@ class RolloutCorrection:
             scale: [B, K] nats of a step per unit of its log-prob, which is a mean over the latent's elements; None
                 where log-probs are in nats already, as those of tokens.
         """
-        from burnish import losses
-        from burnish.losses.correction import masked
+        from burnish.losses import correction, correction_metrics
+        from burnish.losses.policy import masked, ratio_of
 
         if self.measure == "mean":
             scale = None
         ratio, kept = learner - sampled, mask  # as surrogates compare them
         nats = ratio if scale is None else ratio * scale
-        metrics = losses.correction_metrics(learner, sampled, mask, time=time, scale=scale)
+        metrics = correction_metrics.correction_metrics(learner, sampled, mask, time=time, scale=scale)
         weights = mask.to(learner.dtype)
         if self.weights != "none":
             level, upper, lower, whole = self.weights, self.upper, self.lower, self.batch_normalise
-            weights = losses.importance_weights(
+            weights = correction.importance_weights(
                 nats, mask, level=level, upper=upper, lower=lower, batch_normalise=whole
             )
-            metrics |= losses.weight_metrics(nats, mask, level=level, upper=upper, lower=lower, batch_normalise=whole)
+            metrics |= correction_metrics.weight_metrics(
+                nats, mask, level=level, upper=upper, lower=lower, batch_normalise=whole
+            )
             if scale is not None:
-                metrics |= losses.joint_metrics(nats, mask, level=level, applied=weights)
+                metrics |= correction_metrics.joint_metrics(nats, mask, level=level, applied=weights)
             if self.mode == "bypass":
-                weights = weights / losses.ratio_of(masked(ratio, mask))
+                weights = weights / ratio_of(masked(ratio, mask))
         for rule, high, low in self.rules:
-            kept = kept & losses.rejection_mask(nats, mask, rule=rule, upper=high, lower=low)
-            metrics |= losses.rejection_metrics(nats, mask, rule=rule, upper=high, lower=low)
+            kept = kept & correction.rejection_mask(nats, mask, rule=rule, upper=high, lower=low)
+            metrics |= correction_metrics.rejection_metrics(nats, mask, rule=rule, upper=high, lower=low)
         if self.rules:
-            metrics |= losses.rejected_fractions(kept, mask)
+            metrics |= correction_metrics.rejected_fractions(kept, mask)
         return weights, kept, metrics
 
 

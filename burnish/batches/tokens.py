@@ -1,4 +1,4 @@
-"""Sampled responses with the credit of each of their tokens."""
+"""Sampled responses with the advantage of each of their tokens."""
 
 from __future__ import annotations
 
@@ -16,34 +16,26 @@ from burnish.types.rollout import ScoredResponses
 class AnnotatedTokens:
     """Responses with what needed a forward pass; [B, 0] stands for what nobody reads."""
 
-    answered: ScoredResponses
+    scored: ScoredResponses
     old: Tensor  # [B, T] log-probs that ratios refer to
     learner: Tensor  # [B, T] log-probs under the policy that learns, before its first step
     entropy: Tensor  # [B, T] of that policy, in nats
     reference: Tensor  # [B, T] log-probs under the reference
     compared: Tensor  # [B, T] log-probs whose distance from the reference's is the KL before the update
-    value: Tensor  # [B, T] the critic's prediction
+    value: Tensor  # [B, T] the value network's prediction
     recomputed: bool  # old is the policy that learns, before its first step
     memory: Any  # what the algorithm remembers between updates
     metrics: dict[str, float] = field(default_factory=dict)
 
-
-@dataclass(frozen=True)
-class TokenRewards:
-    """What responses earned, ready to be compared."""
-
-    outcome: Tensor  # [B] all that a response earned
-    tokens: Tensor  # [B, T] the same, where it was earned
-    greedy: Tensor  # [B] what the likeliest response to the prompt earned; NaN where nobody asks
-    group: Tensor  # [B] long
-    missing: Tensor  # [B] bool
-    mask: Tensor  # [B, T] bool: tokens that the policy chose in responses that were judged
-    value: Tensor  # [B, T] the critic's prediction, or [B, 0]
+    @property
+    def kl_is_known(self) -> bool:
+        """Whether the KL to the reference can be measured before the policy learns."""
+        return self.compared.shape == self.reference.shape
 
 
 @dataclass(kw_only=True)
 class TokenBatch(Batch):
-    """Responses to learn from, with the credit of each of their tokens; [B, 0] stands for what nobody reads."""
+    """Responses to learn from, with the advantage of each of their tokens; [B, 0] stands for what nobody reads."""
 
     trace: Completion
     mask: Tensor  # [B, T] bool: the others are no terms at all
@@ -51,7 +43,7 @@ class TokenBatch(Batch):
     weight: Tensor  # [B, T] of a term in the policy's loss; it is not in the count that the loss is divided by
     old: Tensor  # [B, T]
     reference: Tensor  # [B, T]
-    value: Tensor  # [B, T] the critic's prediction before the update
+    value: Tensor  # [B, T] the value network's prediction before the update
     returns: Tensor  # [B, T]
     kl_coef: float = shared()  # of the KL in the loss
     recomputed: bool = shared(default=False)  # old is the policy that learns, before its first step

@@ -1,4 +1,4 @@
-"""burnish sample, for models that see: responses to given questions, from a run or a recipe."""
+"""burnish sample for language and vision-language models."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from burnish.utils.reading import checked_path
 
 
 def answer(assembly: Any, request: SampleRequest) -> int:
-    """Write and print ``n`` responses to each question; every question is about all of the pictures, in order."""
+    """Print and save ``n`` responses to each prompt, all of which come with all images, in order."""
     if request.changes or request.prompt_file:
         raise UserError(
-            "--steps, --guidance, --height, --width and --prompt-file are for models that draw; leave them out"
+            "--steps, --guidance, --height, --width and --prompt-file are for image generators; leave them out"
         )
     system, images, n, seed = assembly.config.data.system_prompt, request.images, request.n, request.seed
     asked = [_prompt(question, [_picture(path) for path in images], system) for question in request.prompts]
     target = output_folder(request.output)
     assembly.engine.seed = seed
     with closing(assembly), assembly.trained_weights():
-        # the assembly's sampling is that of training; people want what validation shows
+        # sampling parameters of validation, not of rollouts
         job = ResponseJob.groups(asked, n, purpose="sample", update=0, sampling=assembly.validation_sampling)
         _, responses = assembly.engine.sample(job)
     console = terminal.console(soft_wrap=True)
@@ -53,8 +53,8 @@ def _picture(path: str) -> Media:
         media = Media.file(checked_path(path, "--image"))
         media.check()
     except (OSError, ValueError, SyntaxError) as error:
-        reason = getattr(error, "strerror", None) or "it is no picture of a kind that is known"
-        raise UserError(f"--image is {path}, which can't be read: {reason}; give a picture") from None
+        reason = getattr(error, "strerror", None) or "it is no image of a known format"
+        raise UserError(f"--image is {path}, which can't be read: {reason}; give an image") from None
     return media
 
 

@@ -1,4 +1,4 @@
-"""``burnish doctor``: whether this machine can run the quickstart, and what to do if it can't."""
+"""``burnish doctor``: checks whether this machine can run the quickstart."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from burnish.utils import terminal
 from burnish.utils.errors import UserError
 
 GB = 1e9
-NEEDED_MEMORY = 2.0  # GB: the quickstart with torch, diffusers and a process that scores
-NEEDED_DISK = 1.0  # GB: checkpoints and pictures of a few runs
-SLOW = 10.0  # GFLOP/s of one thread: the quickstart takes ten times as long as it says
+NEEDED_MEMORY = 2.0  # GB: the quickstart with torch, diffusers and a reward process
+NEEDED_DISK = 1.0  # GB: checkpoints and samples of a few runs
+SLOW = 10.0  # GFLOP/s of one thread: the quickstart takes ten times as long as documented
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found, and what to do about it."""
+    """Result of a check, and what to do."""
 
     state: Literal["ok", "warn", "fail"]
     found: str
@@ -48,14 +48,14 @@ def doctor() -> int:
     console = terminal.console()
     console.print(table)
     if "fail" in states:
-        console.print("\nThe quickstart can't run yet: put right what failed.")
+        console.print("\nThe quickstart can't run yet: fix what failed.")
         return 1
     console.print("\nReady: burnish train quickstart. No network is needed.")
     return 0
 
 
 def examine(check: Callable[[], Finding]) -> Finding:
-    """Run a check; one that breaks is a finding too, since the others still have something to say."""
+    """Run a check; an exception is a finding, too."""
     try:
         return check()
     except Exception as error:
@@ -72,7 +72,7 @@ def check_python() -> Finding:
 
 
 def check_dependencies() -> Finding:
-    """Versions of everything that Burnish requires, against what it requires."""
+    """Versions of the required packages."""
     from packaging.requirements import Requirement
 
     found, wrong = [], []
@@ -94,7 +94,7 @@ def check_dependencies() -> Finding:
 
 
 def requirements() -> list[str]:
-    """What Burnish requires, as installed or as written in the source tree that it runs from."""
+    """Requirements of the installed package, or of the source tree."""
     try:
         return [one for one in importlib.metadata.requires("burnish") or [] if "extra ==" not in one]
     except importlib.metadata.PackageNotFoundError:
@@ -132,7 +132,7 @@ def check_speed() -> Finding:
         return Finding(
             "warn",
             f"{speed:.0f} GFLOP/s per thread",
-            "it will be slow: stop other programs, or use a faster machine",
+            "training will be slow: stop other programs, or use a faster machine",
         )
     return Finding("ok", f"{speed:.0f} GFLOP/s per thread")
 
@@ -169,7 +169,7 @@ def check_folder() -> Finding:
 
 
 def check_quickstart() -> Finding:
-    """Whether the quickstart's recipe passes every check that train makes."""
+    """Whether the quickstart's recipe passes the checks of ``burnish train``."""
     from burnish.config import load
     from burnish.config.disk import check_disk
 
@@ -193,7 +193,7 @@ def check_plugins() -> Finding:
 
 
 def check_reward() -> Finding:
-    """Whether the OCR reward reads a number that is drawn for it."""
+    """Whether the OCR reward reads a rendered number."""
     from burnish.registry import lookup
     from burnish.types.rollout import Prompt
 

@@ -1,4 +1,4 @@
-"""burnish eval: judge a run, one of its checkpoints, or a recipe's untrained model on held-out prompts."""
+"""burnish eval: evaluate a run, one of its checkpoints, or a recipe's untrained model on held-out prompts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from burnish.utils import terminal
 from burnish.utils.disk import writing
 from burnish.utils.errors import ConfigError, UserError
 
-# options that decide what is judged, and how
+# options that an evaluation reads
 _READ = re.compile(
     r"(task|plugins|model(\..*)?|data\.(?!train_batch_size|shuffle|fit)\w+|rewards(\..*)?|environment(\..*)?|scoring\..*"
     r"|threads|seed|ema(\..*)?|algorithm\.name|validation\.(n|max_prompts|temperature|top_k|top_p|min_p)"
@@ -26,12 +26,12 @@ _READ = re.compile(
 
 
 def evaluate(source: str, overrides: Sequence[str], *, output: str | None) -> int:
-    """Sample, score and print the validation metrics; the same noise as during training, so numbers compare.
+    """Sample, score and print the validation metrics, with the same noise as during training.
 
     Args:
         source: run folder, checkpoint folder, or recipe.
         overrides: dotted options that differ from the run's, e.g. ``validation.n=16``.
-        output: folder for metrics.json, pictures and verdicts; None only prints.
+        output: folder for metrics.json, samples and scores; None only prints.
     """
     _refuse_unread(overrides)
     assembly, update = open_run(source, overrides)
@@ -47,9 +47,9 @@ def evaluate(source: str, overrides: Sequence[str], *, output: str | None) -> in
     if target:
         with writing(target):
             (target / "metrics.json").write_text(json.dumps({"update": update} | metrics, indent=1) + "\n")
-        console.print(f"Pictures and verdicts are in [bold]{escape(str(target))}[/bold]")
+        console.print(f"Samples and scores are in [bold]{escape(str(target))}[/bold]")
     if metrics["val-aux/missing"] == 1:
-        raise UserError(f"no sample has a reward, so that {source} is not judged; the warnings above say why")
+        raise UserError(f"{source} is not evaluated: every reward is missing; see the warnings above")
     return 0
 
 
@@ -57,6 +57,6 @@ def _refuse_unread(overrides: Sequence[str]) -> None:
     for option in read_overrides(overrides):
         if not _READ.match(option):
             raise ConfigError(
-                f"{option} is given, but judging never reads it: it is an option of training; leave it out, or train "
+                f"{option} is given, but eval never reads it: it is an option of training; leave it out, or train "
                 "with it"
             )

@@ -1,4 +1,4 @@
-"""burnish export: trained weights as diffusers, transformers and peft load them by themselves."""
+"""burnish export: trained weights in the formats of diffusers, transformers and peft."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from burnish.utils.errors import UserError
 from burnish.utils.paths import resolve
 from burnish.utils.reading import checked_path
 
-LOST = 0.01  # part of an adapter whose loss is worth a line
+LOST = 0.01  # fraction of an adapter lost by rounding that is worth a warning
 
 
 def export(
     run: str, *, output: str, what: Literal["lora", "merged"], dtype: Literal["float32", "bfloat16"] | None = None
 ) -> int:
-    """Write the trained adapter, or the whole model with the training folded in.
+    """Write the trained adapter, or the full model with the trained weights.
 
     Args:
         run: run folder, or one of its checkpoints.
         output: folder to write; must be new or empty.
         what: ``lora`` for the adapter alone, ``merged`` for ``from_pretrained``.
-        dtype: precision of merged weights; None takes that in which they were trained.
+        dtype: precision of merged weights; None takes that of training.
     """
     if dtype is not None and what == "lora":
         raise UserError(f"--dtype is {dtype}, but an adapter is always written in float32; leave it out")
     target = checked_path(output, "--output")
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
-        raise UserError(f"output is {output}, which exists already and is not an empty folder; choose another")
+        raise UserError(f"output is {output}, which exists and is not an empty folder; choose another")
     assembly, update = open_run(run, samples=False)
     model, lora = assembly.roles.model, assembly.config.model.lora
     if what == "lora" and lora is None:
@@ -51,8 +51,8 @@ def export(
     console = terminal.console(highlight=False, soft_wrap=True)
     if lost > LOST:
         console.print(
-            f"The merged weights are bfloat16, which rounds off {lost:.0%} of what the adapter adds to them. "
-            "--dtype float32 keeps all of it in twice the space, and so does --format lora.\n"
+            f"Rounding the merged weights to bfloat16 loses {lost:.0%} of the adapter. Use --dtype float32, twice the "
+            "size, or --format lora.\n"
         )
     base = resolve(assembly.config.model.path) if what == "lora" else target
     lines, library = assembly.loading_lines(base, target if what == "lora" else None), assembly.library

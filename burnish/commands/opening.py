@@ -1,4 +1,4 @@
-"""What eval, sample and export work on: a run, one of its checkpoints, a recipe, or a pipeline's directory."""
+"""Opens what eval, sample and export work on: a run, one of its checkpoints, or a recipe."""
 
 from __future__ import annotations
 
@@ -10,24 +10,27 @@ from pathlib import Path
 
 from burnish.checkpoint.files import PARTS
 from burnish.checkpoint.store import CheckpointStore
-from burnish.commands.reach import reach
 from burnish.config import RunConfig, load
 from burnish.config.load import recipe_names
 from burnish.config.plugins import code_named
 from burnish.config.run_folder import RunFolder
+from burnish.controller import Controller, LocalController
 from burnish.report.reading import read_configuration
+from burnish.rewards.images.function import Function
+from burnish.rewards.text.function import LanguageFunction
+from burnish.rewards.text.remote import Remote
 from burnish.tasks import Assembly, assemble
 from burnish.utils.errors import UserError
 from burnish.utils.reading import checked_path
 
 log = logging.getLogger(__name__)
 
-LOOK = "look at it first if the run is not yours"
+LOOK = "check it first if the run is not yours"
 
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """What ``burnish sample`` is asked for."""
+    """Arguments of ``burnish sample``."""
 
     source: str
     prompts: Sequence[str]
@@ -40,15 +43,15 @@ class SampleRequest:
 
 
 def open_run(source: str, overrides: Sequence[str] = (), *, samples: bool = True) -> tuple[Assembly, int]:
-    """An assembly with the weights of a run, or with the untrained weights of a recipe.
+    """An assembly with the weights of a run or the untrained weights of a recipe.
 
     Args:
         source: a run folder (its newest checkpoint), a folder inside its ``checkpoints``, or a recipe.
         overrides: dotted options that differ from the run's.
-        samples: whether it will be sampled from or judged, for which its configuration may name code of its own.
+        samples: whether it will be sampled from or evaluated, which may call code that its configuration names.
 
     Returns:
-        The assembly and how many policy updates its weights have seen.
+        The assembly, and the number of policy updates of its weights.
 
     Raises:
         UserError: there is no such run or checkpoint, or the checkpoint is of another model.
@@ -57,7 +60,7 @@ def open_run(source: str, overrides: Sequence[str] = (), *, samples: bool = True
     if not path.is_dir():
         if not path.is_file() and (len(path.parts) != 1 or path.suffix) and source not in recipe_names():
             raise UserError(
-                f"{source} is not there; give the folder of a run, one of its checkpoints, or a recipe (burnish "
+                f"{source} does not exist; give the folder of a run, one of its checkpoints, or a recipe (burnish "
                 "recipes lists those that ship with Burnish)"
             )
         return assemble(load(source, list(overrides))), 0
@@ -67,32 +70,42 @@ def open_run(source: str, overrides: Sequence[str] = (), *, samples: bool = True
         index = next((name for name in ("model_index.json", "config.json") if (path / name).exists()), None)
         if index is not None:
             raise UserError(
-                f"{source} is a model, not a run: it has {index}, but no prompts and no rewards; name a recipe that "
-                f"has some, with model.path={source}"
+                f"{source} is a model ({index}), not a run, and has no prompts and rewards; give a recipe, with "
+                f"model.path={source}"
             )
         raise UserError(
             f"{source} is neither a run (it has no config.yaml), a checkpoint of one, nor a recipe; give one of these"
         )
     if imported := code_named(read_configuration(folder.config)):
-        # the folder may come from somebody else: nothing of this has been imported yet
-        log.warning("%s has this machine run %s; %s", folder.config, ", ".join(imported), LOOK)
+        # the folder may come from somebody else, so this is said before anything is imported
+        log.warning("%s executes %s on this machine; %s", folder.config, ", ".join(imported), LOOK)
     config: RunConfig = load(str(folder.config), list(overrides))
-    if samples and (named := reach(config)):
-        # nor has this been imported, started or asked
-        log.warning("%s has this machine use %s; %s", folder.config, ", ".join(named), LOOK)
+    if samples and (named := external_code(config)):
+        # nor has this been imported, started or connected to
+        log.warning("%s makes this machine use %s; %s", folder.config, ", ".join(named), LOOK)
     store = CheckpointStore(folder.checkpoints, config.checkpoint)
     checkpoint = store.open(wanted) if wanted else store.latest()
     if checkpoint is None:
-        raise UserError(
-            f"{source} has no whole checkpoint yet; training writes one every checkpoint.every updates; train it first"
-        )
+        raise UserError(f"{source} has no complete checkpoint yet; training writes one every checkpoint.every updates")
     assembly = assemble(config)
     assembly.load_weights(checkpoint.load(assembly.identity, PARTS))
     return assembly, checkpoint.update
 
 
+def external_code(config: RunConfig) -> list[str]:
+    """Options that name functions, programs and servers, which using the run would call."""
+    found = []
+    for label, reward in config.rewards.items():
+        if isinstance(reward, Function | LanguageFunction):
+            found.append(f"rewards.{label}.path={reward.path}")
+        elif isinstance(reward, Remote):
+            token = f" (with the token in {reward.token_variable})" if reward.token_variable else ""
+            found.append(f"rewards.{label}.url={reward.url}{token}")
+    return found + config.programs()
+
+
 def output_folder(output: str) -> Path:
-    """The folder that a command writes to, made before anything is computed.
+    """Create the output folder of a command, before anything is computed.
 
     Raises:
         UserError: it can't be written.
@@ -104,5 +117,18 @@ def output_folder(output: str) -> Path:
         reason = "it is a file" if folder.is_file() else error.strerror
         raise UserError(f"--output is {output}, which can't be written: {reason}; give another folder") from None
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"--output is {output}, which you may not write to; give another folder")
+        raise UserError(f"--output is {output}, which is not writable; give another folder")
     return folder
+
+
+def open_controller(config: RunConfig, store: CheckpointStore) -> Controller:
+    """The controller of the option ``runtime``.
+
+    Raises:
+        UserError: Ray is needed and not installed.
+    """
+    if config.runtime == "local":
+        return LocalController(config, store)
+    from burnish.runtime.controller import RayController
+
+    return RayController(config, store)

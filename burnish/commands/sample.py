@@ -1,4 +1,4 @@
-"""burnish sample: pictures for given prompts, from a run, a recipe or any pipeline."""
+"""burnish sample: images of given prompts, from a run, a recipe or any pipeline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from PIL import Image
 from rich.markup import escape
 from rich.progress import track
 
-from burnish.algorithms.base import Needs
+from burnish.algorithms.flow.base import Needs
 from burnish.commands.opening import SampleRequest, open_run, output_folder
 from burnish.config.tasks import task_named
 from burnish.data.flow.prompts import read_prompts
@@ -33,7 +33,7 @@ from burnish.utils.reading import checked_path
 
 log = logging.getLogger(__name__)
 
-DRAWN = re.compile(r"\d{3,}-\d{2,}\.png")  # names of pictures that are drawn here
+DRAWN = re.compile(r"\d{3,}-\d{2,}\.png")  # file names of images
 
 
 def sample(
@@ -50,12 +50,9 @@ def sample(
     width: int | None,
     seed: int,
 ) -> int:
-    """Draw ``n`` pictures of each prompt; the same seed gives the same pictures, however many are asked for.
-
-    A model that sees answers instead, about ``images``.
-    """
+    """Sample ``n`` images or responses per prompt; the same seed gives the same samples for any ``n``."""
     if not all(text.strip() for text in prompts):
-        raise UserError("a prompt is empty; write what to draw, or a question")
+        raise UserError("a prompt is empty; write one, or leave it out")
     wanted = {"num_inference_steps": steps, "guidance_scale": guidance, "height": height, "width": width}
     changes = {name: value for name, value in wanted.items() if value is not None}
     request = SampleRequest(source, prompts, images, prompt_file, output, n, seed, changes)
@@ -67,10 +64,10 @@ def sample(
 
 
 def draw(assembly: Any, request: SampleRequest) -> int:
-    """Draw pictures of the prompts; without an assembly, the source is a pipeline's directory."""
+    """Sample images of the prompts; without an assembly, the source is a pipeline's directory."""
     source, n, seed = request.source, request.n, request.seed
     if request.images:
-        raise UserError(f"--image is given, but {source} is a model that draws; give it words alone")
+        raise UserError(f"--image is given, but {source} is an image generator; leave it out")
     prompts = [Prompt(text=text) for text in request.prompts]
     if request.prompt_file:
         prompts += read_prompts(checked_path(request.prompt_file, "--prompt-file"))
@@ -79,27 +76,26 @@ def draw(assembly: Any, request: SampleRequest) -> int:
     target = output_folder(request.output)
     with _engine(assembly, request) as engine:
         job = FlowJob.groups(prompts, n, purpose="sample", update=0)
-        # small parts, so that one can watch the progress
-        parts = engine.sample(job)
-        pictures = [p for _, _, chunk in track(parts, "Sampling", transient=True) for p in chunk]
+        chunks = engine.sample(job)
+        pictures = [p for _, _, chunk in track(chunks, "Sampling", transient=True) for p in chunk]
     _remove_earlier(target)
     with writing(target), (target / "samples.jsonl").open("w") as lines:
         for i, (prompt, picture) in enumerate(zip(job.prompts, pictures, strict=True)):
             name = f"{int(job.group[i]):03d}-{int(job.sample[i]):02d}.png"
             Image.fromarray(picture).save(target / name)
             lines.write(json.dumps({"file": name, "prompt": prompt.text, "seed": seed}) + "\n")
-    spoilt = sum(isinstance(picture, NonFiniteImage) for picture in pictures)
-    if spoilt:
-        log.warning("%d of %d pictures have values that are not finite, and are black", spoilt, len(pictures))
+    non_finite = sum(isinstance(picture, NonFiniteImage) for picture in pictures)
+    if non_finite:
+        log.warning("%d of %d images have non-finite values, shown black", non_finite, len(pictures))
     with writing(target):
         grid(pictures, columns=n, labels=[prompt.text for prompt in prompts]).save(target / "grid.png")
     where = escape(str(target))
-    terminal.console().print(f"{len(pictures)} pictures in [bold]{where}[/bold]; all of them in {where}/grid.png")
+    terminal.console().print(f"{len(pictures)} images in [bold]{where}[/bold]; overview in {where}/grid.png")
     return 0
 
 
 def _remove_earlier(target: Path) -> None:
-    """Remove the pictures that an earlier call drew here, so that what is in the folder is of one call."""
+    """Remove the images of an earlier call."""
     listed = target / "samples.jsonl"
     for line in listed.read_bytes().splitlines() if listed.is_file() else ():
         with suppress(ValueError, KeyError, TypeError):
@@ -110,7 +106,7 @@ def _remove_earlier(target: Path) -> None:
 
 @contextmanager
 def _engine(assembly: Any, request: SampleRequest) -> Iterator[FlowEngine]:
-    """The engine that draws, with the trained weights where there are some."""
+    """The sampling engine, with the trained weights if there are any."""
     source, changes, seed = request.source, request.changes, request.seed
     if assembly is None:
         defaults: dict[str, int | float] = {"num_inference_steps": 28, "guidance_scale": 7.0, "batch_size": 8}

@@ -1,4 +1,4 @@
-"""``burnish train --sweep``: every combination of values, one run after another, and a table."""
+"""``burnish train --sweep``: trains every combination of values, one after another, and prints a table."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ PREFIX = "val-core/"
 class Member:
     """One run of a sweep."""
 
-    values: dict[str, str]  # what it does not share with the others
-    overrides: list[str]  # its whole command line
+    values: dict[str, str]  # of the varied options
+    overrides: list[str]  # all options of its command line
     folder: Path
 
 
 def sweep(recipe: str, overrides: Sequence[str]) -> int:
-    """Run every member, each in a process of its own, and compare them.
+    """Run every member in its own process, and compare them.
 
     Returns:
-        0, or the code of the first run that failed, or 75 if it was stopped: the same command then goes on.
+        0, or the code of the first run that failed, or 75 if it was stopped; the same command then resumes it.
     """
     members = checked(recipe, overrides)
     codes: list[int] = []
@@ -52,10 +52,10 @@ def sweep(recipe: str, overrides: Sequence[str]) -> int:
 
 
 def checked(recipe: str, overrides: Sequence[str]) -> list[Member]:
-    """The members of a sweep, after every one of them has passed all checks.
+    """The members of a sweep, all of them checked.
 
     Raises:
-        ConfigError: with what is wrong with any of them.
+        ConfigError: with all problems.
     """
     base = next((one.partition("=")[2] for one in overrides if one.startswith("output_dir=")), None)
     members = expand(overrides, base or load(recipe, _first(overrides)).output_dir)
@@ -71,10 +71,10 @@ def checked(recipe: str, overrides: Sequence[str]) -> list[Member]:
 
 
 def expand(overrides: Sequence[str], base: str) -> list[Member]:
-    """Every combination of the values that are separated by commas, the first option varying slowest.
+    """Every combination of comma-separated values, the first option varying slowest.
 
     Raises:
-        ConfigError: nothing varies, a value is there twice, or two members would share a folder.
+        ConfigError: nothing varies, a value is repeated, or two members would share a folder.
     """
     options = [(option, split(text)) for option, _, text in (one.partition("=") for one in overrides)]
     alone = [option for option, values in options if len(values) == 1 and option != "output_dir"]
@@ -83,13 +83,12 @@ def expand(overrides: Sequence[str], base: str) -> list[Member]:
     for option, values in varied:
         text = ",".join(values)
         if option in ("output_dir", "resume"):
-            why = "a sweep has one, with a folder below output_dir for each run"
-            raise ConfigError(f"{option} is {text}; {why}; give one")
+            raise ConfigError(f"{option} is {text}, but can't be varied by a sweep; give one value")
         if "" in values:
-            raise ConfigError(f"{option} is {text}; there is nothing between two of its commas; write a value there")
+            raise ConfigError(f"{option} is {text}; a value between two commas is empty; write one there")
         repeated = [value for value, count in Counter(values).items() if count > 1]
         if repeated:
-            raise ConfigError(f"{option} is {text}; {repeated[0]} is there twice, leave one out")
+            raise ConfigError(f"{option} is {text}; {repeated[0]} is repeated, leave one out")
     if not varied:
         raise ConfigError("--sweep has nothing to vary; separate values with commas, as in seed=0,1,2")
     names = [option for option, _ in varied]
@@ -108,7 +107,7 @@ def expand(overrides: Sequence[str], base: str) -> list[Member]:
 
 
 def split(text: str) -> list[str]:
-    """Cut at commas that are not inside brackets or quotes."""
+    """Split at commas that are not inside brackets or quotes."""
     parts, depth, quote = [""], 0, ""
     for letter in text:
         if quote:
@@ -127,7 +126,7 @@ def split(text: str) -> list[str]:
 
 
 def final_metrics(folder: Path) -> dict[str, float]:
-    """The validation metrics on the last line of a run's metrics that has any."""
+    """Validation metrics of the last line of metrics.jsonl that has any."""
     path = folder / METRICS
     found: dict[str, float] = {}
     if not path.exists():
@@ -135,7 +134,7 @@ def final_metrics(folder: Path) -> dict[str, float]:
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             record = parse_json(line)
-        except ValueError:  # the line that was being written when the run was killed
+        except ValueError:  # truncated when the run was killed
             continue
         if not isinstance(record, dict):
             continue
@@ -144,7 +143,7 @@ def final_metrics(folder: Path) -> dict[str, float]:
 
 
 def show(members: Sequence[Member], codes: Sequence[int]) -> None:
-    """Print how each member ended; those that were not started are left out."""
+    """Print the result of each member that was started."""
     from rich.table import Table
     from rich.text import Text
 
@@ -165,7 +164,7 @@ def _first(overrides: Sequence[str]) -> list[str]:
 
 @contextmanager
 def _forwarding() -> Iterator[Callable[[list[str]], int]]:
-    """Run processes one at a time; signals go to the one that runs, then the sweep ends."""
+    """Run processes one at a time; a signal is forwarded to the running one and ends the sweep."""
     child: subprocess.Popen[bytes] | None = None
     stopped = False
 
@@ -179,7 +178,7 @@ def _forwarding() -> Iterator[Callable[[list[str]], int]]:
         nonlocal child
         if stopped:
             return STOPPED
-        # a process group of its own: Ctrl-C in a terminal reaches it once, through us
+        # its own process group: Ctrl-C in a terminal reaches it once, forwarded by us
         child = subprocess.Popen(command, process_group=0)
         if stopped:
             child.send_signal(signal.SIGTERM)

@@ -1,20 +1,19 @@
-"""burnish train: from a configuration to a finished, resumable, explained run."""
+"""burnish train: runs the training loop with its hooks, checkpoints and report."""
 
 from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Sequence
 from contextlib import ExitStack, closing, nullcontext, suppress
 
-from burnish.algorithms.base import Metrics
 from burnish.checkpoint.files import Checkpoint
 from burnish.checkpoint.store import CheckpointStore
-from burnish.commands.closing import closing_message
-from burnish.commands.plan import opening_message
+from burnish.commands.messages import closing_message, opening_message
+from burnish.commands.opening import open_controller
+from burnish.commands.resuming import interrupted, starting_point
 from burnish.config import RunConfig
-from burnish.config.run_folder import STEP, RunFolder
-from burnish.controller import Controller, LocalController
+from burnish.config.run_folder import RunFolder
+from burnish.controller import Controller
 from burnish.hooks import Hook
 from burnish.hooks.checkpoints import BeforeValidation, Checkpoints
 from burnish.hooks.expiry import Expiry, ReclaimTime, reclaim_time
@@ -32,18 +31,17 @@ log = logging.getLogger(__name__)
 
 
 def train(config: RunConfig, stop: StopRequest | None = None) -> int:
-    """Train, from the beginning or from where an earlier attempt stopped.
+    """Train, from the start or the last checkpoint.
 
     Args:
         config: of the run.
-        stop: how it is asked to stop, where somebody listens already; None listens to signals while it trains.
+        stop: stop request whose signal handlers are installed; None installs them during training.
 
     Returns:
-        0 when all updates are done, 75 when a signal or the machine's announced expiry asked to stop and everything is
-        saved.
+        0 when all updates are done, 75 when the run was stopped and everything is saved.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C came a second time; it says what was not saved.
+        KeyboardInterrupt: on a second Ctrl-C; the message says what was not saved.
     """
     with stop or StopRequest() as asked, closing(RunFolder(config.output_dir)) as folder:
         folder.claim()
@@ -52,7 +50,7 @@ def train(config: RunConfig, stop: StopRequest | None = None) -> int:
         except Cancelled:
             finished = False  # before the first update of this process
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(_interrupted(folder)) from None
+            raise KeyboardInterrupt(interrupted(folder)) from None
         if not folder.has_run():
             print(f"Stopped by {asked.requested} before the first update; the same command starts again")
             return EXIT_STOPPED
@@ -60,24 +58,24 @@ def train(config: RunConfig, stop: StopRequest | None = None) -> int:
             write_report(folder)
             closing_message(folder, config, "finished" if finished else f"stopped by {asked.requested}")
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(_interrupted(folder)) from None
+            raise KeyboardInterrupt(interrupted(folder)) from None
         return 0 if finished else EXIT_STOPPED
 
 
 def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
-    """Whether all updates are done at the end.
+    """Train until all updates are done (True) or a stop was requested (False).
 
     Raises:
-        Cancelled: a stop was asked for before the first update of this process.
+        Cancelled: a stop was requested before the first update of this process.
     """
     expected = reclaim_time(config.trainer)
     with stop.cancellable():
         store = CheckpointStore(folder.checkpoints, config.checkpoint)
-        checkpoint = _starting_point(config, folder, store)
+        checkpoint = starting_point(config, folder, store)
         controller = open_controller(config, store)
         if config.profiler is not None and config.profiler.tool == "nsys":
             command = controller_command(config.profiler, local=config.runtime == "local", folder=folder.profiles)
-            log.warning("Nsight Systems sees this process if it was started by: %s", shlex.join(command))
+            log.warning("to profile this process with Nsight Systems, start it with: %s", shlex.join(command))
         controller.check_data()
     controller.stop_when(lambda: stop.requested is not None)
     with controller:
@@ -94,31 +92,6 @@ def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
                 checkpoint = store.latest()
 
 
-def _interrupted(folder: RunFolder) -> str:
-    """What a second Ctrl-C has cost."""
-    learned = max((row[STEP] for row in folder.read_metrics()), default=0)
-    found = folder.checkpoints.iterdir() if folder.checkpoints.is_dir() else ()
-    saved = max((int(path.name) for path in found if path.name.isdecimal()), default=0)
-    again = f"the same command goes on after update {saved}" if saved else "the same command begins again"
-    if saved >= learned:
-        return f"stopped at once by a second Ctrl-C; everything that was learned is saved, and {again}"
-    lost = f"update {learned}" if saved + 1 == learned else f"updates {saved + 1} to {learned}"
-    return f"stopped at once by a second Ctrl-C: {lost} not saved; {again}"
-
-
-def open_controller(config: RunConfig, store: CheckpointStore) -> Controller:
-    """Those who do the work, as the option ``runtime`` says.
-
-    Raises:
-        UserError: they need something that is not installed.
-    """
-    if config.runtime == "local":
-        return LocalController(config, store)
-    from burnish.runtime.controller import RayController
-
-    return RayController(config, store)
-
-
 def _attempt(
     config: RunConfig,
     folder: RunFolder,
@@ -127,12 +100,12 @@ def _attempt(
     stop: StopRequest,
     expected: ReclaimTime | None,
 ) -> bool:
-    """Go on from a checkpoint, or begin: whether all updates are done at the end."""
+    """Resume from a checkpoint or start, and return whether all updates are done."""
     with stop.cancellable():
         controller.resume(checkpoint)
     done = checkpoint.update if checkpoint is not None else 0
     metrics = checkpoint.unvalidated if checkpoint is not None else None
-    # the last update is not recorded whole where its validation is still to be done
+    # the last update is recorded again if its validation is still to be done
     recorded = None if checkpoint is None else done if metrics is None else done - 1
     try:
         folder.begin(config, resumed_at=recorded)
@@ -168,7 +141,9 @@ def _attempt(
             for hook in hooks:
                 hook.start(done)
             if done == 0 or metrics is not None:
-                _call(hooks, done, dict(metrics or {}))
+                first = dict(metrics or {})
+                for hook in hooks:
+                    hook(done, first)
         if not stopping():
             with suppress(Cancelled):
                 run(
@@ -178,35 +153,7 @@ def _attempt(
         for hook in hooks:
             hook.finish()
     finally:
-        with ExitStack() as ends:  # all of them, whatever the disk says to one
+        with ExitStack() as ends:  # all of them, also if one fails
             for hook in reversed(hooks):
                 ends.callback(hook.close)
     return max(done, checkpoints.last) >= config.steps and not validation.unfinished
-
-
-def _call(hooks: Sequence[Hook], update: int, metrics: Metrics) -> None:
-    for hook in hooks:
-        hook(update, metrics)
-
-
-def _starting_point(config: RunConfig, folder: RunFolder, store: CheckpointStore) -> Checkpoint | None:
-    """The checkpoint to go on from, by the option ``resume``."""
-    if config.resume == "never":
-        if folder.has_run():
-            raise UserError(
-                f"output_dir is {config.output_dir}, which holds a run already, and resume is never; "
-                "choose another output_dir, or resume=auto to go on with it"
-            )
-        return None
-    checkpoint = store.latest() if config.resume == "auto" else store.open(config.resume)
-    if checkpoint is None:
-        if folder.checkpoints.is_dir() and any(path.name.isdecimal() for path in folder.checkpoints.iterdir()):
-            raise UserError(
-                f"{folder.checkpoints} holds checkpoints, but none of them is whole, so the run can't go on; "
-                "give another output_dir, or delete them to begin anew"
-            )
-        # an attempt that ended before it saved anything has nothing that other options could spoil
-        return None
-    folder.refuse_other_configuration(config)
-    log.info("going on from %s", checkpoint.path)
-    return checkpoint

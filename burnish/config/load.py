@@ -50,6 +50,8 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     task = task_named(chosen_task(trees)).config
     chosen = next((name for one in trees if (name := _algorithm(one)) is not None), None)
     layers = _for_algorithm(layers, chosen, task.algorithm_kind)
+    if chosen is not None and known(task.algorithm_kind, chosen):
+        layers = _for_parts(tree, layers, lookup(task.algorithm_kind, chosen).parts)
     below: dict[str, Any] = {}
     for _, layer in reversed(layers):
         below = merge(below, layer)
@@ -165,6 +167,23 @@ def _for_algorithm(layers: Layers, chosen: Any, kind: str) -> Layers:
             kept["algorithm"] = {"name": chosen}
         fitting.append((file, merge(kept, _variant(recipe.get("variants") or {}, chosen, file, kind))))
     return fitting[::-1]
+
+
+def _for_parts(tree: dict[str, Any], layers: Layers, parts: dict[str, type]) -> Layers:
+    """Recipes without the options of an algorithm's own parts where a layer above them chooses other parts."""
+    replaced: set[str] = set()
+    mentioned: set[str] = set()
+    fitting = []
+    for file, layer in [("", tree), *layers]:
+        own = layer.get("algorithm")
+        if isinstance(own, dict):
+            kept = {name: value for name, value in own.items() if name not in replaced}
+            layer = layer | {"algorithm": kept}
+            for kind in parts.keys() & own.keys() - mentioned:
+                mentioned.add(kind)
+                replaced |= set(fields(parts[kind])) if own[kind] is not None else set()
+        fitting.append((file, layer))
+    return fitting[1:]
 
 
 def _variant(variants: Any, chosen: Any, file: str, kind: str) -> dict[str, Any]:

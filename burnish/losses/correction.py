@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from burnish.losses.policy_gradient import LOG_RATIO_MAX, ratio_of
+from burnish.losses.policy import LOG_RATIO_MAX, ratio_of
 
 Level = Literal["step", "sample"]
 Rule = Literal[

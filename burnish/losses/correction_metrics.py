@@ -22,7 +22,7 @@ from burnish.losses.correction import (
     rejection_statistic,
     row_mean,
 )
-from burnish.losses.policy_gradient import LOG_RATIO_MAX, ratio_of
+from burnish.losses.policy import LOG_RATIO_MAX
 
 PREFIX = "rollout_corr/"
 
@@ -205,54 +205,6 @@ def rejected_fractions(kept: Tensor, mask: Tensor) -> dict[str, float]:
     return _named(
         {"rollout_rs_masked_fraction": _share(lost[mask]), "rollout_rs_seq_masked_fraction": _share(lost.any(1)[rows])}
     )
-
-
-def variance_proxies(advantage: Tensor, score_power: Tensor) -> dict[str, Tensor]:
-    """Of terms with a known score, what ``variance_proxy_metrics`` tells of tokens, before the gradient is known.
-
-    Args:
-        advantage: [M].
-        score_power: [M] squared norm of the gradient of the log-prob.
-
-    Returns:
-        One value per term, [M] each.
-    """
-    return {
-        "variance_proxy/proxy2_total_power": advantage.square() * score_power,
-        "variance_proxy/expected_a_squared": advantage.square(),
-        "variance_proxy/expected_w": score_power,
-    }
-
-
-def variance_proxy_metrics(
-    collision: Tensor, logprob: Tensor, advantage: Tensor, mask: Tensor, *, gradient_norm: float
-) -> dict[str, float]:
-    """How much of the gradient's power is signal: the squared norm of the mean gradient against the mean squared one.
-
-    What is left over, divided by the number of samples less one, is the variance of the mean gradient. The squared
-    norm of a token's score is taken as 1 - 2 p + sum over the vocabulary of p^2.
-
-    Args:
-        collision: [B, K] sum of squared probabilities over the vocabulary.
-        logprob: [B, K] of the chosen tokens.
-        advantage: [B].
-        mask: [B, K] bool.
-        gradient_norm: of the batch.
-    """
-    rows = mask.any(1)
-    if not bool(rows.any()):
-        return {}
-    score = masked(1 - 2 * ratio_of(logprob) + collision, mask).sum(1)[rows]
-    power = advantage[rows].square()
-    total, signal = float((power * score).mean()), gradient_norm**2
-    noise = max(total - signal, 0.0) / (len(power) - 1) if len(power) > 1 else 0.0
-    return {
-        "variance_proxy/proxy1_signal_strength": signal,
-        "variance_proxy/proxy2_total_power": total,
-        "variance_proxy/proxy3_pure_noise": noise,
-        "variance_proxy/expected_a_squared": float(power.mean()),
-        "variance_proxy/expected_w": float(score.mean()),
-    }
 
 
 def _named(found: dict[str, Tensor]) -> dict[str, float]:

@@ -7,24 +7,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from burnish.losses.kl import squared_distance
-from burnish.losses.policy_gradient import clipped_surrogate
+from burnish.losses.policy import Surrogate, flow_clip
 
 Weighting = Literal["uniform", "t", "t2", "huber", "ghuber"]
 
 HUBER_FLOOR = 1e-10  # keeps the root of a squared error differentiable at 0
-
-
-def flow_matching(velocity: Tensor, clean: Tensor, noise: Tensor) -> Tensor:
-    """Squared error of the velocity against noise - clean, averaged over latent axes (supervised fine-tuning).
-
-    Args:
-        velocity, clean, noise: [M, ...].
-
-    Returns:
-        [M].
-    """
-    return squared_distance(velocity, noise - clean)
 
 
 def negative_aware(
@@ -103,11 +90,11 @@ def advantage_weighted_matching(
     time: Tensor,
     advantage: Tensor,
     *,
-    clip_low: float,
-    clip_high: float,
+    clip: float,
+    clip_high: float | None = None,
     weighting: Weighting = "uniform",
     power: float = 0.25,
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> Surrogate:
     """PPO's objective with matching errors in place of log-probs (Advantage Weighted Matching, arXiv:2509.25050).
 
     At the old policy its gradient is that of the advantage times the matching error.
@@ -117,15 +104,16 @@ def advantage_weighted_matching(
         old: [M, ...] under the old policy at the same x_t, without gradient.
         target: [M, ...] noise - clean.
         time, advantage: [M].
-        clip_low, clip_high: the ratio counts within [1 - clip_low, 1 + clip_high].
+        clip, clip_high: the ratio counts within [1 - clip, 1 + clip_high]; clip_high None is clip.
         weighting, power: see ``awm_logprob``.
 
     Returns:
-        Loss per term [M] and the metrics of ``clipped_surrogate``.
+        As ``flow_clip``, per term [M].
     """
     now = awm_logprob(velocity, target, time, weighting=weighting, power=power)
     before = awm_logprob(old, target, time, weighting=weighting, power=power)
-    return clipped_surrogate(now, before, advantage, clip_low=clip_low, clip_high=clip_high)
+    every = torch.ones_like(now, dtype=torch.bool)
+    return flow_clip(now, before, advantage, every, clip=clip, clip_high=clip_high)
 
 
 def matching_error(prediction: Tensor, target: Tensor, *, adaptive: bool = False, floor: float = 1e-5) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from burnish.losses.policy_gradient import ratio_of
+from burnish.losses.policy import ratio_of
 
 Kind = Literal["sigmoid", "ipo"]
 

@@ -46,6 +46,7 @@ from burnish.options.shared import (
     Threads,
     Tokens,
     Whole,
+    clip_range,
     unix_seconds,
 )
 
@@ -92,5 +93,6 @@ __all__ = [
     "TrainerOptions",
     "ValidationOptions",
     "Whole",
+    "clip_range",
     "unix_seconds",
 ]

@@ -198,3 +198,16 @@ class ScoringOptions:
     """Seconds that a reward may take per batch; after that the batch's rewards are missing."""
     probe: bool = True
     """Score synthetic samples of the first prompts before training starts, and refuse a reward that fails."""
+
+
+def clip_range(name: str, low: float | None, high: float | None) -> tuple[float, float]:
+    """The range of an option ``name`` and its ``name_low``: symmetric if low is None, open where nothing bounds it.
+
+    Raises:
+        ValueError: it is empty.
+    """
+    if low is None:
+        low = -math.inf if high is None else -high
+    elif high is not None and low >= high:
+        raise ValueError(f"{name}_low is {low:g} and {name} is {high:g}: nothing lies between; lower {name}_low")
+    return low, math.inf if high is None else high

@@ -1,4 +1,4 @@
-"""The report of a run: one HTML page that needs nothing but itself."""
+"""The report of a run: one self-contained HTML page."""
 
 from burnish.report.page import write_report
 

@@ -1,4 +1,4 @@
-"""Curves as SVG: small, sharp, and in the colours of the page, light or dark."""
+"""Line charts as SVG, in the colours of the page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Series:
     """A line through (update, value); a value of None leaves a gap."""
 
     name: str
-    style: str  # class of the style sheet: validation, training
+    style: str  # CSS class: validation or training
     points: Sequence[tuple[int, float | None]]
     dots: bool = False
 
@@ -32,9 +32,9 @@ class Chart:
     last: int  # update at the right edge
     reference: tuple[str, float] | None = None  # a dashed line to compare with
     percent: bool = False
-    span: float = 0.0  # what the axis covers at least
-    zero: bool = False  # the axis begins at 0: how much of something is left can't be seen otherwise
-    note: str = ""  # what it shows
+    span: float = 0.0  # smallest range of the axis
+    zero: bool = False  # the axis starts at 0, so that proportions are visible
+    note: str = ""  # below the title
     values: list[float] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -42,7 +42,7 @@ class Chart:
         object.__setattr__(self, "values", found + ([self.reference[1]] if self.reference else []))
 
     def html(self) -> str:
-        """The chart with its title and legend; nothing if there is no value to show."""
+        """The chart with title and legend; "" if there is no value."""
         if not self.values:
             return ""
         note = f"<small>{escape(self.note)}</small>" if self.note else ""
@@ -92,10 +92,10 @@ class Chart:
             parts.append(f'<path class="line {one.style}" d="{path}"/>')
             for at, value in one.points:
                 if value is not None and (one.dots or len(one.points) == 1):
-                    told = f"update {at}: {self.tick(value, 0.001)}"
+                    label = f"update {at}: {self.tick(value, 0.001)}"
                     parts.append(
                         f'<circle class="dot {one.style}" cx="{x(at):.1f}" cy="{y(value):.1f}" r="3.5">'
-                        f"<title>{told}</title></circle>"
+                        f"<title>{label}</title></circle>"
                     )
         return "".join([*parts, "</svg>"])
 
@@ -106,13 +106,13 @@ class Chart:
         lack = self.span - (high - low)
         if lack <= 0:
             return low, high
-        below = min(lack / 2, low) if low >= 0 else lack / 2  # what can't be negative has no axis below 0
-        if self.percent and high <= 1 < high + lack - below:  # nor one above 100 % for a share
+        below = min(lack / 2, low) if low >= 0 else lack / 2  # no negative axis for non-negative values
+        if self.percent and high <= 1 < high + lack - below:  # and none above 100 %
             below = lack - (1 - high)
         return low - below, high + lack - below
 
     def tick(self, value: float, step: float) -> str:
-        """A number as it stands at an axis whose ticks are ``step`` apart."""
+        """Label of a number on an axis with ticks ``step`` apart."""
         if self.percent:
             return f"{100 * value:.0f} %"
         if abs(value) < 1e-9 * step:
@@ -124,7 +124,7 @@ class Chart:
 
 
 def nice_ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
-    """Three to six round numbers that span a range; whole ones for updates."""
+    """Three to six round numbers that cover a range; integers if ``whole``."""
     if high - low <= 1e-12 * max(abs(low), abs(high)):
         margin = abs(low) * 0.1 or 1.0
         low, high = low - margin, high + margin

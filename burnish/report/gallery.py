@@ -1,4 +1,4 @@
-"""The same prompts and the same noise, before and after training."""
+"""Samples of the same prompts with the same noise, before and after training."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from burnish.config.run_folder import STEP, RunFolder
 from burnish.report.samples import Sample, Samples, read_samples
 from burnish.report.summary import Summary
 
-OPEN = 4  # prompts that are seen at once; the others unfold
-MOST = 8  # samples of a prompt that are shown
-BETWEEN = 3  # validations between the first and the last that are shown
-GLIMPSE = 2  # samples of a prompt that are shown of each of these
-LONGEST = 256  # pixels: larger pictures are made smaller, so that the page can be sent
-HEAVIEST = 1 << 20  # bytes of a picture's file, which may hold more than the picture
+OPEN = 4  # prompts that are visible; the others unfold
+MOST = 8  # samples per prompt
+BETWEEN = 3  # validations between the first and the last
+GLIMPSE = 2  # samples per prompt of these
+LONGEST = 256  # pixels: larger images are scaled down, so that the page stays small
+HEAVIEST = 1 << 20  # bytes of an image file
 GONE = '<span class="gone">no picture</span>'
 
 
 def gallery(folder: RunFolder, run: Summary) -> str:
-    """HTML; says so where no validation kept pictures."""
+    """HTML of the gallery, or of a note that there are no samples."""
     sides: list[tuple[str, Samples]] = []
     for row in (run.before, run.after):
         kept = read_samples(folder.validation(row[STEP])) if row is not None else {}
@@ -33,8 +33,8 @@ def gallery(folder: RunFolder, run: Summary) -> str:
         return f"<h2>{run.words.gallery}</h2><p>No validation has kept {run.words.samples} yet.</p>"
     numbers = sorted({index for index, _ in sides[-1][1]})
     way = _between(folder, run)
-    # those that unfold are left out on the way, so that the page can be sent
-    cards = [_card(index, sides, way if place < OPEN else []) for place, index in enumerate(numbers)]
+    # prompts that unfold show no intermediate samples, so that the page stays small
+    cards = [_card(index, sides, way if i < OPEN else []) for i, index in enumerate(numbers)]
     hidden = ""
     if len(cards) > OPEN:
         more = f"{len(cards) - OPEN} more prompts"
@@ -49,16 +49,16 @@ def _title(update: int) -> str:
 
 
 def _between(folder: RunFolder, run: Summary) -> list[tuple[str, Samples]]:
-    """Some validations of the trained model before the last one, as evenly spaced as they get."""
+    """Up to ``BETWEEN`` validations of the trained model before the last one, evenly spaced."""
     last = run.after[STEP] if run.after is not None else 0
     updates = [update for update in folder.validations() if 0 < update < last]
     if len(updates) > BETWEEN:
-        updates = [updates[(2 * place + 1) * len(updates) // (2 * BETWEEN)] for place in range(BETWEEN)]
+        updates = [updates[(2 * i + 1) * len(updates) // (2 * BETWEEN)] for i in range(BETWEEN)]
     return [(_title(update), read_samples(folder.validation(update))) for update in updates]
 
 
 def _way(index: int, way: list[tuple[str, Samples]]) -> str:
-    """A glimpse of what became of a prompt's first samples, unfolded for who asks."""
+    """A prompt's first samples during training, which unfold."""
     parts = []
     for title, samples in way:
         shown = [sample for (number, _), sample in sorted(samples.items()) if number == index][:GLIMPSE]
@@ -74,12 +74,12 @@ def _way(index: int, way: list[tuple[str, Samples]]) -> str:
 
 
 def _card(index: int, sides: list[tuple[str, Samples]], way: list[tuple[str, Samples]]) -> str:
-    columns, prompt, asked = [], "", ""
+    columns, prompt, question = [], "", ""
     for title, samples in sides:
         shown = [sample for (number, _), sample in sorted(samples.items()) if number == index][:MOST]
         prompt = shown[0].prompt if shown else prompt
         if shown and shown[0].response is not None:
-            asked = asked or _asked(shown[0])
+            question = question or _question(shown[0])
             columns.append(f"<div><h4>{title}</h4>{''.join(map(_response, shown))}</div>")
             continue
         across = min(len(shown), 4 if len(shown) % 3 else 3) or 1
@@ -87,39 +87,35 @@ def _card(index: int, sides: list[tuple[str, Samples]], way: list[tuple[str, Sam
         columns.append(f'<div><h4>{title}</h4><div class="pictures" style="--columns:{across}">{figures}</div></div>')
     sided = "sides" if len(sides) == 2 else "sides alone"
     body = f'<div class="{sided}">{"".join(columns)}</div>'
-    return f'<section class="card"><h3>{escape(prompt)}</h3>{asked}{body}{_way(index, way)}</section>'
+    return f'<section class="card"><h3>{escape(prompt)}</h3>{question}{body}{_way(index, way)}</section>'
 
 
-def _asked(sample: Sample) -> str:
-    """What a question shows, and its right answer."""
+def _question(sample: Sample) -> str:
+    """Images and right answer of a question."""
     pictures = "".join(_picture(path, f"{sample.prompt}, {path.stem}") for path in sample.shown)
     answer = f"<span>right answer: {escape(sample.answer)}</span>" if sample.answer is not None else ""
     return f'<div class="asked">{pictures}{answer}</div>'
 
 
 def _response(sample: Sample) -> str:
-    reward, mark = _verdict(sample)
-    note = f'<span class="note">{escape(sample.note)}</span>' if sample.note else ""
-    written = escape(sample.response or "")
-    return f'<div class="response"><code>{written}</code><p>{mark}<span>{reward}</span>{note}</p></div>'
+    return f'<div class="response"><code>{escape(sample.response or "")}</code><p>{_score(sample)}</p></div>'
 
 
-def _verdict(sample: Sample) -> tuple[str, str]:
-    """The reward, and a mark for right or wrong."""
+def _score(sample: Sample) -> str:
+    """A mark for right or wrong, the reward, and its note."""
     reward = "missing" if sample.reward is None else f"{sample.reward:.2f}".replace("-", "−")
     marks = {
         None: "",
         True: '<b class="good" title="exactly right">✓</b>',
         False: '<b class="bad" title="not exactly right">×</b>',
     }
-    return reward, marks[sample.exact]
+    note = f'<span class="note">{escape(sample.note)}</span>' if sample.note else ""
+    return f"{marks[sample.exact]}<span>{reward}</span>{note}"
 
 
 def _figure(sample: Sample) -> str:
-    reward, mark = _verdict(sample)
-    note = f'<span class="note">{escape(sample.note)}</span>' if sample.note else ""
     picture = _picture(sample.picture, f"{sample.prompt}, {sample.picture.stem}")
-    return f"<figure>{picture}<figcaption>{mark}<span>{reward}</span>{note}</figcaption></figure>"
+    return f"<figure>{picture}<figcaption>{_score(sample)}</figcaption></figure>"
 
 
 def _picture(path: Path, words: str) -> str:
@@ -134,7 +130,7 @@ def _picture(path: Path, words: str) -> str:
                 smaller = io.BytesIO()
                 image.convert("RGB").save(smaller, format="JPEG", quality=85)
                 content, kind = smaller.getvalue(), "jpeg"
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # torn by a crash, or no picture at all
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # truncated, or no image
         return GONE
     look = ' class="pixels"' if max(width, height) <= 64 else ""
     alt = escape(words, quote=True)

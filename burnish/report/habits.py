@@ -1,4 +1,4 @@
-"""What responses often had before training and hardly have now: tags, openings, turns of phrase."""
+"""Features of responses (tags, openings, phrases) that were frequent before training and are rare now."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from dataclasses import dataclass
 
 from burnish.report.samples import ENOUGH, Sample, Samples, Score, chance
 
-FREQUENT = 0.2  # share of the responses before
-RARE = 1 / 3  # of that share, that is left
-MOST = 3  # that are told
-ALIKE = 0.7  # share of responses that two things have in common, above which they are one
-KINDS = ["tag", "mark", "opening", "phrase"]  # those that say the most come first
-PHRASE = 4  # words of a turn of phrase
+FREQUENT = 0.2  # fraction of responses before
+RARE = 1 / 3  # of that fraction, now
+MOST = 3  # habits that are listed
+ALIKE = 0.7  # overlap of responses above which two features count as one
+KINDS = ["tag", "mark", "opening", "phrase"]  # most telling first
+PHRASE = 4  # words of a phrase
 TAG = re.compile(r"</?([A-Za-z][\w-]{0,30})>")
 MARKS = {"code block": "```", "bold type": "**", "box": r"\boxed", "heading": "\n#", "list": "\n- "}
 
 
 @dataclass(frozen=True)
 class Habit:
-    """Something that responses do."""
+    """A feature of responses, with its frequencies."""
 
     what: str
-    before: float  # share of the responses
+    before: float  # fraction of responses
     after: float
 
     def text(self) -> str:
-        """As a sentence begins with it."""
+        """Description with both frequencies."""
         was, now = (f"{100 * share:.0f}\N{NO-BREAK SPACE}%" for share in (self.before, self.after))
         return f"{self.what}, in {was} of the responses before and in {now} now"
 
 
 def lost_habits(before: Samples, after: Samples) -> list[Habit]:
-    """What was frequent and is rare now, by more than chance; the largest loss first, each thing once."""
+    """Features that were frequent and are rare now, beyond chance, largest loss first and without duplicates."""
     common = sorted(before.keys() & after.keys())
     pairs = [(before[place], after[place]) for place in common]
     if len({index for index, _ in common}) < ENOUGH or any(one.response is None for pair in pairs for one in pair):
         return []
     was, now = (_where(list(side)) for side in zip(*pairs, strict=True))
     lost: dict[str, Habit] = {}
-    # a tag is said to be a tag, not the words between it and the next one
+    # tags come first, so that phrases next to a tag do not hide it
     for what in sorted(was, key=lambda one: (KINDS.index(one.partition(" ")[0]), -len(was[one]), one)):
         had, has = was[what], now.get(what, set())
         if len(had) < FREQUENT * len(common) or len(has) > RARE * len(had):
@@ -57,11 +57,11 @@ def lost_habits(before: Samples, after: Samples) -> list[Habit]:
 
 
 def _where(samples: list[Sample]) -> dict[str, set[int]]:
-    """In which of some responses, by their places, things are found."""
+    """Indices of the responses that have a feature, by feature."""
     found: defaultdict[str, set[int]] = defaultdict(set)
-    for place, sample in enumerate(samples):
+    for i, sample in enumerate(samples):
         for feature in _features(sample):
-            found[feature].add(place)
+            found[feature].add(i)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Charts of what training is watched by, each with a line that says what it shows."""
+"""Charts of the training metrics, each with an explanation."""
 
 from __future__ import annotations
 
@@ -12,65 +12,65 @@ from burnish.report.summary import Summary, mean
 
 PARTS = {
     "actor/": "The policy",
-    "critic/": "Rewards, and what was made of them",
+    "critic/": "Rewards and advantages",
     "response_length/": "Responses",
-    "old_policy/": "The policy that sampled",
-    "rollout_corr/": "Sampler against trainer",
+    "old_policy/": "The sampling policy",
+    "rollout_corr/": "Sampler vs trainer",
 }
-EXPLAINED = {  # the first that fits
-    "actor/loss": "what was minimised; with rewards it need not fall",
-    "actor/total_loss": "what was minimised, all parts together",
-    "actor/pg_loss": "the policy gradient's part of the loss",
+EXPLAINED = {  # the first pattern that matches
+    "actor/loss": "the loss; it need not fall in policy optimisation",
+    "actor/total_loss": "sum of all losses",
+    "actor/pg_loss": "policy gradient loss",
     "actor/*_loss": "a part of the loss",
-    "actor/kl_loss": "distance to the reference, before its coefficient",
-    "actor/grad_norm": "length of the gradient before clipping: jumps are a warning",
+    "actor/kl_loss": "KL to the reference, before its coefficient",
+    "actor/grad_norm": "gradient norm before clipping: jumps are a warning",
     "actor/lr": "learning rate",
-    "actor/skipped_updates": "steps left out: not finite, or nothing to learn from",
-    "actor/ratio_*": "probability ratio to the policy that sampled; 1 where nothing has moved yet",
-    "actor/ppo_kl*": "how far the policy has moved from the one that sampled",
-    "actor/pg_clipfrac*": "share of terms that the clip silences: much of it means steps that are too large",
-    "actor/velocity_norm_ratio": "size of predictions against the reference's: growth comes before collapse",
-    "actor/velocity_distance": "how far predictions have gone from the reference's",
+    "actor/skipped_updates": "skipped steps: non-finite, or without training signal",
+    "actor/ratio_*": "probability ratio to the sampling policy; 1 before any step",
+    "actor/ppo_kl*": "KL between the sampling and the current policy",
+    "actor/pg_clipfrac*": "clip fraction: high values mean that steps are too large",
+    "actor/velocity_norm_ratio": "norm of predictions relative to the reference's: a rise precedes collapse",
+    "actor/velocity_distance": "distance of predictions from the reference's",
     "actor/old_deviate": "distance to the old policy",
-    "actor/positive_loss": "the branch that is learned from good samples",
-    "actor/negative_loss": "the branch that is learned from bad samples",
-    "actor/reward_prob_mean": "mean optimality that rewards were turned into",
-    "actor/entropy": "how undecided the policy is: near 0 it explores no more",
+    "actor/positive_loss": "loss of the positive branch",
+    "actor/negative_loss": "loss of the negative branch",
+    "actor/reward_prob_mean": "mean optimality probability of the rewards",
+    "actor/entropy": "policy entropy: near 0 there is no exploration",
     "actor/kl_coef": "coefficient of the KL in the reward",
     "actor/*": "",
-    "critic/rewards/zero_std_ratio": "share of prompts whose samples all got the same reward: they teach nothing",
-    "critic/rewards/std_mean": "spread of rewards within a prompt: without any there is nothing to learn",
-    "critic/rewards/group_size": "samples of a prompt that have a reward",
-    "critic/rewards/max": "best reward of the samples that were learned from",
-    "critic/rewards/min": "worst reward of the samples that were learned from",
-    "critic/rewards/clip_ratio": "share of rewards that was clipped",
-    "critic/missing_count": "samples without a reward; they taught nothing",
-    "critic/missing_ratio": "share of samples without a reward; they taught nothing",
-    "critic/diversity": "how different the pictures of a prompt are",
-    "critic/advantages/*": "how much better than the others of their prompt samples count",
-    "critic/returns/*": "what the policy gradient weighs samples by",
-    "critic/score/*": "rewards before anything is added to them",
-    "critic/*/reward_correlation": "whether what is only watched is rewarded: 0 is good for what should not matter",
+    "critic/rewards/zero_std_ratio": "fraction of prompts whose samples all have the same reward: no training signal",
+    "critic/rewards/std_mean": "std of rewards within a prompt: 0 means no training signal",
+    "critic/rewards/group_size": "samples per prompt that have a reward",
+    "critic/rewards/max": "highest reward of the training samples",
+    "critic/rewards/min": "lowest reward of the training samples",
+    "critic/rewards/clip_ratio": "fraction of rewards that were clipped",
+    "critic/missing_count": "samples without a reward, which are not trained on",
+    "critic/missing_ratio": "fraction of samples without a reward, which are not trained on",
+    "critic/diversity": "diversity of the images of a prompt",
+    "critic/advantages/*": "advantages",
+    "critic/returns/*": "returns",
+    "critic/score/*": "rewards before KL and shaping",
+    "critic/*/reward_correlation": "correlation of a logged-only component with the reward: should be 0 if irrelevant",
     "critic/vf_*": "the value network",
     "critic/vpred_mean": "mean prediction of the value network",
-    "critic/*/mean": "mean of this component of the reward",
-    "response_length/clip_ratio": "share of responses that were cut at the limit",
+    "critic/*/mean": "mean of this reward component",
+    "response_length/clip_ratio": "fraction of truncated responses",
     "response_length/*": "tokens of a response",
-    "old_policy/decay": "weight of the past in the policy that samples",
-    "old_policy/*": "how the policy that samples followed",
-    "rollout_corr/rollout_is_eff_sample_size": "share of the samples that counts after weighting: near 1 is good",
-    "rollout_corr/logprob_abs_diff*": "by how much sampler and trainer disagree about log-probs",
-    "rollout_corr/kl": "distance between sampler and trainer",
+    "old_policy/decay": "EMA decay of the sampling policy",
+    "old_policy/*": "update of the sampling policy",
+    "rollout_corr/rollout_is_eff_sample_size": "effective sample size as a fraction: near 1 is good",
+    "rollout_corr/logprob_abs_diff*": "difference between the log-probs of sampler and trainer",
+    "rollout_corr/kl": "KL between sampler and trainer",
     "rollout_corr/*": "importance correction between sampler and trainer",
 }
 
 
 def health(run: Summary, shown: Collection[str]) -> str:
-    """HTML; nothing where nothing has changed.
+    """HTML; "" if no metric changed.
 
     Args:
         run: of the report.
-        shown: metrics that stand elsewhere on the page.
+        shown: metrics that are shown elsewhere on the page.
     """
     names = sorted({name for row in run.rows for name in row if name.startswith(tuple(PARTS))})
     rewards = points_of(run, "critic/rewards/mean")
@@ -79,7 +79,7 @@ def health(run: Summary, shown: Collection[str]) -> str:
     for name in names:
         points = points_of(run, name)
         if name in shown or name == "critic/rewards/mean" or points == rewards:
-            continue  # the only component is the reward
+            continue  # a single component equals the reward
         values = {value for _, value in points}
         if len(values) > 1:
             curves.setdefault(tuple(points), []).append(name)
@@ -103,11 +103,11 @@ def _part(prefix: str, title: str, curves: dict[tuple[tuple[int, float | None], 
 
 
 def explained(name: str) -> str:
-    """What a metric shows; nothing where its name has to do."""
+    """Explanation of a metric, or ""."""
     return next((words for pattern, words in EXPLAINED.items() if fnmatchcase(name, pattern)), "")
 
 
 def points_of(run: Summary, key: str) -> list[tuple[int, float | None]]:
-    """A metric by update, where it is there."""
+    """Points (update, value) of a metric."""
     found = ((row[STEP], mean(row, key)) for row in run.rows)
     return [(update, value) for update, value in found if value is not None]

@@ -1,4 +1,4 @@
-"""Puts the page together. It holds its own looks and pictures and asks nothing of any network."""
+"""The HTML page, with style and images embedded."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ WORDS = {
 }
 PARTS = {
     "reward": "Waiting for rewards",
-    "old_log_prob": "Asking the old policy",
-    "ref": "Asking the reference",
-    "adv": "Comparing rewards",
-    "update_actor": "Learning",
-    "publish": "Handing weights on",
+    "old_log_prob": "Old log-probs",
+    "ref": "Reference log-probs",
+    "adv": "Advantages",
+    "update_actor": "Policy update",
+    "publish": "Weight sync",
 }
 
 
 def write_report(folder: RunFolder) -> Path:
-    """Write report.html from what is in the folder, finished or not; an older one is replaced."""
+    """Write report.html from the files of a run, finished or not."""
     run = Summary.read(folder)
     parts = [
         f"<h1>{escape(folder.path.resolve().name)}</h1>",
@@ -96,7 +96,7 @@ def _number_row(run: Summary, measure: Measure) -> str:
 
 
 def _by_source(run: Summary) -> str:
-    """Reward and strictest measure of each data source, where there are several."""
+    """Reward and strictest measure of each data source, if there are several."""
     sources = run.sources()
     if len(sources) < 2 or run.before is None or run.after is None:
         return ""
@@ -168,7 +168,7 @@ def _curves(run: Summary) -> str:
         trained = "critic/rewards/mean" if measure.key == REWARD.key else _trained_key(measure)
         if trained:
             lines.insert(0, Series("training", "training", points_of(run, trained)))
-        # so that a change too small to speak of does not look like a cliff
+        # a minimal range, so that a negligible change does not look large
         span = 0.0 if measure.relative else 4 * measure.enough
         title = "Reward" if measure.key == REWARD.key else measure.title
         charts.append(Chart(title, lines, run.updates, guided, measure.percent, span, measure.relative).html())

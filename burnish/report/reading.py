@@ -1,4 +1,4 @@
-"""What a report takes from files that anybody may have written: a run's folder may come from a stranger."""
+"""Reads and checks the files of a run for the report: the folder may come from somebody else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.reading import read_text
 
 NONE = type(None)
-# what a report looks up, and what it may be; with a question mark, what older runs did not write
+# options that a report reads, with their types; those with a question mark are missing in older runs
 SHAPE: dict[str, Any] = {
     "task?": (str,),
     "model": {"path": (str,), "lora?": (dict, NONE)},
@@ -27,12 +27,10 @@ SHAPE: dict[str, Any] = {
 
 
 def read_configuration(file: Path) -> dict[str, Any]:
-    """A run's configuration as plain data; nothing where there is none.
-
-    A report needs none of the algorithms and rewards that the names in it stand for, so none is looked up.
+    """A run's configuration as plain data, {} if there is none; algorithms and rewards are not looked up.
 
     Raises:
-        UserError: it is not what a run writes.
+        UserError: it was not written by a run.
     """
     if not file.exists():
         return {}
@@ -50,7 +48,7 @@ def read_configuration(file: Path) -> dict[str, Any]:
 
 def _wrong(content: Any, shape: dict[str, Any], where: str) -> str:
     if not isinstance(content, dict):
-        return f"{where.rstrip('.') or 'it'} holds no options"
+        return f"{where.rstrip('.') or 'it'} has no options"
     for key, kind in shape.items():
         name = key.removesuffix("?")
         if name not in content:
@@ -67,18 +65,18 @@ def _wrong(content: Any, shape: dict[str, Any], where: str) -> str:
 def _wrong_rewards(content: dict[str, Any]) -> str:
     for options in (content.get("rewards") or {}).values():
         if options is not None and not (isinstance(options, dict) and is_number(options.get("weight", 0))):
-            return "rewards holds something else than rewards"
+            return "rewards has something other than rewards"
     lora = content["model"].get("lora")
     return "model.lora.rank is missing" if lora is not None and "rank" not in lora else ""
 
 
 def is_number(value: Any) -> bool:
-    """A finite number, and no truth value."""
+    """Whether a value is a finite number, and no bool."""
     return type(value) in (int, float) and math.isfinite(value)
 
 
 def leads_out(file: Path, folder: Path) -> bool:
-    """Whether a name below a folder is, by a link or by dots, one of another folder."""
+    """Whether a path below a folder leads outside, by a link or by dots."""
     try:
         return not file.resolve().is_relative_to(folder.resolve())
     except RuntimeError:  # links that lead in a circle

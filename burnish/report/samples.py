@@ -1,4 +1,4 @@
-"""The pictures that a validation kept, and what they say about chance."""
+"""Samples and scores of a validation, and confidence intervals of changes."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from typing import Any
 from burnish.report.reading import is_number, leads_out
 from burnish.utils.json_text import parse_json
 
-ENOUGH = 4  # prompts, below which their spread says nothing
+ENOUGH = 4  # fewest prompts for a std
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A kept picture or response, and its verdict."""
+    """A saved image or response with its score."""
 
     prompt: str
     reward: float | None  # None: missing
     components: dict[str, float | None]
     note: str
-    picture: Path  # what was drawn; a response has none
+    picture: Path  # does not exist for a response
     response: str | None = None
-    shown: tuple[Path, ...] = ()  # pictures that the question is about
-    answer: str | None = None  # the right one
+    shown: tuple[Path, ...] = ()  # images of the prompt
+    answer: str | None = None  # right answer
 
     @property
     def exact(self) -> bool | None:
-        """Whether the text was read or the question answered exactly right, if anybody asked."""
+        """Whether the text or the answer is exactly right; None if unknown."""
         value = self.components.get("ocr_exact" if self.response is None else "exact")
         return None if value is None else value == 1
 
 
-Samples = dict[tuple[int, int], Sample]  # by number of the prompt and of the sample
+Samples = dict[tuple[int, int], Sample]  # by index of the prompt and of the sample
 
 
 def read_samples(validation: Path) -> Samples:
-    """What is whole in the folder of a validation; a line that a crash has torn is left out."""
+    """Samples in the folder of a validation; a truncated line is ignored."""
     file = validation / "samples.jsonl"
     found: Samples = {}
     run = validation.parents[1]
@@ -54,48 +54,48 @@ def read_samples(validation: Path) -> Samples:
     return found
 
 
-def _sample(said: Any, pictures: Path) -> tuple[Sample, tuple[int, int]]:
-    """What a line says.
+def _sample(line: Any, pictures: Path) -> tuple[Sample, tuple[int, int]]:
+    """A parsed line of samples.jsonl.
 
     Raises:
-        ValueError, KeyError, TypeError: it says something else than a run writes.
+        ValueError, KeyError, TypeError: it was not written by a run.
     """
-    place = (int(said["index"]), int(said["sample"]))
+    place = (int(line["index"]), int(line["sample"]))
     sample = Sample(
-        prompt=said["prompt"],
-        reward=said["reward"],
-        components=said["components"],
-        note=said["note"],
+        prompt=line["prompt"],
+        reward=line["reward"],
+        components=line["components"],
+        note=line["note"],
         picture=pictures / f"{place[0]:03d}-{place[1]:02d}.png",
-        response=said.get("response"),
-        shown=tuple(pictures / name for name in said.get("images", ())),
-        answer=said.get("answer"),
+        response=line.get("response"),
+        shown=tuple(pictures / name for name in line.get("images", ())),
+        answer=line.get("answer"),
     )
     texts = [sample.prompt, sample.note, sample.response or "", sample.answer or ""]
     numbers = [sample.reward, *sample.components.values()] if isinstance(sample.components, dict) else ["none"]
     if not all(isinstance(text, str) for text in texts) or not all(one is None or is_number(one) for one in numbers):
-        raise ValueError("text is no text, or a number none")
+        raise ValueError("wrong types")
     return sample, place
 
 
 @dataclass(frozen=True)
 class Score:
-    """The verdict of a sample, kept or not."""
+    """The score of a sample of a validation."""
 
-    source: str  # of its prompt
+    source: str  # data source of the prompt
     reward: float | None  # None: missing
-    values: dict[str, float | None]  # components, and what else is known of it
+    values: dict[str, float | None]  # components and further numbers
 
     def of(self, name: str) -> float | None:
-        """The reward, a component, or a number that is known of the sample; None where there is none."""
+        """The reward, a component or another number by name; None if there is none."""
         return self.reward if name == "reward" else self.values.get(name)
 
 
-Scores = dict[tuple[int, int], Score]  # by number of the prompt and of the sample
+Scores = dict[tuple[int, int], Score]  # by index of the prompt and of the sample
 
 
 def read_scores(validation: Path) -> Scores:
-    """The verdicts of a validation; of one that an older version made those of the samples that it kept."""
+    """Scores of a validation; of an older run, those of the saved samples."""
     file = validation / "scores.jsonl"
     if not file.is_file() or leads_out(file, validation.parents[1]):
         kept = read_samples(validation)
@@ -103,9 +103,9 @@ def read_scores(validation: Path) -> Scores:
     found: Scores = {}
     for line in file.read_bytes().splitlines():
         try:
-            said: Any = parse_json(line)
-            score = Score(str(said["source"]), said["reward"], dict(said["values"]))
-            place = int(said["index"]), int(said["sample"])
+            parsed: Any = parse_json(line)
+            score = Score(str(parsed["source"]), parsed["reward"], dict(parsed["values"]))
+            place = int(parsed["index"]), int(parsed["sample"])
         except (ValueError, KeyError, TypeError):
             continue
         if all(one is None or is_number(one) for one in (score.reward, *score.values.values())):
@@ -114,19 +114,18 @@ def read_scores(validation: Path) -> Scores:
 
 
 def chance(before: Mapping[tuple[int, int], Score], after: Mapping[tuple[int, int], Score], name: str) -> float:
-    """How large a change of a mean may be that other prompts might not show: two standard errors.
+    """Two standard errors of the change of a mean between two validations.
 
-    Equal prompts and equal random numbers are compared with each other, so that only what training changed counts. The
-    samples of a prompt are no news to each other: what varies is the prompts. Data sources count equally, as in the
-    metrics.
+    Samples are paired by prompt and random numbers. Samples of a prompt are not independent, so the variance is that
+    over prompts. Data sources have equal weights, as in the metrics.
 
     Args:
         before: of one validation.
         after: of another.
-        name: ``reward``, or what is in ``values``; ``A_given_B`` is the mean of A where B is 1.
+        name: ``reward``, or a name of ``values``; ``A_given_B`` is the mean of A where B is 1.
 
     Returns:
-        0 where nothing was kept to tell by; infinity where it is of too few prompts.
+        0 without scores, infinity with too few prompts.
     """
     moves = _moves(before, after, name)
     count = sum(map(len, moves.values()))
@@ -142,7 +141,7 @@ def chance(before: Mapping[tuple[int, int], Score], after: Mapping[tuple[int, in
 def _moves(
     before: Mapping[tuple[int, int], Score], after: Mapping[tuple[int, int], Score], name: str
 ) -> dict[str, list[float]]:
-    """By data source, by how much every prompt moved the mean away from where the others have it."""
+    """Contribution of every prompt to the change of the mean, by data source."""
     wanted, _, condition = name.partition("_given_")
     sums: defaultdict[str, dict[int, list[float]]] = defaultdict(dict)  # before: sum, count; after: sum, count
     for place in before.keys() & after.keys():

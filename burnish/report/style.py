@@ -1,4 +1,4 @@
-"""The looks of the page. Blue and vermilion are told apart by everybody; signs say the same as colours."""
+"""Style sheet of the page. Colours are distinguishable with any colour vision, and repeated by signs."""
 
 STYLE = """
 :root { color-scheme: light dark; --page: #fff; --ink: #1c2024; --soft: #5f6872; --rule: #dfe3e8;

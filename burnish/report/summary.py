@@ -1,4 +1,4 @@
-"""A run in numbers and plain words, from its folder alone."""
+"""Summary of a run, from the files in its folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from burnish.report.reading import read_configuration
 from burnish.report.samples import Samples, chance, read_samples, read_scores
 from burnish.utils.json_text import parse_json
 
-TITLES = {  # where a paper writes its name in more than capitals
+TITLES = {  # names that are not just capitals
     "branch_grpo": "BranchGRPO",
     "crd": "Centred reward distillation",
     "dance_grpo": "DanceGRPO",
@@ -42,41 +42,41 @@ TITLES = {  # where a paper writes its name in more than capitals
 MOST_DIGITS = 7
 SPACE = "\N{NO-BREAK SPACE}"
 PLUS_MINUS = f"{SPACE}±{SPACE}"
-FELL_BACK = 0.02  # a last validation this far below the best one is worth a word
+FELL_BACK = 0.02  # last validation below the best one by this is reported
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Measure:
-    """One of the numbers that a run is judged by."""
+    """A validation metric in the report."""
 
     title: str
     key: str  # of metrics, with * for the data source
-    better: int  # 1: higher is better, -1: lower is, 0: only watched
+    better: int  # 1: higher is better, -1: lower is better, 0: neutral
     percent: bool = False
-    enough: float = 0.005  # a smaller change is none
-    relative: bool = False  # enough is a share of the value before
-    chance: float = 0.0  # a change that is smaller may be chance; infinity where nobody can tell
-    digits: int = 3  # behind the point
+    enough: float = 0.005  # smallest change that counts
+    relative: bool = False  # whether ``enough`` is relative to the value before
+    chance: float = 0.0  # changes below this may be chance; infinity if unknown
+    digits: int = 3  # decimals
 
     def of(self, row: Row | None) -> float | None:
-        """The value in one line of metrics, averaged over data sources; None if it is not there."""
+        """The value in a line of metrics, averaged over data sources; None if missing."""
         return mean(row, self.key)
 
     @property
     def column(self) -> str:
-        """What the verdict of a sample calls it."""
+        """Its name in ``Score``."""
         named = {VARIETY.key: "variety", LENGTH.key: "tokens"}
         return named.get(self.key) or self.key.split("/")[-2]
 
     def sign(self, before: float, after: float) -> int:
-        """1 if the number rose by enough to speak of, -1 if it fell, 0 if neither."""
+        """1 for a significant rise, -1 for a significant fall, else 0."""
         enough = max(self.enough * abs(before) if self.relative else self.enough, self.chance)
         return 0 if abs(after - before) < enough else 1 if after > before else -1
 
     def show(self, value: float | None) -> str:
-        """The value as it is written on the page."""
+        """The value as text."""
         if value is None:
             return "–"
         if self.percent:
@@ -85,7 +85,7 @@ class Measure:
         return f"{value:.{digits}f}".replace("-", "−")
 
     def change(self, before: float, after: float) -> str:
-        """The change with its sign and what may be chance of it: +1.1 ± 1.9 points."""
+        """The change with its sign and confidence interval: +1.1 ± 1.9 points."""
         number, _, unit = self.show(abs(after - before)).partition(SPACE)
         sign = "" if not float(number) else "+" if after > before else "−"
         words = f"{sign}{number}"
@@ -94,7 +94,7 @@ class Measure:
         return f"{words}{SPACE}points" if unit else words
 
     def precise(self, values: Sequence[float]) -> Measure:
-        """The measure with as many digits as rounded values need to have the difference that is written beside them."""
+        """The measure with enough digits that rounded values and rounded differences agree."""
         for digits in range(self.digits, MOST_DIGITS):
             unit = 10.0**-digits
             rounded = [round(value / unit) for value in values]
@@ -106,7 +106,7 @@ class Measure:
 
 REWARD = Measure("Validation reward", "val-core/*/reward/mean@*", 1)
 EXACT = Measure("Read exactly right", "val-aux/*/ocr_exact/mean@*", 1, percent=True)
-STRICT = Measure("ScoredResponses right", "val-aux/*/exact/mean@*", 1, percent=True)
+STRICT = Measure("Answered right", "val-aux/*/exact/mean@*", 1, percent=True)
 FORMAT = Measure("In the form asked for", "val-aux/*/format/mean@*", 1, percent=True)
 GIVEN = Measure("Right among those in form", "val-aux/*/exact_given_format/mean@*", 0, percent=True)
 LENGTH = Measure("Tokens of a response", "val-aux/response_length/mean", 0, enough=0.15, relative=True)
@@ -124,18 +124,18 @@ class Point:
 
 @dataclass
 class Summary:
-    """What a run folder says."""
+    """Content of a run folder."""
 
     config: dict[str, Any]
     rows: list[Row]  # of metrics.jsonl
     reference: Row | None  # the untrained model, guided
-    doubt: dict[str, float] = field(default_factory=dict)  # by key: a change below it may be chance
-    habits: list[Habit] = field(default_factory=list)  # that it had, and has no more
+    doubt: dict[str, float] = field(default_factory=dict)  # ``Measure.chance`` by key
+    habits: list[Habit] = field(default_factory=list)  # that were lost
     kept: Samples = field(default_factory=dict)  # of the newest validation
 
     @classmethod
     def read(cls, folder: RunFolder) -> Summary:
-        """Read a folder, of a finished run or of one that is under way."""
+        """Read the folder of a run, finished or not."""
         run = cls(
             config=read_configuration(folder.config),
             rows=folder.read_metrics(),
@@ -192,7 +192,7 @@ class Summary:
         return sum((row.get("timing_s/step") or 0) + (row.get("timing_s/testing") or 0) for row in self.rows)
 
     def measures(self) -> list[Measure]:
-        """What this run is judged by: reward, reading, monitors, variety."""
+        """Metrics of the validations: reward, exactness, other components, variety, length."""
         found = [REWARD]
         known = {"ocr_exact": EXACT, "border_darkness": BORDER}
         if self.words is not PICTURES:
@@ -219,15 +219,15 @@ class Summary:
         return [name[len(head) :].rpartition(end)[0] for name in last if name.startswith(head) and end in name]
 
     def doubted(self, measure: Measure) -> Measure:
-        """The measure, for which no change counts that may be chance, in digits that do not contradict each other."""
+        """The measure with its confidence interval and matching digits."""
         known = [value for row in (self.before, self.after) if (value := measure.of(row)) is not None]
         return replace(measure.precise(known), chance=self.doubt.get(measure.key, 0.0))
 
     def sentence(self) -> str:
-        """What was trained."""
+        """What was trained, in one sentence."""
         config = self.config
         if not config:
-            return f"A run of {self.updates} policy updates, whose configuration is not in its folder."
+            return f"A run of {self.updates} policy updates without config.yaml."
         lora = config["model"].get("lora")
         what = f"LoRA adapters of rank {lora['rank']}" if lora else f"all weights of {self.words.trained}"
         prompts, samples = config["data"]["train_batch_size"], config["rollout"]["n"]
@@ -244,13 +244,13 @@ class Summary:
         )
 
     def warnings(self) -> list[str]:
-        """What went wrong on the way."""
+        """Problems during the run."""
         found = []
         missing = [row.get("critic/missing_ratio") or 0 for row in self.rows if row[STEP] > 0]
         if any(missing):
             found.append(
-                f"{100 * sum(missing) / len(missing):.1f} % of the training rewards could not be computed, "
-                f"in {sum(map(bool, missing))} of {len(missing)} updates; those {self.words.samples} taught nothing."
+                f"{100 * sum(missing) / len(missing):.1f} % of the training rewards could not be computed, in "
+                f"{sum(map(bool, missing))} of {len(missing)} updates; those {self.words.samples} were not trained on."
             )
         unjudged = [(row[STEP], row.get("val-aux/missing") or 0) for row in self.rows]
         for update, share in unjudged:
@@ -259,12 +259,12 @@ class Summary:
                 found.append(f"Validation {update} lacks the reward of {whose}.")
         notes = Counter(one.note for one in self.kept.values() if one.reward is None and one.note)
         if found and notes:
-            found.append(f"Why, by what the last validation kept: {notes.most_common(1)[0][0]}")
+            found.append(f"Most frequent cause in the last validation: {notes.most_common(1)[0][0]}")
         empty = sum(row.get("actor/empty_updates") or 0 for row in self.rows)
         if empty:
             found.append(
-                f"{empty:.0f} optimizer steps were left out because there was nothing to learn from: rewards were "
-                "missing (failures.jsonl says why), or all equal."
+                f"{empty:.0f} optimizer steps were skipped for lack of training signal: rewards were missing (see "
+                "failures.jsonl), or all equal."
             )
         skipped = sum(row.get("actor/skipped_updates") or 0 for row in self.rows) - empty
         if skipped:
@@ -282,7 +282,7 @@ class Summary:
 def _read_reference(folder: RunFolder) -> Row | None:
     try:
         found = parse_json((folder.reference / "metrics.json").read_bytes())
-    except (OSError, ValueError):  # not made yet, or torn by a crash
+    except (OSError, ValueError):  # not written yet, or truncated
         return None
     return found if is_row(found) and found.get("guidance_scale") is not None else None
 
@@ -320,28 +320,28 @@ def _time(seconds: float) -> str:
 
 
 def next_steps(folder: RunFolder, run: Summary) -> list[tuple[str, str]]:
-    """What one can do now, and the command for it."""
+    """What to do next, with the commands."""
     path = shlex.quote(str(folder.path))
     steps = [
-        ("draw other pictures", f'burnish sample {path} "a prompt"')
+        ("sample other pictures", f'burnish sample {path} "a prompt"')
         if run.words is PICTURES
-        else ("ask something else", f'burnish sample {path} "a question" --image FILE'),
-        (f"judge with more {run.words.samples}", f"burnish eval {path} validation.n=16"),
-        ("take the trained model along", f"burnish export {path} --output my_model"),
+        else ("sample other responses", f'burnish sample {path} "a question" --image FILE'),
+        (f"evaluate with more {run.words.samples}", f"burnish eval {path} validation.n=16"),
+        ("export the trained model", f"burnish export {path} --output my_model"),
     ]
     if folder.tensorboard.exists():
-        steps.append(("look at every curve", f"tensorboard --logdir {shlex.quote(str(folder.tensorboard))}"))
+        steps.append(("show all metrics", f"tensorboard --logdir {shlex.quote(str(folder.tensorboard))}"))
     train = _train(folder, run)
     if run.updates < run.planned:
         return [("finish the run", train), *steps]
     longer = f"{train} steps={2 * run.planned}"
     if run.config.get("optimizer", {}).get("schedule", "constant") != "constant":
-        longer += f" optimizer.schedule_updates={2 * run.planned}"  # it has come to its end
+        longer += f" optimizer.schedule_updates={2 * run.planned}"  # the learning rate has reached zero
     return [*steps, ("train for longer", longer)]
 
 
 def _train(folder: RunFolder, run: Summary) -> str:
-    """The command that goes on with a run, also where its folder was moved since."""
+    """The command that resumes a run, also after its folder was moved."""
     words = ["burnish", "train", str(folder.config)]
     if Path(run.config.get("output_dir", folder.path)).expanduser() != folder.path:
         words.append(f"output_dir={folder.path}")

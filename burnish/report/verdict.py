@@ -1,4 +1,4 @@
-"""What was gained and what was lost, in sentences that follow from the numbers."""
+"""What was gained and lost, in sentences."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import math
 from burnish.config.run_folder import STEP
 from burnish.report.summary import BORDER, FELL_BACK, FORMAT, GIVEN, REWARD, VARIETY, Measure, Point, Summary
 
-FEW = "too few prompts were judged to tell it from chance"
+FEW = "too few prompts were evaluated to tell it from chance"
 
 
 def verdict(run: Summary) -> list[Point]:
-    """The sentences, most important first; none before there are two validations to compare."""
+    """The sentences, most important first; none before there are two validations."""
     if run.before is None or run.after is None:
         return []
     points = [
@@ -30,7 +30,7 @@ def verdict(run: Summary) -> list[Point]:
 
 
 def headline(run: Summary) -> str:
-    """The verdict in one sentence; nothing before there are two validations to compare."""
+    """The verdict in one sentence; "" before there are two validations."""
     if run.before is None or run.after is None:
         return ""
     reward, *watched = run.measures()
@@ -90,7 +90,7 @@ def _exact(run: Summary) -> list[Point]:
 
 
 def _form(run: Summary) -> list[Point]:
-    """How much of a rise is form: a model that only learned to write tags has learned little."""
+    """How much of a rise is format alone."""
     if not (_known(run, FORMAT) and _known(run, GIVEN)):
         return []
     (was, now), (before, after) = _pair(run, FORMAT), _pair(run, GIVEN)
@@ -113,12 +113,12 @@ def _form(run: Summary) -> list[Point]:
 
 
 def _habits(run: Summary) -> list[Point]:
-    """What no measure watches: a behaviour that is gone is seen by nobody who looks at rewards alone."""
+    """Lost habits, which no measure shows."""
     return [Point("weigh", f"What it hardly does any more: {one.text()}.") for one in run.habits]
 
 
 def _guidance(run: Summary) -> list[Point]:
-    """What guidance buys without any training, so that nobody takes a bargain for a wonder."""
+    """Comparison with guidance alone, without training."""
     reached = REWARD.of(run.reference)
     if run.reference is None or reached is None:
         return []
@@ -188,7 +188,7 @@ def _peak(run: Summary) -> list[Point]:
 
 
 def _unmoved(measure: Measure, before: float, after: float) -> str:
-    """How what no doubt is left of as a change is told."""
+    """Words for an insignificant change."""
     return "has not clearly changed" if measure.sign(before, after) else "hardly changed"
 
 

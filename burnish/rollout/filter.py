@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from burnish.advantages import group_statistics
+from burnish.advantages.groups import group_statistics
 from burnish.types.rollout import Failure, Rollouts
 
 R = TypeVar("R", bound=Rollouts)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from burnish.algorithms.base import Algorithm, Metrics
-from burnish.training.micro_batches import rank_micro_batches
+from burnish.training.batching import rank_micro_batches
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.types.batch import numbers
 from burnish.types.rollout import OfflineResponses, OfflineSamples

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from burnish.algorithms.base import Metrics
 from burnish.language.logprobs import ResponseStates
-from burnish.losses.tokens import expert_load, load_balancing
+from burnish.losses.balance import expert_load, load_balancing
 from burnish.training.ranks import Ranks
 from burnish.types.batch import numbers, to_device
 

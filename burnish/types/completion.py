@@ -188,6 +188,3 @@ class ResponseRows(Batch):
         rows = as_positions(index, len(self))
         members = rows[:, None] * self.members + torch.arange(self.members, device=rows.device)
         return dataclasses.replace(self, trace=self.trace.select(members.flatten()))
-
-
-Together = ResponseRows

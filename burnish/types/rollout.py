@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -55,6 +55,18 @@ class Denoising(Batch):
     logprob: Tensor  # [B, K] under the weights that sampled; 0 where a step has no noise
     node: Tensor  # [B, K] long, branch ids: samples of a prompt with equal ids share this step, in a tree of samples
     schedule: Tensor = shared()  # [N + 1] times of the denoising steps, decreasing from 1 to 0
+
+    def nats(self, density: str, std: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+        """Factor [B, K] that makes a recorded step's log-prob, a mean over elements, that of the whole step.
+
+        A squared error is in nats once it is divided by twice the variance; ``std`` gives the standard deviation of
+        steps from their times and the schedule.
+        """
+        elements = self.state[0, 0].numel() if self.time.numel() else 0
+        if density == "gaussian":
+            return self.time.new_full(self.time.shape, elements)
+        found = std(self.time.flatten(), self.time_next.flatten(), self.schedule)
+        return elements / (2 * found.square().view_as(self.time))
 
     def steps(self) -> Steps:
         """Every recorded step as a row of its own: [B * K], the steps of a sample adjacent."""

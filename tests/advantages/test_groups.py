@@ -3,14 +3,18 @@
 import pytest
 import torch
 
-from burnish.advantages import (
+from burnish.advantages.groups import (
     depthwise_advantages,
     group_advantages,
     group_statistics,
     normalise_each,
     optimality,
 )
+from burnish.advantages.rewards import Rewards
+from burnish.algorithms.base import advantages_of
 from burnish.algorithms.flow.forward_process import DECAYS
+from burnish.registry import lookup
+from burnish.types.rollout import Scores
 from tests.conformance import Case, case, cases
 
 
@@ -25,12 +29,24 @@ def advantages(reward, group, *, missing=None, **options) -> torch.Tensor:
     return group_advantages(reward, torch.as_tensor(group), missing, **options)
 
 
+def by_name(name: str, reward, group, **options) -> torch.Tensor:
+    """What the algorithm of that name makes of rewards, [B]."""
+    reward, group = torch.as_tensor(reward), torch.as_tensor(group)
+    missing = torch.zeros(len(reward), dtype=torch.bool)
+    scores = Scores(
+        reward=reward, missing=missing, components=reward[:, None], names=("r",), weights=(1.0,),
+        notes=[""] * len(reward),
+    )  # fmt: skip
+    made = lookup("flow algorithm", name)(**options)
+    return advantages_of(made, Rewards.of(scores, group, 1)).advantage[:, 0]
+
+
 def options_of(case: Case) -> dict:
     given = case.inputs
     if not given["norm"]:
-        return {"scale": "none"}
+        return {"advantage_std": "none"}
     scale = "global" if given["global_std"] else "group"
-    return {"scale": scale, "unbiased": True, "eps": given.get("epsilon", 1e-4)}
+    return {"advantage_std": scale, "advantage_unbiased": True, "advantage_eps": given.get("epsilon", 1e-4)}
 
 
 @pytest.mark.parametrize("c", cases("credit", "advantage/flow_grpo/T", "advantage/nft_group"), ids=lambda c: c.id)
@@ -41,22 +57,23 @@ def test_advantages_of_verl_omni(c):
         c.expected.get("advantages", c.expected.get("advantages_first_column")),
     )
     options = options_of(c)
-    if options["scale"] == "global":
+    if options["advantage_std"] == "global":
         repeated = reward[:, None].expand(-1, c.inputs.get("T", 1))
-        expected = expected * (repeated.std() + options["eps"]) / (reward.std() + options["eps"])
-    c.close(advantages(reward, labels(c.inputs["uid"]), **options), expected)
+        expected = expected * (repeated.std() + options["advantage_eps"]) / (reward.std() + options["advantage_eps"])
+    name = "diffusion_nft" if "nft" in c.id else "flow_grpo"
+    c.close(by_name(name, reward, labels(c.inputs["uid"]), **options), expected)
 
 
 def test_advantages_of_flow_grpo():
     c = case("credit", "advantage/flow_grpo_global_std")
-    got = advantages(c.inputs["rewards"], labels(c.inputs["prompts"]), scale="global")
+    got = by_name("flow_grpo", c.inputs["rewards"], labels(c.inputs["prompts"]), advantage_std="global")
     c.close(got, c.expected["advantages"])
 
 
 def test_advantages_of_dance_grpo():
     c = case("credit", "advantage/dance_group")
     group = torch.arange(len(c.inputs["rewards"])) // c.inputs["group_size"]
-    c.close(advantages(c.inputs["rewards"], group, unbiased=True, eps=1e-8), c.expected["advantages"])
+    c.close(by_name("dance_grpo", c.inputs["rewards"], group), c.expected["advantages"])
 
 
 def test_advantages_of_flow_factory():
@@ -65,7 +82,8 @@ def test_advantages_of_flow_factory():
     weights = c.inputs["weights"]
     reward = sum(w * torch.tensor(c.inputs[f"reward_{name}"]) for name, w in weights.items())
     scale = "global" if c.inputs["global_std"] else "group"
-    c.close(advantages(reward, c.inputs["group_ids"], scale=scale, eps=1e-12), c.expected["advantages"])
+    got = by_name("flow_grpo", reward, c.inputs["group_ids"], advantage_std=scale, advantage_eps=1e-12)
+    c.close(got, c.expected["advantages"])
 
 
 @pytest.mark.parametrize("scale", ["group", "global", "none"])
@@ -95,7 +113,7 @@ def test_one_sample_gives_zero(scale, unbiased):
 
 def test_scale_is_what_was_asked_for():
     c = case("credit", "edge/dance_grpo_ignores_flags")
-    got = advantages(c.inputs["rewards"], labels(c.inputs["uid"]), scale="none")
+    got = by_name("dance_grpo", c.inputs["rewards"], labels(c.inputs["uid"]), advantage_std="none")
     torch.testing.assert_close(got, c.expected["flow_grpo"], rtol=1e-5, atol=1e-6)
 
 
@@ -187,7 +205,7 @@ def test_advantages_know_nothing_of_how_many_steps_are_trained(steps):
     """verl-omni's grow with the number of trained steps; its value at one step is required at any."""
     one = next(c for c in cases("credit", "advantage/flow_grpo/T1/norm1/global1"))
     many = next(c for c in cases("credit", f"advantage/flow_grpo/T{steps}/norm1/global1"))
-    got = advantages(many.inputs["rewards"], labels(many.inputs["uid"]), **options_of(many))
+    got = by_name("flow_grpo", many.inputs["rewards"], labels(many.inputs["uid"]), **options_of(many))
     one.close(got, one.expected["advantages_first_column"])
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from burnish.advantages import gae, returns
+from burnish.advantages.returns import gae, returns
 from tests.support.token_losses import mask_of, spoil
 
 

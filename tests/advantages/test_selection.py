@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from burnish.advantages import best_against_worst, group_advantages, pairs, select_best_worst
+from burnish.advantages.groups import group_advantages
+from burnish.advantages.selection import best_against_worst, pairs, select_best_worst
 from tests.conformance import case, cases
 
 

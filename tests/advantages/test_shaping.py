@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from burnish.advantages import clip_values, overlong_penalty, place_reward, place_step_rewards, shape_rewards
-from tests.support.token_losses import mask_of, spoil
+from burnish.advantages.shaping import clip_values, overlong_penalty, place_reward, place_step_rewards, turn_numbers
+from tests.support.token_losses import mask_of
 
 TURNS = torch.tensor([[1, 1, 0, 1, 0], [0, 1, 1, 0, 0], [0, 0, 0, 0, 0]]).bool()
 
@@ -28,15 +28,11 @@ def test_the_same_reward_on_the_only_step_is_the_reward_of_the_sample():
     assert place_step_rewards(reward[:, None], step, TURNS).equal(place_reward(reward, TURNS))
 
 
-@pytest.mark.parametrize("rubbish", [math.nan, math.inf])
-def test_kl_in_the_reward(rubbish):
-    torch.manual_seed(0)
-    mask = mask_of()
-    kl, reward = torch.randn(mask.shape), torch.tensor([5.0, -0.5, 1.0, 2.0])
-    shaped = shape_rewards(reward, spoil(kl, mask, rubbish), mask, coef=0.1, clip=1.0)
-    sums = torch.tensor([1.0, -0.5, 0.0, 1.0]) - 0.1 * kl.masked_fill(~mask, 0).sum(1)
-    torch.testing.assert_close(shaped.sum(1), sums)
-    assert not shaped[~mask].any()
+TWO_TURNS = torch.tensor([[1, 1, 0, 1, 0], [0, 1, 1, 0, 1]]).bool()
+
+
+def test_turns_are_stretches_of_chosen_tokens():
+    assert turn_numbers(TWO_TURNS)[TWO_TURNS].tolist() == [0, 0, 1, 0, 0, 1]
 
 
 def test_clipping_counts_what_was_outside_before():

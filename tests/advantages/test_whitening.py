@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from burnish.advantages import Moments, RunningMoments, moments, whiten
+from burnish.advantages.whitening import Moments, RunningMoments, moments, whiten
 from tests.support.token_losses import mask_of, spoil
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from burnish.algorithms.correction import RolloutCorrection
-from burnish.algorithms.flow.flow_grpo import FlowGRPO
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.flow.transitions import Transition
 from burnish.flow.windows import Window
 from tests.support.factory import tiny_pipeline
@@ -215,7 +215,7 @@ def test_nats_of_a_step_are_those_of_its_gaussian_whatever_its_log_prob_is(pipel
     mean = trace.next_state.flatten(0, 1) + std.view(-1, 1, 1, 1) * torch.randn(len(std), *trace.state.shape[2:])
     before, after = (Transition(mean + shift, std, std) for shift in (0.0, 0.02))
     landed = trace.next_state.flatten(0, 1)
-    density = bench.algorithm._density
+    density = bench.algorithm.density
     found = (after.logprob(landed, density) - before.logprob(landed, density)) * bench.algorithm._nats(trace).flatten()
     normal = [
         torch.distributions.Normal(step.mean.double(), std.double().view(-1, 1, 1, 1)) for step in (before, after)

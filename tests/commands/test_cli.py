@@ -70,7 +70,7 @@ def test_the_version(capsys):
         (["train"], ["RECIPE", "--help"]),
         (["train", "quickstart", "--seed", "3"], ["--seed", "burnish train --help"]),
         (["--verbose"], ["--verbose"]),
-        (["sample", "runs/x"], ["nothing to draw", "--prompt-file"]),
+        (["sample", "runs/x"], ["no prompt is given", "--prompt-file"]),
         (["sample", "runs/x", "a", "--steps", "0"], ["--steps", "'0'", ">= 1"]),
         (["sample", "runs/x", "a", "--guidance", "0.5"], ["--guidance", "'0.5'", ">= 1"]),
         (["sample", "runs/x", "a", "--seed", "-1"], ["--seed", "'-1'", ">= 0"]),
@@ -94,10 +94,10 @@ def test_nothing_at_all_shows_the_help(capsys):
 def called(monkeypatch):
     """Commands that only note how they were called."""
     calls = []
-    for name in ("train", "evaluate", "sample", "export", "report"):
-        stub = types.ModuleType(f"burnish.commands.{name}")
+    for module, name in ({n: n for n in ("train", "evaluate", "sample", "export")} | {"show": "report"}).items():
+        stub = types.ModuleType(f"burnish.commands.{module}")
         setattr(stub, name, lambda *args, **kwargs: calls.append((args, kwargs)) or 0)
-        monkeypatch.setitem(sys.modules, f"burnish.commands.{name}", stub)
+        monkeypatch.setitem(sys.modules, f"burnish.commands.{module}", stub)
     for variable in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY"):
         monkeypatch.setenv(variable, "restored by the fixture")
         monkeypatch.delenv(variable)
@@ -119,11 +119,12 @@ def test_the_other_commands_get_what_was_asked_for(called):
     )
     assert cli.main(["export", "runs/x", "-o", "y", "--format", "merged", "--dtype", "float32"]) == 0
     assert cli.main(["report", "runs/x"]) == 0
-    assert called[0] == (("runs/x", ["validation.n=2"]), {"output": "out.json"})
+    assert called[0] == ((), {"source": "runs/x", "overrides": ["validation.n=2"], "output": "out.json"})
     sizes = {"height": None, "width": None, "images": [], "prompt_file": None, "output": "samples"}
-    assert called[1] == (("runs/x", ["a b", "c"]), sizes | {"n": 2, "steps": 3, "guidance": 2.5, "seed": 9})
-    assert called[2] == (("runs/x",), {"output": "y", "what": "merged", "dtype": "float32"})
-    assert called[3] == (("runs/x",), {})
+    asked = {"source": "runs/x", "prompts": ["a b", "c"], "n": 2, "steps": 3, "guidance": 2.5, "seed": 9}
+    assert called[1] == ((), sizes | asked)
+    assert called[2] == ((), {"run": "runs/x", "output": "y", "what": "merged", "dtype": "float32"})
+    assert called[3] == ((), {"run": "runs/x"})
 
 
 @pytest.mark.parametrize(("error", "code"), [(UserError("x is 3; [use] 4"), 2), (KeyboardInterrupt(), 130)])
@@ -131,7 +132,7 @@ def test_what_ends_a_command_without_a_traceback(called, monkeypatch, capsys, er
     def fail(run):
         raise error
 
-    monkeypatch.setattr(sys.modules["burnish.commands.report"], "report", fail)
+    monkeypatch.setattr(sys.modules["burnish.commands.show"], "report", fail)
     assert cli.main(["report", "runs/x"]) == code
     assert ("x is 3; [use] 4" in capsys.readouterr().err) == (code == 2)
 
@@ -152,10 +153,10 @@ def test_memory_that_has_run_out_is_told_with_what_needs_less(called, monkeypatc
     def fail(run):
         raise error
 
-    monkeypatch.setattr(sys.modules["burnish.commands.report"], "report", fail)
+    monkeypatch.setattr(sys.modules["burnish.commands.show"], "report", fail)
     assert cli.main(["report", "runs/x"]) == 2
     said = capsys.readouterr().err
-    assert "memory has run out" in said
+    assert "out of memory" in said
     assert "rollout.batch_size" in said
 
 
@@ -163,7 +164,7 @@ def test_our_own_mistakes_keep_their_traceback(called, monkeypatch):
     def fail(run):
         raise ValueError("ours")
 
-    monkeypatch.setattr(sys.modules["burnish.commands.report"], "report", fail)
+    monkeypatch.setattr(sys.modules["burnish.commands.show"], "report", fail)
     with pytest.raises(ValueError, match="ours"):
         cli.main(["report", "runs/x"])
 

@@ -43,8 +43,8 @@ def test_commas_inside_brackets_and_quotes_do_not_separate(text, parts):
     ("overrides", "words"),
     [
         (["seed=1"], ["--sweep", "seed=0,1,2"]),
-        (["seed=0,0"], ["seed is 0,0", "twice"]),
-        (["seed=0,,1"], ["seed is 0,,1", "nothing between"]),
+        (["seed=0,0"], ["seed is 0,0", "repeated"]),
+        (["seed=0,,1"], ["seed is 0,,1", "is empty"]),
         (["seed=0,1", "seed=2,3"], ["seed", "twice"]),
         (["output_dir=a,b"], ["output_dir is a,b"]),
         (["seed=0,x"], ["seed is x", "a whole number"]),

@@ -4,46 +4,30 @@ What is wrong there is tested for the value that is required instead; ``lightrft
 part of Burnish answers, or that ours must differ from.
 """
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
-from burnish.advantages import (
-    RunningMoments,
-    clip_values,
-    cpgd_advantages,
-    dynamic_sampling,
-    gae,
-    group_advantage,
-    moments,
-    overlong_penalty,
-    returns,
-    shape_rewards,
-    whiten,
-)
+from burnish.advantages.rewards import Rewards
+from burnish.advantages.shaping import clip_values
+from burnish.advantages.whitening import RunningMoments, moments, whiten
+from burnish.algorithms.base import advantages_of
+from burnish.algorithms.kl import TokenKl
+from burnish.algorithms.language.shaping import shape
 from burnish.language.head import chosen_scores
-from burnish.losses.tokens import (
-    AdaptiveKl,
-    aggregate,
-    cpgd,
-    distillation,
-    dpo,
-    entropy,
-    high_entropy_mask,
-    ipo,
-    kl_estimate,
-    kto,
-    kto_reference_point,
-    masked,
-    pairwise,
-    ppo_clip,
-    process_reward,
-    sequence_mean,
-    sft,
-    size,
-    value_loss,
-)
+from burnish.losses.entropy import entropy, high_entropy_mask
+from burnish.losses.kl import AdaptiveKl
+from burnish.losses.policy import masked, sequence_mean, terms
+from burnish.losses.responses import dpo, ipo, kto, kto_reference_point, sft
+from burnish.losses.value import value_loss
+from burnish.registry import lookup
+from burnish.rollout.filter import varied
 from tests.conformance import Case
 from tests.conformance.lightrft import every
+from tests.support.language_tables import annotated, judged
+from tests.support.token_losses import aggregate
 
 GRPO = "seq-mean-token-mean"  # LightRFT's only aggregation
 
@@ -56,18 +40,18 @@ def gradient(loss, tensor) -> torch.Tensor:
     return torch.autograd.grad(loss, tensor)[0]
 
 
-def one_group(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.zeros(count, dtype=torch.long), torch.zeros(count, dtype=torch.bool)
+def algorithm(name: str, **options: Any) -> Any:
+    """The class that a recipe's ``algorithm.name`` names."""
+    return lookup("language algorithm", name)(**options)
 
 
 @every("policy_loss")
 def test_policy_loss(c):
     given, mask = c.inputs, mask_of(c, "log_probs")
     logprob = given["log_probs"].clone().requires_grad_()
-    form = cpgd if given.get("use_cpg_loss") else ppo_clip
-    clip = given["clip_eps"]
-    loss, _ = form(logprob, given["old_log_probs"], given["advantages"], mask, clip_low=clip, clip_high=clip)
-    total = aggregate(loss, mask, GRPO)
+    made = algorithm("cpgd" if given.get("use_cpg_loss") else "grpo", clip=given["clip_eps"])
+    each, _ = made.objective(logprob, given["old_log_probs"], given["advantages"], mask, torch.ones_like(logprob))
+    total = aggregate(each, mask, GRPO)
     c.close(total, c.expected["loss"])
     c.close(gradient(total, logprob), c.expected["grad_log_probs"])
 
@@ -112,14 +96,6 @@ def scores(logits, ids):
     return [values.view_as(ids) for values in found]
 
 
-@every("rm_loss")
-def test_reward_model(c):
-    chosen = c.inputs["chosen"].clone().requires_grad_()
-    total = pairwise(chosen, c.inputs["rejected"], c.inputs.get("margin", 0.0)).mean()
-    c.close(total, c.expected["loss"])
-    c.close(gradient(total, chosen), c.expected["grad_chosen"])
-
-
 PAIR = ("policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected")
 
 
@@ -153,21 +129,6 @@ def test_kto_on_pairs(c):
     c.close(values["rewards/rejected"][count:], c.expected["rejected_rewards"])
 
 
-@every("kd_loss")
-def test_distillation(c):
-    mask = c.inputs["labels"] != -100
-    loss = distillation(c.inputs["logits"], c.inputs["teacher_logits"], mask)
-    c.close(aggregate(loss, mask, "token-mean"), c.expected["loss"])
-
-
-@every("prm_loss")
-def test_process_reward(c):
-    mask = c.inputs["input_ids"] == c.inputs["placeholder_token_id"]
-    loss, right = process_reward(c.inputs["logits"], c.inputs["labels"], mask, c.inputs["reward_token_ids"])
-    c.close(aggregate(loss, mask, "token-mean"), c.expected["loss"])
-    c.close(aggregate(right, mask, "token-mean"), c.expected["acc"])
-
-
 @every("masked_mean")
 def test_masked_mean(c):
     """By axis: a batch is summed and divided once, a sequence has its own mean, an empty one 0 and no count."""
@@ -178,13 +139,15 @@ def test_masked_mean(c):
         c.close(sequence_mean(tensor.T, mask.T), c.expected["out"])
     else:
         c.close(sequence_mean(tensor, mask), c.expected.get("required_out", c.expected.get("out")))
-        assert size(mask, GRPO) == int((mask.sum(-1) > 0).sum())
+        assert int(terms(mask, GRPO)) == int((mask.sum(-1) > 0).sum())
 
 
 @every("kl.")
 def test_kl_estimates(c):
     given, mask = c.inputs, mask_of(c, "log_probs")
-    kl = kl_estimate(given["log_probs"], given["ref_log_probs"], mask, given["kl_estimator"])
+    kl = TokenKl(kind=given["kl_estimator"]).estimate(
+        given["log_probs"], given["ref_log_probs"], mask, old=given["log_probs"]
+    )
     assert kl.dtype == torch.float32
     c.close(kl, c.expected["kl"])
     if "seq_mean" in c.expected:
@@ -210,56 +173,69 @@ def test_kl_over_ranks(c):
     c.close(sum(float(p.sum()) for p in parts) / sum(p.numel() for p in parts), c.expected["kl"])
 
 
+def penalised(name: str, c: Case, kl: torch.Tensor, mask: torch.Tensor, **options: Any) -> Rewards:
+    """What is left of rewards once the KL is taken off, as a run with ``kl.route=reward`` does it."""
+    coef = c.inputs["kl_coef"]  # below 0 it counts as 0 there, and ours is refused
+    made = algorithm(name, kl={"route": "reward", "coef": coef} if coef > 0 else None, **options)
+    return shape(made, annotated(made, judged(c.inputs["reward"], mask), kl=kl))[0]
+
+
 @every("compute_reward")
 def test_reward_with_kl(c):
     given = c.inputs
     if "action_mask" in given:
-        shaped = shape_rewards(given["reward"], given["kl"], given["action_mask"].bool(), coef=given["kl_coef"])
-        return c.close(shaped, c.expected["out"])
+        shaped = penalised("reinforce", c, given["kl"], given["action_mask"].bool())
+        return c.close(shaped.actions, c.expected["out"])
     kl = torch.nn.utils.rnn.pad_sequence(given["kl"], batch_first=True, padding_value=torch.nan)
     mask = torch.arange(kl.shape[1]) < torch.tensor(given["num_actions"])[:, None]
-    shaped = shape_rewards(given["reward"], kl, mask, coef=given["kl_coef"])
-    for row, chosen, expected in zip(shaped, mask, c.expected["out"], strict=True):
+    shaped = penalised("reinforce", c, kl, mask)
+    for row, chosen, expected in zip(shaped.actions, mask, c.expected["out"], strict=True):
         c.close(row[chosen], expected)
 
 
-def advantages_of(c: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def by_token(c: Case, **options: Any) -> tuple[Any, Any, torch.Tensor]:
+    """The algorithm of a case with rewards at every token, what it makes of them, and the mask."""
     given, mask = c.inputs, c.inputs["action_mask"].bool()
+    made = algorithm("reinforce", gamma=given["gamma"], **options)
     if "values" in given:
-        got, target = gae(given["rewards"], given["values"], mask, gamma=given["gamma"], lam=given["lambd"])
-    else:
-        got = target = returns(given["rewards"], mask, gamma=given["gamma"])
-    return got, target, mask
+        made = algorithm("ppo", gamma=given["gamma"], lam=given["lambd"], **options)
+    rewards = shape(made, annotated(made, judged(torch.zeros(len(mask)), mask), value=given.get("values")))[0]
+    return made, advantages_of(made, replace(rewards, actions=given["rewards"])), mask
 
 
 @every("gae.g1", "returns")
 def test_advantages_and_returns(c):
-    got, target, _ = advantages_of(c)
-    c.close(target, c.expected["returns"])
+    _, found, _ = by_token(c, whiten=False)
+    c.close(found.returns, c.expected["returns"])
     if "advantages" in c.expected:
-        c.close(got, c.expected["advantages"])
+        c.close(found.advantage, c.expected["advantages"])
 
 
 @every("gae.norm_clip", "reinforce.norm_clip")
 def test_whitened_and_clipped_advantages(c):
     """Padding stays 0, where LightRFT shifts it; the fraction is that of chosen tokens, before they are clipped."""
-    got, target, mask = advantages_of(c)
-    limit = c.inputs["advantage_clip"]
-    white = whiten(got, mask, unbiased=True, eps=1e-9)
-    clipped, fraction = clip_values(white, -limit, limit, mask)
+    made, found, mask = by_token(c, advantage_clip=c.inputs["advantage_clip"])
+    clipped, metrics = made.clipped(found.advantage, mask)
     c.close(clipped[mask], c.expected["advantages"][mask])
-    c.close(target, c.expected["returns"])
+    c.close(found.returns, c.expected["returns"])
     assert not clipped[~mask].any()
-    assert fraction == pytest.approx({"gae.norm_clip": 4 / 9, "reinforce.norm_clip": 7 / 9}[c.id])
+    expected = {"gae.norm_clip": 4 / 9, "reinforce.norm_clip": 7 / 9}[c.id]
+    assert metrics["critic/advantages/clip_ratio"] == pytest.approx(expected)
+
+
+def compared(name: str, reward: torch.Tensor, group: torch.Tensor, **options: Any) -> torch.Tensor:
+    """An algorithm's advantage of each sample [B], compared within groups."""
+    made, mask = algorithm(name, **options), torch.ones(len(reward), 1, dtype=torch.bool)
+    return advantages_of(made, shape(made, annotated(made, judged(reward, mask, group)))[0]).advantage[:, 0]
 
 
 @every("group.")
 def test_group_advantages(c):
     reward, kind = c.inputs["rewards"], c.id.removeprefix("group.")
     group = torch.arange(len(reward)) // c.inputs["n_samples_per_prompt"]
-    missing = torch.zeros(len(reward), dtype=torch.bool)
-    name = {"group_norm": "grpo", "reinforce_baseline": "reinforce_baseline"}[kind]
-    c.close(group_advantage(reward, group, missing, name, eps=1e-9), c.expected["shaped"])
+    if kind == "group_norm":
+        return c.close(compared("grpo", reward, group, advantage_eps=1e-9), c.expected["shaped"])
+    c.close(compared("reinforce_plus_plus_baseline", reward, group, whiten=False), c.expected["shaped"])
 
 
 @every("cpgd.")
@@ -267,9 +243,9 @@ def test_cpgd_advantages(c):
     """LightRFT compares a micro-batch; ours a whole group, which is the case's only one here."""
     mask = c.inputs["action_mask"].bool()
     reward = masked(c.inputs["rewards"], mask).sum(-1)
-    weight = {"STD_weight": "std", "mean_only": "equal"}[c.inputs["weight_factor"]]
-    got = cpgd_advantages(reward, *one_group(len(reward)), weight, eps=c.inputs["epsilon"])
-    c.close(masked(got[:, None].expand_as(mask), mask), c.expected["advantages"])
+    made = algorithm("cpgd", weighting={"STD_weight": "std", "mean_only": "equal"}[c.inputs["weight_factor"]])
+    rewards = shape(made, annotated(made, judged(reward, mask, torch.zeros(len(reward), dtype=torch.long))))[0]
+    c.close(advantages_of(made, rewards).advantage, c.expected["advantages"])
 
 
 def joined(parts) -> torch.Tensor:
@@ -318,46 +294,47 @@ def test_clip_fraction(c):
 
 @every("overlong_penalty")
 def test_overlong_penalty(c):
-    given = c.inputs
-    penalty = overlong_penalty(
-        torch.tensor(given["response_lengths"]),
-        max_length=given["max_new_tokens"],
-        buffer=given["overlong_buffer_len"],
-        factor=given["overlong_buffer_penalty_factor"],
-    )
-    c.close(torch.tensor(given["rewards"]) + penalty, c.expected["rewards"])
+    given, length = c.inputs, torch.tensor(c.inputs["response_lengths"])
+    options = {"buffer": given["overlong_buffer_len"], "factor": given["overlong_buffer_penalty_factor"]}
+    made, mask = algorithm("dapo", overlong=options), torch.arange(int(length.max())) < length[:, None]
+    scored = judged(torch.tensor(given["rewards"]), mask, limit=given["max_new_tokens"])
+    c.close(shape(made, annotated(made, scored))[0].reward, c.expected["rewards"])
 
 
 @every("dynamic_sampling")
 def test_dynamic_sampling(c):
     reward, count = torch.tensor(c.inputs["rewards"]), c.inputs["n_samples_per_prompt"]
-    group, missing = torch.arange(len(reward)) // count, torch.zeros(len(reward), dtype=torch.bool)
-    keep = dynamic_sampling(reward, group, missing).view(-1, count)
+    group = torch.arange(len(reward)) // count
+    kept = varied(judged(reward, torch.ones(len(reward), 1, dtype=torch.bool), group))
+    keep = torch.isin(torch.arange(len(reward)), kept).view(-1, count)
     assert keep.all(1).tolist() == keep.any(1).tolist() == c.expected["required_keep_group"]
-    shaped = group_advantage(reward, group, missing, "grpo", eps=1e-9)
-    c.close(shaped, c.expected["shaped"])
+    c.close(compared("dapo", reward, group, advantage_eps=1e-9), c.expected["shaped"])
 
 
 @every("gamma_pop_bug")
 def test_every_micro_batch_is_discounted(c):
-    length = c.inputs["response_len"]
-    mask = torch.ones(1, length, dtype=torch.bool)
+    mask = torch.ones(1, c.inputs["response_len"], dtype=torch.bool)
     for reward, required in zip(c.inputs["rewards"], c.expected["required"], strict=True):
-        rewards = shape_rewards(torch.tensor([reward]), torch.zeros(1, length), mask, coef=0.0)
-        c.close(returns(rewards, mask, gamma=c.inputs["gamma"]), required)
+        made = algorithm("reinforce", gamma=c.inputs["gamma"], whiten=False)
+        rewards = shape(made, annotated(made, judged(torch.tensor([reward]), mask)))[0]
+        c.close(advantages_of(made, rewards).returns, required)
 
 
 @every("pipeline")
 def test_reward_clip_kl_and_gae_together(c):
     given, mask = c.inputs, c.inputs["action_mask"].bool()
-    limit = given["reward_clip"]
-    _, fraction = clip_values(given["reward"], -limit, limit)
-    shaped = shape_rewards(given["reward"], given["kl"], mask, coef=given["kl_coef"], clip=limit)
-    got, target = gae(shaped, given["values"], mask, gamma=given["gamma"], lam=given["lambd"])
-    c.close(got, c.expected["advantages"])
-    c.close(target, c.expected["returns"])
-    c.close(shaped.sum(1), c.expected["info_return"])
-    c.close(torch.tensor(fraction).expand(len(mask)), c.expected["reward_clip_frac"])
+    made = algorithm(
+        "ppo", gamma=given["gamma"], lam=given["lambd"], whiten=False, reward_clip=given["reward_clip"],
+        kl={"route": "reward", "coef": given["kl_coef"]},
+    )  # fmt: skip
+    known = annotated(made, judged(given["reward"], mask), kl=given["kl"], value=given["values"])
+    rewards, _, metrics = shape(made, known)
+    found = advantages_of(made, rewards)
+    c.close(found.advantage, c.expected["advantages"])
+    c.close(found.returns, c.expected["returns"])
+    c.close(rewards.actions.sum(1), c.expected["info_return"])
+    fraction = torch.tensor(metrics["critic/rewards/clip_ratio"])
+    c.close(fraction.expand(len(mask)), c.expected["reward_clip_frac"])
 
 
 @every("high_entropy_mask")

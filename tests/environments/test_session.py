@@ -1,12 +1,13 @@
 """Whole sessions that learn from dialogues: the same numbers after a break, missing rewards, turns with their own."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
-from burnish.advantages import turn_numbers
-from burnish.algorithms.language.ppo import PPO
+from burnish.advantages.shaping import turn_numbers
+from burnish.algorithms.language.shaping import shape
 from burnish.config import load
 from burnish.language.logprobs import response_logprobs
 from burnish.utils.errors import ConfigError
@@ -73,11 +74,13 @@ def test_a_validation_keeps_the_whole_dialogue(tmp_path):
 
 
 def test_rewards_of_turns_stand_at_the_end_of_their_turns():
-    assembly = assembly_of(*game(), *BY_TURN)
+    assembly = assembly_of(*game(), *BY_TURN, "algorithm.kl=null")
     answered = assembly.source.collect(1)
     algorithm, trace = assembly.config.algorithm, answered.trace
     reward = torch.full((8,), 2.0)  # 1.5 of the environment's, and something else
-    placed = algorithm.placed(answered, reward, trace.mask)
+    scored = replace(answered, scores=replace(answered.scores, reward=reward))
+    rewards, _, _ = shape(algorithm, algorithm.annotate(scored, assembly.roles))
+    placed, whole = rewards.by_turn, rewards.actions
     for row in range(8):
         ends = [
             max(t for t in range(trace.ids.shape[1]) if trace.mask[row, t] and number[row, t] == turn)
@@ -88,12 +91,9 @@ def test_rewards_of_turns_stand_at_the_end_of_their_turns():
         expected[ends] = torch.tensor([0.25, 0.5, 0.75])
         expected[ends[-1]] += 0.5
         torch.testing.assert_close(placed[row], expected)
-    whole = PPO().placed(answered, reward, trace.mask)
     torch.testing.assert_close(whole.sum(1), placed.sum(1))
     assert (whole != 0).sum() == 8
-    annotated = algorithm.annotate(answered, assembly.roles)
-    rewards, _, _ = algorithm.shape(annotated)
-    torch.testing.assert_close(rewards.tokens.sum(1), rewards.outcome)
+    torch.testing.assert_close(placed.sum(1), rewards.reward)
 
 
 def test_turns_are_counted_where_the_policy_speaks():

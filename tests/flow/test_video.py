@@ -6,15 +6,19 @@ import pytest
 import torch
 from torch import nn
 
-from burnish import losses
-from burnish.algorithms.base import Needs, Recording
+from burnish.algorithms.flow.base import Needs, Recording
 from burnish.algorithms.flow.diffusion_nft import DiffusionNFT
-from burnish.algorithms.flow.flow_grpo import FlowGRPO
-from burnish.batches import NoiseLevels, judge
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
+from burnish.batches.levels import NoiseLevels
+from burnish.batches.samples import judge
 from burnish.flow.sampling import Plan, denoise, guide
 from burnish.flow.schedules import schedule
 from burnish.flow.transitions import transition
 from burnish.flow.windows import Window
+from burnish.losses.distillation import distill_fm_mse, distill_kl
+from burnish.losses.kl import gaussian_kl, squared_distance
+from burnish.losses.matching import awm_logprob, matching_error, negative_aware
+from burnish.losses.surrogates import guard_log_ratio
 from burnish.options import RolloutOptions
 from burnish.tasks.flow.engine import FlowEngine, FlowJob
 from burnish.tasks.flow.roles import FlowRoles
@@ -97,15 +101,15 @@ def test_denoising(kind):
 
 TIME, PER_SAMPLE, OLD = torch.linspace(0.2, 0.9, COUNT), torch.linspace(-1, 1, COUNT), torch.zeros(COUNT)
 LOSSES = {
-    "flow_matching": losses.flow_matching,
-    "gaussian_kl": lambda a, b, c: losses.gaussian_kl(a, b, TIME),
-    "squared_distance": lambda a, b, c: losses.squared_distance(a, b),
-    "distill_kl": lambda a, b, c: losses.distill_kl(a, b, TIME),
-    "distill_fm_mse": lambda a, b, c: losses.distill_fm_mse(a, b),
-    "guard_log_ratio": lambda a, b, c: losses.guard_log_ratio(PER_SAMPLE, OLD, a, b, TIME),
-    "negative_aware": lambda a, b, c: losses.negative_aware(a, b, c, b + c, TIME, TIME, beta=0.5)[0],
-    "awm_logprob": lambda a, b, c: losses.awm_logprob(a, b, TIME, weighting="t"),
-    "awm_logprob huber": lambda a, b, c: losses.awm_logprob(a, b, TIME, weighting="ghuber"),
+    "matching_error": lambda a, b, c: matching_error(a, c - b),
+    "gaussian_kl": lambda a, b, c: gaussian_kl(a, b, TIME),
+    "squared_distance": lambda a, b, c: squared_distance(a, b),
+    "distill_kl": lambda a, b, c: distill_kl(a, b, TIME),
+    "distill_fm_mse": lambda a, b, c: distill_fm_mse(a, b),
+    "guard_log_ratio": lambda a, b, c: guard_log_ratio(PER_SAMPLE, OLD, a, b, TIME),
+    "negative_aware": lambda a, b, c: negative_aware(a, b, c, b + c, TIME, TIME, beta=0.5)[0],
+    "awm_logprob": lambda a, b, c: awm_logprob(a, b, TIME, weighting="t"),
+    "awm_logprob huber": lambda a, b, c: awm_logprob(a, b, TIME, weighting="ghuber"),
 }
 
 

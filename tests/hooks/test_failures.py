@@ -78,7 +78,7 @@ def test_equal_rewards_are_borne_ten_times_as_long(hook):
     for update in range(1, 21):
         hook.observe(update, rollouts(""))
         hook(update, dict(EMPTY))
-    with pytest.raises(NothingLearned, match="those of a prompt are all equal"):
+    with pytest.raises(NothingLearned, match="those of each prompt are all equal"):
         hook(21, dict(EMPTY))
 
 

@@ -166,11 +166,10 @@ class Bench:
         import warnings
 
         import burnish.cli
-        import burnish.commands.config
         import burnish.commands.evaluate
         import burnish.commands.export
-        import burnish.commands.report
         import burnish.commands.sample
+        import burnish.commands.show
         import burnish.commands.sweep
         import burnish.commands.train  # noqa: F401
         from burnish.config import load

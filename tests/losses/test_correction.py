@@ -3,15 +3,10 @@
 import pytest
 import torch
 
-from burnish.losses import (
-    correction_metrics,
-    importance_weights,
-    rejected_fractions,
-    rejection_mask,
-    rejection_metrics,
-    variance_proxy_metrics,
-    weight_metrics,
-)
+from burnish.losses.correction import importance_weights, rejection_mask
+from burnish.losses.correction_metrics import correction_metrics, rejected_fractions, rejection_metrics, weight_metrics
+from burnish.losses.variance_metrics import variance_proxies
+from burnish.training.step_metrics import signal_metrics
 from tests.conformance import Case, case, cases
 
 LEVELS = {"token": "step", "sequence": "sample"}
@@ -95,13 +90,15 @@ def test_difference_by_timestep():
 
 
 def test_variance_proxies():
+    """verl's are of tokens, whose score has a squared norm of 1 - 2 p + sum p^2; those of steps know theirs."""
     c = case("metrics", "metrics/variance_proxy")
     given = c.inputs
-    mask = everything(given["old_log_probs"])
-    found = variance_proxy_metrics(
-        given["sum_pi_squared"], given["old_log_probs"], given["advantages"][:, 0], mask,
-        gradient_norm=given["gradient_norm"],
-    )  # fmt: skip
+    score = (1 - 2 * given["old_log_probs"].exp() + given["sum_pi_squared"]).sum(1)
+    found = {name: value.mean() for name, value in variance_proxies(given["advantages"][:, 0], score).items()}
+    total = float(found["variance_proxy/proxy2_total_power"])
+    sums = {"sum variance_proxy/proxy2_total_power": total * len(score)}
+    sums["count variance_proxy/proxy2_total_power"] = len(score)
+    found |= signal_metrics(sums, given["gradient_norm"])
     assert found.keys() == c.expected["metrics"].keys()
     for name, value in c.expected["metrics"].items():
         c.close(found[name], value)

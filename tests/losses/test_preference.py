@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
-from burnish.losses import (
+from burnish.losses.kl import squared_distance
+from burnish.losses.matching import matching_error
+from burnish.losses.preference import (
     centred_distillation,
     diffusion_dpo,
-    flow_matching,
     group_preference,
     hold_clipped,
     preference_loss,
-    squared_distance,
 )
 from tests.conformance import case, cases
 
@@ -20,8 +20,8 @@ from tests.conformance import case, cases
 def test_pairs_of_verl_omni(c):
     given, expected = c.inputs, c.expected
     velocity = given["model_noise_pred"].clone().requires_grad_()
-    error = flow_matching(velocity, given["latent"], given["noise"])
-    reference = flow_matching(given["ref_noise_pred"], given["latent"], given["noise"])
+    error = matching_error(velocity, given["noise"] - given["latent"])
+    reference = matching_error(given["ref_noise_pred"], given["noise"] - given["latent"])
     loss, values = diffusion_dpo(error[::2], error[1::2], reference[::2], reference[1::2], beta=given["dpo_beta"])
     c.close(loss.mean(), expected["loss"])
     c.close(torch.autograd.grad(loss.mean(), velocity)[0], expected["grad_model_noise_pred"])
@@ -33,8 +33,8 @@ def test_pairs_of_flow_grpo():
     c = case("losses", "loss/dpo_flow_grpo")
     given = {name: torch.tensor(value) for name, value in c.inputs.items()}
     velocity, pairs = given["v"].clone().requires_grad_(), len(given["v"]) // 2
-    error = flow_matching(velocity, given["latents"], given["noise"])
-    reference = flow_matching(given["v_ref"], given["latents"], given["noise"])
+    error = matching_error(velocity, given["noise"] - given["latents"])
+    reference = matching_error(given["v_ref"], given["noise"] - given["latents"])
     loss, values = diffusion_dpo(*error.split(pairs), *reference.split(pairs), beta=float(given["beta"]))
     c.close(loss.mean(), c.expected["loss"])
     c.close(values["rewards/margins"], c.expected["inside_term"])

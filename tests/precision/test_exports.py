@@ -11,8 +11,8 @@ from diffusers import SD3Transformer2DModel
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from burnish.algorithms.flow.flow_grpo import FlowGRPO
-from burnish.algorithms.language.grpo import GRPO
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
+from burnish.algorithms.language.policy_gradient import GRPO
 from burnish.commands import export as command
 from burnish.models.lora import lora_layers, merged_state
 from burnish.options import LoraOptions
@@ -83,7 +83,7 @@ def exported(sd3, monkeypatch):
 def test_a_generator_loads_with_what_was_learned(exported, tmp_path, capsys, dtype):
     expected = exact(exported("flow", tmp_path, what="merged", dtype=dtype))
     told = " ".join(capsys.readouterr().out.split())
-    assert ("--dtype float32 keeps all of it" in told) == (dtype is None)
+    assert ("Use --dtype float32" in told) == (dtype is None)
     resting = torch.float32 if dtype else torch.bfloat16
     network = SD3Transformer2DModel.from_pretrained(tmp_path, subfolder="transformer", torch_dtype=resting)
     found = network.state_dict()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from burnish.algorithms.flow.flow_grpo import FlowGRPO
-from burnish.algorithms.language.grpo import GRPO
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
+from burnish.algorithms.language.policy_gradient import GRPO
 from tests.support.flow_bench import WINDOW
 from tests.support.flow_bench import Bench as FlowBench
 from tests.support.forwards import LAYOUTS, apart, from_sampler, learned, load, repeated, sampled, theirs

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from burnish.commands.report import report
+from burnish.commands.show import report
 from burnish.report import write_report
 from burnish.report.curves import WIDTH
 from burnish.report.summary import Summary
@@ -188,7 +188,7 @@ def test_why_rewards_are_missing_is_told(tmp_path):
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     text = page_of(folder).text
     assert "No reward of any validation could be computed" in text
-    assert "Why, by what the last validation kept: KeyError: 'x'" in text
+    assert "Most frequent cause in the last validation: KeyError: 'x'" in text
 
 
 def test_every_chart_of_health_is_explained_once(tmp_path):
@@ -334,5 +334,5 @@ def test_the_command_refuses_what_is_no_run(tmp_path):
 
 
 def test_a_report_needs_no_torch():
-    code = "import sys, burnish.commands.report; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    code = "import sys, burnish.commands.show; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

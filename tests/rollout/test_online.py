@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from burnish.algorithms.flow.diffusion_nft import DiffusionNFT
-from burnish.algorithms.flow.flow_grpo import FlowGRPO
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.data.stream import PromptStream
 from burnish.loop import run
 from burnish.options import RolloutOptions, ScoringOptions

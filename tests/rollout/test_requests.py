@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from burnish.algorithms.flow.branch_grpo import BranchGRPO
-from burnish.algorithms.flow.flow_grpo import FlowGRPO
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.data.stream import PromptStream
 from burnish.options import RolloutOptions, ScoringOptions
 from burnish.options.flow import CandidateOptions

@@ -4,12 +4,10 @@ import numpy as np
 import torch
 
 from burnish.algorithms.flow.branch_grpo import BranchGRPO
-from burnish.algorithms.flow.dance_grpo import DanceGRPO
 from burnish.algorithms.flow.flow_dppo import FlowDPPO
-from burnish.algorithms.flow.flow_grpo import FlowGRPO
-from burnish.algorithms.flow.flow_grpo_fast import FlowGRPOFast
 from burnish.algorithms.flow.grpo_guard import GRPOGuard
-from burnish.algorithms.flow.mix_grpo import MixGRPO
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
+from burnish.algorithms.flow.presets import DanceGRPO, FlowGRPOFast, MixGRPO
 from burnish.algorithms.flow.tempflow_grpo import TempFlowGRPO
 from burnish.flow.windows import Window
 from burnish.models.flow.loading import load_model

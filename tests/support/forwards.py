@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from burnish.algorithms.base import in_parts
+from burnish.algorithms.flow.base import in_parts
 from burnish.language.decoding import decode
 from burnish.language.head import chosen_scores
 from burnish.language.logprobs import response_logprobs
@@ -114,6 +114,6 @@ def repeated(bench: Any, steps: Any) -> Tensor:
     """Log-probs [M] of recorded denoising steps by the trainer, in its micro-batches."""
 
     def logprob(part: Any) -> Tensor:
-        return bench.algorithm._step(part, bench.roles.policy).logprob(part.next_state, "gaussian")
+        return bench.algorithm.step(part, bench.roles.policy).logprob(part.next_state, "gaussian")
 
     return in_parts(logprob, steps, bench.roles)

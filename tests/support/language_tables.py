@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from burnish.algorithms.language.base import LanguageAlgorithm
+from burnish.algorithms.base import Algorithm
+from burnish.batches.tokens import AnnotatedTokens
 from burnish.language.logprobs import TokenScores
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, Features, ResponseRows
@@ -58,6 +59,57 @@ def answered() -> ScoredResponses:
         update=1,
         version=0,
         seed=0,
+    )
+
+
+def judged(reward: Tensor, mask: Tensor, group: Tensor | None = None, **more: Any) -> ScoredResponses:
+    """Rewards [B] of responses whose tokens count where ``mask`` [B, T], each with a prompt of its own by default."""
+    rows, width = mask.shape
+    table = Encoded(ids=[torch.tensor([0])], positions=[torch.zeros(1, 1).long()], features=[Features.none()])
+    trace = Completion(
+        prompts=Gathered(table=table, index=torch.zeros(rows, dtype=torch.long)),
+        ids=torch.zeros(rows, width, dtype=torch.long),
+        mask=mask,
+        logprob=torch.zeros(rows, width),
+        positions=torch.zeros(rows, 1, width, dtype=torch.long),
+        length=mask.sum(1),
+        finished=torch.ones(rows, dtype=torch.bool),
+        features=[Features.none()] * rows,
+    )
+    scores = Scores(
+        reward=reward, missing=torch.zeros(rows, dtype=torch.bool), components=reward[:, None], names=("r",),
+        weights=(1.0,), notes=[""] * rows,
+    )  # fmt: skip
+    given: dict[str, Any] = {"greedy": torch.full((rows,), torch.nan), "limit": width, "scores": scores} | more
+    return ScoredResponses(
+        prompts=[Prompt(text="")] * rows,
+        group=torch.arange(rows) if group is None else group,
+        sample=torch.arange(rows),
+        trace=trace,
+        turn_rewards=torch.zeros(rows, 0),
+        update=1,
+        version=0,
+        seed=0,
+        **given,
+    )
+
+
+def annotated(
+    algorithm: Any, scored: ScoredResponses, *, kl: Tensor | None = None, value: Tensor | None = None
+) -> AnnotatedTokens:
+    """What the networks would have added: a k1 estimate [B, T] of the KL, and the value network's predictions."""
+    nothing = scored.trace.logprob[:, :0]
+    compared = nothing if kl is None else kl
+    return AnnotatedTokens(
+        scored=scored,
+        old=scored.trace.logprob,
+        learner=nothing,
+        entropy=nothing,
+        reference=torch.zeros_like(compared),
+        compared=compared,
+        value=nothing if value is None else value,
+        recomputed=False,
+        memory=algorithm.make_memory(),
     )
 
 
@@ -117,7 +169,7 @@ class Tables:
         return False
 
 
-def observed(algorithm: LanguageAlgorithm, updates: int = 2) -> list[Any]:
+def observed(algorithm: Algorithm, updates: int = 2) -> list[Any]:
     """What can be seen of an algorithm: what it asks for, what it reports, and its gradients, in some updates."""
     needs = algorithm.needs()
     roles: Any = Tables(algorithm.make_memory())

@@ -17,11 +17,11 @@ import torch
 from burnish.algorithms.flow.diffusion_dpo import DiffusionDPO
 from burnish.algorithms.flow.diffusion_nft import DiffusionNFT
 from burnish.algorithms.flow.draft import Draft
-from burnish.algorithms.flow.flow_grpo import FlowGRPO
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
+from burnish.algorithms.kl import TokenKl
 from burnish.algorithms.language.dpo import DPO
-from burnish.algorithms.language.grpo import GRPO
-from burnish.algorithms.language.kl import TokenKl
 from burnish.algorithms.language.kto import KTO
+from burnish.algorithms.language.policy_gradient import GRPO
 from burnish.algorithms.language.ppo import PPO
 from burnish.algorithms.language.sft import SFT
 from burnish.options import CriticOptions, OptimizerOptions, ShardingOptions

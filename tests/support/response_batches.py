@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from burnish.algorithms.language.base import LanguageAlgorithm
+from burnish.algorithms.base import Algorithm
 from burnish.batches.responses import ResponseBatch, trace_of
 from burnish.models.language.loading import load_language_model
 from burnish.options import CriticOptions, LanguageTrainerOptions, ModelOptions, OptimizerOptions
@@ -74,7 +74,7 @@ class Bench:
 
     def __init__(
         self,
-        algorithm: LanguageAlgorithm,
+        algorithm: Algorithm,
         *,
         budget: int = 10_000,
         lr: float = 1e-2,

@@ -9,21 +9,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from burnish.algorithms.language.base import LanguageAlgorithm
-from burnish.algorithms.language.cispo import CISPO
-from burnish.algorithms.language.cpgd import CPGD
-from burnish.algorithms.language.dapo import DAPO
-from burnish.algorithms.language.dr_grpo import DrGRPO
-from burnish.algorithms.language.gmpo import GMPO
-from burnish.algorithms.language.grpo import GRPO
-from burnish.algorithms.language.gspo import GSPO
+from burnish.algorithms.base import Algorithm
+from burnish.algorithms.language.policy_gradient import GRPO
 from burnish.algorithms.language.ppo import PPO
-from burnish.algorithms.language.reinforce import Reinforce
-from burnish.algorithms.language.reinforce_plus_plus import ReinforcePlusPlus
-from burnish.algorithms.language.reinforce_plus_plus_baseline import ReinforcePlusPlusBaseline
-from burnish.algorithms.language.remax import ReMax
-from burnish.algorithms.language.rloo import RLOO
-from burnish.algorithms.language.sapo import SAPO
+from burnish.algorithms.language.presets import (
+    CISPO,
+    CPGD,
+    DAPO,
+    GMPO,
+    GSPO,
+    RLOO,
+    SAPO,
+    DrGRPO,
+    Reinforce,
+    ReinforcePlusPlus,
+    ReinforcePlusPlusBaseline,
+    ReMax,
+)
 from burnish.language.sampling import Sampling
 from burnish.models.language.loading import load_language_model
 from burnish.options import (
@@ -71,7 +73,7 @@ class Bench:
 
     def __init__(
         self,
-        algorithm: LanguageAlgorithm,
+        algorithm: Algorithm,
         *,
         lora: bool = False,
         mini: int | None = None,
@@ -115,8 +117,7 @@ class Bench:
             groups.append(ParameterGroup("critic", self.roles.parameters("critic"), critic.optimizer, total_steps=10))
         self.workers = Trainer(
             self.roles, algorithm, groups, trainer=LanguageTrainerOptions(mini_batch_size=mini, epochs=epochs),
-            ema=Ema(self.roles.parameters(), 0.9), seed=0, watch=Stopwatch(), balance=self.roles.balance,
-            ranks=ranks,
+            ema=Ema(self.roles.parameters(), 0.9), seed=0, watch=Stopwatch(), ranks=ranks,
         )  # fmt: skip
 
     def collect(self, update: int = 1) -> ScoredResponses:

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from burnish.losses.policy import Aggregation, masked, terms, weights
+
 LENGTHS = [5, 3, 0, 1]
 
 
@@ -22,6 +24,11 @@ def batch(seed: int = 0, *, spread: float = 0.3, dtype=torch.float64) -> tuple[T
 
 def spoil(values: Tensor, mask: Tensor, rubbish: float) -> Tensor:
     return values.masked_fill(~mask, rubbish)
+
+
+def aggregate(values: Tensor, mask: Tensor, mode: Aggregation, constant: float | None = None) -> Tensor:
+    """The loss of a complete batch, []: summed and divided as the trainer does it; 0 if no action counts."""
+    return (masked(values, mask) * weights(mask, mode, constant)).sum() / terms(mask, mode).clamp_min(1)
 
 
 def slope(function, at: Tensor, index: tuple[int, ...], step: float = 1e-6) -> float:

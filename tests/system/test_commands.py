@@ -126,7 +126,7 @@ def test_eval_refuses_what_it_never_reads(trained, given, capsys):
     _, folder = trained
     assert main(["eval", str(folder / "run"), given]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert f"{given.partition('=')[0]} is given, but judging never reads it" in said
+    assert f"{given.partition('=')[0]} is given, but eval never reads it" in said
 
 
 def test_eval_reads_what_it_accepts(trained, tmp_path):
@@ -154,9 +154,9 @@ def test_pictures_of_an_earlier_call_do_not_stay_among_the_new_ones(trained, tmp
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("runs/nothing", ["runs/nothing is not there", "folder of a run", "burnish recipes"]),
+        ("runs/nothing", ["runs/nothing does not exist", "folder of a run", "burnish recipes"]),
         ("quikstart", ["recipe is quikstart", "did you mean quickstart"]),
-        ("{folder}/pipeline", ["is a model, not a run", "model.path="]),
+        ("{folder}/pipeline", ["not a run", "model.path="]),
         ("{folder}", ["neither a run", "give one of these"]),
     ],
 )

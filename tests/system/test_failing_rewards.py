@@ -90,5 +90,5 @@ def test_eval_does_not_pass_where_nothing_could_be_judged(recipe, tmp_path, caps
     code = main(["eval", str(recipe), mine("raises"), "-o", str(tmp_path / "judged")])
     told = " ".join(capsys.readouterr().err.split())
     assert code == 2
-    assert "no sample has a reward" in told
+    assert "every reward is missing" in told
     assert json.loads((tmp_path / "judged" / "metrics.json").read_text())["val-aux/missing"] == 1

@@ -13,7 +13,8 @@ from burnish.options import CriticOptions, LanguageModelOptions, LanguageTrainer
 from burnish.tasks import assemble
 from burnish.tasks.language.roles import LanguageRoles
 from burnish.training.parameter_groups import ParameterGroup
-from burnish.training.trainer import Trainer, summary
+from burnish.training.step_metrics import step_metrics
+from burnish.training.trainer import Trainer
 from burnish.types.completion import ResponseRows
 from burnish.types.rollout import OfflineResponses
 from burnish.utils.errors import UserError
@@ -38,7 +39,7 @@ class Bench:
         group = ParameterGroup("actor", self.roles.parameters(), OptimizerOptions(max_grad_norm=None), total_steps=9)
         self.workers = Trainer(
             self.roles, self.algorithm, [group], trainer=LanguageTrainerOptions(), ema=None, seed=0,
-            watch=Stopwatch(), balance=self.roles.balance,
+            watch=Stopwatch(),
         )  # fmt: skip
         encoded = [model.encode(*chat(text)) for text in ("How are you?", "And what of it?")]
         self.trace = responses(model, type(encoded[0]).cat(encoded), [0, 0, 1, 1, 0], [4, 1, 6, 3, 0])
@@ -49,7 +50,7 @@ class Bench:
         batch, _ = self.algorithm.credit(given)
         self.workers.groups[0].zero_grad()
         share = self.workers._backward(batch, self.algorithm.size(batch))
-        return flat(self.roles), summary(share)
+        return flat(self.roles), step_metrics(share)
 
 
 def flat(roles):

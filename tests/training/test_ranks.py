@@ -20,7 +20,7 @@ import torch
 
 from burnish.checkpoint.files import MANIFEST
 from burnish.options import ShardingOptions
-from burnish.training.micro_batches import rank_micro_batches
+from burnish.training.batching import rank_micro_batches
 from burnish.training.ranks import SINGLE_RANK, RanksLost, distribute, join_ranks, own_rows
 from burnish.training.sharding import full_weight, mesh_of, shard
 from burnish.types.batch import Batch

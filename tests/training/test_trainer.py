@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from burnish.algorithms.flow.diffusion_nft import DiffusionNFT
-from burnish.algorithms.flow.flow_grpo import FlowGRPO
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.training.trainer import Diverged
 from tests.support.factory import tiny_pipeline
 from tests.support.flow_bench import WINDOW, Bench

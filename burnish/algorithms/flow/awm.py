@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
 
-from burnish.algorithms.base import Metrics, Needs, Roles
+from burnish.algorithms.base import Metrics, weighted
+from burnish.algorithms.flow.base import Needs, Roles
 from burnish.algorithms.flow.forward_process import WithOldPolicy, summed
 from burnish.options import NonNegative, Positive
-from burnish.registry import options, register
+from burnish.registry import register
 
 if TYPE_CHECKING:
-    from burnish.batches import ForwardTerms, JudgedSamples
+    from burnish.batches.samples import ForwardTerms, JudgedSamples
     from burnish.types.rollout import Loss, Scored
 
 
 @register("flow algorithm", "awm")
-@options
 class AWM(WithOldPolicy):
     """Policy gradient with the matching error of a finished sample in place of its log-prob."""
 
@@ -42,28 +42,28 @@ class AWM(WithOldPolicy):
         return self
 
     def needs(self) -> Needs:
-        return Needs(
-            sampler="old", old=True, reference=self.kl_coef > 0,
-            schedule_times=self.schedule_times, schedule_range=self.time_range,
-        )  # fmt: skip
+        return self.needs_of(sampler="old", old=True, reference=self.kl_coef > 0)
 
     def credit(self, annotated: Scored) -> tuple[JudgedSamples, Metrics]:
-        from burnish.batches import judge
+        from burnish.batches.samples import judge
 
         advantage, metrics = self.clipped_advantages(annotated)
         return judge(annotated, advantage, self.levels()), metrics
 
     def loss(self, part: ForwardTerms, roles: Roles) -> Loss:
-        from burnish.losses import advantage_weighted_matching, matching_error, squared_distance
+        import torch
+
+        from burnish.losses.kl import squared_distance
+        from burnish.losses.matching import advantage_weighted_matching, matching_error
 
         velocity, old = self.velocities(part, roles)
-        loss, values = advantage_weighted_matching(
+        found = advantage_weighted_matching(
             velocity, old, part.target, part.time, part.value,
-            clip_low=self.clip, clip_high=self.clip_high or self.clip,
+            clip=self.clip, clip_high=self.clip_high,
             weighting=self.weighting, power=self.ghuber_power,
         )  # fmt: skip
-        ratio = values.pop("ratio")
-        values |= {"actor/ratio_mean": ratio, "actor/ratio_square": ratio.square(), "actor/policy_loss": loss}
+        loss, values = weighted(found, torch.ones_like(found.loss))
+        values["actor/policy_loss"] = loss
         values["actor/matching_error"] = matching_error(velocity.detach(), part.target)
         distance = squared_distance(velocity, old)
         values["actor/old_deviate"] = distance

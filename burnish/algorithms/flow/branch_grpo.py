@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.algorithms.base import Needs, Recording
-from burnish.algorithms.flow.policy_gradient import Clipped
+from burnish.algorithms.flow.base import Needs, Recording
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.options import Count, Positive, Several, Whole
-from burnish.registry import options, register
+from burnish.registry import register
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,8 +21,7 @@ Splits = Annotated[list[Whole], Field(min_length=1)]
 
 
 @register("flow algorithm", "branch_grpo")
-@options
-class BranchGRPO(Clipped):
+class BranchGRPO(FlowGRPO):
     """All samples of a prompt start as one and part at chosen steps; what they share is computed and trained once."""
 
     splits: Splits = Field(default_factory=lambda: [0, 3, 6])
@@ -48,7 +47,7 @@ class BranchGRPO(Clipped):
     @model_validator(mode="after")
     def _is_a_tree(self) -> Self:
         if sorted(set(self.splits)) != self.splits:
-            raise ValueError(f"splits is {self.splits}; a path parts once at a step, in order: make it rise")
+            raise ValueError(f"splits is {self.splits}; they must be strictly increasing")
         if not self.shared_noise:
             raise ValueError("shared_noise is false, but a tree has one root; leave it out, or use algorithm=flow_grpo")
         if self.window.kind not in ("all", "fixed"):
@@ -56,7 +55,10 @@ class BranchGRPO(Clipped):
                 f"window.kind is {self.window.kind}, but splits are fixed steps and need noise at every update; "
                 "choose all or fixed"
             )
-        if self.advantage_std != "group" or not self.advantage_unbiased or self.advantage_aggregation != "sum":
+        if self.advantage is not None:
+            raise ValueError("advantage is never read: a node of the tree is compared with those of its depth")
+        own = self.part("advantage")
+        if own.advantage_std != "group" or not self.advantage_unbiased or own.advantage_aggregation != "sum":
             raise ValueError(
                 "advantage_std, advantage_unbiased and advantage_aggregation are never read: a node is compared with "
                 "those of its depth, by their unbiased std; leave them out"
@@ -83,13 +85,14 @@ class BranchGRPO(Clipped):
     def recording(self) -> Recording:
         return replace(super().recording(), splits=tuple(self.splits), branching=self.branching)
 
-    def step_advantages(self, scored: Scored) -> Tensor:
-        from burnish.advantages import depthwise_advantages
+    def step_advantages(self, scored: Scored) -> tuple[Tensor, Tensor]:
+        from burnish.advantages.groups import depthwise_advantages
 
         scores = scored.scores
-        return depthwise_advantages(
+        found = depthwise_advantages(
             scores.reward, scored.trace.node, scored.group, scores.missing, eps=self.advantage_eps
         )
+        return found, (~scores.missing)[:, None].expand_as(found)
 
     def trained_steps(self, scored: Scored) -> Tensor:
         import torch
@@ -109,7 +112,7 @@ class BranchGRPO(Clipped):
         """[B] bool."""
         import torch
 
-        from burnish.advantages import select_best_worst
+        from burnish.advantages.selection import select_best_worst
 
         scores, keep = scored.scores, torch.zeros(len(scored), dtype=torch.bool)
         if self.keep_leaves is not None:

@@ -6,22 +6,22 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
 
-from burnish.algorithms.base import Metrics, Needs, Roles
+from burnish.algorithms.base import Metrics
+from burnish.algorithms.flow.base import Needs, Roles
 from burnish.algorithms.flow.forward_process import WithOldPolicy, summed
 from burnish.options import Positive, SomeGuidance
-from burnish.registry import options, register
+from burnish.registry import register
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.batches import ForwardTerms, JudgedSamples
+    from burnish.batches.samples import ForwardTerms, JudgedSamples
     from burnish.types.rollout import Loss, Scored
 
 KL_FLOOR = 1e-4  # coefficient that kl_adaptive leaves to the worst samples
 
 
 @register("flow algorithm", "crd")
-@options
 class CRD(WithOldPolicy):
     """The policy's implicit reward is matched to the given one, both relative to their average within the group."""
 
@@ -62,15 +62,16 @@ class CRD(WithOldPolicy):
         return self.baseline == "old" or self.sample_with == "old"
 
     def needs(self) -> Needs:
-        return Needs(
-            sampler=self.sample_with, old=self._keeps_old, atom="group",
+        return self.needs_of(
+            sampler=self.sample_with,
+            old=self._keeps_old,
+            atom="group",
             reference=self.kl_coef > 0 or self.baseline == "reference",
-            schedule_times=self.schedule_times, schedule_range=self.time_range,
-        )  # fmt: skip
+        )
 
     def credit(self, annotated: Scored) -> tuple[JudgedSamples, Metrics]:
-        from burnish.advantages import optimality
-        from burnish.batches import groups_of, judge
+        from burnish.advantages.groups import optimality
+        from burnish.batches.samples import groups_of, judge
 
         advantage, metrics = self.clipped_advantages(annotated)
         target = optimality(advantage, self.advantage_clip, "continuous")
@@ -78,7 +79,9 @@ class CRD(WithOldPolicy):
         return judge(annotated, target, self.levels(), members=members, shared_noise=noise), metrics
 
     def loss(self, part: ForwardTerms, roles: Roles) -> Loss:
-        from burnish.losses import centred_distillation, matching_error, squared_distance
+        from burnish.losses.kl import squared_distance
+        from burnish.losses.matching import matching_error
+        from burnish.losses.preference import centred_distillation
 
         def error(velocity: Tensor) -> Tensor:
             return matching_error(velocity, part.target, adaptive=self.adaptive_weighting)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from burnish.algorithms.base import Metrics, Needs, Roles
+from burnish.algorithms.base import Metrics
+from burnish.algorithms.flow.base import Needs, Roles
 from burnish.algorithms.flow.forward_process import WithOldPolicy, summed
 from burnish.options import Positive
-from burnish.registry import options, register
+from burnish.registry import register
 
 if TYPE_CHECKING:
-    from burnish.batches import ForwardTerms, JudgedSamples
+    from burnish.batches.samples import ForwardTerms, JudgedSamples
     from burnish.types.rollout import Loss, Scored
 
 
 @register("flow algorithm", "dgpo")
-@options
 class DGPO(WithOldPolicy):
     """The good samples of a group are preferred to the bad ones, each by the size of its advantage."""
 
@@ -28,20 +28,19 @@ class DGPO(WithOldPolicy):
     """The samples of a group get the same noise, so that only they differ."""
 
     def needs(self) -> Needs:
-        return Needs(
-            sampler="old", old=True, reference=True, atom="group",
-            schedule_times=self.schedule_times, schedule_range=self.time_range,
-        )  # fmt: skip
+        return self.needs_of(sampler="old", old=True, reference=True, atom="group")
 
     def credit(self, annotated: Scored) -> tuple[JudgedSamples, Metrics]:
-        from burnish.batches import groups_of, judge
+        from burnish.batches.samples import groups_of, judge
 
         advantage, metrics = self.clipped_advantages(annotated)
         members, noise = groups_of(annotated), self.shared_noise
         return judge(annotated, advantage, self.levels(), members=members, shared_noise=noise), metrics
 
     def loss(self, part: ForwardTerms, roles: Roles) -> Loss:
-        from burnish.losses import group_preference, hold_clipped, matching_error, squared_distance
+        from burnish.losses.kl import squared_distance
+        from burnish.losses.matching import matching_error
+        from burnish.losses.preference import group_preference, hold_clipped
 
         reference = self.reference_velocity(part, roles)
         velocity, old = self.velocities(part, roles)

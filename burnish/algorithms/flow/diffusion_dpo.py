@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.algorithms.base import Metrics, Needs, Roles
+from burnish.algorithms.base import Metrics
+from burnish.algorithms.flow.base import Needs, Roles
 from burnish.algorithms.flow.forward_process import ForwardProcess, summed
 from burnish.options import Count, NonNegative, Positive
-from burnish.registry import options, register
+from burnish.registry import register
 
 if TYPE_CHECKING:
-    from burnish.batches import ForwardTerms, JudgedSamples
+    from burnish.batches.samples import ForwardTerms, JudgedSamples
     from burnish.types.rollout import Loss, OfflineSamples, Scored
 
 
 @register("flow algorithm", "diffusion_dpo")
-@options
 class DiffusionDPO(ForwardProcess):
     """Prefer one picture to another, more than the reference does; noise and time are those of the pair."""
 
@@ -57,7 +57,7 @@ class DiffusionDPO(ForwardProcess):
     def credit(self, annotated: Any) -> tuple[JudgedSamples, Metrics]:
         import torch
 
-        from burnish.batches import take
+        from burnish.batches.samples import take
 
         if self.online:
             return self._pairs(annotated)
@@ -67,9 +67,9 @@ class DiffusionDPO(ForwardProcess):
     def _pairs(self, scored: Scored) -> tuple[JudgedSamples, Metrics]:
         import torch
 
-        from burnish.advantages import pairs
-        from burnish.algorithms.base import advantage_metrics
-        from burnish.batches import judge
+        from burnish.advantages.metrics import advantage_metrics
+        from burnish.advantages.selection import pairs
+        from burnish.batches.samples import judge
 
         scores = scored.scores
         winner, loser = pairs(scores.reward, scored.group, scores.missing, margin=self.min_margin)
@@ -85,7 +85,8 @@ class DiffusionDPO(ForwardProcess):
     def loss(self, part: ForwardTerms, roles: Roles) -> Loss:
         import torch
 
-        from burnish.losses import diffusion_dpo, matching_error
+        from burnish.losses.matching import matching_error
+        from burnish.losses.preference import diffusion_dpo
 
         with torch.no_grad():
             reference = matching_error(self.predict(roles.reference, part), part.target).view(-1, 2)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from burnish.algorithms.base import Metrics, Needs, Roles
+from burnish.algorithms.base import Metrics
+from burnish.algorithms.flow.base import Needs, Roles
 from burnish.algorithms.flow.forward_process import WithOldPolicy, summed
 from burnish.options import NonNegative, Positive
-from burnish.registry import options, register
+from burnish.registry import register
 
 if TYPE_CHECKING:
-    from burnish.batches import ForwardTerms, JudgedSamples
+    from burnish.batches.samples import ForwardTerms, JudgedSamples
     from burnish.types.rollout import Loss, Scored
 
 
 @register("flow algorithm", "diffusion_nft")
-@options
 class DiffusionNFT(WithOldPolicy):
     """Contrast good and bad samples in the flow-matching loss; no log-probs, no stochastic sampling."""
 
@@ -33,21 +33,19 @@ class DiffusionNFT(WithOldPolicy):
     """Weight of the squared distance to the reference's velocity; 0 needs no reference."""
 
     def needs(self) -> Needs:
-        return Needs(
-            sampler="old", old=True, reference=self.kl_coef > 0,
-            schedule_times=self.schedule_times, schedule_range=self.time_range,
-        )  # fmt: skip
+        return self.needs_of(sampler="old", old=True, reference=self.kl_coef > 0)
 
     def credit(self, annotated: Scored) -> tuple[JudgedSamples, Metrics]:
-        from burnish.advantages import optimality
-        from burnish.batches import judge
+        from burnish.advantages.groups import optimality
+        from burnish.batches.samples import judge
 
         advantage, metrics = self.clipped_advantages(annotated)
         good = optimality(advantage, self.advantage_clip, self.advantage_mode)
         return judge(annotated, good, self.levels()), metrics
 
     def loss(self, part: ForwardTerms, roles: Roles) -> Loss:
-        from burnish.losses import negative_aware, squared_distance
+        from burnish.losses.kl import squared_distance
+        from burnish.losses.matching import negative_aware
 
         velocity, old = self.velocities(part, roles)
         loss, positive, negative = negative_aware(

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.algorithms.base import Algorithm, Metrics, Needs, Recording, Role, Roles, spread_metrics
+from burnish.advantages.metrics import range_metrics
+from burnish.algorithms.base import Algorithm, Metrics
+from burnish.algorithms.flow.base import Needs, Recording, Role, Roles
 from burnish.algorithms.flow.teaching import Teacher
 from burnish.flow.windows import Window
 from burnish.options import Positive
-from burnish.registry import options, register
+from burnish.registry import register
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 
 
 @register("flow algorithm", "distill")
-@options
 class Distill(Algorithm):
     """Match teachers on the student's own trajectories. Rewards are watched and change nothing."""
 
@@ -67,7 +68,7 @@ class Distill(Algorithm):
 
     def credit(self, annotated: Scored) -> tuple[Denoising, Metrics]:
         scores = annotated.scores
-        return annotated.trace, spread_metrics(rewards=scores.reward[~scores.missing])
+        return annotated.trace, range_metrics(rewards=scores.reward[~scores.missing])
 
     def micro_batches(self, batch: Denoising, size: int) -> Iterator[Steps]:
         return batch.steps().split(size)
@@ -100,7 +101,7 @@ class Distill(Algorithm):
     def _distance(self, part: Steps, velocity: Tensor, target: Tensor) -> Tensor:
         """How far the student is from a teacher at each step: [M]."""
         from burnish.flow.transitions import transition
-        from burnish.losses import distill_fm_mse, distill_kl
+        from burnish.losses.distillation import distill_fm_mse, distill_kl
 
         if self.objective == "distill_fm_mse":
             return distill_fm_mse(velocity, target)

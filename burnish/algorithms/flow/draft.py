@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
 
-from burnish.algorithms.base import Algorithm, Metrics, Needs, Recording, Roles, spread_metrics
+from burnish.advantages.metrics import range_metrics
+from burnish.algorithms.base import Algorithm, Metrics
+from burnish.algorithms.flow.base import Needs, Recording, Roles
 from burnish.flow.windows import Window
 from burnish.options import Count, Finite, NonNegative, Whole
-from burnish.registry import options, register
+from burnish.registry import register
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.batches import Ends
+    from burnish.batches.ends import Ends
     from burnish.types.rollout import Loss, Scored
 
 DEFAULTS = {"last_steps": 1, "first": 0, "last": None, "renoised": 2}
@@ -24,7 +26,6 @@ READ = {"draft": {"last_steps"}, "draft_lv": {"renoised"}, "refl": {"first", "la
 
 
 @register("flow algorithm", "draft")
-@options
 class Draft(Algorithm):
     """Climb a differentiable reward: its gradient runs through decoding and the last denoising steps."""
 
@@ -65,10 +66,10 @@ class Draft(Algorithm):
 
     def credit(self, annotated: Scored) -> tuple[Scored, Metrics]:
         present = (~annotated.scores.missing).nonzero().flatten()
-        return annotated.select(present), spread_metrics(rewards=annotated.scores.reward[present])
+        return annotated.select(present), range_metrics(rewards=annotated.scores.reward[present])
 
     def micro_batches(self, batch: Scored, size: int) -> Iterator[Ends]:
-        from burnish.batches import Ends
+        from burnish.batches.ends import Ends
 
         # a row passes as many forwards as there are steps, and all of them are kept for the backward pass
         held = self.last_steps if self.kind == "draft" and not self.recompute else 1
@@ -105,7 +106,7 @@ class Draft(Algorithm):
         from torch.utils.checkpoint import checkpoint
 
         from burnish.flow.transitions import transition
-        from burnish.losses import squared_distance
+        from burnish.losses.kl import squared_distance
 
         x, distances = part.state, []
         for k in range(part.times.shape[1] - 1):

@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.algorithms.base import Algorithm, GroupRelative, Metrics, Role, Roles, advantage_metrics, clip_range
-from burnish.options import BelowOne, Count, Finite, Fraction, NonNegative, Positive
-from burnish.registry import options
+from burnish.advantages.metrics import advantage_metrics
+from burnish.algorithms.base import Algorithm, Metrics, advantages_of
+from burnish.algorithms.flow.base import Needs, Role, Roles
+from burnish.algorithms.parts import chosen, refuse_of_responses
+from burnish.options import BelowOne, Count, Finite, Fraction, NonNegative, Positive, clip_range
+from burnish.registry import Choice, options
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.batches import ForwardTerms, JudgedSamples, NoiseLevels
+    from burnish.batches.levels import NoiseLevels
+    from burnish.batches.samples import ForwardTerms, JudgedSamples
     from burnish.types.rollout import Loss, Scored
 
 
@@ -64,7 +68,7 @@ class ForwardProcess(Algorithm):
 
     def levels(self) -> NoiseLevels:
         """Where noise levels come from, by these options."""
-        from burnish.batches import NoiseLevels
+        from burnish.batches.levels import NoiseLevels
 
         return NoiseLevels(
             count=self.train_timesteps, kind=self.times, fraction=self.timestep_fraction,
@@ -101,9 +105,12 @@ DECAYS = {
 
 
 @options
-class WithOldPolicy(ForwardProcess, GroupRelative):
+class WithOldPolicy(ForwardProcess, advantage="flow_group"):
     """Base of those that sample online and keep an old policy beside the one that learns."""
 
+    advantage: Annotated[Any, Choice("advantage")] = None
+    """How rewards become advantages, in place of this algorithm's own way: the name of a registered advantage, or
+    {name: NAME} with its options; null takes its own."""
     old_decay: Literal["copy", "ema", "linear", "linear_to_0_5", "delayed_linear_to_0_999"] = "copy"
     """How the old policy follows: copied after every update, averaged, or averaged with a weight of the past that
     rises: as old_linear says, or by the two schedules of DiffusionNFT."""
@@ -136,11 +143,23 @@ class WithOldPolicy(ForwardProcess, GroupRelative):
         if self.old_decay in ("copy", "ema") and self.old_decay_counts != "gradient_steps":
             raise ValueError(f"old_decay_counts is never read when old_decay is {self.old_decay}; leave it out")
         clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
+        refuse_of_responses(chosen(self, "advantage"))
         return self
+
+    def needs_of(self, **needs: Any) -> Needs:
+        """What these options need, and whatever a subclass needs beside it."""
+        advantage = chosen(self, "advantage")
+        return Needs(
+            schedule_times=self.schedule_times, schedule_range=self.time_range, groups=advantage.groups,
+            each_reward=advantage.advantage_aggregation == "each", **needs,
+        )  # fmt: skip
 
     def clipped_advantages(self, scored: Scored) -> tuple[Tensor, Metrics]:
         """Advantages within their bounds, [B], and their metrics."""
-        scores, advantage = scored.scores, self.advantages(scored)
+        from burnish.advantages.rewards import Rewards
+
+        scores = scored.scores
+        advantage = advantages_of(self, Rewards.of(scores, scored.group, 1)).advantage[:, 0]
         present = (~scores.missing).nonzero().flatten()
         metrics = advantage_metrics(scores.reward[present], advantage[present])
         low, high = clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)

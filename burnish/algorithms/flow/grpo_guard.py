@@ -6,20 +6,19 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
 
-from burnish.algorithms.flow.policy_gradient import Clipped
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.options import Positive
-from burnish.registry import options, register
+from burnish.registry import register
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.batches import StepTerms
+    from burnish.batches.steps import StepTerms
     from burnish.flow.transitions import Transition
 
 
 @register("flow algorithm", "grpo_guard")
-@options
-class GRPOGuard(Clipped):
+class GRPOGuard(FlowGRPO):
     """Flow-GRPO whose clip works on both sides: plain ratios lie below 1 and spread unevenly, so it hardly does."""
 
     logprob: Literal["published", "gaussian", "squared_error"] = "gaussian"
@@ -36,14 +35,14 @@ class GRPOGuard(Clipped):
         return self
 
     @property
-    def _reads_old_mean(self) -> bool:
+    def reads_old_mean(self) -> bool:
         return True
 
-    def surrogate(
+    def step_objective(
         self, part: StepTerms, step: Transition, logprob: Tensor, old: Tensor, old_mean: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        from burnish.losses import guard_log_ratio, guard_weights, surrogate_of
+        from burnish.losses.surrogates import guard_log_ratio, guard_weights
 
-        log_ratio = guard_log_ratio(logprob, old, step.mean, old_mean, step.std)
-        loss, values = surrogate_of(log_ratio, part.advantage, self.clip, self.clip_high or self.clip)
+        corrected = guard_log_ratio(logprob, old, step.mean, old_mean, step.std)
+        loss, values = super().step_objective(part, step, corrected, old.new_zeros(()).expand_as(old), old_mean)
         return loss * guard_weights(step.step) if self.balance else loss, values

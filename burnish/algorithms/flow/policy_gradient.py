@@ -1,4 +1,4 @@
-"""What policy gradients over denoising steps have in common: a step is an action, worth its sample's reward."""
+"""The policy gradient over denoising steps: an action is a stochastic step, with the density of its transition."""
 
 from __future__ import annotations
 
@@ -7,36 +7,27 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from burnish.algorithms.base import (
-    GroupRelative,
-    Metrics,
-    Needs,
-    Recording,
-    Role,
-    Roles,
-    advantage_metrics,
-    clip_range,
-    in_parts,
-)
-from burnish.algorithms.correction import RolloutCorrection
+from burnish.algorithms.base import Metrics, PolicyGradient, advantages_of
+from burnish.algorithms.flow.base import Needs, Recording, Role, Roles, in_parts
+from burnish.algorithms.kl import StepKlKind, step_kl
+from burnish.algorithms.parts import refuse_of_responses
 from burnish.flow.windows import Window
-from burnish.options import Finite, NonNegative, Positive, Several
-from burnish.registry import options
+from burnish.options import NonNegative, Positive, Several
+from burnish.registry import options, register
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.batches import AnnotatedSteps, StepBatch, StepTerms
+    from burnish.batches.steps import AnnotatedSteps, StepBatch, StepTerms
     from burnish.flow.transitions import Density, Transition
-    from burnish.types.rollout import Denoising, Loss, Scored, Steps
-
+    from burnish.types.rollout import Loss, Scored, Steps
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
 @options
-class PolicyGradient(GroupRelative):
-    """Surrogate over recorded steps. A subclass says what it is, or changes what a step is worth."""
+class StepPolicyGradient(PolicyGradient):
+    """Base of policy gradients over recorded steps, each of which is worth its sample's reward."""
 
     transition: Literal["sde", "cps", "dance"] = "sde"
     """What a stochastic step is: Flow-GRPO's SDE, Flow-CPS (cleaner pictures), or DanceGRPO's SDE."""
@@ -50,25 +41,18 @@ class PolicyGradient(GroupRelative):
     timestep_fraction: Share = 1.0
     """Share of its stochastic steps that each sample is trained at, drawn anew for every sample and update."""
     best_of: Several | None = None
-    """Train on so many samples of each prompt, the best and the worst half; null trains on all. Advantages stay
+    """Train on this many samples of each prompt, the best and the worst half; null trains on all. Advantages stay
     relative to all of them."""
     shared_noise: bool = False
     """Start all samples of a prompt from the same noise (DanceGRPO); their common steps are computed once."""
     advantage_clip: Positive | None = 5.0
     """Largest size of an advantage; null never clips."""
-    advantage_clip_low: Finite | None = None
-    """Smallest advantage if negative ones are to be bounded otherwise; null takes -advantage_clip."""
     kl_coef: NonNegative = 0.0
     """Weight of the KL to the reference; 0 needs no reference."""
-    kl_form: Literal["published", "exact", "means"] = "published"
+    kl_form: StepKlKind = "published"
     """published leaves the step length out of the SDE's variance, as Flow-GRPO's code does; exact keeps it; means is
-    the squared distance of the means, without any variance (Flow-Factory's x-based KL)."""
-    old_logprob: Literal["auto", "sampler", "recompute"] = "auto"
-    """Log-probs that ratios refer to: the sampler's, recomputed, or auto: the policy's own until it is stepped, then
-    the sampler's if a check shows that they are the trainer's, else recomputed."""
-    rollout_correction: RolloutCorrection | None = None
-    """Correct what sampler and trainer disagree about, by importance weights and rejection; null trusts the sampler.
-    Where pipeline.depth is above 0 it is on unless it is set to null."""
+    the squared distance of the means, without any variance (Flow-Factory's x-based KL). Or an estimate from the
+    log-probs of the steps: k2, k3 or the name of a registered KL estimator."""
     fold_timesteps: bool = True
     """Put several denoising steps into one forward; false trains one step at a time. Changes only speed."""
 
@@ -83,102 +67,96 @@ class PolicyGradient(GroupRelative):
         return value
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _options_are_read(self) -> Self:
         if self.kl_coef == 0 and self.kl_form != "published":
             raise ValueError("kl_form is never read when kl_coef is 0; set kl_coef, or leave kl_form out")
-        clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
-        mode = self.rollout_correction.mode if self.rollout_correction else None
-        if (mode, self.old_logprob) in (("decoupled", "sampler"), ("bypass", "recompute")):
-            raise ValueError(
-                f"old_logprob is {self.old_logprob} and rollout_correction.mode is {mode}: decoupled refers to "
-                "recomputed log-probs and bypass to the sampler's; leave old_logprob out"
-            )
-        if self._reads_old_mean and (mode == "bypass" or self.old_logprob == "sampler"):
+        if self.reads_old_mean and (self.bypasses or self.old_logprob == "sampler"):
             raise ValueError(
                 f"{self.name} compares the means of steps, and those of the sampler are not recorded; "
                 "leave out old_logprob=sampler and rollout_correction.mode=bypass"
             )
+        refuse_of_responses(self.part("advantage"))
+        surrogate = self.part("surrogate")
+        if surrogate.whole_samples and not self.fold_timesteps:
+            raise ValueError(
+                f"fold_timesteps is false, but surrogate {surrogate.name} needs all steps of a sample in one forward"
+            )
         return self
 
     def needs(self) -> Needs:
-        return Needs(recording=self.recording(), reference=self.kl_coef > 0, best_of=self.best_of or 0)
+        advantage = self.part("advantage")
+        return Needs(
+            recording=self.recording(), reference=self.kl_coef > 0, best_of=self.best_of or 0,
+            groups=advantage.groups, each_reward=advantage.advantage_aggregation == "each",
+        )  # fmt: skip
 
     def recording(self) -> Recording:
         """Which steps are recorded, and how they are sampled."""
-        return Recording(self.transition, self.noise_level, self.window, self._density, self.shared_noise)
+        return Recording(self.transition, self.noise_level, self.window, self.density, self.shared_noise)
 
     @property
-    def _density(self) -> Density:
+    def density(self) -> Density:
+        """What the log-prob of a step is."""
         if self.logprob == "published":
             return "squared_error" if self.transition == "cps" else "gaussian"
         return self.logprob
 
     @property
-    def _reads_old_mean(self) -> bool:
-        """Whether the surrogate compares means of steps, not log-probs alone."""
+    def reads_old_mean(self) -> bool:
+        """Whether means of steps are compared, not log-probs alone."""
         return False
 
-    @property
-    def _tolerance(self) -> float:
-        """A difference of log-probs that can't be seen in the loss."""
-        raise NotImplementedError
-
     def annotate(self, scored: Scored, roles: Roles) -> AnnotatedSteps:
-        from burnish.batches import AnnotatedSteps
+        from burnish.batches.steps import AnnotatedSteps
 
         shape, size = scored.trace.logprob.shape, roles.micro_batch_size
-        steps, metrics = scored.trace.steps(), {}
+        steps = scored.trace.steps()
 
         def logprob(part: Steps) -> Tensor:
-            return self._step(part, roles.policy).logprob(part.next_state, self._density)
+            return self.step(part, roles.policy).logprob(part.next_state, self.density)
 
         def mean(role: Role) -> Tensor:
-            return in_parts(lambda part: self._step(part, role).mean, steps, roles)
+            return in_parts(lambda part: self.step(part, role).mean, steps, roles)
 
-        correction = self.rollout_correction
-        recompute = self.old_logprob == "recompute" or correction is not None
-        same = roles.on_policy and not roles.moved
-        if self.old_logprob == "auto" and not recompute and not same and len(steps):
+        def difference() -> float:
             probe = steps.select(slice(0, size))
-            difference = float((in_parts(logprob, probe, roles) - probe.logprob).abs().max())
-            recompute = difference > self._tolerance
-            metrics["old_policy/logprob_check"] = difference
+            return float((in_parts(logprob, probe, roles) - probe.logprob).abs().max()) if len(probe) else 0.0
+
+        recompute, metrics = self.recomputes(roles, difference)
         learner = in_parts(logprob, steps, roles) if recompute and len(steps) else steps.logprob
-        old = steps.logprob if self._bypasses else learner
-        metrics["old_policy/recomputed"] = float(recompute and not self._bypasses)
+        recompute = recompute and not self.bypasses
+        old = learner if recompute else steps.logprob
         unread = steps.state[:, :0]
         # a policy that takes a single step on its own samples has these means itself when it learns
-        needed = self._reads_old_mean and not (roles.on_policy and self._is_old(roles))
+        needed = self.reads_old_mean and not (roles.on_policy and self.is_old(roles))
         old_mean = mean(roles.policy) if needed else unread
         reference = mean(roles.reference) if self.kl_coef > 0 else unread
         return AnnotatedSteps(
             scored=scored,
             old=old.view(shape),
-            learner=learner.view(shape) if correction else learner.new_empty(shape[0], 0),
+            learner=learner.view(shape) if self.rollout_correction else learner.new_empty(shape[0], 0),
             old_mean=old_mean.view(*shape, *old_mean.shape[1:]),
             reference_mean=reference.view(*shape, *reference.shape[1:]),
-            recomputed=recompute and not self._bypasses,
+            recomputed=recompute,
             metrics=metrics,
         )
 
     def credit(self, annotated: AnnotatedSteps) -> tuple[StepBatch, Metrics]:
-        from burnish.batches import StepBatch
+        from burnish.advantages.metrics import advantage_metrics
+        from burnish.batches.steps import StepBatch
 
-        scored, scores = annotated.scored, annotated.scored.scores
-        low, high = clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
-        advantage = self.step_advantages(scored).clamp(low, high)
+        scored, trace = annotated.scored, annotated.scored.trace
+        advantage, _ = self.clipped(*self.step_advantages(scored))
         trained = self.trained_steps(scored)
-        # rewards and masks are on the CPU, the trace may be on a GPU: credit is given where the former are
+        # rewards and masks are on the CPU, the trace may be on a GPU: advantages are given where the former are
         weight, metrics = self.step_weights(scored).to(trained.device), dict(annotated.metrics)
         if self.rollout_correction is not None:
-            trace = scored.trace
-            learner, sampled, time, nats = (
-                value.to(trained.device) for value in (annotated.learner, trace.logprob, trace.time, self._nats(trace))
-            )
+            given = annotated.learner, trace.logprob, trace.time, trace.nats(self.density, self.step_std)
+            learner, sampled, time, nats = (one.to(trained.device) for one in given)
             factor, trained, corrected = self.rollout_correction.apply(learner, sampled, trained, time, nats)
             weight, metrics = weight * factor, metrics | corrected
-        learned = StepBatch(
-            trace=scored.trace,
+        batch = StepBatch(
+            trace=trace,
             advantage=advantage,
             weight=weight,
             trained=trained,
@@ -187,13 +165,16 @@ class PolicyGradient(GroupRelative):
             reference_mean=annotated.reference_mean,
             recomputed=annotated.recomputed,
         )
-        present = (~scores.missing).nonzero().flatten()
-        metrics |= advantage_metrics(scores.reward[present], advantage[present])
-        return learned.select(trained.any(1).nonzero().flatten()), metrics
+        present = (~scored.scores.missing).nonzero().flatten()
+        metrics |= advantage_metrics(scored.scores.reward[present], advantage[present])
+        return batch.select(trained.any(1).nonzero().flatten()), metrics
 
-    def step_advantages(self, scored: Scored) -> Tensor:
-        """Credit of each recorded step, [B, K]; that of its sample, however many steps there are."""
-        return self.advantages(scored)[:, None].expand_as(scored.trace.logprob)
+    def step_advantages(self, scored: Scored) -> tuple[Tensor, Tensor]:
+        """Advantage of each recorded step, [B, K], and whether its sample has a reward, [B, K] bool."""
+        from burnish.advantages.rewards import Rewards
+
+        rewards = Rewards.of(scored.scores, scored.group, scored.trace.logprob.shape[1])
+        return advantages_of(self, rewards).advantage, rewards.mask
 
     def step_weights(self, scored: Scored) -> Tensor:
         """Weight of each recorded step in the loss, [B, K]."""
@@ -201,91 +182,52 @@ class PolicyGradient(GroupRelative):
 
     def trained_steps(self, scored: Scored) -> Tensor:
         """Which recorded steps are learned from, [B, K] bool; none of a sample without a reward."""
-        from burnish.advantages import select_best_worst
-        from burnish.batches.steps import subset, taken_once
+        from burnish.batches.steps import best_worst, subset, taken_once
 
         trained = taken_once(scored.trace, scored.group, ~scored.scores.missing)
         if self.timestep_fraction < 1:
             trained &= subset(scored, self.timestep_fraction)
         if self.best_of is not None:
-            scores = scored.scores
-            rows = select_best_worst(scores.reward, scored.group, scores.missing, self.best_of)
-            trained &= trained.new_zeros(len(trained), 1).index_fill(0, rows, True)
+            trained &= best_worst(scored, self.best_of)
         return trained
 
     def micro_batches(self, batch: StepBatch, size: int) -> Iterator[StepTerms]:
-        terms = batch.terms()
-        if self.fold_timesteps:
-            return terms.split(size)
-        slots = batch.slots()
-        by_step = (terms.select((slots == k).nonzero().flatten()) for k in range(batch.old.shape[1]))
-        return (part for step in by_step for part in step.split(size))
+        return batch.micro_batches(
+            size, by_step=not self.fold_timesteps, whole_samples=self.part("surrogate").whole_samples
+        )
 
     def loss(self, part: StepTerms, roles: Roles) -> Loss:
-        from burnish.losses import variance_proxies
+        from burnish.losses.variance_metrics import variance_proxies
         from burnish.types.rollout import Loss
 
         count = len(part)
-        step = self._step(part.steps, roles.policy)
-        logprob = step.logprob(part.steps.next_state, self._density)
+        step = self.step(part.steps, roles.policy)
+        logprob = step.logprob(part.steps.next_state, self.density)
         # then its own log-probs are exactly the old ones; another micro-batch may have rounded them otherwise
-        itself = self._is_old(roles) or (part.recomputed and roles.fresh)
+        itself = self.is_old(roles) or (part.recomputed and roles.fresh)
         old = logprob.detach() if itself else part.old
-        old_mean = step.mean.detach() if itself else part.old_mean
-        loss, values = self.surrogate(part, step, logprob, old, old_mean)
-        ratio = values.pop("ratio")
-        loss = loss * part.weight
-        values |= {"actor/pg_loss": loss, "actor/ratio_mean": ratio, "actor/ratio_square": ratio.square()}
-        values["actor/ppo_kl"] = old - logprob
-        values |= variance_proxies(part.advantage, step.score_power(part.steps.next_state, self._density))
+        loss, values = self.step_objective(part, step, logprob, old, step.mean.detach() if itself else part.old_mean)
+        values |= {"actor/pg_loss": loss, "actor/ppo_kl": old - logprob}
+        values |= variance_proxies(part.advantage, step.score_power(part.steps.next_state, self.density))
         if not roles.moved:
             values["rollout_corr/logprob_abs_diff"] = (logprob - part.steps.logprob).abs()
         if self.kl_coef > 0:
-            values["actor/kl_loss"] = kl = self._kl(step, part.reference_mean)
+            form = "exact" if self.kl_form == "published" and self.transition != "sde" else self.kl_form
+            values["actor/kl_loss"] = kl = step_kl(form, step, part, logprob, old, self.density)
             loss = loss + self.kl_coef * kl
         metrics: dict[str, Any] = {name: (value.detach().sum(), count) for name, value in values.items()}
-        return Loss(loss.sum(), metrics | per_step(values, part.index))
+        return Loss(loss.sum(), metrics | part.metrics_by_step(values))
 
-    def _kl(self, step: Transition, reference_mean: Tensor) -> Tensor:
-        """Of a step and the reference's, in the form that is asked for: [M]."""
-        from burnish.losses import gaussian_kl, squared_distance
-
-        if self.kl_form == "means":
-            return squared_distance(step.mean, reference_mean)
-        published = self.kl_form == "published" and self.transition == "sde"
-        return gaussian_kl(step.mean, reference_mean, step.std / step.step.sqrt() if published else step.std)
-
-    def surrogate(
+    def step_objective(
         self, part: StepTerms, step: Transition, logprob: Tensor, old: Tensor, old_mean: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of each term before its weight, [M], and its metrics, [M] each, with the ``ratio`` among them.
-
-        ``old_mean`` is that of the old policy's step, and empty unless ``_reads_old_mean``.
-        """
-        raise NotImplementedError
+        """The weighted loss of each term and its metrics, [M] each; ``old_mean`` is empty unless it is read."""
+        logprob, old, advantage, weight = map(part.by_sample, (logprob, old, part.advantage, part.weight))
+        loss, values = self.objective(logprob, old, advantage, part.mask(logprob.device), weight)
+        return part.by_term(loss), {name: part.by_term(value) for name, value in values.items()}
 
     def size(self, batch: StepBatch) -> int:
         return int(batch.trained.sum())
-
-    def _is_old(self, roles: Roles) -> bool:
-        """Whether the policy is the one that sampled, until it is stepped: its own log-probs are exactly the old."""
-        return self.old_logprob == "auto" and not roles.moved and not self._bypasses
-
-    @property
-    def _bypasses(self) -> bool:
-        """Whether ratios refer to the sampler, whatever the policy makes of its steps."""
-        return self.rollout_correction is not None and self.rollout_correction.mode == "bypass"
-
-    def _nats(self, trace: Denoising) -> Tensor:
-        """What a recorded step's log-prob, a mean over elements, is to be multiplied by to be that of the step: [B, K].
-
-        A squared error is in nats once it is divided by twice the variance.
-        """
-        elements = trace.state[0, 0].numel() if trace.time.numel() else 0
-        if self._density == "gaussian":
-            return trace.time.new_full(trace.time.shape, elements)
-        std = self.step_std(trace.time.flatten(), trace.time_next.flatten(), trace.schedule)
-        return elements / (2 * std.square().view_as(trace.time))
 
     def step_std(self, time: Tensor, time_next: Tensor, schedule: Tensor) -> Tensor:
         """Standard deviation of steps [M]; it depends on nothing but their times."""
@@ -295,7 +237,8 @@ class PolicyGradient(GroupRelative):
         t_max = float(schedule[1])
         return transition(self.transition, nothing, nothing, time, time_next, noise=self.noise_level, t_max=t_max).std
 
-    def _step(self, steps: Steps, role: Role) -> Transition:
+    def step(self, steps: Steps, role: Role) -> Transition:
+        """The transition of each step under a network."""
         from burnish.flow.transitions import transition
 
         velocity = role(steps.state, steps.time, steps.conditioning, steps.unconditional)
@@ -305,50 +248,7 @@ class PolicyGradient(GroupRelative):
         )  # fmt: skip
 
 
-@options
-class Clipped(PolicyGradient):
-    """PPO's surrogate: a ratio counts within a range around 1."""
-
-    clip: Positive = 1e-4
-    """Clip range of the probability ratio; log-probs are means over latents, so ratios stay near 1."""
-    clip_high: Positive | None = None
-    """Upper clip range if it is to differ from the lower one; null takes clip."""
-
-    @model_validator(mode="after")
-    def _range_exists(self) -> Self:
-        if self.clip >= 1:
-            raise ValueError(f"clip is {self.clip}; ratios below 1 - clip can't exist then, so it must be < 1")
-        return self
-
-    @property
-    def _tolerance(self) -> float:
-        return self.clip / 100
-
-    def surrogate(
-        self, part: StepTerms, step: Transition, logprob: Tensor, old: Tensor, old_mean: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        from burnish.losses import surrogate_of
-
-        return surrogate_of(logprob - old, part.advantage, self.clip, self.clip_high or self.clip)
-
-
-def per_step(values: dict[str, Tensor], index: list[int]) -> dict[str, Any]:
-    """Ratio and KL by denoising step, as (sum, count) under ``NAME/step_K``.
-
-    Args:
-        values: per term [M] each.
-        index: [M] the denoising step of each term.
-    """
-    import torch
-
-    from burnish.types.batch import to_device
-
-    metrics: dict[str, Any] = {}
-    names = ("actor/ratio_mean", "actor/ratio_square", "actor/ppo_kl", "actor/kl_loss")
-    chosen = {name: values[name].detach() for name in names if name in values}
-    for number in sorted(set(index)):
-        rows = torch.tensor([row for row, step in enumerate(index) if step == number])
-        for name, value in chosen.items():
-            here = to_device(rows, value.device)
-            metrics[f"{name}/step_{number}"] = (value.index_select(0, here).sum(), len(rows))
-    return metrics
+@register("flow algorithm", "flow_grpo")
+class FlowGRPO(StepPolicyGradient, advantage="flow_group", surrogate="flow_clip"):
+    """Clipped policy gradient over stochastic denoising steps, with advantages relative to the group (Liu et al. 2025,
+    arXiv:2505.05470)."""

@@ -6,18 +6,19 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import model_validator
 
-from burnish.algorithms.base import Metrics, Needs, Roles, spread_metrics
+from burnish.advantages.metrics import range_metrics
+from burnish.algorithms.base import Metrics
+from burnish.algorithms.flow.base import Needs, Roles
 from burnish.algorithms.flow.forward_process import ForwardProcess, summed
 from burnish.options import BelowOne, Count, Finite
-from burnish.registry import options, register
+from burnish.registry import register
 
 if TYPE_CHECKING:
-    from burnish.batches import ForwardTerms, JudgedSamples
+    from burnish.batches.samples import ForwardTerms, JudgedSamples
     from burnish.types.rollout import Loss, OfflineSamples, Scored
 
 
 @register("flow algorithm", "sft")
-@options
 class SFT(ForwardProcess):
     """Imitate pictures."""
 
@@ -53,7 +54,7 @@ class SFT(ForwardProcess):
     def credit(self, annotated: Any) -> tuple[JudgedSamples, Metrics]:
         import torch
 
-        from burnish.batches import take, without_prompts
+        from burnish.batches.samples import take, without_prompts
 
         metrics: Metrics = {}
         if self.online:
@@ -67,21 +68,21 @@ class SFT(ForwardProcess):
         """The samples that are imitated."""
         import torch
 
-        from burnish.advantages import select_best
-        from burnish.batches import judge
+        from burnish.advantages.selection import select_best
+        from burnish.batches.samples import judge
 
         scores = scored.scores
         rows = select_best(scores.reward, scored.group, scores.missing, self.best)
         if self.min_reward is not None:
             rows = rows[scores.reward[rows] >= self.min_reward]
-        metrics = spread_metrics(rewards=scores.reward[~scores.missing]) | {"train/imitated": float(len(rows))}
+        metrics = range_metrics(rewards=scores.reward[~scores.missing]) | {"train/imitated": float(len(rows))}
         if len(rows):
             metrics["train/imitated_reward"] = float(scores.reward[rows].mean())
         members = rows.cpu()[:, None]
         return judge(scored, torch.ones_like(scores.reward), self.levels(), members=members), metrics
 
     def loss(self, part: ForwardTerms, roles: Roles) -> Loss:
-        from burnish.losses import matching_error
+        from burnish.losses.matching import matching_error
 
         loss = matching_error(self.predict(roles.policy, part), part.target)
         return summed(loss, {"actor/sft_loss": loss})

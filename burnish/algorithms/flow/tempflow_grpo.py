@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from burnish.algorithms.flow.policy_gradient import Clipped
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.flow.windows import Window
-from burnish.registry import options, register
+from burnish.registry import register
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 
 @register("flow algorithm", "tempflow_grpo")
-@options
-class TempFlowGRPO(Clipped):
+class TempFlowGRPO(FlowGRPO):
     """A prompt's deterministic path branches at one step, so that rewards differ by what was done there alone."""
 
     window: Window = Field(default_factory=lambda: Window(kind="random", size=1))

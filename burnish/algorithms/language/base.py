@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from burnish.algorithms.base import Algorithm
-from burnish.registry import options
+from burnish.language.cost import token_budget_batches
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +28,9 @@ class LanguageNeeds:
     critic: bool = False
     groups: bool = True  # compares responses to one prompt, so a prompt needs two at least
     atom: Literal["response", "pair"] = "response"  # what a loss compares, which nothing may cut
-    greedy: bool = False  # a greedy response to each prompt is sampled and judged beside the others
+    greedy: bool = False  # a greedy response to each prompt is sampled and scored beside the others
+    turn_rewards: bool = False  # rewards of the environment count from their own turn back
+    each_reward: bool = False  # rewards are compared one by one, so several have to count
 
 
 class TokenRole(Protocol):
@@ -74,20 +74,20 @@ class LanguageRoles(Protocol):
         ...
 
 
-@options
-class LanguageAlgorithm(Algorithm):
-    """Base of algorithms for language models."""
+def in_parts(
+    function: Callable[[Completion], Sequence[Tensor]], trace: Completion, roles: LanguageRoles
+) -> list[Tensor]:
+    """Tensors [B, T] that ``function`` makes of micro-batches of tokens, without gradients, joined again.
 
-    @abstractmethod
-    def needs(self) -> LanguageNeeds:
-        """What has to be there for this algorithm with these options."""
+    The micro-batches are shared out among the ranks, and all ranks get all of them.
+    """
+    import torch
 
-    def complaints(self, samples: int, longest: int) -> Iterator[str]:
-        """What these options can't be used with: ``samples`` responses per update, of at most ``longest`` tokens."""
-        yield from ()
+    def run(some: list[int]) -> list[Tensor]:
+        return [value.cpu() for value in function(trace.select(some))]
 
-    def make_memory(self) -> Any:
-        """What this algorithm remembers between updates; the default nothing. It has state_dict and load_state_dict."""
-        from burnish.algorithms.language.memory import Memory
-
-        return Memory({})
+    with torch.no_grad():
+        batches = list(token_budget_batches(trace, roles.micro_batch_size))
+        parts = roles.distribute(run, batches)
+    order = torch.tensor([row for some in batches for row in some]).argsort()
+    return [torch.cat(list(column))[order] for column in zip(*parts, strict=True)]

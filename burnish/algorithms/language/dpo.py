@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from burnish.algorithms.language.paired import Paired
-from burnish.registry import options, register
+from burnish.registry import register
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @register("language algorithm", "dpo")
-@options
 class DPO(Paired):
     """Prefer one response to another, more than the reference does."""
 
@@ -24,7 +23,7 @@ class DPO(Paired):
     def preferred(
         self, chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        from burnish.losses.tokens import dpo
+        from burnish.losses.responses import dpo
 
         return dpo(
             chosen, rejected, reference_chosen, reference_rejected,

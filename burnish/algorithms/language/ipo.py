@@ -8,14 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from burnish.algorithms.language.paired import Paired
-from burnish.registry import options, register
+from burnish.registry import register
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @register("language algorithm", "ipo")
-@options
 class IPO(Paired):
     """Prefer one response to another by 1 / (2 beta) more than the reference does, and no further."""
 
@@ -25,6 +24,6 @@ class IPO(Paired):
     def preferred(
         self, chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        from burnish.losses.tokens import ipo
+        from burnish.losses.responses import ipo
 
         return ipo(chosen, rejected, reference_chosen, reference_rejected, beta=self.beta)

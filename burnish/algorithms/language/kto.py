@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
 
-from burnish.algorithms.base import Metrics, spread_metrics
+from burnish.advantages.metrics import range_metrics
+from burnish.algorithms.base import Metrics
 from burnish.algorithms.language.base import LanguageNeeds, LanguageRoles
 from burnish.algorithms.language.whole import AgainstReference
 from burnish.options import Finite, Positive
-from burnish.registry import options, register
+from burnish.registry import register
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 
 @register("language algorithm", "kto")
-@options
 class KTO(AgainstReference):
     """Raise good responses and lower bad ones, each by itself, as seen from how far the policy has moved anyway."""
 
@@ -70,7 +70,7 @@ class KTO(AgainstReference):
         """Rows of the responses that are good or bad, and which they are: [J] long and [J] bool."""
         import torch
 
-        from burnish.advantages import group_statistics
+        from burnish.advantages.groups import group_statistics
         from burnish.types.rollout import OfflineResponses
 
         if isinstance(collected, OfflineResponses):
@@ -88,20 +88,20 @@ class KTO(AgainstReference):
         import torch
 
         from burnish.batches.responses import ResponseBatch, trace_of
-        from burnish.losses.tokens import kto_reference_point
-        from burnish.types.completion import Together
+        from burnish.losses.responses import kto_reference_point
+        from burnish.types.completion import ResponseRows
         from burnish.types.rollout import ScoredResponses
 
         collected, drift, metrics = annotated.collected, annotated.drift, {}
         rows, good = self._judgements(collected)
         if isinstance(collected, ScoredResponses):
             judged = collected.scores.reward[~collected.scores.missing]
-            metrics = spread_metrics(score=judged, rewards=judged)
+            metrics = range_metrics(score=judged, rewards=judged)
         point = float(kto_reference_point(drift, torch.zeros_like(drift))) if len(drift) else 0.0
         metrics |= {"train/judged": float(len(rows)), "actor/reference_point": point}
         if len(rows):
             metrics["train/desirable_ratio"] = float(good.float().mean())
-        answers = Together(trace=trace_of(collected).select(rows), members=1)
+        answers = ResponseRows(trace=trace_of(collected).select(rows), members=1)
         return ResponseBatch(
             answers=answers, reference=annotated.reference[rows, None], good=good, point=point
         ), metrics
@@ -109,7 +109,7 @@ class KTO(AgainstReference):
     def loss(self, part: ResponseBatch, roles: LanguageRoles) -> Loss:
         import torch
 
-        from burnish.losses.tokens import kto
+        from burnish.losses.responses import kto
         from burnish.types.batch import to_device
         from burnish.types.rollout import Loss
 

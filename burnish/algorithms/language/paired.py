@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
 
-from burnish.algorithms.base import Metrics, spread_metrics
+from burnish.advantages.metrics import range_metrics
+from burnish.algorithms.base import Metrics
 from burnish.algorithms.language.base import LanguageNeeds, LanguageRoles
 from burnish.algorithms.language.whole import AgainstReference
 from burnish.options import NonNegative
@@ -67,7 +68,7 @@ class Paired(AgainstReference):
 
     def _pairs(self, answered: Any) -> tuple[Tensor, Tensor]:
         """Rows of the chosen and of the rejected responses."""
-        from burnish.advantages import pairs
+        from burnish.advantages.selection import pairs
 
         scores = answered.scores
         return pairs(scores.reward, answered.group, scores.missing, margin=self.min_margin)
@@ -76,7 +77,7 @@ class Paired(AgainstReference):
         import torch
 
         from burnish.batches.responses import ResponseBatch
-        from burnish.types.completion import Together
+        from burnish.types.completion import ResponseRows
         from burnish.types.rollout import OfflineResponses
 
         collected, metrics = annotated.collected, {}
@@ -85,11 +86,11 @@ class Paired(AgainstReference):
         else:
             chosen, rejected = self._pairs(collected)
             members = torch.stack([chosen, rejected], 1)
-            answers = Together(trace=collected.trace.select(members.flatten()), members=2)
+            answers = ResponseRows(trace=collected.trace.select(members.flatten()), members=2)
             reference = annotated.reference[members]
             reward = collected.scores.reward
             judged = reward[~collected.scores.missing]
-            metrics = spread_metrics(score=judged, rewards=judged)
+            metrics = range_metrics(score=judged, rewards=judged)
             if len(chosen):
                 metrics["train/pair_margin"] = float((reward[chosen] - reward[rejected]).mean())
         metrics["train/pairs"] = float(len(answers))
@@ -97,7 +98,7 @@ class Paired(AgainstReference):
         return ResponseBatch(answers=answers, reference=reference, good=good, point=0.0), metrics
 
     def loss(self, part: ResponseBatch, roles: LanguageRoles) -> Loss:
-        from burnish.losses.tokens import sequence_mean
+        from burnish.losses.policy import sequence_mean
         from burnish.types.batch import to_device
         from burnish.types.rollout import Loss
 

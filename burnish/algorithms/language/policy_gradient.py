@@ -1,26 +1,26 @@
-"""What policy gradients over tokens have in common: a token is an action; a subclass says what it is worth."""
+"""The policy gradient over tokens: an action is a token that the policy chose, under its sampling temperature."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.algorithms.base import Metrics, clip_range, spread_metrics
-from burnish.algorithms.correction import RolloutCorrection
-from burnish.algorithms.language.annotation import Passes
-from burnish.algorithms.language.base import LanguageNeeds, LanguageRoles
-from burnish.algorithms.language.shaping import RewardShaping
+from burnish.algorithms.base import Metrics, PolicyGradient, advantages_of
+from burnish.algorithms.kl import TokenKl
+from burnish.algorithms.language.base import LanguageNeeds, LanguageRoles, in_parts
+from burnish.algorithms.language.shaping import Overlong, complaints, memory_of, shape
 from burnish.language.cost import token_budget_batches
-from burnish.options import Count, Finite, NonNegative, Positive
-from burnish.registry import options
+from burnish.options import Count, Finite, NonNegative, Positive, clip_range
+from burnish.registry import options, register
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.batches.tokens import AnnotatedTokens, TokenBatch, TokenRewards
+    from burnish.batches.tokens import AnnotatedTokens, TokenBatch
     from burnish.language.logprobs import TokenScores
+    from burnish.types.completion import Completion
     from burnish.types.rollout import Loss, ScoredResponses
 
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -28,20 +28,28 @@ Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum",
 
 
 @options
-class TokenPolicyGradient(RewardShaping):
-    """Rewards, then advantages, then a loss per token. A subclass says what a token is worth, and what its loss is."""
+class TokenPolicyGradient(PolicyGradient):
+    """Base of policy gradients over tokens. Rewards are shaped (length, scale, bounds, KL, in this order), compared,
+    and learned from token by token."""
 
-    advantage_clip: Positive | None = None
-    """Largest size of an advantage; null never clips."""
-    advantage_clip_low: Finite | None = None
-    """Smallest advantage if negative ones are to be bounded otherwise; null takes -advantage_clip."""
+    learns_values: ClassVar[bool] = False  # trains a value network beside the policy
+
+    overlong: Overlong | None = None
+    """Take something off the reward of responses that come near the limit; null takes nothing."""
+    reward_norm: bool = False
+    """Bring rewards to mean 0 and std 1, by the statistics of all of the run so far."""
+    reward_clip: Positive | None = None
+    """Clip rewards to +- this; null never clips."""
+    reward_clip_low: Finite | None = None
+    """Smallest reward if the lower bound is to be another; null takes -reward_clip."""
+    kl: TokenKl | None = None
+    """What it costs to leave the reference; null costs nothing and needs no reference."""
     mask_truncated: bool = False
     """Learn nothing from responses that were cut at the limit; they are compared with all the same."""
     high_entropy_fraction: Share = 1.0
-    """Learn from so many of the tokens alone, those where the policy was least decided; one threshold for all of an
-    update."""
+    """Learn from this share of the tokens alone, those of highest entropy; one threshold for all of an update."""
     high_entropy_count: Literal["all", "selected"] = "all"
-    """What the policy's loss on them is divided by: all tokens as before, or only as many as are selected, of the
+    """What the policy's loss on them is divided by: all tokens as before, or only those that are selected, of the
     update or, with seq-mean-token-mean, of their response. A KL and an entropy bonus stay means over all tokens."""
     entropy_coef: NonNegative = 0.0
     """Weight of the entropy bonus."""
@@ -50,13 +58,10 @@ class TokenPolicyGradient(RewardShaping):
     sums, or of their sums divided by loss_length."""
     loss_length: Count | None = None
     """What seq-mean-token-sum-norm divides by; null takes rollout.max_new_tokens."""
-    rollout_correction: RolloutCorrection | None = None
-    """Correct what sampler and trainer disagree about, by importance weights and rejection; null trusts the sampler.
-    Its steps are tokens here. Where pipeline.depth is above 0 it is on unless it is set to null."""
 
     @model_validator(mode="after")
-    def _shares_are_read(self) -> Self:
-        clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
+    def _options_are_read(self) -> Self:
+        clip_range("reward_clip", self.reward_clip_low, self.reward_clip)
         if self.high_entropy_fraction == 1 and self.high_entropy_count != "all":
             raise ValueError("high_entropy_count is never read when high_entropy_fraction is 1; leave it out")
         if self.high_entropy_count != "all" and "token-sum" in self.loss_agg_mode:
@@ -64,10 +69,6 @@ class TokenPolicyGradient(RewardShaping):
                 f"high_entropy_count is {self.high_entropy_count}, but loss_agg_mode {self.loss_agg_mode} "
                 "divides by no number of tokens; leave it out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _length_is_read(self) -> Self:
         if self.loss_length is not None and self.loss_agg_mode != "seq-mean-token-sum-norm":
             raise ValueError(
                 f"loss_length is {self.loss_length}, and only loss_agg_mode=seq-mean-token-sum-norm reads it; "
@@ -80,49 +81,97 @@ class TokenPolicyGradient(RewardShaping):
             )
         return self
 
+    @model_validator(mode="after")
+    def _rewards_can_be_shaped(self) -> Self:
+        advantage = self.part("advantage")
+        scaled = [name for name in ("reward_norm", "reward_clip") if getattr(self, name)]
+        if advantage.turn_rewards and scaled:
+            raise ValueError(
+                f"turn_rewards is true, but {scaled[0]} changes the sum of the turns, not the turns; leave one of them "
+                "out"
+            )
+        shaped = [*scaled, *(["overlong"] if self.overlong else [])]
+        shaped += ["kl.route=reward"] if self.kl and self.kl.route == "reward" else []
+        if advantage.advantage_aggregation != "sum" and shaped:
+            raise ValueError(
+                f"advantage_aggregation is {advantage.advantage_aggregation}, which compares each reward by itself, "
+                f"but {shaped[0]} changes their sum; leave one of them out"
+            )
+        if advantage.critic != self.learns_values:
+            what = "reads a value network, and only ppo trains one" if advantage.critic else "reads no value network"
+            raise ValueError(f"advantage is {advantage.name}, which {what}; choose another, or another algorithm")
+        if advantage.greedy and self.overlong is not None:
+            raise ValueError(
+                f"overlong is set, but the greedy response that {self.name} compares with is judged by its reward "
+                "alone; leave overlong out"
+            )
+        return self
+
     def needs(self) -> LanguageNeeds:
-        kl = self.kl
+        kl, advantage = self.kl, self.part("advantage")
         return LanguageNeeds(
-            reference=kl is not None, refreshed=kl is not None and kl.refresh_every is not None, groups=False
-        )
-
-    def advantages(self, rewards: TokenRewards) -> tuple[Tensor, Tensor]:
-        """Advantages and returns of tokens, [B, T] each."""
-        raise NotImplementedError
-
-    def surrogate(
-        self, logprob: Tensor, old: Tensor, advantage: Tensor, mask: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of each token and what it reports, [B, T] each, 0 where masked; with ``ratio`` if there is one."""
-        raise NotImplementedError
-
-    def _is_old(self, roles: LanguageRoles) -> bool:
-        """Whether the policy is still the one that sampled, so that its own log-probs are exactly the old ones."""
-        return not roles.moved
-
-    def _passes(self, roles: LanguageRoles) -> Passes:
-        return Passes(
-            self.needs(), recompute=self.rollout_correction is not None, check=None,
-            entropy=self.high_entropy_fraction < 1, bypass=False, measure=self.kl is not None and self.kl.early,
+            reference=kl is not None, refreshed=kl is not None and kl.refresh_every is not None,
+            groups=advantage.groups, critic=advantage.critic, greedy=advantage.greedy,
+            turn_rewards=advantage.turn_rewards, each_reward=advantage.advantage_aggregation == "each",
         )  # fmt: skip
 
-    def annotate(self, answered: ScoredResponses, roles: LanguageRoles) -> AnnotatedTokens:
-        return self._passes(roles).annotate(answered, roles)
+    def complaints(self, samples: int, longest: int) -> Iterator[str]:
+        yield from complaints(self, samples, longest)
+
+    def make_memory(self) -> Any:
+        return memory_of(self)
+
+    def annotate(self, scored: ScoredResponses, roles: LanguageRoles) -> AnnotatedTokens:
+        from burnish.batches.tokens import AnnotatedTokens
+        from burnish.losses.correction_metrics import correction_metrics
+
+        trace, needs = scored.trace, self.needs()
+        recompute, metrics = self.recomputes(roles, lambda: difference(trace, roles))
+        # a sampler that rounds otherwise would show a KL where there is none
+        own = self.kl is not None and self.kl.early and roles.sampler_rounds
+        logprob = recompute or self.high_entropy_fraction < 1 or own
+        learner, entropy, value = forward(trace, roles, logprob=logprob, critic=needs.critic)
+        if learner.shape[1]:
+            metrics |= correction_metrics(learner, trace.logprob, trace.mask)
+        reference = trace.logprob[:, :0]
+        if needs.reference:
+            (reference,) = in_parts(lambda part: [roles.reference(part).logprob], trace, roles)
+        recompute = recompute and not self.bypasses
+        old = learner if recompute else trace.logprob
+        return AnnotatedTokens(
+            scored=scored,
+            old=old,
+            learner=learner,
+            entropy=entropy,
+            reference=reference,
+            compared=learner if roles.sampler_rounds else old,
+            value=value,
+            recomputed=recompute,
+            memory=roles.memory,
+            metrics=metrics,
+        )
 
     def credit(self, annotated: AnnotatedTokens) -> tuple[TokenBatch, Metrics]:
-        from burnish.advantages import clip_values
+        from burnish.advantages.metrics import range_metrics
         from burnish.batches.tokens import TokenBatch
 
-        answered, trace, metrics = annotated.answered, annotated.answered.trace, dict(annotated.metrics)
-        rewards, coef, shaped = self.shape(annotated)
-        advantage, returns = self.advantages(rewards)
-        metrics |= shaped | _reported(answered, rewards, advantage, returns)
-        if self.advantage_clip is not None or self.advantage_clip_low is not None:
-            low, high = clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
-            advantage, metrics["critic/advantages/clip_ratio"] = clip_values(advantage, low, high, rewards.mask)
+        scored, trace = annotated.scored, annotated.scored.trace
+        rewards, coef, metrics = shape(self, annotated)
+        found, known = advantages_of(self, rewards), ~rewards.missing
+        metrics = annotated.metrics | metrics
+        metrics |= range_metrics(  # verl's names: scores are as they were given, rewards what shaping and KL leave
+            score=scored.scores.reward[known],
+            rewards=rewards.reward[known],
+            advantages=found.advantage[rewards.mask],
+            returns=found.returns[rewards.mask],
+        )
+        advantage, clipped = self.clipped(found.advantage, rewards.mask)
         trained = rewards.mask & trace.finished[:, None] if self.mask_truncated else rewards.mask
-        weight, trained, weighed = self._weights(annotated, trained)
-        learned = TokenBatch(
+        weight, selected = self._selected(annotated, trained)
+        if self.rollout_correction is not None:
+            factor, trained, corrected = self.rollout_correction.apply(annotated.learner, trace.logprob, trained)
+            weight, metrics = weight * factor, metrics | corrected
+        batch = TokenBatch(
             trace=trace,
             mask=trained,
             advantage=advantage,
@@ -130,34 +179,29 @@ class TokenPolicyGradient(RewardShaping):
             old=annotated.old,
             reference=annotated.reference,
             value=annotated.value,
-            returns=returns,
+            returns=found.returns,
             kl_coef=coef,
             recomputed=annotated.recomputed,
-            kl_measured=self.kl is None or self.measured(annotated),
-            limit=answered.limit,
-            update=answered.update,
+            kl_measured=self.kl is None or annotated.kl_is_known,
+            limit=scored.limit,
+            update=scored.update,
         )
-        return learned.select(trained.any(1).nonzero().flatten()), metrics | weighed
+        return batch.select(trained.any(1).nonzero().flatten()), metrics | clipped | selected
 
-    def _weights(self, annotated: AnnotatedTokens, trained: Tensor) -> tuple[Tensor, Tensor, Metrics]:
-        """Weight of each token in the policy's loss, which tokens are terms, and what there is to report."""
-        from burnish.losses.tokens import high_entropy_mask
+    def _selected(self, annotated: AnnotatedTokens, trained: Tensor) -> tuple[Tensor, Metrics]:
+        """Weight [B, T] of each token in the policy's loss, by its entropy."""
+        from burnish.losses.entropy import high_entropy_mask
 
-        weight, metrics = trained.float(), {}
-        if self.high_entropy_fraction < 1:
-            selected = high_entropy_mask(annotated.entropy, trained, self.high_entropy_fraction)
-            metrics["actor/high_entropy_ratio"] = float(selected.sum() / trained.sum().clamp_min(1))
-            weight = selected.float()
-            if self.high_entropy_count == "selected":
-                counted, chosen = trained.sum(1, keepdim=True), selected.sum(1, keepdim=True)
-                if self.loss_agg_mode == "token-mean":
-                    counted, chosen = counted.sum(), chosen.sum()
-                weight = weight * counted / chosen.clamp_min(1)
-        if self.rollout_correction is not None:
-            sampled = annotated.answered.trace.logprob
-            factor, trained, corrected = self.rollout_correction.apply(annotated.learner, sampled, trained)
-            weight, metrics = weight * factor, metrics | corrected
-        return weight, trained, metrics
+        if self.high_entropy_fraction == 1:
+            return trained.float(), {}
+        selected = high_entropy_mask(annotated.entropy, trained, self.high_entropy_fraction)
+        weight = selected.float()
+        if self.high_entropy_count == "selected":
+            counted, chosen = trained.sum(1, keepdim=True), selected.sum(1, keepdim=True)
+            if self.loss_agg_mode == "token-mean":
+                counted, chosen = counted.sum(), chosen.sum()
+            weight = weight * counted / chosen.clamp_min(1)
+        return weight, {"actor/high_entropy_ratio": float(selected.sum() / trained.sum().clamp_min(1))}
 
     def micro_batches(self, batch: TokenBatch, size: int) -> Iterator[TokenBatch]:
         return (batch.select(rows) for rows in token_budget_batches(batch.trace, size))
@@ -167,55 +211,46 @@ class TokenPolicyGradient(RewardShaping):
 
     def policy_loss(self, part: TokenBatch, scores: TokenScores, roles: LanguageRoles) -> Loss:
         """Surrogate, KL and entropy of a micro-batch."""
-        from burnish.losses.tokens import kl_estimate, masked
-        from burnish.losses.tokens import terms as count
+        from burnish.losses.policy import masked, terms
         from burnish.types.batch import to_device
         from burnish.types.rollout import Loss
 
         mask, logprob = part.mask, scores.logprob
         # then its own log-probs are exactly the old ones; another micro-batch may have rounded them otherwise
-        itself = self._is_old(roles) or (part.recomputed and roles.fresh)
+        itself = self.is_old(roles) or (part.recomputed and roles.fresh)
         old = logprob.detach() if itself else part.old
-        loss, values = self.surrogate(logprob, old, part.advantage, mask)
-        loss = loss * part.weight
-        terms = {"actor/pg_loss": loss}
+        loss, values = self.objective(logprob, old, part.advantage, mask, part.weight)
+        summed = {"actor/pg_loss": loss}
         entropy = masked(scores.entropy, mask)
         if self.entropy_coef > 0:
             loss = loss - self.entropy_coef * entropy
         if self.kl is not None and self.kl.route == "loss":
-            kind = self.kl.estimate
-            terms["actor/kl_loss"] = kl = kl_estimate(
-                logprob, part.reference, mask, kind, old=old if kind == "unbiased" else None
-            )
+            summed["actor/kl_loss"] = kl = self.kl.estimate(logprob, part.reference, mask, old=old)
             loss = loss + part.kl_coef * kl
-        if "ratio" in values:
-            ratio = values.pop("ratio")
-            values |= {"actor/ratio_mean": ratio, "actor/ratio_square": ratio.square()}
         if not roles.moved:
             sampled = to_device(part.trace.logprob, logprob.device)
             values["rollout_corr/logprob_abs_diff"] = masked((logprob - sampled).abs(), mask)
         values["actor/entropy"] = entropy
-        tokens, size = mask.sum(), count(mask, self.loss_agg_mode)
+        tokens, size = mask.sum(), terms(mask, self.loss_agg_mode)
         metrics: dict[str, Any] = {name: (value.detach().sum(), tokens) for name, value in values.items()}
-        metrics |= {name: (self._total(value, part).detach(), size) for name, value in terms.items()}
+        metrics |= {name: (self.total(value, part).detach(), size) for name, value in summed.items()}
         if self.kl is not None and not part.kl_measured and roles.fresh:
-            estimate = kl_estimate(logprob.detach(), part.reference, mask, self.kl.value_kind)
+            estimate = self.kl.value(logprob.detach(), part.reference, mask)
             metrics["actor/kl_per_response"] = estimate.sum(), mask.any(1).sum()
-        return Loss(self._total(loss, part), metrics)
+        return Loss(self.total(loss, part), metrics)
 
-    def _total(self, values: Tensor, part: TokenBatch) -> Tensor:
+    def total(self, values: Tensor, part: TokenBatch) -> Tensor:
         """Losses of tokens [B, T] as the sum that is divided by the size of the batch."""
-        from burnish.losses.tokens import weights
+        from burnish.losses.policy import weights
 
         norm = self.loss_agg_mode == "seq-mean-token-sum-norm"
-        return (
-            values * weights(part.mask, self.loss_agg_mode, (self.loss_length or part.limit) if norm else None)
-        ).sum()
+        length = (self.loss_length or part.limit) if norm else None
+        return (values * weights(part.mask, self.loss_agg_mode, length)).sum()
 
     def size(self, batch: TokenBatch) -> int:
-        from burnish.losses.tokens import size
+        from burnish.losses.policy import terms
 
-        return size(batch.mask, self.loss_agg_mode)
+        return int(terms(batch.mask, self.loss_agg_mode))
 
     def after_update(self, roles: LanguageRoles, update: int) -> Metrics:
         every = self.kl.refresh_every if self.kl else None
@@ -225,12 +260,35 @@ class TokenPolicyGradient(RewardShaping):
         return {"actor/reference_refreshed": 1.0}
 
 
-def _reported(answered: ScoredResponses, rewards: TokenRewards, advantage: Tensor, returns: Tensor) -> Metrics:
-    """verl's names: scores are what was judged, rewards what is left of it after shaping and KL."""
-    judged, mask = ~rewards.missing, rewards.mask
-    return spread_metrics(
-        score=answered.scores.reward[judged],
-        rewards=rewards.outcome[judged],
-        advantages=advantage[mask],
-        returns=returns[mask],
-    )
+def difference(trace: Completion, roles: LanguageRoles) -> float:
+    """The largest difference between the log-probs of sampler and trainer in one micro-batch."""
+    import torch
+
+    probe = trace.select(next(token_budget_batches(trace, roles.micro_batch_size)))
+    with torch.no_grad():
+        logprob = roles.policy(probe).logprob.cpu()
+    return float(torch.where(probe.mask, logprob - probe.logprob, 0.0).abs().max())
+
+
+def forward(trace: Completion, roles: LanguageRoles, *, logprob: bool, critic: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs, entropies and values before the policy learns, each [B, T], or [B, 0] where nobody reads it."""
+
+    def read(part: Completion) -> list[Tensor]:
+        if not logprob:
+            return [roles.values(part)]
+        scores, *value = roles.scores_and_values(part) if critic else (roles.policy(part),)
+        return [scores.logprob, scores.entropy, *value]
+
+    nothing = trace.logprob[:, :0]
+    found = in_parts(read, trace, roles) if logprob or critic else []
+    found = found if logprob else [nothing, nothing, *found]
+    return found[0], found[1], found[2] if critic else nothing
+
+
+@register("language algorithm", "grpo")
+class GRPO(TokenPolicyGradient, advantage="group", surrogate="clip"):
+    """Clipped policy gradient over tokens, with advantages relative to the group; every response counts alike
+    (Shao et al. 2024, arXiv:2402.03300)."""
+
+    loss_agg_mode: Aggregation = "seq-mean-token-mean"
+    """How the losses of tokens become one; the paper counts every response alike."""

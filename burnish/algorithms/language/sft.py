@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
 
-from burnish.algorithms.base import Metrics, spread_metrics
+from burnish.advantages.metrics import range_metrics
+from burnish.algorithms.base import Metrics
 from burnish.algorithms.language.base import LanguageNeeds, LanguageRoles
 from burnish.algorithms.language.whole import WholeResponses
 from burnish.options import Count, Finite
-from burnish.registry import options, register
+from burnish.registry import register
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 
 @register("language algorithm", "sft")
-@options
 class SFT(WholeResponses):
     """Make the tokens of responses more likely; prompts and pictures are only read."""
 
@@ -52,7 +52,7 @@ class SFT(WholeResponses):
         import torch
 
         from burnish.batches.responses import ResponseBatch
-        from burnish.types.completion import Together
+        from burnish.types.completion import ResponseRows
         from burnish.types.rollout import OfflineResponses
 
         metrics: Metrics = {}
@@ -60,9 +60,9 @@ class SFT(WholeResponses):
             answers = annotated.answers
         else:
             rows = self._best(annotated)
-            answers = Together(trace=annotated.trace.select(rows), members=1)
+            answers = ResponseRows(trace=annotated.trace.select(rows), members=1)
             judged = annotated.scores.reward[~annotated.scores.missing]
-            metrics = spread_metrics(score=judged, rewards=judged) | {"train/imitated": float(len(rows))}
+            metrics = range_metrics(score=judged, rewards=judged) | {"train/imitated": float(len(rows))}
             if len(rows):
                 metrics["train/imitated_reward"] = float(annotated.scores.reward[rows].mean())
         count = len(answers)
@@ -71,14 +71,15 @@ class SFT(WholeResponses):
 
     def _best(self, answered: ScoredResponses) -> Tensor:
         """Rows of the responses that are imitated."""
-        from burnish.advantages import select_best
+        from burnish.advantages.selection import select_best
 
         scores = answered.scores
         rows = select_best(scores.reward, answered.group, scores.missing, self.best)
         return rows if self.min_reward is None else rows[scores.reward[rows] >= self.min_reward]
 
     def loss(self, part: ResponseBatch, roles: LanguageRoles) -> Loss:
-        from burnish.losses.tokens import masked, sft, weights
+        from burnish.losses.policy import masked, weights
+        from burnish.losses.responses import sft
         from burnish.types.batch import to_device
         from burnish.types.rollout import Loss
 
@@ -90,6 +91,6 @@ class SFT(WholeResponses):
         return Loss(total, {"actor/sft_loss": (total.detach(), self.size(part)), "actor/entropy": (entropy, tokens)})
 
     def size(self, batch: ResponseBatch) -> int:
-        from burnish.losses.tokens import size
+        from burnish.losses.policy import terms
 
-        return size(batch.answers.trace.mask, self.loss_agg_mode)
+        return int(terms(batch.answers.trace.mask, self.loss_agg_mode))

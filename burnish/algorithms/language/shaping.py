@@ -1,23 +1,20 @@
-"""What a response has earned: its reward, scaled and bounded, minus what its length and its KL cost."""
+"""What a response has earned: its reward, scaled and clipped, minus what its length and its KL cost."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from pydantic import model_validator
-
-from burnish.algorithms.base import Metrics, clip_range
-from burnish.algorithms.language.base import LanguageAlgorithm
-from burnish.algorithms.language.kl import TokenKl
-from burnish.options import Count, Finite, Positive
+from burnish.algorithms.base import Metrics
+from burnish.options import Count, Positive, clip_range
 from burnish.registry import options
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.batches.tokens import AnnotatedTokens, TokenRewards
-    from burnish.types.rollout import ScoredResponses
+    from burnish.advantages.rewards import Rewards
+    from burnish.algorithms.language.policy_gradient import TokenPolicyGradient
+    from burnish.batches.tokens import AnnotatedTokens
 
 
 @options
@@ -30,135 +27,112 @@ class Overlong:
     """The penalty at the limit."""
 
 
-@options
-class RewardShaping(LanguageAlgorithm):
-    """Options of what happens to rewards before anything is compared: length, scale, bounds and KL, in this order."""
-
-    overlong: Overlong | None = None
-    """Take something off the reward of responses that come near the limit; null takes nothing."""
-    reward_norm: bool = False
-    """Bring rewards to mean 0 and spread 1, by the statistics of all of the run so far."""
-    reward_clip: Positive | None = None
-    """Rewards count within +- this; null never clips."""
-    reward_clip_low: Finite | None = None
-    """Smallest reward if the lower bound is to be another; null takes -reward_clip."""
-    kl: TokenKl | None = None
-    """What it costs to leave the reference; null costs nothing and needs no reference."""
-
-    @model_validator(mode="after")
-    def _rewards_have_a_range(self) -> Self:
-        clip_range("reward_clip", self.reward_clip_low, self.reward_clip)
-        return self
-
-    def complaints(self, samples: int, longest: int) -> Iterator[str]:
-        if self.overlong is not None and self.overlong.buffer >= longest:
-            yield (
-                f"algorithm.overlong.buffer is {self.overlong.buffer}, but rollout.max_new_tokens is {longest}: every "
-                "response would be punished; make it smaller"
-            )
-        if self.kl is not None and self.kl.target is not None and samples >= 5 * self.kl.horizon:
-            yield (
-                f"algorithm.kl.horizon is {self.kl.horizon:g} with {samples} responses per update: one step could "
-                f"make the coefficient negative; set it above {samples // 5}"
-            )
-
-    def make_memory(self) -> Any:
-        from burnish.advantages import RunningMoments
-        from burnish.algorithms.language.memory import Memory
-
-        parts: dict[str, Any] = {"rewards": RunningMoments()} if self.reward_norm else {}
-        return Memory(parts | ({"kl": self.kl.make_controller()} if self.kl else {}))
-
-    def shape(self, annotated: AnnotatedTokens) -> tuple[TokenRewards, float, Metrics]:
-        """What responses earned, the coefficient of a KL in the loss, and what there is to report.
-
-        The memory takes in this batch: what it knew before decides the KL's weight, and what it knows then how
-        rewards are scaled.
-        """
-        import torch
-
-        from burnish.batches.tokens import TokenRewards
-
-        answered, trace = annotated.answered, annotated.answered.trace
-        missing = answered.scores.missing
-        if self.needs().greedy:
-            missing = missing | answered.greedy.isnan()
-        mask = trace.mask & ~missing[:, None]
-        reward, greedy, metrics = self._scaled(annotated, missing)
-        penalty, coef, measured = self._penalty(annotated, mask)
-        tokens = self.placed(answered, torch.where(missing, 0.0, reward), mask) - penalty
-        rewards = TokenRewards(
-            outcome=reward - penalty.sum(1),
-            tokens=tokens,
-            greedy=greedy,
-            group=answered.group,
-            missing=missing,
-            mask=mask,
-            value=annotated.value,
+def complaints(algorithm: TokenPolicyGradient, samples: int, longest: int) -> Iterator[str]:
+    """What its options of shaping can't be used with: N responses per update, of at most ``longest`` tokens."""
+    overlong, kl = algorithm.overlong, algorithm.kl
+    if overlong is not None and overlong.buffer >= longest:
+        yield (
+            f"algorithm.overlong.buffer is {overlong.buffer}, but rollout.max_new_tokens is {longest}: every "
+            "response would be punished; make it smaller"
         )
-        return rewards, coef, metrics | measured
+    if kl is not None and kl.target is not None and samples >= 5 * kl.horizon:
+        yield (
+            f"algorithm.kl.horizon is {kl.horizon:g} with {samples} responses per update: one step could "
+            f"make the coefficient negative; set it above {samples // 5}"
+        )
 
-    def measured(self, annotated: AnnotatedTokens) -> bool:
-        """Whether the KL is known before the policy learns."""
-        return self.kl is not None and annotated.compared.shape == annotated.reference.shape
 
-    def placed(self, answered: ScoredResponses, reward: Tensor, mask: Tensor) -> Tensor:
-        """Rewards [B] of responses on their tokens, [B, T]."""
-        from burnish.advantages import place_reward
+def memory_of(algorithm: TokenPolicyGradient) -> Any:
+    """What shaping remembers from update to update: statistics of rewards, and the KL's coefficient."""
+    from burnish.advantages.whitening import RunningMoments
+    from burnish.algorithms.memory import Memory
 
-        return place_reward(reward, mask)
+    parts: dict[str, Any] = {"rewards": RunningMoments()} if algorithm.reward_norm else {}
+    return Memory(parts | ({"kl": algorithm.kl.make_controller()} if algorithm.kl else {}))
 
-    def _scaled(self, annotated: AnnotatedTokens, missing: Tensor) -> tuple[Tensor, Tensor, Metrics]:
-        """Rewards of the responses and of the greedy ones, [B] each, by the options of scale."""
-        from burnish.advantages import clip_values, overlong_penalty
 
-        answered, metrics = annotated.answered, {}
-        reward, greedy = answered.scores.reward.float(), answered.greedy.float()
-        if self.overlong is not None:
-            length = answered.trace.mask.sum(1)
-            penalty = overlong_penalty(
-                length, max_length=answered.limit, buffer=self.overlong.buffer, factor=self.overlong.factor
-            )
-            reward = reward + penalty
-            metrics["critic/overlong_penalty/mean"] = float(penalty.mean())
-            metrics["critic/overlong_penalty/ratio"] = float((penalty < 0).float().mean())
-        if self.reward_norm:
-            statistics = annotated.memory["rewards"]
-            statistics.update(reward, ~missing)
-            reward, greedy = statistics.normalise(reward), statistics.normalise(greedy)
-            metrics["critic/reward_norm/mean"] = statistics.known.mean
-            metrics["critic/reward_norm/std"] = statistics.known.std(unbiased=True)
-        if self.reward_clip is not None or self.reward_clip_low is not None:
-            low, high = clip_range("reward_clip", self.reward_clip_low, self.reward_clip)
-            reward, share = clip_values(reward, low, high, ~missing)
-            greedy = greedy.clamp(low, high)
-            metrics["critic/rewards/clip_ratio"] = share
-        return reward.masked_fill(missing, 0.0), greedy, metrics
+def shape(algorithm: TokenPolicyGradient, annotated: AnnotatedTokens) -> tuple[Rewards, float, Metrics]:
+    """What responses earned, the coefficient of a KL in the loss, and what there is to report.
 
-    def _penalty(self, annotated: AnnotatedTokens, mask: Tensor) -> tuple[Tensor, float, Metrics]:
-        """What the KL takes off each token [B, T], its coefficient in the loss, and the controller's step."""
-        import torch
+    The memory takes in this batch: what it knew before decides the KL's weight, and what it knows then how
+    rewards are scaled.
+    """
+    import torch
 
-        from burnish.losses.tokens import kl_estimate
+    from burnish.advantages.rewards import Rewards
+    from burnish.advantages.shaping import place_reward, place_step_rewards, turn_numbers
 
-        nothing = torch.zeros(mask.shape)
-        if self.kl is None:
-            return nothing, 0.0, {}
-        controller = annotated.memory["kl"]
-        coef = controller.coef
-        metrics = {"actor/kl_coef": coef}
-        if not self.measured(annotated):
-            return nothing, coef, metrics
-        estimate = kl_estimate(annotated.compared, annotated.reference, mask, self.kl.value_kind)
-        rows = mask.any(1)
-        if bool(rows.any()):
-            current = float(estimate.sum(1)[rows].mean())
-            controller.update(current, len(mask))
-            metrics |= {
-                "actor/kl_per_response": current,
-                "actor/reward_kl_penalty": float(estimate.sum() / mask.sum()),
-            }
-        if self.kl.route == "reward":
-            return coef * estimate, 0.0, metrics
-        metrics.pop("actor/reward_kl_penalty", None)
+    scored = annotated.scored
+    missing = scored.scores.missing
+    if algorithm.needs().greedy:
+        missing = missing | scored.greedy.isnan()
+    mask = scored.trace.mask & ~missing[:, None]
+    reward, greedy, metrics = _scaled(algorithm, annotated, missing)
+    penalty, coef, measured = _penalty(algorithm, annotated, mask)
+    earned, turns = torch.where(missing, 0.0, reward), scored.turn_rewards
+    by_turn = place_reward(earned - turns.sum(1), mask) + place_step_rewards(turns, turn_numbers(mask), mask)
+    rewards = Rewards(
+        reward=reward - penalty.sum(1),
+        components=scored.scores.components,
+        weights=scored.scores.weights,
+        actions=place_reward(earned, mask) - penalty,
+        by_turn=by_turn - penalty,
+        greedy=greedy,
+        group=scored.group,
+        missing=missing,
+        mask=mask,
+        value=annotated.value,
+    )
+    return rewards, coef, metrics | measured
+
+
+def _scaled(
+    algorithm: TokenPolicyGradient, annotated: AnnotatedTokens, missing: Tensor
+) -> tuple[Tensor, Tensor, Metrics]:
+    """Rewards of the responses and of the greedy ones, [B] each, by the options of scale."""
+    from burnish.advantages.shaping import clip_values, overlong_penalty
+
+    scored, metrics = annotated.scored, {}
+    reward, greedy = scored.scores.reward.float(), scored.greedy.float()
+    if algorithm.overlong is not None:
+        length = scored.trace.mask.sum(1)
+        penalty = overlong_penalty(
+            length, max_length=scored.limit, buffer=algorithm.overlong.buffer, factor=algorithm.overlong.factor
+        )
+        reward = reward + penalty
+        metrics["critic/overlong_penalty/mean"] = float(penalty.mean())
+        metrics["critic/overlong_penalty/ratio"] = float((penalty < 0).float().mean())
+    if algorithm.reward_norm:
+        statistics = annotated.memory["rewards"]
+        statistics.update(reward, ~missing)
+        reward, greedy = statistics.normalise(reward), statistics.normalise(greedy)
+        metrics["critic/reward_norm/mean"] = statistics.known.mean
+        metrics["critic/reward_norm/std"] = statistics.known.std(unbiased=True)
+    if algorithm.reward_clip is not None or algorithm.reward_clip_low is not None:
+        low, high = clip_range("reward_clip", algorithm.reward_clip_low, algorithm.reward_clip)
+        reward, share = clip_values(reward, low, high, ~missing)
+        greedy = greedy.clamp(low, high)
+        metrics["critic/rewards/clip_ratio"] = share
+    return reward.masked_fill(missing, 0.0), greedy, metrics
+
+
+def _penalty(algorithm: TokenPolicyGradient, annotated: AnnotatedTokens, mask: Tensor) -> tuple[Tensor, float, Metrics]:
+    """What the KL takes off each token [B, T], its coefficient in the loss, and the controller's step."""
+    import torch
+
+    nothing = torch.zeros(mask.shape)
+    if algorithm.kl is None:
+        return nothing, 0.0, {}
+    controller = annotated.memory["kl"]
+    coef = controller.coef
+    metrics = {"actor/kl_coef": coef}
+    if not annotated.kl_is_known:
         return nothing, coef, metrics
+    estimate = algorithm.kl.value(annotated.compared, annotated.reference, mask)
+    rows, in_reward = mask.any(1), algorithm.kl.route == "reward"
+    if bool(rows.any()):
+        metrics["actor/kl_per_response"] = current = float(estimate.sum(1)[rows].mean())
+        controller.update(current, len(mask))
+        if in_reward:
+            metrics["actor/reward_kl_penalty"] = float(estimate.sum() / mask.sum())
+    return (coef * estimate, 0.0, metrics) if in_reward else (nothing, coef, metrics)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from burnish.algorithms.language.annotation import in_parts
-from burnish.algorithms.language.base import LanguageAlgorithm, LanguageRoles, TokenRole
+from burnish.algorithms.base import Algorithm
+from burnish.algorithms.language.base import LanguageRoles, TokenRole, in_parts
 from burnish.language.cost import token_budget_batches
 from burnish.options import Positive
 from burnish.registry import options
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @options
-class WholeResponses(LanguageAlgorithm):
+class WholeResponses(Algorithm):
     """Base of those that learn from sampled responses or from given ones."""
 
     online: bool = True
@@ -44,7 +44,7 @@ class AgainstReference(WholeResponses):
 
     def whole(self, logprob: Tensor, mask: Tensor) -> Tensor:
         """Log-probs of responses, [B], from those of their tokens [B, T]."""
-        from burnish.losses.tokens import masked, sequence_mean
+        from burnish.losses.policy import masked, sequence_mean
 
         return sequence_mean(logprob, mask) if self.average_log_prob else masked(logprob, mask).sum(-1)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from burnish.algorithms.base import Metrics, Name
+from burnish.algorithms.base import Metrics
+from burnish.algorithms.flow.base import Name
 from burnish.tasks.flow.roles import FlowRoles
 from burnish.types.batch import to_device
 from burnish.types.rollout import Scored

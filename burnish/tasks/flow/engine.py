@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from burnish.algorithms.base import Name, Recording, Role
+from burnish.algorithms.flow.base import Name, Recording, Role
 from burnish.flow.multistep import thinned
 from burnish.flow.sampling import Plan, denoise
 from burnish.flow.schedules import schedule

@@ -8,7 +8,7 @@ import torch
 from pydantic import ValidationError
 
 from burnish.algorithms.flow.draft import Draft
-from burnish.batches import Ends
+from burnish.batches.ends import Ends
 from burnish.registry import options
 from burnish.types.rollout import Prompt
 from tests.support.factory import tiny_pipeline

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from burnish.algorithms.flow.flow_dppo import FlowDPPO
-from burnish.algorithms.flow.flow_grpo import FlowGRPO
 from burnish.algorithms.flow.grpo_guard import GRPOGuard
-from burnish.batches import StepTerms
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
+from burnish.batches.steps import StepTerms
 from burnish.flow.schedules import schedule
 from burnish.types.rollout import Steps
 from tests.support.flow_bench import unconditioned
@@ -38,16 +38,18 @@ def terms(algorithm, weight):
         time=TIMES[torch.arange(MANY) % 5], time_next=TIMES[torch.arange(MANY) % 5 + 1],
         logprob=torch.zeros(MANY), time_max=float(TIMES[1]),
     )  # fmt: skip
-    before = algorithm._step(steps, role(weight + 0.05))
+    before = algorithm.step(steps, role(weight + 0.05))
     steps.next_state = before.sample(noise)
     return StepTerms(
         steps=steps,
         index=list(range(MANY)),
+        row=list(range(MANY)),
+        slot=[0] * MANY,
         advantage=torch.tensor([1.0, -2.0, 0.5, -0.3, 0.0, 1.5]),
         weight=torch.tensor([1.0, 0.5, 2.0, 1.0, 1.0, 0.25]),
-        old=before.logprob(steps.next_state, algorithm._density),
+        old=before.logprob(steps.next_state, algorithm.density),
         old_mean=before.mean,
-        reference_mean=algorithm._step(steps, role(weight - 0.1)).mean,
+        reference_mean=algorithm.step(steps, role(weight - 0.1)).mean,
     )
 
 
@@ -81,6 +83,6 @@ def test_on_policy_the_gradient_is_advantage_times_that_of_the_logprob():
         part = terms(algorithm, weight.detach())
         algorithm.loss(part, SimpleNamespace(moved=False, policy=role(weight))).total.backward()
         actual, weight.grad = weight.grad, None
-        logprob = algorithm._step(part.steps, role(weight)).logprob(part.steps.next_state, algorithm._density)
+        logprob = algorithm.step(part.steps, role(weight)).logprob(part.steps.next_state, algorithm.density)
         (-(part.weight * part.advantage * logprob)).sum().backward()
         torch.testing.assert_close(actual, weight.grad)

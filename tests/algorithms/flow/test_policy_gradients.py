@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from burnish.algorithms.flow.branch_grpo import BranchGRPO
-from burnish.algorithms.flow.dance_grpo import DanceGRPO
 from burnish.algorithms.flow.flow_dppo import FlowDPPO
-from burnish.algorithms.flow.flow_grpo import FlowGRPO
 from burnish.algorithms.flow.grpo_guard import GRPOGuard
-from burnish.algorithms.flow.mix_grpo import MixGRPO
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
+from burnish.algorithms.flow.presets import DanceGRPO, MixGRPO
 from burnish.algorithms.flow.tempflow_grpo import TempFlowGRPO
 from burnish.config import load
 from burnish.flow.transitions import Transition
@@ -205,8 +205,8 @@ class TestChoices:
         scored = bench.collect()
         scores = replace(scored.scores, reward=torch.tensor([3.0, 0.0, 9.0, 1.0]).repeat(3))
         learned, _ = credited(bench, replace(scored, scores=scores))
-        all_of_them = bench.algorithm.advantages(replace(scored, scores=scores))
-        assert torch.equal(learned.advantage[:, 0], all_of_them.view(3, 4)[:, [1, 2]].flatten())
+        all_of_them, _ = bench.algorithm.step_advantages(replace(scored, scores=scores))
+        assert torch.equal(learned.advantage[:, 0], all_of_them[:, 0].view(3, 4)[:, [1, 2]].flatten())
 
     @pytest.mark.parametrize(
         ("options", "low", "high"),
@@ -243,13 +243,14 @@ class TestChoices:
     def test_a_kl_has_the_form_that_is_asked_for(self, transition):
         mean, reference = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
         step = Transition(mean, torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.04, 0.1, 0.2]))
+        part, none = SimpleNamespace(reference_mean=reference), torch.zeros(3)
         square = (mean - reference).square().flatten(1).mean(1)
         variance = {"exact": step.std**2, "published": step.std**2 / (step.step if transition == "sde" else 1)}
         for form, spread in variance.items():
             algorithm = FlowGRPO(transition=transition, kl_coef=0.1, kl_form=form)
-            torch.testing.assert_close(algorithm._kl(step, reference), square / (2 * spread))
+            torch.testing.assert_close(algorithm._kl(part, step, none, none), square / (2 * spread))
         algorithm = FlowGRPO(transition=transition, kl_coef=0.1, kl_form="means")
-        torch.testing.assert_close(algorithm._kl(step, reference), square)
+        torch.testing.assert_close(algorithm._kl(part, step, none, none), square)
 
     def test_metrics_tell_ratio_and_kl_of_every_step(self, pipeline):
         metrics = Bench(pipeline, FlowGRPO(kl_coef=0.1)).train()
@@ -279,7 +280,7 @@ def test_skipping_steps_after_the_window_keeps_what_is_before_it(pipeline):
         (lambda: GRPOGuard(logprob="squared_error"), "squared_error"),
         (lambda: GRPOGuard(old_logprob="sampler"), "not recorded"),
         (lambda: FlowDPPO(rollout_correction={"mode": "bypass"}), "not recorded"),
-        (lambda: BranchGRPO(splits=[2, 0]), "make it rise"),
+        (lambda: BranchGRPO(splits=[2, 0]), "strictly increasing"),
         (lambda: BranchGRPO(shared_noise=False), "one root"),
         (lambda: BranchGRPO(window=WINDOW), "window.kind is random"),
         (lambda: BranchGRPO(best_of=2), "leaf_pruning"),

@@ -8,7 +8,7 @@ import torch
 
 from burnish.algorithms.correction import RolloutCorrection
 from burnish.algorithms.flow.flow_dppo import FlowDPPO
-from burnish.algorithms.flow.flow_grpo import FlowGRPO
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from tests.support.factory import tiny_pipeline
 from tests.support.flow_bench import WINDOW, Bench
 from tests.support.language_runs import SMALL, assembly_of

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from burnish.algorithms.base import Needs
-from burnish.algorithms.flow.flow_grpo import FlowGRPO
-from burnish.batches import NoiseLevels, StepBatch, judge
+from burnish.algorithms.flow.base import Needs
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
+from burnish.batches.levels import NoiseLevels
+from burnish.batches.samples import judge
+from burnish.batches.steps import StepBatch
 from burnish.flow.schedules import schedule
 from burnish.tasks.flow.roles import FlowRoles
 from burnish.types.rollout import Denoising, Prompt, Scored, Scores

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from burnish.algorithms.language.grpo import GRPO
-from burnish.algorithms.language.kl import TokenKl
+from burnish.algorithms.kl import TokenKl
+from burnish.algorithms.language.policy_gradient import GRPO
 from burnish.algorithms.language.ppo import PPO
 from tests.support.token_batches import Bench, close
 

@@ -9,9 +9,8 @@ import torch
 from pydantic import ValidationError
 
 from burnish.algorithms.correction import RolloutCorrection
-from burnish.algorithms.language.grpo import GRPO
-from burnish.algorithms.language.kl import TokenKl
-from burnish.algorithms.language.policy_gradient import TokenPolicyGradient
+from burnish.algorithms.kl import TokenKl
+from burnish.algorithms.language.policy_gradient import GRPO, TokenPolicyGradient
 from tests.support.token_batches import ALGORITHMS, PROMPTS, Bench, N, close, with_rewards
 
 EVERY = pytest.mark.parametrize("name", ALGORITHMS)
@@ -39,7 +38,9 @@ def test_the_gradient_is_that_of_the_pure_function_on_the_whole_batch(name):
     scores = bench.roles.policy(batch.trace)
     for group in bench.workers.groups:
         group.zero_grad()
-    loss, _ = bench.algorithm.surrogate(scores.logprob, batch.old, batch.advantage, batch.mask)
+    loss, _ = bench.algorithm.objective(
+        scores.logprob, batch.old, batch.advantage, batch.mask, torch.ones_like(batch.weight)
+    )
     (loss.sum() / batch.mask.sum()).backward()
     expected = torch.cat([v.grad.flatten() for v in bench.roles.parameters().values() if v.grad is not None])
     assert expected.abs().max() > 0
@@ -178,7 +179,7 @@ def test_a_loss_on_tokens_of_high_entropy_may_be_divided_by_those_alone(mode):
     assert torch.equal(some.mask, every.mask)
     values = torch.randn(chosen.shape, generator=torch.Generator().manual_seed(0)) * chosen
     algorithm = GRPO(high_entropy_fraction=0.25, high_entropy_count="selected", loss_agg_mode=mode)
-    found = algorithm._total(values * some.weight, some) / algorithm.size(some)
+    found = algorithm.total(values * some.weight, some) / algorithm.size(some)
     if mode == "token-mean":
         expected = values.sum() / chosen.sum()
     else:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from burnish.algorithms.language.grpo import GRPO
+from burnish.algorithms.language.policy_gradient import GRPO
 from tests.support.token_batches import LIMIT, Bench, N, close, with_rewards
 
 

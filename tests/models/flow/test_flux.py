@@ -7,7 +7,7 @@ import pytest
 import torch
 from diffusers import FluxPipeline
 
-from burnish.algorithms.base import Needs
+from burnish.algorithms.flow.base import Needs
 from burnish.flow.schedules import schedule
 from burnish.models.flow.flux import pack, positions, unpack
 from burnish.models.flow.loading import load_model

@@ -10,7 +10,7 @@ import torch
 from diffusers import StableDiffusion3Pipeline
 from diffusers.models.attention_processor import JointAttnProcessor2_0
 
-from burnish.algorithms.base import Needs, Recording
+from burnish.algorithms.flow.base import Needs, Recording
 from burnish.flow.windows import Window
 from burnish.models.flow.loading import load_model
 from burnish.models.lora import add_adapters

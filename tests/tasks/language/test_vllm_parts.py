@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +25,7 @@ from burnish.tasks.language.vllm.prompts import packed, with_responses
 from burnish.tasks.language.vllm.weight_file import WeightFile, weights_of
 from burnish.types.completion import Encoded, Features
 from burnish.utils.errors import Cancelled, UserError
+from tests.support.processes import alive
 
 IMAGE, VIDEO = 90, 91
 
@@ -257,13 +257,6 @@ def test_a_process_without_a_sign_of_life_is_killed_in_time(monkeypatch):
     child.close()
 
 
-def gone(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
-    except FileNotFoundError:
-        return True
-
-
 def test_the_worker_dies_with_its_parent(tmp_path):
     code = f"""
 import subprocess, sys, os, socket
@@ -277,7 +270,7 @@ os._exit(0)
     # the child holds the other end of its own connection, so that only its parent's absence can tell it
     pid = int(subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, timeout=30).stdout.split()[0])
     for _ in range(200):
-        if gone(pid):
+        if not alive(pid):
             return
         time.sleep(0.05)
     os.kill(pid, signal.SIGKILL)

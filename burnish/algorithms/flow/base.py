@@ -1,0 +1,137 @@
+"""What an algorithm for models that draw may ask for, and whom it may ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from burnish.algorithms.flow.teaching import Teacher
+    from burnish.flow.multistep import Solver
+    from burnish.flow.transitions import Density, Kind
+    from burnish.flow.windows import Window
+    from burnish.types.batch import Gathered
+    from burnish.types.rollout import Conditioning, Prompt, Steps
+
+Name = Literal["policy", "reference", "old"]
+T = TypeVar("T")
+P = TypeVar("P")
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Which denoising steps are recorded to learn from, and how they are sampled."""
+
+    kind: Kind
+    noise: float
+    window: Window
+    density: Density = "gaussian"
+    shared_noise: bool = False  # all samples of a prompt start from the same noise
+    splits: tuple[int, ...] = ()  # steps at which every path of a prompt's tree of samples parts; needs shared noise
+    branching: int = 2  # into how many
+    solver: Solver = "euler"  # of the steps that are not recorded
+    steps_after: float = 1.0  # share of the steps after the window that are taken; below 1 a job has one window
+
+    def check(self, steps: int) -> None:
+        """Refuse what does not fit into ``steps`` denoising steps.
+
+        Raises:
+            ValueError: the window or a split lies outside.
+        """
+        within = self.window.within(steps, stochastic=self.kind != "ode")
+        for split in self.splits:
+            if split not in within:
+                raise ValueError(
+                    f"splits has step {split}, but stochastic are only {within.start} to {within.stop - 1}, "
+                    "and samples part by noise alone"
+                )
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What the rest of the system provides for an algorithm, and nothing else."""
+
+    data: Literal["prompts", "pictures", "pairs"] = "prompts"  # what the training files hold
+    sampler: Literal["policy", "old"] = "policy"
+    recording: Recording | None = None  # None: deterministic sampling, only final latents are kept
+    reference: bool = False
+    old: bool = False
+    schedule_times: int = 0  # noise levels per sample drawn from the sampling schedule, without repetition
+    schedule_range: tuple[float, float] = (0.0, 1.0)  # the part of it that they come from: clean is 0, noise 1
+    atom: Literal["sample", "pair", "group"] = "sample"  # what a loss compares, which nothing may cut
+    groups: bool = True  # compares samples of one prompt, so a prompt needs two at least
+    tree: int = 0  # leaves of the tree that the samples of a prompt form: exactly so many; 0 is no tree
+    best_of: int = 0  # samples of a prompt that are learned from, fewer than there are; 0 is all
+    teachers: tuple[Teacher, ...] = ()  # frozen networks to learn from
+    each_reward: bool = False  # rewards are compared one by one, so several have to count
+    reward_gradients: bool = False  # rewards are followed uphill, so each that counts must be differentiable
+
+
+class Role(Protocol):
+    """A network with a job: predicts a velocity, with the guidance of the run."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        time: Tensor,
+        conditioning: Gathered[Conditioning],
+        unconditional: Gathered[Conditioning],
+        *,
+        guidance: float | None = None,
+    ) -> Tensor:
+        """Latents [M, ...] at times [M] to velocities [M, ...]; guidance None takes the run's."""
+        ...
+
+
+class Roles(Protocol):
+    """The networks of a worker. Only ``policy`` has gradients."""
+
+    @property
+    def policy(self) -> Role:
+        """The network that learns."""
+
+    @property
+    def reference(self) -> Role:
+        """The network before training."""
+
+    @property
+    def old(self) -> Role:
+        """The network that an algorithm keeps beside the policy, by ``blend_old``."""
+
+    @property
+    def teachers(self) -> Sequence[Role]:
+        """The teachers that the algorithm needs, each with its own guidance."""
+
+    def reward(self, latents: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+        """The weighted sum of the run's rewards for finished latents [B, ...], with gradients to them: [B]."""
+
+    on_policy: bool  # the whole update is one optimizer step on samples of these very weights
+    moved: bool  # the policy differs from the one that sampled: it has been stepped, or was newer from the start
+    fresh: bool  # the policy is still the one that annotated this batch
+    old_is_policy: bool  # the old policy has the same weights
+    micro_batch_size: int
+    optimizer_steps: int  # of the run so far
+
+    device: torch.device  # where the networks compute
+
+    def blend_old(self, decay: float) -> None:
+        """old = decay * old + (1 - decay) * policy."""
+
+    def distribute(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
+        """What ``function`` makes of every part, in order, shared out among the ranks; its tensors are on the CPU
+        where there are several."""
+
+
+def in_parts(function: Callable[[Steps], Tensor], steps: Steps, roles: Roles) -> Tensor:
+    """``function`` over micro-batches, without gradients, joined again; all ranks get all of it."""
+    import torch
+
+    home = steps.state.device  # that of the networks, or the CPU where a batch has come from elsewhere
+
+    with torch.no_grad():
+        parts = steps.split(roles.micro_batch_size)
+        return torch.cat(roles.distribute(lambda part: function(part.to(roles.device)).to(home), parts))

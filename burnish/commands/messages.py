@@ -1,0 +1,116 @@
+"""What a run prints at its start (its sizes) and at its end (results, files, next steps)."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from burnish.config import RunConfig
+from burnish.config.run_folder import STEP, RunFolder
+from burnish.config.tasks import task_named
+from burnish.report.summary import Summary, next_steps
+from burnish.report.verdict import headline, verdict
+from burnish.utils import terminal
+
+MARKS = {"gained": "[blue]+[/blue]", "kept": "[blue]=[/blue]", "lost": "[yellow]−[/yellow]", "weigh": "·"}
+
+
+def plan(config: RunConfig, items: int, *, done: int = 0) -> list[str]:
+    """The sizes of a run, one sentence each, with the options that decide them.
+
+    Args:
+        config: of the run.
+        items: prompts or records of the training data.
+        done: updates of earlier attempts.
+    """
+    holds = config.algorithm.needs().data
+    learned = task_named(config.task).words.samples if config.online else holds
+    first = f"{config.steps:,} updates of {config.samples:,} {learned} ({config.samples_from})"
+    if done:
+        first += f"; {done:,} of them are done"
+    drawn = config.steps * config.records
+    lines = [
+        f"{first}.",
+        f"{_steps(config)}.",
+        f"The run: {config.steps * config.samples:,} {learned}, {config.optimizer_steps:,} optimizer steps, "
+        f"{drawn / items:,.3g} epochs over {items:,} {holds}.",
+    ]
+    if config.rollout.filter_groups is not None:
+        lines.append("Groups that rollout.filter_groups drops are replaced by further prompts, which are not counted.")
+    if getattr(config.rollout, "candidates", None) is not None:
+        lines.append("Candidates of rollout.candidates that are not trained on are not counted.")
+    return lines
+
+
+def _steps(config: RunConfig) -> str:
+    """Optimizer steps per update."""
+    trainer, each = config.trainer, config.steps_per_update
+    if each == 1:
+        return "An update is one optimizer step on all of its samples"
+    size = trainer.mini_batch_size or config.samples
+    rest = config.samples % size
+    text = f"An update is {each:,} optimizer steps of {size:,} samples (trainer.mini_batch_size"
+    text += f", trainer.epochs {trainer.epochs})" if trainer.epochs > 1 else ")"
+    return f"{text}; the last one of an epoch has {rest:,}" if rest else text
+
+
+def opening_message(config: RunConfig, items: int, *, done: int, console: Console | None = None) -> None:
+    """Print it.
+
+    Args:
+        config, items, done: as ``plan`` takes them.
+        console: where to print; None is standard output.
+    """
+    console = console or terminal.console()
+    for line in [*plan(config, items, done=done), *(f"Note: {caution}." for caution in config.cautions())]:
+        console.print(escape(line), highlight=False, soft_wrap=not console.is_terminal)
+
+
+def closing_message(folder: RunFolder, config: RunConfig, outcome: str, *, console: Console | None = None) -> None:
+    """Print it.
+
+    Args:
+        folder: of the run.
+        config: of the run.
+        outcome: how it ended, e.g. "finished" or "stopped by SIGTERM".
+        console: where to print; None is standard output.
+    """
+    console = console or terminal.console()
+    run = Summary.read(folder)
+    console.print()
+    console.print(
+        f"[bold]{escape(outcome[:1].upper() + outcome[1:])}[/bold] after {run.updates} of {config.steps} updates"
+    )
+    if run.before is not None and run.after is not None:
+        console.print(_numbers(run))
+    if headline(run):
+        console.print(f"[bold]{escape(headline(run))}[/bold]", highlight=False)
+    for point in verdict(run):
+        console.print(f"{MARKS[point.kind]} {escape(point.text)}", highlight=False)
+    for warning in run.warnings():
+        console.print(f"[yellow]![/yellow] {escape(warning)}", highlight=False)
+    console.print()
+    for name, value in _places(folder, run) + next_steps(folder, run):
+        # one line each on any terminal, so that paths and commands can be copied
+        console.print(f"[dim]{name:<30}[/dim] {escape(value)}", highlight=False, soft_wrap=True)
+
+
+def _numbers(run: Summary) -> Table:
+    assert run.after is not None
+    table = Table("", "before", f"after {run.after[STEP]}", box=None, padding=(0, 2, 0, 0))
+    if run.reference is not None:
+        table.add_column(f"guidance {run.reference['guidance_scale']:g}, untrained")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for measure in run.measures():
+        rows = [run.before, run.after] + ([run.reference] if run.reference is not None else [])
+        table.add_row(escape(measure.title), *(measure.show(measure.of(row)) for row in rows))
+    return table
+
+
+def _places(folder: RunFolder, run: Summary) -> list[tuple[str, str]]:
+    last = folder.validation(run.after[STEP]) if run.after else folder.path / "validation"
+    places = [("report", folder.report), ("pictures", last / "grid.png"), ("metrics", folder.metrics)]
+    places += [("curves", folder.tensorboard), ("checkpoints", folder.checkpoints), ("profiles", folder.profiles)]
+    return [(name, str(path)) for name, path in places if path.exists()]
