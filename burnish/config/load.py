@@ -48,7 +48,7 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     task = config_class(task_of(trees))
     chosen = next((name for one in trees if (name := _algorithm(one)) is not None), None)
     layers = _for_algorithm(layers, chosen, names(task.algorithm_kind))
-    if known(task.algorithm_kind, chosen):
+    if chosen is not None and known(task.algorithm_kind, chosen):
         layers = _for_parts(tree, layers, lookup(task.algorithm_kind, chosen).parts)
     below: dict[str, Any] = {}
     for _, layer in reversed(layers):
