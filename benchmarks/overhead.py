@@ -26,7 +26,7 @@ from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig, load
 from burnish.config.run_folder import RunFolder
 from burnish.controller import LocalController
-from burnish.hooks.base import Hook
+from burnish.hooks import Hook
 from burnish.hooks.checkpoints import Checkpoints
 from burnish.hooks.metrics import MetricsLog
 from burnish.hooks.progress import Progress
@@ -125,7 +125,7 @@ def _train(config: RunConfig, folder: RunFolder, controller: LocalController, le
     folder.begin(config, resumed_at=None)
     hooks: list[Hook] = [
         MetricsLog(folder, resumed_at=None),
-        Checkpoints(config, controller, Validation(config, folder, controller.judge)),
+        Checkpoints(config, controller, Validation(config, folder, controller.evaluate)),
         Progress(config, done=0, console=Console(file=io.StringIO())),
     ]
     backward = torch.Tensor.backward

@@ -15,8 +15,8 @@ from diffusers import SD3Transformer2DModel
 from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.models.flow.sd3 import SD3
 from burnish.options import LoraOptions, OptimizerOptions, RolloutOptions, TrainerOptions
-from burnish.tasks.flow.engine import FlowEngine, Job
-from burnish.tasks.flow.roles import NetworkRoles
+from burnish.tasks.flow.engine import FlowEngine, FlowJob
+from burnish.tasks.flow.roles import FlowRoles
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.trainer import Trainer
 from burnish.types.rollout import Conditioning, Denoising, Prompt, Scored, Scores
@@ -71,7 +71,7 @@ class Burnish:
     ) -> None:
         self.algorithm = algorithm
         self.needs = algorithm.needs()
-        self.roles = NetworkRoles(
+        self.roles = FlowRoles(
             network if isinstance(network, RandomSD3) else RandomSD3(network, text_tokens), self.needs, lora,
             guidance=guidance, rescale=False, micro_batch_size=micro_batch, on_policy=True, seed=0,
         )  # fmt: skip
@@ -85,7 +85,7 @@ class Burnish:
 
     def rollout(self, prompts: int, group: int, update: int) -> Scored:
         """Sample groups; rewards are random."""
-        job = Job.groups(
+        job = FlowJob.groups(
             [Prompt(text=f"prompt {i}") for i in range(prompts)], group,
             purpose="rollout", update=update, recording=self.needs.recording,
         )  # fmt: skip

@@ -147,7 +147,7 @@ def _unforeseen(error: Exception) -> int:
         raise error
     _drop_output()
     what = error.filename or "a file"
-    _complain(UserError(f"{what} can't be written: {error.strerror}; make room on its disk, or write elsewhere"))
+    _complain(UserError(f"{what} can't be written: {error.strerror}; free some space on its disk, or write elsewhere"))
     return 2
 
 
@@ -224,7 +224,7 @@ def _train(args: argparse.Namespace) -> int:
         return sweep(args.recipe, args.overrides)
     with StopRequest() as stop:
         try:
-            with stop.giving_up():
+            with stop.cancellable():
                 from burnish.config import load
                 from burnish.config.disk import check_disk
 

@@ -1,12 +1,12 @@
-"""Who does the work of a run: one process, or the workers of a cluster behind the same words."""
+"""Who does the work of a run: this process, or the workers of a cluster behind the same words."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from burnish.algorithms.base import Metrics
 from burnish.checkpoint.files import PARTS, Checkpoint
@@ -16,72 +16,82 @@ from burnish.config.run_folder import RunFolder
 from burnish.loop import Workers
 from burnish.rollout.base import Source
 from burnish.tasks import assemble
-from burnish.tasks.evaluate import judge
 from burnish.training.profiling import LOCAL, Profiler
-from burnish.training.ranks import ALONE, Ranks
-from burnish.utils.timer import Stopwatch
+from burnish.training.ranks import SINGLE_RANK, Ranks
 
 
-class Controller(Protocol):
-    """What a command that trains asks for. It is entered once; what runs beside this process ends with it."""
+class Controller:
+    """What a command that trains needs. It is entered once; what runs beside this process ends with it."""
 
-    watch: Stopwatch
-    stop: Callable[[], bool]  # whether samples that nobody has learned from are to be given up
-    giving_up: Callable[[], AbstractContextManager[None]]  # around what a request to stop has to end by force
-    profiler: Profiler  # of this process
+    source: Source  # where batches come from, once ``check`` is done
+    workers: Workers  # who learns from them
+    items: int = 0  # prompts or records that are learned on
 
-    def __enter__(self) -> Self: ...
+    def __init__(self, config: RunConfig, store: CheckpointStore, ranks: Ranks, *, role: str, profiled: bool) -> None:
+        """Args: ``role`` is this process's in recordings of the profiler, ``profiled`` whether it makes some."""
+        self.config, self.store = config, store
+        self.assembly = assemble(config, ranks)
+        self.watch = self.assembly.watch
+        options, folder = config.profiler if profiled else None, RunFolder(config.output_dir).profiles
+        self.profiler = Profiler(options, role=role, rank=0, folder=folder, watch=self.watch)
+
+    def __enter__(self) -> Self:
+        return self
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        raise NotImplementedError
 
-    @property
-    def source(self) -> Source:
-        """Where batches come from."""
+    def stop_when(
+        self,
+        stop: Callable[[], bool],
+        cancellable: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """Stop sampling early where nobody would learn from the samples.
 
-    @property
-    def workers(self) -> Workers:
-        """Who learns from them."""
-
-    @property
-    def items(self) -> int:
-        """Prompts or records that are learned on."""
+        Args:
+            stop: whether to.
+            cancellable: around what can't ask: a request to stop ends it, by Cancelled.
+        """
+        self.assembly.stop, self.assembly.cancellable = stop, cancellable
 
     @property
     def saving(self) -> float:
         """Seconds that it takes to have everything saved, as far as that is known yet."""
+        raise NotImplementedError
 
     def check_data(self) -> None:
         """Find errors in data, before any weights are loaded and before anything is started."""
-        ...
+        self.assembly.check_data()
 
     def check(self) -> None:
         """Find what only the loaded model can tell, before a run has left anything behind."""
-        ...
+        raise NotImplementedError
 
     def resume(self, checkpoint: Checkpoint | None) -> None:
-        """Go on from a checkpoint, or begin; whoever samples has the weights after this."""
-        ...
+        """Go on from a checkpoint, or begin; the rollout workers have the weights after this."""
+        raise NotImplementedError
 
-    def judge(self, target: Path | None, guidance: float | None) -> Metrics:
-        """Judge the weights that are exported; see ``burnish.tasks.evaluate``.
+    def evaluate(self, target: Path | None, guidance: float | None) -> Metrics:
+        """Evaluate the weights that are exported; see ``burnish.tasks.evaluate``.
 
         Raises:
             Cancelled: the run is to stop.
         """
-        ...
+        raise NotImplementedError
 
     def save(self, update: int, score: float | None, unvalidated: Metrics | None) -> Any:
         """Write a checkpoint of everything after so many policy updates; see ``burnish.hooks.checkpoints``."""
-        ...
+        raise NotImplementedError
 
     def validated(self, update: int, score: float | None) -> None:
         """Write down that the validation of a checkpoint is done, which was saved before it."""
-        ...
+        raise NotImplementedError
 
     def settle(self) -> None:
         """Wait until what ``save`` was given is written."""
-        ...
+        raise NotImplementedError
 
     def recover(self, error: Exception) -> None:
         """Be ready for ``resume`` again after an error.
@@ -89,34 +99,15 @@ class Controller(Protocol):
         Raises:
             Exception: the same, where that is not possible.
         """
-        ...
+        raise error
 
 
-class LocalController:
+class LocalController(Controller):
     """This process; or one of several ranks, which call everything together."""
 
-    def __init__(self, config: RunConfig, store: CheckpointStore, ranks: Ranks = ALONE) -> None:
-        self.assembly, self.store = assemble(config, ranks), store
-        self.watch = self.assembly.watch
-        folder = RunFolder(config.output_dir).profiles
-        recorded = config.profiler if config.runtime == "local" else None  # else whoever leads the ranks knows when
-        self.profiler = Profiler(recorded, role=LOCAL, rank=0, folder=folder, watch=self.watch)
-
-    @property
-    def stop(self) -> Callable[[], bool]:
-        return self.assembly.stop
-
-    @stop.setter
-    def stop(self, stop: Callable[[], bool]) -> None:
-        self.assembly.stop = stop
-
-    @property
-    def giving_up(self) -> Callable[[], AbstractContextManager[None]]:
-        return self.assembly.giving_up
-
-    @giving_up.setter
-    def giving_up(self, giving_up: Callable[[], AbstractContextManager[None]]) -> None:
-        self.assembly.giving_up = giving_up
+    def __init__(self, config: RunConfig, store: CheckpointStore, ranks: Ranks = SINGLE_RANK) -> None:
+        # whoever leads the ranks of a cluster knows when these are recorded
+        super().__init__(config, store, ranks, role=LOCAL, profiled=config.runtime == "local")
 
     def __enter__(self) -> Self:
         self.assembly.scorer.start()
@@ -130,37 +121,24 @@ class LocalController:
         self.store.__exit__(kind, error, trace)
 
     @property
-    def source(self) -> Source:
-        return self.assembly.source
-
-    @property
-    def workers(self) -> Workers:
-        return self.assembly.workers
-
-    @property
-    def items(self) -> int:
-        return len(self.assembly.source.stream.items)
-
-    @property
     def saving(self) -> float:
         return self.store.seconds
 
-    def check_data(self) -> None:
-        self.assembly.check_data()
-
     def check(self) -> None:
-        if self.assembly.config.scoring.probe and self.assembly.ranks.rank == 0:
-            self.assembly.probe()
-        self.assembly.check()
+        assembly = self.assembly
+        if self.config.scoring.probe and assembly.ranks.rank == 0:
+            assembly.probe()
+        assembly.check()
+        self.source, self.workers, self.items = assembly.source, assembly.workers, len(assembly.source.stream.items)
 
     def resume(self, checkpoint: Checkpoint | None) -> None:
         if checkpoint is not None:
             self.assembly.load_state_dict(checkpoint.load(self.assembly.identity, PARTS))
 
-    def judge(self, target: Path | None, guidance: float | None) -> Metrics:
+    def evaluate(self, target: Path | None, guidance: float | None) -> Metrics:
         assembly = self.assembly
         with assembly.trained_weights(), assembly.roles.shards.gathered(["policy"]):
-            return judge(assembly, target, n=assembly.config.validation.n, guidance=guidance)
+            return assembly.evaluate(target, n=assembly.config.validation.n, guidance=guidance)
 
     def save(self, update: int, score: float | None, unvalidated: Metrics | None) -> Path:
         assembly = self.assembly
@@ -173,6 +151,3 @@ class LocalController:
 
     def settle(self) -> None:
         self.store.wait()
-
-    def recover(self, error: Exception) -> None:
-        raise error

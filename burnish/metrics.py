@@ -14,7 +14,7 @@ from burnish.advantages.groups import group_statistics
 from burnish.types.completion import Lengths
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Collected, Rollouts, Scores
-from burnish.utils.images import Spoilt
+from burnish.utils.images import NonFiniteImage
 
 TIME_COLUMNS = ("timing_s/", "timing_per_image_ms/", "timing_per_token_ms/", "perf/", "pipeline/idle_share/")
 PER_IMAGE = ("gen", "ref", "old_log_prob", "adv", "update_actor")  # verl's: what handles every picture
@@ -205,14 +205,14 @@ def group_diversities(pictures: Sequence[np.ndarray], group: Tensor) -> dict[int
     """The same of each prompt that has two samples, by its number."""
     members: dict[int, list[np.ndarray]] = defaultdict(list)
     for picture, number in zip(pictures, group.tolist(), strict=True):
-        if not isinstance(picture, Spoilt):
+        if not isinstance(picture, NonFiniteImage):
             members[number].append(_coarse(picture))
     return {number: float(np.stack(some).std(0).mean()) for number, some in members.items() if len(some) > 1}
 
 
 def _coarse(picture: np.ndarray) -> np.ndarray:
     """Brightness in [0, 1] averaged over cells of 4 x 4 pixels; larger ones where those would exceed 16."""
-    value = picture @ LUMA / 255
+    value: np.ndarray = picture @ LUMA / 255
     for axis, length in enumerate(value.shape):
         cells = min(max(length // CELL, 1), CELLS)
         edges = np.arange(cells + 1) * length // cells

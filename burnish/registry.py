@@ -10,23 +10,27 @@ import difflib
 import importlib
 import importlib.metadata
 import inspect
+import json
 import pkgutil
+import sys
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from functools import cache
-from typing import Any, Literal, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform
 
 import pydantic
 import pydantic.dataclasses
+import pydantic_core
 
 from burnish.utils.contracts import place, unfulfilled
 from burnish.utils.docstrings import arguments, summary
 from burnish.utils.errors import UserError
-from burnish.utils.user_code import absolute, load_object, reason
+from burnish.utils.user_code import absolute, load_object, path_of, reason
 
 T = TypeVar("T")
 PARTS = "burnish.algorithms.parts"
+WITHIN = "within_choice"  # type of errors about the options of a choice, which hold those errors
 ENTRY_POINTS = "burnish.plugins"  # group in which installed packages name modules that register something
 
 
@@ -34,25 +38,38 @@ ENTRY_POINTS = "burnish.plugins"  # group in which installed packages name modul
 class Kind:
     """A sort of thing that recipes choose by name."""
 
-    package: str  # of ours, whose modules register what ships with Burnish
+    package: str  # of ours, whose modules register what ships with Burnish; or such a module itself
     contract: str  # module:Name of what every entry must be: a base class, or a protocol; see burnish.utils.contracts
     options: bool = True  # a recipe's section fills the fields of its classes
-    base: str | None = None  # module:Name of the class of options that a function becomes, with ``name`` among them
+    part: str = ""  # of functions, module:Name of the base of classes that hold the options of one
+    part_of_function: str = ""  # the base of those that are made of functions, where it is another
     entries: dict[str, Any] = field(default_factory=dict)
 
 
 KINDS = {
     "flow algorithm": Kind("burnish.algorithms.flow", "burnish.algorithms.base:Algorithm"),
     "language algorithm": Kind("burnish.algorithms.language", "burnish.algorithms.base:Algorithm"),
-    "advantage": Kind(PARTS, f"{PARTS}:AdvantageFunction", base=f"{PARTS}:AdvantagePart"),
-    "surrogate": Kind(PARTS, f"{PARTS}:SurrogateFunction", base=f"{PARTS}:WholeSamples"),
-    "kl estimator": Kind(PARTS, f"{PARTS}:KlFunction", base="builtins:object"),
+    "advantage": Kind(PARTS, f"{PARTS}:AdvantageFunction", part=f"{PARTS}:AdvantagePart"),
+    "surrogate": Kind(
+        PARTS, f"{PARTS}:SurrogateFunction", part=f"{PARTS}:SurrogatePart", part_of_function=f"{PARTS}:WholeSamples"
+    ),
+    "kl estimator": Kind(PARTS, f"{PARTS}:KlFunction", part=f"{PARTS}:KlPart"),
     "flow reward": Kind("burnish.rewards.images", "burnish.rewards.base:Reward"),
     "language reward": Kind("burnish.rewards.text", "burnish.rewards.text.base:LanguageReward"),
     "environment": Kind("burnish.environments", "burnish.environments.base:Environment"),
     "flow model": Kind("burnish.models.flow", "burnish.models.flow.base:FlowModel", options=False),
     "language model": Kind("burnish.models.language", "burnish.language.model:LanguageModel", options=False),
 }
+
+
+class Named:
+    """Base of what recipes choose by name: a class that is not registered is known by where it is."""
+
+    name: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.name = path_of(cls)
 
 
 @dataclass_transform(kw_only_default=True)
@@ -94,15 +111,21 @@ def names(kind: str) -> list[str]:
     return sorted(KINDS[kind].entries)
 
 
+def entries(kind: str) -> list[Any]:
+    """Every entry of a kind, ours first, then those of plugins."""
+    _import_all(kind)
+    return list(KINDS[kind].entries.values())
+
+
 def known(kind: str, name: Any) -> bool:
-    """Whether there is an entry of that name; plug-ins of installed packages are opened to find it."""
+    """Whether there is an entry of that name; plugins of installed packages are opened to find it."""
     if name not in names(kind):
         open_entry_points()
-    return name in KINDS[kind].entries
+    return isinstance(name, str) and name in KINDS[kind].entries
 
 
 def lookup(kind: str, name: str) -> Any:
-    """The class registered under ``name``; of a function, a class whose instances are the function with its options.
+    """The class registered under ``name``; of a function, a class of its options, with the function as ``function``.
 
     Raises:
         ValueError: nothing has that name; the message lists what exists and suggests the nearest.
@@ -134,9 +157,41 @@ def named(kind: str, name: Any) -> Any:
     return path
 
 
+@dataclass(frozen=True)
+class Choice:
+    """Marks an option whose value is an entry of a kind: ``Annotated[Any, Choice("advantage")]``.
+
+    A recipe gives its name, or ``{name: NAME}`` with its options; the value is the entry with its options, or None.
+    """
+
+    kind: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return pydantic_core.core_schema.no_info_plain_validator_function(self.made)
+
+    def made(self, value: Any) -> Any:
+        """The entry that a recipe means."""
+        if value is None or is_dataclass(value):
+            return value
+        if not isinstance(value, str | dict):
+            raise pydantic_core.PydanticKnownError("string_type")
+        tree = value if isinstance(value, dict) else {"name": value}
+        name = named(self.kind, tree.get("name"))
+        if not known(self.kind, name):
+            listed = ", ".join(f"'{one}'" for one in names(self.kind))
+            raise pydantic_core.PydanticKnownError("literal_error", {"expected": listed})
+        try:
+            return pydantic.TypeAdapter(lookup(self.kind, name)).validate_json(
+                json.dumps(tree | {"name": name}), strict=True
+            )
+        except pydantic.ValidationError as error:
+            found = {"errors": error.errors(include_url=False), "kind": self.kind, "name": name}
+            raise pydantic_core.PydanticCustomError(WITHIN, "{errors}", found) from None
+
+
 @cache
 def open_entry_points() -> dict[str, str]:
-    """Open the plug-ins of installed packages: for each of their names, what it opened.
+    """Open the plugins of installed packages: for each of their names, what it opened.
 
     Raises:
         UserError: one fails to import.
@@ -148,7 +203,7 @@ def open_entry_points() -> dict[str, str]:
         except (Exception, SystemExit) as error:  # whatever its author wrote
             package = point.dist.name if point.dist else "?"
             raise UserError(
-                f"plug-in {point.name} of the installed package {package} ({point.value}) fails to import: "
+                f"plugin {point.name} of the installed package {package} ({point.value}) fails to import: "
                 f"{reason(error)}; update or uninstall {package}"
             ) from error
         opened[point.name] = point.value
@@ -161,30 +216,45 @@ def _entry(kind: str, name: str, given: Any) -> Any:
     if not given.__module__.startswith("burnish."):
         _import_all(kind)  # so that a name of ours is found to be taken by whoever takes it second
     before = entries.get(name)
-    if before is not None and (before.__module__, before.__qualname__) != (given.__module__, given.__qualname__):
+    if before is not None and _origin(before) != _origin(given):  # a file may be imported twice, a cell run again
         raise UserError(f"{what} is registered already, by {place(before)}; give it another name")
-    base = KINDS[kind].base
-    ours = isinstance(given, type) and hasattr(given, "function")  # a class that holds the options of a function
-    lacking = [] if base and ours else unfulfilled(given, _load(KINDS[kind].contract))
-    if lacking:
+    if (other := _rather(kind, given)) is not None:
+        raise UserError(f"{what} is of kind {other}: register it as such, or set the task that uses it")
+    its = KINDS[kind]
+    if lacking := unfulfilled(given, _load(its.part if its.part and isinstance(given, type) else its.contract)):
         raise UserError(f"{what} {'; '.join(lacking)}")
-    if not isinstance(given, type):
-        made = _of_function(given, name, _load(base or "builtins:object"))
-    elif base:
-        given.__annotations__ = {"name": Literal[name]} | given.__annotations__
-        given.name = name  # type: ignore[attr-defined]
-        made = options(given)
-    elif KINDS[kind].options and "__pydantic_fields__" not in vars(given):
-        made = options(given)
-    else:
-        made = given
-    made.name = name  # type: ignore[attr-defined]
+    made: Any = given if isinstance(given, type) else _of_function(given, name, its.part_of_function or its.part)
+    if its.part:
+        words = pydantic.Field(default=name, description=summary(inspect.getdoc(given) or ""))
+        made.__annotations__ = {"name": Literal[name]} | vars(made).get("__annotations__", {})
+        made.name = words
+    if its.options and "__pydantic_fields__" not in vars(made):
+        made = options(made)
+    made.name = name
     entries[name] = made
     return made
 
 
-def _of_function(function: Callable[..., Any], name: str, base: type) -> type:
-    """A class whose fields are the keyword-only parameters of a function, and whose instances call it with them."""
+def _origin(thing: Any) -> tuple[str, str]:
+    """The file, or else the module, that something is from, and its name there."""
+    module = sys.modules.get(thing.__module__)
+    return getattr(module, "__file__", None) or thing.__module__, thing.__qualname__
+
+
+def _rather(kind: str, given: Any) -> str | None:
+    """Another kind whose contract is narrower than that of ``kind``, and fulfilled by a class of the user."""
+    if not isinstance(given, type) or given.__module__.startswith("burnish."):
+        return None
+    own = _load(KINDS[kind].contract)
+    for other, its in KINDS.items():
+        contract = _load(its.contract)
+        if contract is not own and own in contract.__mro__ and contract in given.__mro__:
+            return other
+    return None
+
+
+def _of_function(function: Callable[..., Any], name: str, base: str) -> type:
+    """A class whose fields are the keyword-only parameters of a function, and which has it as ``function``."""
     own = [one for one in inspect.signature(function).parameters.values() if one.kind is one.KEYWORD_ONLY]
     bare = [one.name for one in own if one.annotation is one.empty]
     if bare:
@@ -193,7 +263,7 @@ def _of_function(function: Callable[..., Any], name: str, base: type) -> type:
     holder = type(name, (), {"__annotations__": {one.name: one.annotation for one in own}})
     holder.__module__ = function.__module__
     told = arguments(inspect.getdoc(function) or "")
-    body: dict[str, Any] = {"__annotations__": {"name": Literal[name]}, "name": name, "__module__": function.__module__}
+    body: dict[str, Any] = {"__annotations__": {}, "__module__": function.__module__}
     for option, hint in typing.get_type_hints(holder, include_extras=True).items():
         words = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, str)]
         default = inspect.signature(function).parameters[option].default
@@ -201,13 +271,8 @@ def _of_function(function: Callable[..., Any], name: str, base: type) -> type:
         body["__annotations__"][option] = hint
         body[option] = pydantic.Field(description=words[0] if words else told.get(option, ""), **given)
 
-    def call(self: Any, *tensors: Any) -> Any:
-        return function(*tensors, **{one.name: getattr(self, one.name) for one in own})
-
-    body |= {"__call__": call, "__doc__": summary(inspect.getdoc(function) or ""), "function": staticmethod(function)}
-    made: type = options(type(function.__name__, (base,), body))
-    made.__qualname__ = function.__qualname__
-    return made
+    body |= {"__qualname__": function.__qualname__, "__doc__": inspect.getdoc(function) or ""}
+    return type(function.__name__, (_load(base),), body | {"function": staticmethod(function)})
 
 
 def _load(path: str) -> Any:
@@ -217,5 +282,5 @@ def _load(path: str) -> Any:
 
 def _import_all(kind: str) -> None:
     package = importlib.import_module(KINDS[kind].package)
-    for module in pkgutil.iter_modules(getattr(package, "__path__", ())):
+    for module in pkgutil.iter_modules(getattr(package, "__path__", [])):
         importlib.import_module(f"{package.__name__}.{module.name}")

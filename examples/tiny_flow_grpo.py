@@ -45,7 +45,8 @@ class Velocity(nn.Module):
 
     def forward(self, x: Tensor, t: Tensor, prompt: Tensor) -> Tensor:
         waves = [t, *((k * math.pi * t).sin() for k in (1, 2)), *((k * math.pi * t).cos() for k in (1, 2))]
-        return self.body(torch.cat([x, torch.stack(waves, dim=1), self.prompt(prompt)], dim=1))
+        velocity: Tensor = self.body(torch.cat([x, torch.stack(waves, dim=1), self.prompt(prompt)], dim=1))
+        return velocity
 
 
 def pretrain(network: Velocity, steps: int = 2500) -> None:
@@ -115,7 +116,7 @@ def collect(policy: Velocity, samples: int, noise: float) -> Scored:
 
 def judge(x: Tensor, prompt: Tensor) -> Tensor:
     """The reward: 1 within 45 degrees of the direction that was asked for, else 0. [B]"""
-    cosine = (x / x.norm(dim=1, keepdim=True) * WANTED[prompt]).sum(dim=1)
+    cosine: Tensor = (x / x.norm(dim=1, keepdim=True) * WANTED[prompt]).sum(dim=1)
     return (cosine > math.sqrt(0.5)).float()
 
 

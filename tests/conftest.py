@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import stand_ins
+from tests.support.optional import NEED_RAY
 
 HERE = Path(__file__).parent
-NEED_RAY = ("runtime/test_", "system/test_ray")  # modules of tests, by what their paths begin with
 
 
 class WithoutRay(pytest.Module):

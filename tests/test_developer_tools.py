@@ -72,7 +72,7 @@ def test_a_run_is_cut_off_behind_the_checkpoint_that_is_kept(tmp_path):
 
 def test_every_algorithm_is_among_the_runs():
     given = [options for name, options in same_numbers_runs.runs().items() if not name.startswith("ray-")]
-    for recipe, kind in (("quickstart", "algorithm"), ("vlm_quickstart", "language algorithm")):
+    for recipe, kind in (("quickstart", "flow algorithm"), ("vlm_quickstart", "language algorithm")):
         named = [option.partition("=")[2] for options in given if options[0] == recipe for option in options[1:2]]
         assert set(named) >= set(names(kind))
 

@@ -2,12 +2,11 @@
 
 Those of single parts are tested with them: positions and layouts in tests/language, forged and sampled placeholders in
 tests/models/language and tests/language/test_sampling.py, prompts that are too long in tests/data/language, rewards
-that read the prompt in tests/rewards/language, statistics and discounts in tests/credit_tokens and tests/conformance.
+that read the prompt in tests/rewards/text, statistics and discounts in tests/advantages and tests/conformance.
 """
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
@@ -19,42 +18,27 @@ from burnish.algorithms.language.ppo import PPO
 from burnish.config import load
 from burnish.losses.policy import masked
 from burnish.tasks import assemble
-from burnish.tasks.evaluate import judge
 from burnish.tasks.language.engine import Encoder
 from burnish.training.trainer import Diverged
 from tests.support.language_tables import Tables, answered
-from tests.support.tiny_language import picture, tiny_language
-
-REWARD = "def odd(responses, prompts):\n    return [sum(map(ord, one.text)) % 11 / 10 for one in responses]\n"
+from tests.support.tiny_recipes import language_recipe, write_language_models, write_recipe
 
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory):
     """Three questions with one picture, with none and with two."""
     folder = tmp_path_factory.mktemp("traps")
-    tiny_language(folder / "model", "qwen2_5_vl")
-    (folder / "rewards.py").write_text(REWARD)
-    shown = [["0.png"], [], ["1.png", "0.png"]]
-    for number in range(2):
-        picture(number).save(folder / f"{number}.png")
-    lines = [{"prompt": "<image>" * len(images) + "What?", "images": images} for images in shown]
-    (folder / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    tree = {
-        "task": "image-text-to-text",
-        "model": {"path": str(folder / "model"), "device": "cpu"},
-        "data": {"train_files": str(folder / "questions.jsonl"), "train_batch_size": 3},
-        "algorithm": {"name": "grpo", "reward_norm": True},
-        "rewards": {"odd": {"name": "function", "path": f"{folder / 'rewards.py'}:odd"}},
-        "rollout": {"n": 4, "max_new_tokens": 4, "batch_size": 2},
-        "scoring": {"processes": 0},
-        "steps": 2,
-        "ema": {"decay": 0.5},
-    }
-    (folder / "recipe.yaml").write_text(json.dumps(tree))
-    return folder / "recipe.yaml"
+    write_language_models(folder, ["qwen2_5_vl"])
+    tree = language_recipe(folder, "qwen2_5_vl")
+    tree["model"] |= {"device": "cpu", "lora": None}
+    tree["data"]["train_batch_size"] = 3
+    del tree["optimizer"]
+    tree["rollout"] = {"n": 4, "max_new_tokens": 4, "batch_size": 2}
+    tree |= {"algorithm": {"name": "grpo", "reward_norm": True}, "ema": {"decay": 0.5}}
+    return write_recipe(folder / "recipe.yaml", tree)
 
 
-def session_of(recipe, *overrides):
+def assembly_of(recipe, *overrides):
     assembly = assemble(load(str(recipe), list(overrides)))
     assembly.check_data()
     assembly.check()
@@ -70,7 +54,7 @@ def test_a_prompt_is_processed_once_and_its_pixels_are_stored_once(recipe):
     assembly.check_data()
     assembly.check()
     first, second = assembly.source.collect(1), assembly.source.collect(2)
-    judge(assembly, None, n=2)
+    assembly.evaluate(None, n=2)
     assert len(seen) == 3
     batch, _ = assembly.config.algorithm.credit(assembly.workers.annotate(first))
     pixels = {id(one) for one in assembly.engine.encode(assembly.train_prompts).table.features}
@@ -83,13 +67,13 @@ def test_a_prompt_is_processed_once_and_its_pixels_are_stored_once(recipe):
 
 def test_validation_judges_every_question_and_leaves_training_as_it_is(recipe):
     """Its own temperature, its own seeds, no dropped tail, and no trace in the statistics of rewards."""
-    assembly, untouched = (session_of(recipe, "validation.temperature=0") for _ in range(2))
+    assembly, untouched = (assembly_of(recipe, "validation.temperature=0") for _ in range(2))
     before = assembly.roles.memory.state_dict()
-    judged = judge(assembly, None, n=1)
-    assert judged == judge(assembly, None, n=1)
+    judged = assembly.evaluate(None, n=1)
+    assert judged == assembly.evaluate(None, n=1)
     assert "val-core/default/reward/mean@1" in judged
     assert len(assembly.val_prompts) == 3
-    assert assembly.judged_sampling.temperature == 0
+    assert assembly.validation_sampling.temperature == 0
     assert assembly.sampling.temperature == 1
     assert assembly.roles.memory.state_dict() == before
     assert torch.equal(assembly.source.collect(1).trace.ids, untouched.source.collect(1).trace.ids)
@@ -98,7 +82,7 @@ def test_validation_judges_every_question_and_leaves_training_as_it_is(recipe):
 @pytest.mark.parametrize("where", ["loss", "gradient"])
 def test_what_is_not_finite_moves_nothing_and_is_counted(recipe, where):
     """Neither policy nor critic, average, optimizer nor learning rate."""
-    assembly = session_of(recipe, "algorithm.name=ppo", "trainer.max_skipped_updates=1")
+    assembly = assembly_of(recipe, "algorithm.name=ppo", "trainer.max_skipped_updates=1")
     workers, algorithm = assembly.workers, assembly.config.algorithm
     batch, _ = algorithm.credit(workers.annotate(assembly.source.collect(1)))
     head = assembly.roles.value_head.weight
@@ -127,7 +111,7 @@ def _tensors(tree, prefix=""):
 
 
 def test_policy_and_critic_are_clipped_each_by_its_own_bound(recipe):
-    assembly = session_of(
+    assembly = assembly_of(
         recipe, "algorithm.name=ppo", "optimizer.max_grad_norm=1e-3", "critic.optimizer.max_grad_norm=1e-2"
     )
     workers, algorithm = assembly.workers, assembly.config.algorithm
@@ -140,7 +124,7 @@ def test_policy_and_critic_are_clipped_each_by_its_own_bound(recipe):
 
 
 def test_frozen_adapters_stay(recipe):
-    assembly = session_of(recipe, "model.lora.rank=2", "model.freeze=['*layers.0.*']", "optimizer.lr=0.1")
+    assembly = assembly_of(recipe, "model.lora.rank=2", "model.freeze=['*layers.0.*']", "optimizer.lr=0.1")
     before = {name: value.detach().clone() for name, value in assembly.roles.parameters().items()}
     batch, _ = assembly.config.algorithm.credit(assembly.workers.annotate(assembly.source.collect(1)))
     assembly.workers.update(batch, 1)

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from burnish.data.language.options import LanguageDataOptions
 from burnish.data.language.prompts import read_questions
-from burnish.data.language.samples import read_demonstrations, read_judgements, read_preferences
+from burnish.data.language.responses import read_responses
+from burnish.options import LanguageDataOptions
 from burnish.registry import lookup
 from burnish.rewards.judging import judge
 from burnish.rewards.text.base import Response
@@ -101,25 +101,25 @@ def test_no_picture_is_in_two_parts():
 
 
 def test_supervised_replies_are_right():
-    samples = read_demonstrations(file("supervised"), OPTIONS)
+    samples = read_responses(file("supervised"), OPTIONS, "demonstrations")
     assert len(samples) == 192
-    form, right = rewards_of([s.prompt for s in samples], [s.response for s in samples])
+    form, right = rewards_of([s.prompt for s in samples], [s.responses[0] for s in samples])
     np.testing.assert_array_equal(form, right)
     assert 0.4 < form.mean() < 0.8
     for sample in samples:
-        assert sample.prompt.answer in re.findall(r"\d+", re.sub("<think>.*</think>", "", sample.response))
-    assert sum(SIGNS.search(sample.response) is not None for sample in samples) > 40
+        assert sample.prompt.answer in re.findall(r"\d+", re.sub("<think>.*</think>", "", sample.responses[0]))
+    assert sum(SIGNS.search(sample.responses[0]) is not None for sample in samples) > 40
 
 
 def test_preferences_are_right_about_themselves():
-    pairs = read_preferences(file("preferences"), OPTIONS)
+    pairs = read_responses(file("preferences"), OPTIONS, "preferences")
     assert len(pairs) > 150
     prompts = [pair.prompt for pair in pairs]
-    assert rewards_of(prompts, [pair.chosen for pair in pairs])[1].all()
-    assert not rewards_of(prompts, [pair.rejected for pair in pairs]).all(axis=0).any()
-    single = read_judgements(file("unpaired"), OPTIONS)
+    assert rewards_of(prompts, [pair.responses[0] for pair in pairs])[1].all()
+    assert not rewards_of(prompts, [pair.responses[1] for pair in pairs]).all(axis=0).any()
+    single = read_responses(file("unpaired"), OPTIONS, "judgements")
     assert len(single) == 2 * len(pairs)
-    form, exact = rewards_of([one.prompt for one in single], [one.response for one in single])
+    form, exact = rewards_of([one.prompt for one in single], [one.responses[0] for one in single])
     np.testing.assert_array_equal(form * exact, [float(one.good) for one in single])
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import HERE, NEED_RAY
+from tests.support.optional import NEED_RAY
 
+HERE = Path(__file__).parent
 HIDDEN = HERE / "support" / "without_ray"
 
 

@@ -90,7 +90,7 @@ def loss_of(pipeline: Pipeline, part: Part, ids: Tensor) -> Tensor:
     """Flow matching: on the line from picture to noise the velocity is their difference."""
     share = part.time[:, None, None, None]
     tokens, pooled = encode(pipeline, ids, blanks=part.blanks)
-    velocity = pipeline.transformer(
+    velocity: Tensor = pipeline.transformer(
         hidden_states=(1 - share) * part.clean + share * part.noise,
         timestep=part.time * 1000,
         encoder_hidden_states=tokens,
@@ -143,7 +143,7 @@ def progress(console: Console) -> Progress:
 def sample(pipeline: Pipeline, prompts: list[str], *, guidance: float, seed: int, blanks: int = BLANKS) -> Tensor:
     """Pictures [prompts, SAMPLES, 1, H, W] as diffusers draws them; the same seed, the same noise."""
     noise = [generator(seed, "evaluate", i, j) for i in range(len(prompts)) for j in range(SAMPLES)]
-    pictures = pipeline(
+    pictures: Tensor = pipeline(
         prompt=prompts, height=8 * HEIGHT, width=8 * WIDTH, num_inference_steps=SAMPLING_STEPS,
         guidance_scale=guidance, num_images_per_prompt=SAMPLES, generator=noise, max_sequence_length=blanks,
         output_type="latent",

@@ -77,13 +77,20 @@ DRAWING: dict[str, list[str]] = {
     "flow_grpo bypass": [f"{CORRECTION}={{mode: bypass, weights: sample, lower: 0.5}}"],
     "flow_grpo rejection": [f"{CORRECTION}={{weights: none, reject: seq_mean_k1, reject_above: 2}}"],
     "flow_grpo rejections": [f"{CORRECTION}={{reject: [token_k2, seq_max_k3], reject_above: [0.001, 2]}}"],
-    "flow_grpo apart": [*APART, f"{CORRECTION}={{reject: [token_k1, seq_mean_k2], reject_above: [4, 100]}}"],
+    "flow_grpo apart": [*APART, f"{CORRECTION}={{reject: [token_k1, seq_sum_k2], reject_above: [1.5, 200.04]}}"],
     "flow_grpo apart bypass": [*APART, f"{CORRECTION}={{mode: bypass, upper: 1.0005, batch_normalise: true}}"],
     "flow_grpo candidates": ["rollout.candidates={n: 6, num_inference_steps: 2}"],
     "flow_grpo filtered": ["rollout.candidates.n=6", "rollout.filter_groups.max_num_gen_batches=2"],
     "flow_grpo supervised": [SUPERVISED],
+    "flow_grpo fixed": [
+        "algorithm.window={kind: fixed, size: 2, scattered: false}", "rollout.schedule=shift_once", "rollout.shift=2",
+    ],
+    "flow_grpo last": ["algorithm.window={kind: last, size: 2, scattered: false}", "algorithm.shared_noise=true"],
+    "flow_grpo for all": ["algorithm.window={kind: random, size: 2, shared_by: update}"],
     # what single algorithms add
     "mix_grpo dpm2": ["algorithm.solver=dpm2"],
+    "mix_grpo linear": ["algorithm.window={kind: progressive, size: 1, every: 2, interval: linear, wrap: true}"],
+    "mix_grpo faster": ["algorithm.window={kind: progressive, size: 2, every: 1, interval: exponential, stride: 3}"],
     "mix_grpo flash": ["algorithm.steps_after=0.5"],
     "grpo_guard kl": ["algorithm.kl_coef=0.1", "algorithm.balance=false"],
     "flow_dppo means": ["algorithm.kl_measure=means", "algorithm.kl_coef=0.1"],
@@ -100,6 +107,16 @@ DRAWING: dict[str, list[str]] = {
         "algorithm.train_timesteps=2", "algorithm.old_decay=ema", "algorithm.old_ema=0.5", "algorithm.kl_coef=0.1",
         "model.lora=null", "rollout.guidance_scale=2", "algorithm.times=uniform",
     ],
+    "diffusion_nft rising": [
+        "algorithm.train_timesteps=2", "algorithm.old_decay=linear_to_0_5", "algorithm.old_decay_counts=updates",
+        "algorithm.train_guidance=rollout", "rollout.guidance_scale=2",
+    ],
+    "diffusion_nft ramp": [
+        "algorithm.old_decay=linear", "algorithm.old_linear=[1, 0.2, 0.1, 0.9]", "algorithm.timestep_fraction=0.5",
+    ],
+    "awm t": ["algorithm.weighting=t", "algorithm.train_timesteps=2", "algorithm.clip_high=0.01"],
+    "awm t2": ["algorithm.weighting=t2", "algorithm.times=logit_normal", "algorithm.time_stratified=true"],
+    "awm huber": ["algorithm.weighting=huber", "algorithm.times=uniform", "algorithm.time_shift=2"],
     "awm kl": [
         "algorithm.train_timesteps=2", "algorithm.weighting=ghuber", "algorithm.kl_coef=0.1",
         "algorithm.old_kl_coef=0.1", "algorithm.old_decay=ema", "algorithm.old_ema=0.5",
@@ -109,11 +126,17 @@ DRAWING: dict[str, list[str]] = {
         "algorithm.baseline=reference", "algorithm.kl_coef=0.1", "algorithm.kl_adaptive=true",
         "algorithm.kl_guidance=2", "algorithm.adaptive_weighting=false",
     ],
+    "crd kl": ["algorithm.train_timesteps=2", "algorithm.kl_coef=0.1", "algorithm.sample_with=old"],
     "dgpo kl": [
         "algorithm.train_timesteps=2", "algorithm.kl_coef=0.1", "algorithm.times=logit_normal", "algorithm.clip=0.001",
     ],
     "diffusion_dpo sft": ["algorithm.train_timesteps=2", "algorithm.sft_coef=0.1", "algorithm.kind=ipo"],
+    "diffusion_dpo schedule": ["algorithm.times=schedule", "algorithm.train_timesteps=3", "algorithm.min_margin=0.001"],
     "diffusion_dpo pairs": [*PAIRS, "algorithm.train_timesteps=2", "algorithm.label_smoothing=0.1"],
+    "distill teachers": [
+        "algorithm.teachers=[{guidance_scale: 2}, {path: 'burnish:quickstart/model', guidance_scale: 4}]",
+        "model.lora=null",
+    ],
     "distill kl": [
         "algorithm.objective=distill_kl", "algorithm.transition=sde",
         "algorithm.teachers=[{guidance_scale: 2}, {guidance_scale: 4}]",
@@ -123,6 +146,7 @@ DRAWING: dict[str, list[str]] = {
         *DIFFERENTIABLE, "algorithm.kind=refl", "algorithm.last_steps=1", "algorithm.kl_coef=0.1",
         "algorithm.recompute=true",
     ],
+    "sft best": ["algorithm.online=true", "algorithm.best=2", "data.train_files=burnish:quickstart/train.jsonl"],
 }  # fmt: skip
 
 GIVEN = ["algorithm.online=false", "rollout.n", "rollout.max_new_tokens=24"]
@@ -161,6 +185,10 @@ SEEING: dict[str, list[str]] = {
     "grpo kl of adapters": [*LORA, "algorithm.kl={coef: 0.1, refresh_every: 1}"],
     "grpo kl in the reward": ["algorithm.kl={route: reward, coef: 0.1}"],
     "grpo kl adaptive": [f"algorithm.kl={{route: reward, kind: k2, {ADAPTIVE}}}"],
+    "grpo kl of one step": ["trainer.mini_batch_size=null", "trainer.epochs=1", "algorithm.kl.coef=0.1"],
+    "grpo kl adaptive loss": [f"algorithm.kl={{kind: k2, {ADAPTIVE}}}"],
+    "grpo kl k1+": ["algorithm.kl={kind: k1+, coef: 0.1}", "model.freeze=[model.visual]"],
+    "grpo kl k3+": ["algorithm.kl={kind: k3+, coef: 0.1}", "algorithm.loss_agg_mode=token-mean"],
     "grpo shaped": [
         "algorithm.reward_norm=true", "algorithm.reward_clip=1", "algorithm.overlong={buffer: 4}",
         "algorithm.mask_truncated=true", "algorithm.advantage_clip=1", "algorithm.entropy_coef=0.01",
@@ -183,6 +211,7 @@ SEEING: dict[str, list[str]] = {
     "grpo apart bypass": [APART[0], f"{CORRECTION}={{mode: bypass, upper: 1.0001}}"],
     "grpo game": GAME,
     # what single algorithms add
+    "dapo high entropy": ["algorithm.high_entropy_fraction=0.5", "algorithm.high_entropy_count=selected"],
     "dr_grpo length": ["algorithm.loss_length=16"],
     "gspo bypass": [f"{CORRECTION}={{mode: bypass, weights: step}}"],
     "cispo decoupled": [f"{CORRECTION}={{reject: token_k2, reject_above: 3}}", "algorithm.clip=0.1"],
@@ -194,6 +223,10 @@ SEEING: dict[str, list[str]] = {
         "critic.warmup_updates=0", "critic.trunk=shared", "critic.detach=false", "algorithm.lam=0.9",
         "algorithm.gamma=0.9",
     ],
+    "ppo decoupled": [
+        "critic.warmup_updates=0", "critic.trunk=shared", "algorithm.value_clip=null",
+        f"{CORRECTION}={{reject: token_k2, reject_above: 3}}",
+    ],
     "ppo game": [*GAME, "algorithm.turn_rewards=true", "critic.warmup_updates=0", *LORA],
     "dpo given": [*GIVEN, f"data.train_files={SAME}/preferences.jsonl", "data.train_batch_size=8"],
     "dpo rpo": ["algorithm.rpo_alpha=0.1", "algorithm.label_smoothing=0.1"],
@@ -202,7 +235,7 @@ SEEING: dict[str, list[str]] = {
         "algorithm.reference_free=true",
     ],
     "kto given": [*GIVEN, f"data.train_files={SAME}/unpaired.jsonl", "data.train_batch_size=8"],
-    "kto weighted": ["algorithm.desirable_weight=2", "algorithm.reference_point=zero"],
+    "kto weighted": ["algorithm.desirable_weight=2", "algorithm.reference_point=zero", "algorithm.threshold=0.5"],
     "sft best": ["algorithm.best=2"],
     "sft given": [*GIVEN, f"data.train_files={SAME}/supervised.jsonl", "data.train_batch_size=8"],
 }  # fmt: skip

@@ -86,7 +86,8 @@ def token_ids(pipeline: Pipeline, prompts: Sequence[str]) -> Tensor:
     padded = pipeline.tokenizer(
         list(prompts), padding="max_length", max_length=MAX_TOKENS, truncation=True, return_tensors="pt"
     )
-    return padded.input_ids
+    ids: Tensor = padded.input_ids
+    return ids
 
 
 def encode(pipeline: Pipeline, ids: Tensor, *, blanks: int) -> tuple[Tensor, Tensor]:

@@ -57,7 +57,8 @@ class Tools:
         message = [{"role": "user", "content": parts}]
         text = self.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
         tokens = int(self.grid.prod()) // MERGE**2
-        return self.tokenizer(text.replace("<|image_pad|>", "<|image_pad|>" * tokens)).input_ids
+        ids: list[int] = self.tokenizer(text.replace("<|image_pad|>", "<|image_pad|>" * tokens)).input_ids
+        return ids
 
     def batch(self, questions: Sequence[Question], replies: Sequence[str] | None = None) -> dict[str, Tensor]:
         """What the network reads: without replies padded on the left, with them on the right and with labels."""

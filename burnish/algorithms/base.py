@@ -1,17 +1,30 @@
-"""What an algorithm is: its options as fields, and what it does with a batch as six methods at most."""
+"""What an algorithm is, and the one policy gradient that most of them are.
+
+A denoising step is an action, and so is a token. ``PolicyGradient`` works on log-probs [B, K] of the K actions of B
+samples, with a mask of those that count; ``flow/`` and ``language/`` say where these log-probs come from.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-import pydantic
-from pydantic import BeforeValidator
+from pydantic import model_validator
 
-from burnish.registry import lookup, options
+from burnish.algorithms.correction import RolloutCorrection
+from burnish.algorithms.parts import AdvantagePart, SurrogatePart, adopt, chosen
+from burnish.options import Finite, Positive, clip_range
+from burnish.registry import Choice, lookup, options
+from burnish.utils.user_code import path_of
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from burnish.advantages.rewards import Advantages, Rewards
+    from burnish.losses.policy import Surrogate
     from burnish.types.batch import Batch
     from burnish.types.rollout import Loss
 
@@ -19,7 +32,7 @@ Metrics = dict[str, float]
 
 
 @options
-class Algorithm:
+class Algorithm(ABC):
     """Base of all algorithms; a subclass is registered under its paper's name.
 
     ``class GSPO(TokenPolicyGradient, advantage="group", surrogate="gspo")`` has the options of these two registered
@@ -27,17 +40,18 @@ class Algorithm:
     """
 
     name: ClassVar[str]
-    parts: ClassVar[dict[str, type]] = {}  # the class of its advantage and of its surrogate, where it names them
+    parts: ClassVar[dict[str, type[Any]]] = {"advantage": AdvantagePart, "surrogate": SurrogatePart}  # its own
 
-    def __init_subclass__(cls, **chosen: str) -> None:
+    def __init_subclass__(cls, **named: str) -> None:
         super().__init_subclass__()
-        cls.parts = cls.parts | {kind: lookup(kind, name) for kind, name in chosen.items()}
-        for kind in chosen:
-            _adopt(cls, cls.parts[kind])
+        cls.name = path_of(cls)  # until it is registered
+        cls.parts = cls.parts | {kind: lookup(kind, name) for kind, name in named.items()}
+        for kind in named:
+            adopt(cls, cls.parts[kind])
 
+    @abstractmethod
     def needs(self) -> Any:
         """What has to be there for this algorithm with these options."""
-        raise NotImplementedError
 
     def complaints(self, samples: int, longest: int) -> Iterator[str]:
         """What these options can't be used with: N samples per update, of at most ``longest`` actions."""
@@ -53,66 +67,134 @@ class Algorithm:
         """Add what needs a forward pass without gradients; the default needs none."""
         return scored
 
+    @abstractmethod
     def credit(self, annotated: Any) -> tuple[Batch, Metrics]:
         """Turn rewards into a training signal: tensors only, no network. Samples without reward are dropped."""
-        raise NotImplementedError
 
+    @abstractmethod
     def micro_batches(self, batch: Any, size: int) -> Iterator[Batch]:
         """Split an optimizer batch into micro-batches of at most ``size`` network rows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def loss(self, part: Any, roles: Any) -> Loss:
         """The sum of the loss over the terms of one micro-batch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def size(self, batch: Any) -> int:
         """Number of terms in an optimizer batch: what the sum of its losses is divided by."""
-        raise NotImplementedError
 
     def after_update(self, roles: Any, update: int) -> Metrics:
         """What happens once all optimizer steps of a policy update are done; ``update`` counts from 1."""
         return {}
 
 
-def _adopt(cls: type, part: type) -> None:
-    """Give a class the options of a part, before those of its own."""
-    own = dict(vars(cls).get("__annotations__", {}))
-    hints, taken = get_type_hints(part, include_extras=True), {}
-    for name, field in part.__pydantic_fields__.items():  # type: ignore[attr-defined]
-        if name != "name":
-            taken[name] = hints[name]
-            if name not in own:
-                setattr(cls, name, pydantic.Field(default=field.default, description=_explained(part, name)))
-    cls.__annotations__ = taken | own
+@options
+class PolicyGradient(Algorithm):
+    """Rewards, then advantages, then a surrogate of each action; advantages and surrogates go by name."""
+
+    advantage: Annotated[Any, Choice("advantage")] = None
+    """How rewards become advantages, in place of this algorithm's own way: the name of a registered advantage, or
+    {name: NAME} with its options; null takes its own."""
+    surrogate: Annotated[Any, Choice("surrogate")] = None
+    """What is maximised for each action, in place of this algorithm's own: the name of a registered surrogate, or
+    {name: NAME} with its options; null takes its own."""
+    advantage_clip: Positive | None = None
+    """Largest size of an advantage; null never clips."""
+    advantage_clip_low: Finite | None = None
+    """Smallest advantage if negative ones are to be bounded otherwise; null takes -advantage_clip."""
+    old_logprob: Literal["auto", "sampler", "recompute"] = "auto"
+    """Log-probs that ratios refer to: the sampler's, recomputed, or auto: the policy's own until it is stepped, then
+    the sampler's if a check shows that they are the trainer's, else recomputed."""
+    rollout_correction: RolloutCorrection | None = None
+    """Importance correction between the policy that sampled and the one that learns: weights and rejection; null
+    trusts the sampler. Where pipeline.depth is above 0 it is on unless it is set to null."""
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        self.__dict__["_chosen"] = {kind: chosen(self, kind) for kind in self.parts}
+        clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
+        mode = self.rollout_correction.mode if self.rollout_correction else None
+        if (mode, self.old_logprob) in (("decoupled", "sampler"), ("bypass", "recompute")):
+            raise ValueError(
+                f"old_logprob is {self.old_logprob} and rollout_correction.mode is {mode}: decoupled refers to "
+                "recomputed log-probs and bypass to the sampler's; leave old_logprob out"
+            )
+        if not self.part("surrogate").compares and self.old_logprob != "auto":
+            raise ValueError(f"old_logprob is {self.old_logprob}, but the surrogate has no ratio; leave it out")
+        if not self.part("surrogate").compares and mode == "bypass":
+            raise ValueError("rollout_correction.mode is bypass, but the surrogate has no ratio; take decoupled")
+        return self
+
+    def part(self, kind: str) -> Any:
+        """The advantage or the surrogate that is in use, with its options."""
+        return self.__dict__["_chosen"][kind]
+
+    @property
+    def bypasses(self) -> bool:
+        """Whether ratios refer to the sampler, whatever the trainer makes of its actions."""
+        return self.rollout_correction is not None and self.rollout_correction.mode == "bypass"
+
+    @property
+    def tolerance(self) -> float:
+        """A difference of log-probs that can't be seen in the loss."""
+        return float(self.part("surrogate").clip) / 100
+
+    def is_old(self, roles: Any) -> bool:
+        """Whether the policy is the one that sampled, until it is stepped: its own log-probs are exactly the old."""
+        return self.old_logprob == "auto" and not roles.moved and not self.bypasses
+
+    def recomputes(self, roles: Any, difference: Callable[[], float]) -> tuple[bool, Metrics]:
+        """Whether log-probs of the actions are computed again before learning, and what there is to report.
+
+        Args:
+            roles: the networks.
+            difference: measures how far sampler and trainer are apart, in one micro-batch.
+        """
+        metrics: Metrics = {}
+        recompute = self.old_logprob == "recompute" or self.rollout_correction is not None
+        compares = self.old_logprob == "auto" and self.part("surrogate").compares
+        if compares and not recompute and (roles.moved or not roles.on_policy):
+            metrics["old_policy/logprob_check"] = apart = difference()
+            recompute = apart > self.tolerance
+        metrics["old_policy/recomputed"] = float(recompute and not self.bypasses)
+        return recompute, metrics
+
+    def clipped(self, advantage: Tensor, mask: Tensor) -> tuple[Tensor, Metrics]:
+        """Advantages [B, K] within their bounds, and the share that was outside."""
+        from burnish.advantages.shaping import clip_values
+
+        if self.advantage_clip is None and self.advantage_clip_low is None:
+            return advantage, {}
+        low, high = clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
+        advantage, share = clip_values(advantage, low, high, mask)
+        return advantage, {"critic/advantages/clip_ratio": share}
+
+    def objective(
+        self, logprob: Tensor, old: Tensor, advantage: Tensor, mask: Tensor, weight: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The weighted loss of each action and its metrics, [B, K] each, by the chosen surrogate."""
+        return weighted(call(self.part("surrogate"), logprob, old, advantage, mask), weight)
 
 
-def _explained(part: type, option: str) -> str:
-    """The text below an option, which stands where its class or a base of it names the option last."""
-    classes = [one for one in part.__mro__ if option in vars(one).get("__pydantic_fields__", {})]
-    return next(filter(None, (one.__pydantic_fields__[option].description for one in classes)), "")  # type: ignore[attr-defined]
+def call(part: Any, *tensors: Any) -> Any:
+    """The function of a part on tensors, with the part's options."""
+    function = part.function if callable(part.function) else pkgutil.resolve_name(part.function)
+    given = {one.name: getattr(part, one.name) for one in dataclasses.fields(part) if one.name != "name"}
+    return function(*tensors, **given)
 
 
-def _made(kind: str, value: Any) -> Any:
-    """``NAME`` or ``{name: NAME, option: value}`` as the registered part with its options."""
-    if value is None or dataclasses.is_dataclass(value):
-        return value
-    tree = {"name": value} if isinstance(value, str) else value
-    if not isinstance(tree, dict) or not isinstance(tree.get("name"), str):
-        raise ValueError(f"it must be the name of a registered {kind}, or {{name: NAME}} with its options")
-    try:
-        return lookup(kind, tree["name"])(**{**tree, "name": lookup(kind, tree["name"]).name})
-    except pydantic.ValidationError as error:
-        raise ValueError(f"{kind} {tree['name']}: {_told(error.errors()[0], lookup(kind, tree['name']))}") from error
+def advantages_of(algorithm: Algorithm, rewards: Rewards) -> Advantages:
+    """Advantages by an algorithm's rule; one that gives a number per sample gives it to all of its actions."""
+    from burnish.advantages.rewards import Advantages
+
+    part = algorithm.part("advantage") if isinstance(algorithm, PolicyGradient) else chosen(algorithm, "advantage")
+    found = call(part, rewards)
+    return found if isinstance(found, Advantages) else Advantages.of(found, rewards.mask)
 
 
-def _told(error: Any, part: type) -> str:
-    """What is wrong with the options of a part."""
-    option, what = ".".join(map(str, error["loc"])), error["msg"].removeprefix("Value error, ")
-    if error["type"] == "unexpected_keyword_argument":
-        known = [field.name for field in dataclasses.fields(part) if field.name != "name"]
-        return f"there is no option {option}; its options are {', '.join(known) or 'none'}"
-    return f"{option} is {error['input']!r}: {what[:1].lower()}{what[1:]}" if option else what
-
-
-ChosenAdvantage = Annotated[Any, BeforeValidator(lambda value: _made("advantage", value))]
-ChosenSurrogate = Annotated[Any, BeforeValidator(lambda value: _made("surrogate", value))]
+def weighted(found: Surrogate, weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of each action times its weight, and the metrics of a surrogate with those of its ratio."""
+    values = dict(found.metrics)
+    if found.ratio is not None:
+        values |= {"actor/ratio_mean": found.ratio, "actor/ratio_square": found.ratio.square()}
+    return found.loss * weight, values

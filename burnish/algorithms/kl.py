@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, ValidationInfo, model_validator
 
-from burnish.algorithms.policy_gradient import call
+from burnish.algorithms.base import call
 from burnish.options import Count, Positive
 from burnish.registry import known, lookup, names, options
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from burnish.batches.steps import StepTerms
+    from burnish.flow.transitions import Density, Transition
     from burnish.losses.kl import FixedKl
 
 HORIZON = 10_000.0
@@ -111,3 +114,29 @@ def estimate(logprob: Tensor, reference: Tensor, mask: Tensor, kind: str, *, old
     if kind in KL_KINDS:
         return kl_estimate(logprob, reference, mask, kind, old=old)  # type: ignore[arg-type]
     return masked(call(lookup("kl estimator", kind)(), logprob, reference, mask), mask)
+
+
+def step_kl(form: str, step: Transition, part: StepTerms, logprob: Tensor, old: Tensor, density: Density) -> Tensor:
+    """KL [M] of denoising steps and the reference's.
+
+    Args:
+        form: ``exact``: of the two Gaussians; ``published``: with the std before the root of the step length, as
+            Flow-GRPO's code has it; ``means``: the squared distance of the means, without any variance; or the name
+            of an estimator from log-probs.
+        step: under the policy.
+        part: the terms, with the reference's means.
+        logprob, old: [M] under the policy, and under the one that sampled.
+        density: what a log-prob is.
+    """
+    import torch
+
+    from burnish.losses.kl import gaussian_kl, squared_distance
+
+    if form == "means":
+        return squared_distance(step.mean, part.reference_mean)
+    if form in ("published", "exact"):
+        std = step.std / step.step.sqrt() if form == "published" else step.std
+        return gaussian_kl(step.mean, part.reference_mean, std)
+    reference = replace(step, mean=part.reference_mean).logprob(part.steps.next_state, density)
+    every = torch.ones_like(logprob, dtype=torch.bool)
+    return estimate(logprob, reference, every, form, old=old if form == "unbiased" else None)

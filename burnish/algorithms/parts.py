@@ -6,8 +6,10 @@ Each class holds the options of one function of tensors, which ``function`` name
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
+import dataclasses
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, get_type_hints
 
+import pydantic
 from pydantic import model_validator
 
 from burnish.options import Fraction, NonNegative, Positive
@@ -201,6 +203,13 @@ class KlFunction(Protocol):
 
 
 @options
+class KlPart:
+    """Base of KL estimators."""
+
+    function: ClassVar[Any]
+
+
+@options
 class ClipRange(SurrogatePart):
     """Base of surrogates in which a ratio counts within a range around 1."""
 
@@ -307,3 +316,54 @@ class LogProb(SurrogatePart):
 
     function = "burnish.losses.surrogates:reinforce"
     compares = False
+
+
+def adopt(cls: type, part: type) -> None:
+    """Give a class the options of a part, before those of its own."""
+    own = dict(vars(cls).get("__annotations__", {}))
+    hints, taken = get_type_hints(part, include_extras=True), {}
+    for name, field in part.__pydantic_fields__.items():  # type: ignore[attr-defined]
+        if name != "name":
+            taken[name] = hints[name]
+            if name not in own:
+                setattr(cls, name, pydantic.Field(default=field.default, description=_explained(part, name)))
+    cls.__annotations__ = taken | own
+
+
+def _explained(part: type, option: str) -> str:
+    """The text below an option, which stands where its class or a base of it names the option last."""
+    classes = [one for one in part.__mro__ if option in vars(one).get("__pydantic_fields__", {})]
+    return next(filter(None, (one.__pydantic_fields__[option].description for one in classes)), "")  # type: ignore[attr-defined]
+
+
+def chosen(algorithm: Any, kind: str) -> Any:
+    """The part that an algorithm's option ``kind`` names, else the algorithm's own, with its options.
+
+    Raises:
+        ValueError: its options are wrong, or those of its own are given while another takes its place.
+    """
+    given, own = getattr(algorithm, kind), algorithm.parts[kind]
+    values = {one.name: getattr(algorithm, one.name) for one in dataclasses.fields(own) if one.name != "name"}
+    if given is None:
+        return own(**values)
+    if own in (AdvantagePart, SurrogatePart):
+        raise ValueError(f"{kind} is {given.name}, but {algorithm.name} is defined by its own; leave it out")
+    defaults = type(algorithm).__pydantic_fields__
+    for name, value in values.items():
+        if value != defaults[name].default:
+            instead = f", or set {kind}.{name}" if name in vars(given) else ""
+            raise ValueError(
+                f"{name} is {value}, but {kind} is {given.name}, which takes the place of what reads it; leave it "
+                f"out{instead}"
+            )
+    return given
+
+
+def refuse_of_responses(advantage: Any) -> None:
+    """Refuse an advantage that reads what only language models have.
+
+    Raises:
+        ValueError: it does.
+    """
+    if advantage.critic or advantage.greedy or advantage.turn_rewards:
+        raise ValueError(f"advantage is {advantage.name}, which is for responses alone; choose another")

@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from burnish.flow.levels import share_of, steps_between
 from burnish.flow.times import logit_normal, stratify, to_normal, uniform
+from burnish.flow.windows import share_of, steps_between
 from burnish.utils import random
 
 Kind = Literal["schedule", "uniform", "logit_normal"]

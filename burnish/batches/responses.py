@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from burnish.types.batch import Batch, shared
-from burnish.types.completion import Completion, Together
+from burnish.types.completion import Completion, ResponseRows
 from burnish.types.rollout import OfflineResponses, ScoredResponses
 
 
@@ -26,7 +26,7 @@ class AnnotatedResponses:
 class ResponseBatch(Batch):
     """Responses to learn from, M to a row."""
 
-    answers: Together  # [B] rows
+    answers: ResponseRows  # [B] rows
     reference: Tensor  # [B, M] log-probs under the reference; 0 without one
     good: Tensor  # [B] bool: false where the response is to be avoided
     point: float = shared()  # how far the policy is from the reference as it is, which KTO measures from

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from burnish.advantages.selection import select_best_worst
 from burnish.types.batch import Batch, shared, to_device
 from burnish.types.rollout import Denoising, Scored, Steps
 from burnish.utils import random
@@ -164,3 +165,10 @@ def subset(scored: Scored, fraction: float) -> Tensor:
         order = random.permutation(shape[1], scored.seed, "timesteps", scored.update, prompt.uid, sample)
         chosen[row, order[:kept]] = True
     return chosen
+
+
+def best_worst(scored: Scored, keep: int) -> Tensor:
+    """The best and the worst samples of each prompt, ``keep`` of them: [B, 1] bool."""
+    scores = scored.scores
+    rows = select_best_worst(scores.reward, scored.group, scores.missing, keep)
+    return torch.zeros(len(scored), 1, dtype=torch.bool).index_fill(0, rows, True)

@@ -1,4 +1,4 @@
-"""One checkpoint on the disk: a file for each part of the state, files of shards, and a manifest with their hashes."""
+"""A checkpoint on disk: one file per part of the state, shard files, and a manifest with their hashes."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from burnish.utils.reading import check_folder
 
 MANIFEST = manifest.NAME
 PARTS = ("roles", "groups", "ema", "trainer", "source")  # of the state of a run
-VISIBLE = re.compile(r"(\d{8,})")  # names of folders that are whole
+VISIBLE = re.compile(r"(\d{8,})")  # folder names of complete checkpoints
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A whole checkpoint: every byte was there when it was opened."""
+    """A complete checkpoint: every file was verified when it was opened."""
 
     path: Path
     update: int
     identity: dict[str, str]
     score: float | None
     files: dict[str, dict[str, Any]]  # size and sha256 by file name
-    unvalidated: Metrics | None = None  # of its update, whose validation is still to be done
+    unvalidated: Metrics | None = None  # metrics of its update, if the validation is still to be done
 
     def load(self, identity: dict[str, str], parts: Collection[str] = ()) -> dict[str, Any]:
-        """The saved state by part, on the CPU. Nothing in a checkpoint can run anything here.
+        """The saved state by part, on the CPU. Loading never executes code of the checkpoint.
 
         Args:
-            identity: what the run that loads is, entry by entry as it was given to ``save``.
-            parts: that have to be there.
+            identity: of the run that loads, as it was given to ``save``.
+            parts: required parts.
 
         Raises:
-            UserError: the checkpoint is of another model or algorithm, has been removed since, or holds something
-                else than what a run writes.
+            UserError: the checkpoint is of another model or algorithm, was removed since, or has content that no run
+                writes.
         """
         saved = self.identity
         differing = [
@@ -57,28 +57,31 @@ class Checkpoint:
         if differing:
             raise UserError(
                 f"{self.path} is a checkpoint of another model or algorithm: {'; '.join(differing)}; "
-                "give the options that it was trained with, or start anew in another output_dir"
+                "give the options that it was trained with, or start a new run in another output_dir"
             )
         try:
             found = {name.removesuffix(".pt"): _part(self.path / name) for name in self.files if name.endswith(".pt")}
             if missing := [name for name in parts if name not in found]:
-                raise UserError(f"{self.path} lacks {missing[0]}.pt, which every run writes; use another checkpoint")
+                raise UserError(f"{self.path} lacks {missing[0]}.pt; use another checkpoint")
             if len(found) == len(self.files):
                 return found
             start = f"{shard_files.FOLDER}/"
             sizes = {n.removeprefix(start): one["size"] for n, one in self.files.items() if n.startswith(start)}
-            return shard_files.restore(found, shard_files.read(self.path / shard_files.FOLDER, sizes))
+            restored: dict[str, Any] = shard_files.restore(
+                found, shard_files.read(self.path / shard_files.FOLDER, sizes)
+            )
+            return restored
         except FileNotFoundError as error:
-            raise UserError(f"{error.filename} was removed; start again to use what is there now") from None
+            raise UserError(f"{error.filename} was removed while it was read; start again") from None
         except OSError as error:
             raise UserError(f"{error.filename or self.path} can't be read: {error.strerror or error}") from None
 
 
 def read(path: Path) -> Checkpoint:
-    """Open a checkpoint and hash every file of it.
+    """Open a checkpoint and verify the hash of every file.
 
     Raises:
-        UserError: something is missing, too short, or not what was written.
+        UserError: a file is missing, truncated or damaged.
     """
     try:
         return _read(path)
@@ -88,19 +91,18 @@ def read(path: Path) -> Checkpoint:
 
 def _read(path: Path) -> Checkpoint:
     if not path.is_dir():
-        raise UserError(f"{path} is not a checkpoint: there is no such folder; give one in a run's checkpoints")
+        raise UserError(f"{path} is not a checkpoint: no such folder; give a numbered folder in a run's checkpoints")
     check_folder(path)
     content = manifest.read(path)
     if VISIBLE.fullmatch(path.name) and int(path.name) != content["update"]:
-        raise UserError(f"{path} holds policy update {content['update']}; name it {content['update']:08d}")
+        raise UserError(f"{path} is of policy update {content['update']}; rename it to {content['update']:08d}")
     for name, about in content["files"].items():
         file = path / name
         if not file.exists():
             raise UserError(f"{file} is missing")
         if not file.is_file() or not file.resolve().is_relative_to(path.resolve()):
-            raise UserError(f"{file} leads out of the checkpoint; copy what it stands for there, or use another one")
-        size = file.stat().st_size
-        if size != about["size"]:
+            raise UserError(f"{file} links outside the checkpoint; replace the link by its file, or use another one")
+        if (size := file.stat().st_size) != about["size"]:
             raise UserError(f"{file} has {size} bytes of {about['size']}")
         if _sha256(file) != about["sha256"]:
             raise UserError(f"{file} is damaged: its sha256 is not the one in {MANIFEST}")
@@ -110,43 +112,45 @@ def _read(path: Path) -> Checkpoint:
         identity=content["identity"],
         score=content["score"],
         files=content["files"],
-        unvalidated=_numbers(content.get("unvalidated")),  # older ones have none
+        unvalidated=_numbers(content.get("unvalidated")),  # missing in older checkpoints
     )
 
 
 def _numbers(found: dict[str, float | None] | None) -> Metrics | None:
-    """Metrics as they were before JSON, which knows no NaN."""
+    """Metrics from JSON, which has null for NaN."""
     if found is None:
         return None
     return {name: math.nan if value is None else value for name, value in found.items()}
 
 
 def _part(file: Path) -> Any:
-    """What a file of plain data and tensors holds."""
+    """Content of a file of plain data and tensors."""
     try:
-        with zipfile.ZipFile(file) as packed:  # torch packs nothing smaller, so nothing can grow without bound
+        with zipfile.ZipFile(file) as packed:  # torch stores without compression; anything else is a zip bomb
             if sum(one.file_size for one in packed.infolist()) > file.stat().st_size:
-                raise ValueError("it would grow when it is read")
+                raise ValueError("it is compressed")
         return torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, MemoryError):
         raise
-    except Exception as error:  # anything may be wrong with what somebody else has made up
+    except Exception as error:  # the file may be forged
         why = str(error).split("\n")[0] or type(error).__name__
         raise UserError(
-            f"{file} holds something else than the tensors, numbers and text of a run: {why}; nothing of it was run; "
+            f"{file} has something other than tensors, numbers and text: {why}; nothing of it was executed; "
             "use another checkpoint"
         ) from None
 
 
-def _sha256(file: Path) -> str:
+def _sha256(file: Path, *, flush: bool = False) -> str:
     with file.open("rb") as opened:
+        if flush:
+            os.fsync(opened.fileno())
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def write(folder: Path, state: Snapshot) -> None:
-    """What one rank writes: every part as a file of its own, and last the manifest, in which the shards stand, too.
+    """Write every part to its own file, then the manifest, which also lists the shards; run by one rank.
 
-    All of it is on the disk before this returns.
+    All files are flushed to disk before this returns.
     """
     files = {}
     for name, part in state.parts.items():
@@ -157,7 +161,7 @@ def write(folder: Path, state: Snapshot) -> None:
         files[f"{name}.pt"] = {"size": sink.size, "sha256": sink.hash.hexdigest()}
     shards = folder / shard_files.FOLDER
     for path in shard_files.files(shards) if shards.exists() else ():
-        files[f"{shards.name}/{path.name}"] = _settled(path)
+        files[f"{shards.name}/{path.name}"] = {"size": path.stat().st_size, "sha256": _sha256(path, flush=True)}
     _write_manifest(folder / MANIFEST, state, files)
     if shards.exists():
         sync(shards)
@@ -165,7 +169,7 @@ def write(folder: Path, state: Snapshot) -> None:
 
 
 def mark_validated(checkpoint: Checkpoint, score: float | None) -> Checkpoint:
-    """Write down that its validation is done, and the reward; a crash leaves the old manifest or the new one."""
+    """Record in the manifest, atomically, that the validation is done, and its reward."""
     done = replace(checkpoint, score=_finite(score), unvalidated=None)
     new = checkpoint.path / f".{MANIFEST}.new"
     _write_manifest(new, done, checkpoint.files)
@@ -194,15 +198,8 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _settled(path: Path) -> dict[str, Any]:
-    """Size and hash of a file that another program wrote, once it is on the disk."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
 class _Sink:
-    """Hashes what it writes, and keeps an error until the end: torch.save would turn it into a riddle."""
+    """Hashes what it writes, and defers an OSError until ``finish``: torch.save would obscure it."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.hash, self.size = file, hashlib.sha256(), 0

@@ -1,7 +1,7 @@
-"""The manifest of a checkpoint: which files belong to it, how long they are, and their hashes.
+"""The manifest of a checkpoint: its files with sizes and hashes.
 
-Its own hash finds damage, not malice: whoever makes up a checkpoint makes up the hash, too. So everything in it is
-checked before it is used: names stay inside the folder, numbers are numbers.
+Its own hash detects damage, not forgery, so everything in it is checked before it is used: names stay inside the
+folder, numbers are numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 
 def render(content: dict[str, Any]) -> bytes:
-    """A manifest with its own hash, so that no bit of it can change unseen."""
+    """A manifest with its own hash, which detects any change."""
     digest = hashlib.sha256(json.dumps(content, allow_nan=False).encode()).hexdigest()
     return json.dumps({"sha256": digest} | content, indent=1, allow_nan=False).encode() + b"\n"
 
@@ -34,7 +34,7 @@ def read(path: Path) -> dict[str, Any]:
 
     Raises:
         OSError: it can't be read.
-        UserError: it is missing, is damaged, or says what no run writes.
+        UserError: it is missing, damaged, or not written by a run.
     """
     file = path / NAME
     try:
@@ -42,16 +42,16 @@ def read(path: Path) -> dict[str, Any]:
         raw = file.read_bytes() if size <= LARGEST else b""
     except FileNotFoundError:
         raise UserError(
-            f"{path} is not a whole checkpoint: {file} is missing; name a numbered folder in a run's checkpoints"
+            f"{path} is not a complete checkpoint: {file} is missing; give a numbered folder in a run's checkpoints"
         ) from None
     try:
-        content = parse_json(raw)
+        content: dict[str, Any] = parse_json(raw)
         content.pop("sha256")
-        whole = render(content) == raw
+        intact = render(content) == raw
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        whole = False
-    if not whole:
-        raise UserError(f"{file} is damaged: its {size} bytes are not what was written")
+        intact = False
+    if not intact:
+        raise UserError(f"{file} is damaged: its {size} bytes do not match its sha256")
     if content.get("format") != FORMAT:
         raise UserError(f"{path} has format {content.get('format')!r:.40}, not {FORMAT}; a newer Burnish wrote it")
     if wrong := _wrong(content):
@@ -60,22 +60,22 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _wrong(content: dict[str, Any]) -> str:
-    """What is wrong with it; nothing for a good one."""
+    """What is wrong with a manifest's content, or ""."""
     identity, score, files = content.get("identity"), content.get("score"), content.get("files")
     if not _count(content.get("update")):
-        return "update is no number of policy updates"
+        return "update is not a count"
     if not isinstance(identity, dict) or not all(isinstance(value, str) for value in identity.values()):
-        return "identity is not what a run is"
+        return "identity is not a map of strings"
     if score is not None and not _number(score):
-        return "score is no number"
+        return "score is not a number"
     metrics = content.get("unvalidated", {})
     if not isinstance(metrics, dict) or not all(value is None or _number(value) for value in metrics.values()):
-        return "unvalidated is no metrics"
+        return "unvalidated is not a map of numbers"
     if not isinstance(files, dict) or not files:
-        return "it names no files"
+        return "it lists no files"
     for name, about in files.items():
         if not _FILE.fullmatch(name):
-            return f"{name!r:.80} is no name of a file in a checkpoint"
+            return f"{name!r:.80} is not a file name of a checkpoint"
         if not isinstance(about, dict) or not _count(about.get("size")):
             return f"{name} has no size"
         if not isinstance(about.get("sha256"), str) or not _HASH.fullmatch(about["sha256"]):

@@ -1,6 +1,6 @@
-"""Tensors that lie on several ranks, in the files of a checkpoint: each rank writes what it holds.
+"""Sharded tensors in a checkpoint: each rank writes its shards, and any number of ranks reads them back.
 
-Any number of ranks reads them back, for they know which part of the whole they are (torch.distributed.checkpoint).
+The files are those of torch.distributed.checkpoint.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MARK = "lies in the shards"
 
 
 def extract(value: Any, where: str, into: dict[str, Tensor]) -> Any:
-    """The same value with a note in place of each tensor that lies on several ranks; those go ``into`` a dict."""
+    """The value with each sharded tensor moved ``into`` a dict and replaced by a reference."""
     if is_sharded(value):
         into[where] = value
         return {MARK: where}
@@ -36,12 +36,12 @@ def extract(value: Any, where: str, into: dict[str, Tensor]) -> Any:
 
 
 def restore(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """The opposite of ``extract``, with whole tensors."""
+    """The opposite of ``extract``, with full tensors."""
     if isinstance(value, dict):
         if value.keys() == {MARK}:
             where = value[MARK]
             if not isinstance(where, str) or where not in tensors:
-                raise UserError(f"a tensor of the checkpoint is in no shard: {where!r:.80}; use another checkpoint")
+                raise UserError(f"a tensor of the checkpoint is missing: {where!r:.80}; use another checkpoint")
             return tensors[where]
         return {key: restore(item, tensors) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -51,10 +51,10 @@ def restore(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def write(folder: Path, tensors: dict[str, Tensor], ranks: Ranks) -> None:
-    """Write what this rank holds; all ranks do, with the same names, into a folder that none of them has used.
+    """Write this rank's shards; all ranks call it together, with the same names, for a new folder.
 
     Raises:
-        OSError: on every rank, when one of them can't write.
+        OSError: on every rank, if one of them can't write.
     """
     from torch.distributed.checkpoint import FileSystemWriter, save
     from torch.distributed.checkpoint.api import CheckpointException
@@ -66,7 +66,7 @@ def write(folder: Path, tensors: dict[str, Tensor], ranks: Ranks) -> None:
 
 
 def read(folder: Path, sizes: Mapping[str, int]) -> dict[str, Tensor]:
-    """Whole tensors on the CPU, by their names; no other rank is asked.
+    """Full tensors on the CPU by name; no collective operation.
 
     Args:
         folder: of shards.
@@ -74,7 +74,7 @@ def read(folder: Path, sizes: Mapping[str, int]) -> dict[str, Tensor]:
 
     Raises:
         OSError: a file can't be read.
-        UserError: what the files hold is not what a run has written.
+        UserError: the files were not written by a run.
     """
     from torch.distributed.checkpoint import load
     from torch.distributed.checkpoint.api import CheckpointException
@@ -87,7 +87,7 @@ def read(folder: Path, sizes: Mapping[str, int]) -> dict[str, Tensor]:
         name: torch.empty(about.size, dtype=about.properties.dtype) for name, about in known.items()
     }
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # which is what is meant
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # intended: no_dist
         try:
             load(tensors, storage_reader=reader, no_dist=True)
         except CheckpointException as error:
@@ -96,17 +96,18 @@ def read(folder: Path, sizes: Mapping[str, int]) -> dict[str, Tensor]:
 
 
 def files(folder: Path) -> list[Path]:
-    """All files of a folder of shards, in the order of their names."""
+    """All files of a folder of shards, by name."""
     return sorted(path for path in folder.iterdir() if path.is_file())
 
 
 def _cause(error: Any, folder: Path) -> OSError:
-    """What the disk said; torch's own writer makes another error of it."""
-    seen = list(error.failures.values())
-    for wrapped in seen:
+    """The OSError behind an exception of torch's writer."""
+    failures = list(error.failures.values())
+    for wrapped in failures:
         found = wrapped[0] if isinstance(wrapped, tuple) else wrapped
         while found is not None:
             if isinstance(found, OSError):
                 return OSError(found.errno or errno.EIO, found.strerror or str(found), str(folder))
             found = found.__cause__ or found.__context__
-    return OSError(errno.EIO, "; ".join(str(one[0] if isinstance(one, tuple) else one) for one in seen), str(folder))
+    reasons = "; ".join(str(one[0] if isinstance(one, tuple) else one) for one in failures)
+    return OSError(errno.EIO, reasons, str(folder))

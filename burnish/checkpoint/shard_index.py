@@ -1,7 +1,7 @@
-"""torch's list of the shards in a checkpoint, read as data: nothing that it names is imported or called.
+"""Reads torch's index of a checkpoint's shards without executing anything.
 
-torch.distributed.checkpoint writes that list as a pickle, which could name any function of any module. Here every
-object in it becomes an inert record, and what the records say is checked before anything is made for it.
+torch.distributed.checkpoint writes the index as a pickle, which could call any function. Here every object of the
+pickle becomes an inert record, which is checked before any memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -28,26 +28,16 @@ from burnish.utils.errors import UserError
 NAME = ".metadata"
 METADATA, FILES = "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"
 MODULES = (METADATA, FILES, "torch", "torch.serialization", "pathlib", "pathlib._local", "collections")
-UNUSED = (  # ways of a pickle to reach what is outside of it, and to ask for memory that it does not fill
+UNUSED = (  # opcodes that reach outside the pickle, or allocate memory that the file does not fill
     pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.PERSID, pickle.BINPERSID, pickle.INST, pickle.OBJ, pickle.NEWOBJ_EX,
     pickle.BYTEARRAY8, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER,
 )  # fmt: skip
 
 
 class ShardReader(FileSystemReader):
-    """Reads tensors of a folder of shards, by a list that was checked."""
+    """Reads tensors of a folder of shards by its checked index."""
 
     def __init__(self, folder: Path, sizes: Mapping[str, int]) -> None:
-        """Read the list.
-
-        Args:
-            folder: of the shards.
-            sizes: bytes of every file in it.
-
-        Raises:
-            OSError: it can't be read.
-            UserError: it is damaged, or lists what is not there.
-        """
         super().__init__(folder)
         self.index = read_index(folder, sizes)
 
@@ -58,21 +48,30 @@ class ShardReader(FileSystemReader):
 
 
 def read_index(folder: Path, sizes: Mapping[str, int]) -> Metadata:
-    """The list of the shards in a folder; see ``ShardReader``."""
+    """The index of a folder of shards.
+
+    Args:
+        folder: of the shards.
+        sizes: bytes of every file in it.
+
+    Raises:
+        OSError: it can't be read.
+        UserError: it is damaged, or lists missing data.
+    """
     with (folder / NAME).open("rb") as file:
         try:
             return _metadata(_Reader(file).load(), sizes)
         except OSError:
             raise
-        except Exception as error:  # anything may be wrong with what somebody else has made up
+        except Exception as error:  # the file may be forged
             raise UserError(
-                f"{folder / NAME} is no list of these shards: {error or type(error).__name__}; nothing of it was run; "
-                "use another checkpoint"
+                f"{folder / NAME} is no index of these shards: {error or type(error).__name__}; nothing of it was "
+                "executed; use another checkpoint"
             ) from None
 
 
 class _Record:
-    """What stands in the place of an object, and what the object would have been made of."""
+    """Stands for an object of the pickle, with its arguments and state."""
 
     named = ""
     state: Any = None
@@ -90,89 +89,89 @@ class _Record:
         self.state = state
 
 
-# the one that is written in Python: it fills no memory because a number in the file is large
+# the unpickler in Python, which does not allocate memory by sizes that the file claims
 class _Reader(pickle._Unpickler):  # type: ignore[name-defined,misc,unused-ignore]
     dispatch = {code: load for code, load in pickle._Unpickler.dispatch.items() if bytes([code]) not in UNUSED}  # type: ignore[attr-defined,unused-ignore]  # noqa: RUF012
 
     def find_class(self, module: str, name: str) -> type[_Record]:
         if module not in MODULES:
-            raise ValueError(f"it names {module}.{name}")
+            raise ValueError(f"it refers to {module}.{name}")
         return type("_Named", (_Record,), {"named": f"{module}.{name}"})
 
 
-def _metadata(said: Any, sizes: Mapping[str, int]) -> Metadata:
-    about = _fields(said, f"{METADATA}.Metadata")
+def _metadata(value: Any, sizes: Mapping[str, int]) -> Metadata:
+    about = _fields(value, f"{METADATA}.Metadata")
     tensors: dict[str, Any] = {_text(name): _tensor(one) for name, one in about["state_dict_metadata"].items()}
-    promised = sum(math.prod(one.size) * one.properties.dtype.itemsize for one in tensors.values())
-    if promised > sum(sizes.values()):
-        raise ValueError(f"its tensors have {promised} bytes, and its files {sum(sizes.values())}")
-    places = dict(_place(index, where, sizes) for index, where in about["storage_data"].items())
+    claimed = sum(math.prod(one.size) * one.properties.dtype.itemsize for one in tensors.values())
+    if claimed > sum(sizes.values()):
+        raise ValueError(f"its tensors have {claimed} bytes, and its files {sum(sizes.values())}")
+    storage = dict(_storage(index, where, sizes) for index, where in about["storage_data"].items())
     for name, one in tensors.items():
         for chunk in one.chunks:
-            if MetadataIndex(name, chunk.offsets) not in places:
-                raise ValueError(f"a part of {name} is in no file")
-    return Metadata(state_dict_metadata=tensors, storage_data=places, storage_meta=StorageMeta())
+            if MetadataIndex(name, chunk.offsets) not in storage:
+                raise ValueError(f"a chunk of {name} is in no file")
+    return Metadata(state_dict_metadata=tensors, storage_data=storage, storage_meta=StorageMeta())
 
 
-def _tensor(said: Any) -> TensorStorageMetadata:
-    about = _fields(said, f"{METADATA}.TensorStorageMetadata")
-    properties = _made(about["properties"], f"{METADATA}.TensorProperties").state
+def _tensor(value: Any) -> TensorStorageMetadata:
+    about = _fields(value, f"{METADATA}.TensorStorageMetadata")
+    properties = _record(about["properties"], f"{METADATA}.TensorProperties").state
     dtype = getattr(torch, str(getattr(properties[0], "named", "")).removeprefix("torch."), None)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError("a tensor has no type")
+        raise ValueError("a tensor has no dtype")
     size = _size(about["size"])
     chunks = []
-    for part in about["chunks"]:
-        piece = _fields(part, f"{METADATA}.ChunkStorageMetadata")
-        offsets, sizes = _size(piece["offsets"]), _size(piece["sizes"])
+    for one in about["chunks"]:
+        chunk = _fields(one, f"{METADATA}.ChunkStorageMetadata")
+        offsets, sizes = _size(chunk["offsets"]), _size(chunk["sizes"])
         if not len(offsets) == len(sizes) == len(size):
-            raise ValueError("a part of a tensor has other axes than the tensor")
+            raise ValueError("a chunk of a tensor has other dimensions than the tensor")
         if any(start + length > end for start, length, end in zip(offsets, sizes, size, strict=True)):
-            raise ValueError("a part of a tensor is outside of it")
+            raise ValueError("a chunk of a tensor is outside of it")
         chunks.append(ChunkStorageMetadata(offsets=offsets, sizes=sizes))
     if sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(size):
-        raise ValueError("parts of a tensor are missing")
+        raise ValueError("chunks of a tensor are missing")
     return TensorStorageMetadata(properties=TensorProperties(dtype=dtype), size=size, chunks=chunks)
 
 
-def _place(index: Any, where: Any, sizes: Mapping[str, int]) -> tuple[MetadataIndex, _StorageInfo]:
-    part, about = _fields(index, f"{METADATA}.MetadataIndex"), _fields(where, f"{FILES}._StorageInfo")
+def _storage(index: Any, where: Any, sizes: Mapping[str, int]) -> tuple[MetadataIndex, _StorageInfo]:
+    chunk, about = _fields(index, f"{METADATA}.MetadataIndex"), _fields(where, f"{FILES}._StorageInfo")
     file, start, length = about["relative_path"], about["offset"], about["length"]
     if not isinstance(file, str) or file not in sizes:
         raise ValueError(f"it names a file that does not belong to the checkpoint: {file!r:.80}")
     if not (_count(start) and _count(length)) or start + length > sizes[file]:
-        raise ValueError(f"{file} ends before what is to be in it")
+        raise ValueError(f"{file} is too short")
     if about.get("transform_descriptors"):
-        raise ValueError("it is packed in a way that Burnish does not write")
-    number = part.get("index")
-    found = MetadataIndex(_text(part["fqn"]), _size(part["offset"]), number if _count(number) else None)
+        raise ValueError("it has transforms, which Burnish does not write")
+    number = chunk.get("index")
+    found = MetadataIndex(_text(chunk["fqn"]), _size(chunk["offset"]), number if _count(number) else None)
     return found, _StorageInfo(file, start, length)
 
 
-def _made(said: Any, named: str) -> _Record:
-    if not isinstance(said, _Record) or said.named != named:
-        raise ValueError(f"something else stands where {named.rpartition('.')[2]} belongs")
-    return said
+def _record(value: Any, named: str) -> _Record:
+    if not isinstance(value, _Record) or value.named != named:
+        raise ValueError(f"it has something other than a {named.rpartition('.')[2]}")
+    return value
 
 
-def _fields(said: Any, named: str) -> dict[str, Any]:
-    state = _made(said, named).state
+def _fields(value: Any, named: str) -> dict[str, Any]:
+    state = _record(value, named).state
     if not isinstance(state, dict):
         raise ValueError(f"{named.rpartition('.')[2]} is empty")
     return state
 
 
-def _size(said: Any) -> torch.Size:
-    (numbers,) = _made(said, "torch.Size").arguments
+def _size(value: Any) -> torch.Size:
+    (numbers,) = _record(value, "torch.Size").arguments
     if not isinstance(numbers, tuple) or not all(map(_count, numbers)):
-        raise ValueError("a shape is not of whole numbers")
+        raise ValueError("a shape is not of integers")
     return torch.Size(numbers)
 
 
-def _text(said: Any) -> str:
-    if not isinstance(said, str):
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
         raise ValueError("a tensor has no name")
-    return said
+    return value
 
 
 def _count(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The state of a run as plain data, which training can no longer change if it is a copy."""
+"""The state of a run as plain data, to be written while training continues."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from burnish.checkpoint import shard_files
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What a checkpoint is to hold: of tensors that lie on several ranks, what lies on this one."""
+    """Content of a checkpoint; of sharded tensors, this rank's shards."""
 
-    update: int  # policy updates behind it
+    update: int
     parts: dict[str, Any]  # nested plain data; tensors on the CPU
     sharded: dict[str, Tensor]  # by name
     identity: dict[str, str]
     score: float | None
-    unvalidated: Metrics | None = None  # of its update, whose validation is still to be done
+    unvalidated: Metrics | None = None
 
     @classmethod
     def of(
@@ -33,15 +33,9 @@ class Snapshot:
         unvalidated: Metrics | None = None,
         copy: bool,
     ) -> Snapshot:
-        """Take it.
+        """Take a snapshot; arguments as for ``CheckpointStore.save``.
 
-        Args:
-            update: policy updates behind the state.
-            state: nested dicts, lists and tuples of tensors, numbers, strings, booleans and None, by part.
-            identity: what must agree when it is loaded.
-            score: its validation reward, if it was judged.
-            unvalidated: the metrics of its update, if a validation is due that has not been finished.
-            copy: whether every tensor is copied into memory of the CPU; else those that are there already are shared.
+        With ``copy`` every tensor is copied to CPU memory; otherwise tensors on the CPU are shared.
         """
         sharded: dict[str, Tensor] = {}
         taken = {name: shard_files.extract(value, name, sharded) for name, value in state.items()}
@@ -56,12 +50,12 @@ class Snapshot:
 
     @property
     def size(self) -> int:
-        """Bytes, about."""
+        """Approximate bytes."""
         return _size(self.parts) + _size(self.sharded)
 
 
 def _portable(value: Any, where: str, *, copy: bool) -> Any:
-    """The same value with tensors on the CPU, without gradients, and no larger than what they show."""
+    """The value with its tensors on the CPU, detached, and without storage beyond their elements."""
     if isinstance(value, Tensor):
         if copy:
             return value.detach().to("cpu", copy=True)

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there: written aside, verified, renamed; only then do older ones go."""
+"""Atomic checkpoints: written to a temporary folder, verified, renamed; only then are older ones removed."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from burnish.checkpoint import shard_files
 from burnish.checkpoint.files import VISIBLE, Checkpoint, mark_validated, read, write
 from burnish.checkpoint.snapshot import Snapshot
 from burnish.options import CheckpointOptions
-from burnish.training.ranks import ALONE, Ranks
+from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.utils.background import Background
 from burnish.utils.disk import FULL, sync
 from burnish.utils.errors import UserError
 
 log = logging.getLogger(__name__)
 
-PASSING = re.compile(r"\.(saving|replaced|removing)-(\d{8,})-[0-9a-f]{8}")  # what a kill may leave behind
+TEMPORARY = re.compile(r"\.(saving|replaced|removing)-(\d{8,})-[0-9a-f]{8}")  # may remain after a kill
 
 
 class CheckpointStore:
     """The checkpoints of a run: ``folder/00000010`` is the state after policy update 10.
 
-    Reading never changes the folder, so that a run can be looked at while it trains.
+    Reading never changes the folder, so that another process may read while the run trains.
     """
 
-    def __init__(self, folder: Path, options: CheckpointOptions, ranks: Ranks = ALONE) -> None:
-        """Args: ``ranks`` save together, and find the same; they all see the folder."""
+    def __init__(self, folder: Path, options: CheckpointOptions, ranks: Ranks = SINGLE_RANK) -> None:
+        """Args: ``ranks`` save together, into a folder that all of them see."""
         self.folder, self.options, self.ranks = Path(folder), options, ranks
-        self._verified: dict[Path, Checkpoint] = {}  # hashed by this process once
-        self._swept = False
+        self._verified: dict[Path, Checkpoint] = {}  # hashed once by this process
+        self._cleaned = False
         self._longest = 0.0
         self._writing: Background | None = None
-        self._apart: Ranks | None = None  # the same ranks, for what is written meanwhile
+        self._background_ranks: Ranks | None = None
 
     @property
     def seconds(self) -> float:
-        """How long it takes to have a state saved, judged by the longest save of this process."""
+        """Expected time of a save: the longest one of this process so far."""
         return self._longest * (2 if self._writing is not None and not self._writing.done else 1)
 
     def save(
@@ -59,23 +59,20 @@ class CheckpointStore:
     ) -> Path:
         """Write a checkpoint, and remove those that are no longer kept.
 
-        Several ranks call it together. Each writes what it holds of tensors that lie on all of them; the first one
-        writes everything else, and makes the checkpoint visible once all have written.
-
-        With ``checkpoint.asynchronous`` it returns when the state is copied, and all else happens meanwhile. One is
-        written at a time: this waits for the one before it.
+        All ranks call it together. Each writes its shards; rank 0 writes everything else, and makes the checkpoint
+        visible once all have written. With ``checkpoint.asynchronous`` it returns when the state is copied, and
+        writes in the background, one checkpoint at a time.
 
         Args:
-            update: policy updates behind the state.
+            update: number of policy updates of the state.
             state: nested dicts, lists and tuples of tensors, numbers, strings, booleans and None, by part.
-            identity: what must agree when it is loaded.
-            score: its validation reward, if it was judged; not a number counts as not judged.
-            unvalidated: the metrics of the update, if a validation is due that has not been finished: a run that goes
-                on from here begins with it.
+            identity: must be equal when it is loaded.
+            score: validation reward; None or NaN if there is none.
+            unvalidated: metrics of the update, if its validation is still to be done; a resumed run begins with it.
 
         Raises:
-            UserError: the disk is full or can't be written, now or when the one before was written meanwhile; earlier
-                checkpoints are as they were.
+            UserError: the disk is full or can't be written, for this checkpoint or the one before; earlier
+                checkpoints are intact.
         """
         self.wait()
         start, target = time.perf_counter(), self.folder / f"{update:08d}"
@@ -84,36 +81,36 @@ class CheckpointStore:
         if not copy:
             self._save(taken, target, self.ranks, start)
             return target
-        if self._apart is None:
-            self._apart = self.ranks.apart()
-        apart = self._apart
-        self._writing = Background(f"{target} is written", lambda: self._save(taken, target, apart, start))
+        if self._background_ranks is None:
+            self._background_ranks = self.ranks.clone_group()
+        ranks = self._background_ranks
+        self._writing = Background(f"{target} is written", lambda: self._save(taken, target, ranks, start))
         return target
 
     def validated(self, update: int, score: float | None) -> None:
-        """Write down that the validation of a checkpoint is done, which was saved before it.
+        """Record the finished validation of a checkpoint that was saved before it.
 
         Raises:
-            UserError: the disk is full or can't be written; the checkpoint is as it was.
+            UserError: the disk is full or can't be written; the checkpoint is intact.
         """
         self.wait()
         self.ranks.first(lambda: self._validated(self.folder / f"{update:08d}", score))
 
     def _validated(self, target: Path, score: float | None) -> None:
-        found = self._whole(target)
+        found = self._complete(target)
         if found is None or (found.unvalidated is None and found.score == score):
             return
         try:
             self._verified[target] = mark_validated(found, score)
         except OSError as error:
             raise UserError(
-                f"the validation of checkpoint {target} can't be written down: {error}; the checkpoint is intact, and "
-                "a run that goes on from it does the validation again"
+                f"the validation of checkpoint {target} can't be recorded: {error}; the checkpoint is intact, and a "
+                "run that resumes from it repeats the validation"
             ) from error
         self._retire(found.update)
 
     def wait(self) -> None:
-        """Wait for a save that goes on meanwhile, if there is one.
+        """Wait for a save in the background, if there is one.
 
         Raises:
             UserError: it failed; see ``save``.
@@ -128,7 +125,7 @@ class CheckpointStore:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait, unless the user wants to be gone at once; an error that is under way goes first."""
+        """Wait for a save in the background, except on KeyboardInterrupt; an exception in flight takes precedence."""
         if kind is None:
             self.wait()
         elif issubclass(kind, Exception):
@@ -138,7 +135,7 @@ class CheckpointStore:
                 log.error("%s", failed)
 
     def _save(self, state: Snapshot, target: Path, ranks: Ranks, start: float) -> None:
-        staged = ranks.first(lambda: self._aside("saving", state.update))
+        staged = ranks.first(lambda: self._temporary("saving", state.update))
         try:
             ranks.first(lambda: self._stage(staged))
             if state.sharded:
@@ -153,83 +150,83 @@ class CheckpointStore:
         self._longest = max(self._longest, time.perf_counter() - start)
 
     def _stage(self, staged: Path) -> None:
-        self._begin()
+        self._clean()
         staged.mkdir()
 
     def _finish(self, staged: Path, target: Path, state: Snapshot) -> None:
-        """Write what one rank writes, and make all of it visible."""
+        """Write the files of rank 0, and make the checkpoint visible."""
         write(staged, state)
         self._publish(read(staged), target)
 
     def latest(self) -> Checkpoint | None:
-        """The newest whole checkpoint; damaged ones are passed over with a warning."""
-        return next(self._whole_ones(), None)
+        """The newest complete checkpoint; damaged ones are skipped with a warning."""
+        return next(self._all_complete(), None)
 
     def best(self) -> Checkpoint | None:
-        """The whole checkpoint with the highest score, the newest among equals; None if none was judged."""
-        return _best(list(self._whole_ones()))
+        """The complete checkpoint with the highest score, the newest of equals; None if none has a score."""
+        return _best(list(self._all_complete()))
 
     def open(self, path: str | Path) -> Checkpoint:
-        """A checkpoint that the user names.
+        """A checkpoint by its path.
 
         Raises:
-            UserError: it is not there or not whole; the message says what is wrong with which file.
+            UserError: it does not exist or is not complete; the message names the file.
         """
         return read(Path(path))
 
-    def _whole_ones(self) -> Iterator[Checkpoint]:
-        """Whole checkpoints, the newest first."""
+    def _all_complete(self) -> Iterator[Checkpoint]:
+        """Complete checkpoints, the newest first."""
         found = []
         for entry in self.folder.iterdir() if self.folder.is_dir() else ():
             if match := VISIBLE.fullmatch(entry.name):
                 found.append((int(match[1]), 1, entry))
-            elif (match := PASSING.fullmatch(entry.name)) and match[1] == "replaced":
+            elif (match := TEMPORARY.fullmatch(entry.name)) and match[1] == "replaced":
                 found.append((int(match[2]), 0, entry))
         for _, _, path in sorted(found, reverse=True):
             try:
                 yield read(path)
             except UserError as error:
-                log.warning("checkpoint passed over: %s", error)
+                log.warning("checkpoint skipped: %s", error)
 
-    def _begin(self) -> None:
-        """Make the folder and, once, remove what a killed run left half done."""
+    def _clean(self) -> None:
+        """Create the folder and, once, remove temporary folders of a killed run."""
         self.folder.mkdir(parents=True, exist_ok=True)
         sync(self.folder.parent)
-        if self._swept:
+        if self._cleaned:
             return
         for entry in list(self.folder.iterdir()):
-            match = PASSING.fullmatch(entry.name)
+            match = TEMPORARY.fullmatch(entry.name)
             if not match:
                 continue
             target = self.folder / match[2]
             if match[1] == "replaced" and not target.exists():
                 entry.rename(target)  # killed between the two renames of _publish
-            elif match[1] != "replaced" or self._whole(target):
+            elif match[1] != "replaced" or self._complete(target):
                 shutil.rmtree(entry)
-        self._swept = True
+        self._cleaned = True
 
     def _publish(self, staged: Checkpoint, target: Path) -> None:
-        """Make a verified folder visible under its name, in the place of an older one of that name."""
-        self._verified.pop(target, None)  # hashed again: whoever saves twice may be repairing it
-        old = self._whole(target) if target.exists() else None
+        """Rename a verified folder to its final name, replacing an older one of that name."""
+        self._verified.pop(target, None)  # hashed again: a second save may repair it
+        old = self._complete(target) if target.exists() else None
         if old and replace(old, path=staged.path) == staged:
             return
-        aside = self._aside("replaced", staged.update)
+        replaced = self._temporary("replaced", staged.update)
         if target.exists():
-            target.rename(aside)
+            target.rename(replaced)
         self._verified.pop(target, None)
         staged.path.rename(target)
         sync(self.folder)
         self._verified[target] = read(target)
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)
 
     def _retire(self, update: int) -> None:
-        """Remove older checkpoints; those of later updates belong to a run that went on from here before."""
+        """Remove older checkpoints; later ones belong to a run that was resumed from an earlier update."""
         paths = sorted(path for path in self.folder.iterdir() if VISIBLE.fullmatch(path.name))
-        whole = [found for path in paths if (found := self._whole(path))]
-        older = [found.path for found in whole if found.update <= update]
+        complete = [found for path in paths if (found := self._complete(path))]
+        older = [found.path for found in complete if found.update <= update]
         keep = set(older[-self.options.keep_last :])
-        best = _best(whole) if self.options.keep_best else None
+        best = _best(complete) if self.options.keep_best else None
         if best:
             keep.add(best.path)
         for path in paths:
@@ -237,17 +234,17 @@ class CheckpointStore:
                 self._remove(path)
 
     def _remove(self, path: Path) -> None:
-        """Take a checkpoint out of sight first, so that a kill never leaves half of one."""
-        aside = self._aside("removing", int(path.name))
+        """Rename a checkpoint before removing it, so that a kill never leaves a partial one."""
+        removing = self._temporary("removing", int(path.name))
         self._verified.pop(path, None)
         try:
-            path.rename(aside)
-            shutil.rmtree(aside)
+            path.rename(removing)
+            shutil.rmtree(removing)
         except OSError as error:
             log.warning("checkpoint %s can't be removed: %s", path, error)
 
-    def _whole(self, path: Path) -> Checkpoint | None:
-        """A checkpoint that this process has hashed once, now or before."""
+    def _complete(self, path: Path) -> Checkpoint | None:
+        """A checkpoint, verified once by this process; None if it is damaged."""
         if path not in self._verified:
             try:
                 self._verified[path] = read(path)
@@ -256,24 +253,26 @@ class CheckpointStore:
                 return None
         return self._verified[path]
 
-    def _aside(self, kind: str, update: int) -> Path:
+    def _temporary(self, kind: str, update: int) -> Path:
         return self.folder / f".{kind}-{update:08d}-{secrets.token_hex(4)}"
 
     def _failure(self, target: Path, state: Snapshot, error: Exception) -> str:
-        """What a failed save means to the user."""
+        """Message of a failed save."""
         earlier = self.latest()
         intact = f"checkpoint {earlier.path} is intact" if earlier else "there is no earlier one"
         if not (isinstance(error, OSError) and error.errno in FULL):
             why = (error.strerror if isinstance(error, OSError) else None) or error
-            way = "put the disk in order, or change the permissions of the folder, and start again to go on"
-            return f"checkpoint {target} can't be written: {why}; {intact}; {way}"
+            return (
+                f"checkpoint {target} can't be written: {why}; {intact}; check the disk and the permissions of the "
+                "folder, then run the same command to resume"
+            )
         return (
-            f"no space is left in {self.folder}: checkpoint {target.name} needs about "
-            f"{state.size / 1e6:.2f} MB beside what is kept; {intact}; make room or lower "
-            "checkpoint.keep_last, then start again to go on"
+            f"no space is left in {self.folder}: checkpoint {target.name} needs about {state.size / 1e6:.2f} MB in "
+            f"addition to those that are kept; {intact}; free some space or lower checkpoint.keep_last, then run the "
+            "same command to resume"
         )
 
 
 def _best(found: list[Checkpoint]) -> Checkpoint | None:
-    judged = [one for one in found if one.score is not None]
-    return max(judged, key=lambda one: (one.score, one.update), default=None)
+    scored = [one for one in found if one.score is not None]
+    return max(scored, key=lambda one: (one.score, one.update), default=None)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import closing
+from typing import Any
 
 from rich.markup import escape
 
-from burnish.commands.opening import output_folder
-from burnish.tasks import LanguageAssembly
+from burnish.commands.opening import SampleRequest, output_folder
 from burnish.tasks.language.engine import ResponseJob
 from burnish.types.media import Media
 from burnish.types.prompt import Message, Part, Prompt
@@ -19,17 +19,19 @@ from burnish.utils.errors import UserError
 from burnish.utils.reading import checked_path
 
 
-def answer(
-    assembly: LanguageAssembly, questions: Sequence[str], images: Sequence[str], *, output: str, n: int, seed: int
-) -> int:
+def answer(assembly: Any, request: SampleRequest) -> int:
     """Write and print ``n`` responses to each question; every question is about all of the pictures, in order."""
-    system = assembly.config.data.system_prompt
-    asked = [_prompt(question, [_picture(path) for path in images], system) for question in questions]
-    target = output_folder(output)
+    if request.changes or request.prompt_file:
+        raise UserError(
+            "--steps, --guidance, --height, --width and --prompt-file are for models that draw; leave them out"
+        )
+    system, images, n, seed = assembly.config.data.system_prompt, request.images, request.n, request.seed
+    asked = [_prompt(question, [_picture(path) for path in images], system) for question in request.prompts]
+    target = output_folder(request.output)
     assembly.engine.seed = seed
     with closing(assembly), assembly.trained_weights():
         # the assembly's sampling is that of training; people want what validation shows
-        job = ResponseJob.groups(asked, n, purpose="sample", update=0, sampling=assembly.judged_sampling)
+        job = ResponseJob.groups(asked, n, purpose="sample", update=0, sampling=assembly.validation_sampling)
         _, responses = assembly.engine.sample(job)
     console = terminal.console(soft_wrap=True)
     records = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from burnish.config import describe, load
-from burnish.config.disk import missing
+from burnish.config.disk import disk_problems
 from burnish.utils import terminal
 
 
@@ -23,7 +23,7 @@ def config(recipe: str, overrides: Sequence[str]) -> int:
         option, mark, words = ("", "", line) if line.startswith("#") else line.partition("  # ")
         changed = "bold green" if words.startswith("[default ") else ""
         console.print(Text.assemble((option, changed), (mark + words, "dim")), soft_wrap=True)
-    lacking = missing(resolved)
+    lacking = disk_problems(resolved)
     if lacking:
         console.print(Text("\n# Before burnish train can start here:", "bold yellow"), soft_wrap=True)
     for complaint in lacking:

@@ -157,7 +157,7 @@ def check_disk_space() -> Finding:
     """Space where runs are written."""
     free = shutil.disk_usage(".").free / GB
     if free < NEEDED_DISK:
-        return Finding("fail", f"{free:.1f} GB free here", "make room, or set output_dir to a disk that has some")
+        return Finding("fail", f"{free:.1f} GB free here", "free some, or set output_dir to a disk that has some")
     return Finding("ok", f"{free:.1f} GB free here")
 
 
@@ -178,6 +178,18 @@ def check_quickstart() -> Finding:
     except UserError as error:
         return Finding("fail", str(error), "pip install --force-reinstall burnish, or another folder")
     return Finding("ok", "recipe, model and prompts are there")
+
+
+def check_plugins() -> Finding:
+    """Plugins of installed packages."""
+    from burnish.registry import ENTRY_POINTS, open_entry_points
+
+    try:
+        opened = open_entry_points()
+    except UserError as error:
+        return Finding("warn", str(error), "only runs that name something of it are refused")
+    shown = ", ".join(f"{name} ({what})" for name, what in opened.items())
+    return Finding("ok", shown or f"no installed package has any (entry points {ENTRY_POINTS})")
 
 
 def check_reward() -> Finding:
@@ -219,5 +231,6 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "disk": check_disk_space,
     "folder": check_folder,
     "quickstart": check_quickstart,
+    "plugins": check_plugins,
     "OCR reward": check_reward,
 }

@@ -12,14 +12,13 @@ from rich.table import Table
 
 from burnish.commands.opening import open_run, output_folder
 from burnish.config.overrides import read_overrides
-from burnish.tasks.evaluate import judge
 from burnish.utils import terminal
 from burnish.utils.disk import writing
 from burnish.utils.errors import ConfigError, UserError
 
 # options that decide what is judged, and how
 _READ = re.compile(
-    r"(task|model(\..*)?|data\.(?!train_batch_size|shuffle|fit)\w+|rewards(\..*)?|environment(\..*)?|scoring\..*"
+    r"(task|plugins|model(\..*)?|data\.(?!train_batch_size|shuffle|fit)\w+|rewards(\..*)?|environment(\..*)?|scoring\..*"
     r"|threads|seed|ema(\..*)?|algorithm\.name|validation\.(n|max_prompts|temperature|top_k|top_p|min_p)"
     r"|rollout\.(num_inference_steps|guidance_scale|guidance_rescale|embedded_guidance|height|width|schedule|shift"
     r"|max_sequence_length|merge_lora|batch_size|max_new_tokens|stop|engine|vllm(\..*)?))$"
@@ -38,7 +37,7 @@ def evaluate(source: str, overrides: Sequence[str], *, output: str | None) -> in
     assembly, update = open_run(source, overrides)
     target = output_folder(output) if output else None
     with closing(assembly), closing(assembly.scorer), assembly.trained_weights():
-        metrics = judge(assembly, target, n=assembly.config.validation.n)
+        metrics = assembly.evaluate(target, n=assembly.config.validation.n)
     table = Table("metric", "value", title=escape(f"{source} after {update} policy updates"))
     table.columns[1].justify = "right"
     for name, value in metrics.items():

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from rich.markup import escape
 
 from burnish.commands.opening import open_run, output_folder
 from burnish.models.lora import adapter_state, in_precision, merged_state
-from burnish.tasks import LanguageAssembly
 from burnish.utils import terminal
 from burnish.utils.disk import writing
 from burnish.utils.errors import UserError
@@ -41,17 +39,15 @@ def export(
     if what == "lora" and lora is None:
         raise UserError(f"{run} trained all weights (model.lora is null): there is no adapter; export merged weights")
     output_folder(output)
-    language = isinstance(assembly, LanguageAssembly)
-    save = model.save if language else model.save_pipeline
     precision, lost = None if dtype is None else getattr(torch, dtype), 0.0
     with assembly.trained_weights(), writing(target):
         if what == "lora":
             model.save_lora(target, *adapter_state(model.network, "policy"))
         elif lora is None:
-            save(target, in_precision(model.network.state_dict(), precision))
+            assembly.save(target, in_precision(model.network.state_dict(), precision))
         else:
             weights, lost = merged_state(model.network, "policy", dtype=precision)
-            save(target, weights)
+            assembly.save(target, weights)
     console = terminal.console(highlight=False, soft_wrap=True)
     if lost > LOST:
         console.print(
@@ -59,21 +55,8 @@ def export(
             "--dtype float32 keeps all of it in twice the space, and so does --format lora.\n"
         )
     base = resolve(assembly.config.model.path) if what == "lora" else target
-    lines = (_transformers if language else _diffusers)(model, base, target, what)
-    library = "transformers" if language else "diffusers"
+    lines, library = assembly.loading_lines(base, target if what == "lora" else None), assembly.library
     console.print(f"Weights after {update} policy updates: [bold]{escape(str(target))}[/bold]. With {library} alone:\n")
     for line in lines:
         console.print(f"  {line}", markup=False)
     return 0
-
-
-def _diffusers(model: Any, base: Path, target: Path, what: str) -> list[str]:
-    # diffusers wants to hear of the parts that a pipeline does without, though its model_index.json says so
-    without = "".join(f", {name}=None" for name in model.absent_parts())
-    load = f'pipe = {model.pipeline_class}.from_pretrained("{base}"{without})'
-    return [load, *([f'pipe.load_lora_weights("{target}")'] if what == "lora" else [])]
-
-
-def _transformers(model: Any, base: Path, target: Path, what: str) -> list[str]:
-    load = f'model = {type(model.network).__name__}.from_pretrained("{base}")'
-    return [load, *([f'model = peft.PeftModel.from_pretrained(model, "{target}")'] if what == "lora" else [])]

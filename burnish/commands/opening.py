@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from burnish.checkpoint.files import PARTS
@@ -12,12 +13,31 @@ from burnish.checkpoint.store import CheckpointStore
 from burnish.commands.reach import reach
 from burnish.config import RunConfig, load
 from burnish.config.load import recipe_names
+from burnish.config.plugins import code_named
 from burnish.config.run_folder import RunFolder
+from burnish.controller import Controller, LocalController
+from burnish.report.reading import read_configuration
 from burnish.tasks import Assembly, assemble
 from burnish.utils.errors import UserError
 from burnish.utils.reading import checked_path
 
 log = logging.getLogger(__name__)
+
+LOOK = "look at it first if the run is not yours"
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """What ``burnish sample`` is asked for."""
+
+    source: str
+    prompts: Sequence[str]
+    images: Sequence[str]
+    prompt_file: str | None
+    output: str
+    n: int
+    seed: int
+    changes: dict[str, int | float]  # of options of rollout
 
 
 def open_run(source: str, overrides: Sequence[str] = (), *, samples: bool = True) -> tuple[Assembly, int]:
@@ -54,12 +74,13 @@ def open_run(source: str, overrides: Sequence[str] = (), *, samples: bool = True
         raise UserError(
             f"{source} is neither a run (it has no config.yaml), a checkpoint of one, nor a recipe; give one of these"
         )
+    if imported := code_named(read_configuration(folder.config)):
+        # the folder may come from somebody else: nothing of this has been imported yet
+        log.warning("%s has this machine run %s; %s", folder.config, ", ".join(imported), LOOK)
     config: RunConfig = load(str(folder.config), list(overrides))
     if samples and (named := reach(config)):
-        # the folder may come from somebody else: nothing of this has been imported, started or asked yet
-        log.warning(
-            "%s has this machine use %s; look at it first if the run is not yours", folder.config, ", ".join(named)
-        )
+        # nor has this been imported, started or asked
+        log.warning("%s has this machine use %s; %s", folder.config, ", ".join(named), LOOK)
     store = CheckpointStore(folder.checkpoints, config.checkpoint)
     checkpoint = store.open(wanted) if wanted else store.latest()
     if checkpoint is None:
@@ -86,3 +107,16 @@ def output_folder(output: str) -> Path:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UserError(f"--output is {output}, which you may not write to; give another folder")
     return folder
+
+
+def open_controller(config: RunConfig, store: CheckpointStore) -> Controller:
+    """Those who do the work, as the option ``runtime`` says.
+
+    Raises:
+        UserError: they need something that is not installed.
+    """
+    if config.runtime == "local":
+        return LocalController(config, store)
+    from burnish.runtime.controller import RayController
+
+    return RayController(config, store)

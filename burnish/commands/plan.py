@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from burnish.config import RunConfig
-from burnish.report.words import words_of
+from burnish.config.tasks import task_named
 from burnish.utils import terminal
 
 
@@ -19,7 +19,7 @@ def plan(config: RunConfig, items: int, *, done: int = 0) -> list[str]:
         done: updates that an earlier attempt has made.
     """
     holds = config.algorithm.needs().data
-    learned = words_of(config.task).samples if config.online else holds
+    learned = task_named(config.task).words.samples if config.online else holds
     first = f"{config.steps:,} updates of {config.samples:,} {learned} ({config.samples_from})"
     if done:
         first += f"; {done:,} of them are done"

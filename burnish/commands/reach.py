@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from burnish.config import RunConfig
-from burnish.config.language import LanguageConfig
-from burnish.environments.function import FunctionEnvironment
-from burnish.environments.tools import Tools
 from burnish.rewards.images.function import Function
 from burnish.rewards.text.function import LanguageFunction
 from burnish.rewards.text.remote import Remote
@@ -20,12 +17,4 @@ def reach(config: RunConfig) -> list[str]:
         elif isinstance(reward, Remote):
             token = f" (with the token in {reward.token_variable})" if reward.token_variable else ""
             found.append(f"rewards.{label}.url={reward.url}{token}")
-    if isinstance(config, LanguageConfig):
-        environment = config.environment
-        if isinstance(environment, FunctionEnvironment):
-            found.append(f"environment.path={environment.path}")
-        elif isinstance(environment, Tools):
-            found += [f"environment.functions.{name}={path}" for name, path in environment.functions.items()]
-        if config.rollout.vllm is not None:
-            found.append(f"rollout.vllm.python={config.rollout.vllm.python}")
-    return found
+    return found + config.programs()

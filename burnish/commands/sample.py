@@ -9,25 +9,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 from rich.markup import escape
 from rich.progress import track
 
 from burnish.algorithms.flow.base import Needs
-from burnish.commands.answer import answer
-from burnish.commands.opening import open_run, output_folder
+from burnish.commands.opening import SampleRequest, open_run, output_folder
+from burnish.config.tasks import task_named
 from burnish.data.flow.prompts import read_prompts
 from burnish.models.flow.loading import load_model
 from burnish.options import ModelOptions, RolloutOptions
-from burnish.tasks import LanguageAssembly
-from burnish.tasks.flow.engine import FlowEngine, Job
-from burnish.tasks.flow.roles import NetworkRoles
+from burnish.tasks.flow.engine import FlowEngine, FlowJob
+from burnish.tasks.flow.roles import FlowRoles
 from burnish.types.rollout import Prompt
 from burnish.utils import terminal
 from burnish.utils.disk import writing
 from burnish.utils.errors import UserError
-from burnish.utils.images import Spoilt, grid
+from burnish.utils.images import NonFiniteImage, grid
 from burnish.utils.json_text import parse_json
 from burnish.utils.reading import checked_path
 
@@ -58,24 +58,27 @@ def sample(
         raise UserError("a prompt is empty; write what to draw, or a question")
     wanted = {"num_inference_steps": steps, "guidance_scale": guidance, "height": height, "width": width}
     changes = {name: value for name, value in wanted.items() if value is not None}
-    drawn = (checked_path(source, "SOURCE") / "model_index.json").exists()
-    assembly = None if drawn else open_run(source)[0]
-    if isinstance(assembly, LanguageAssembly):
-        if changes or prompt_file:
-            raise UserError(
-                "--steps, --guidance, --height, --width and --prompt-file are for models that draw; leave them out"
-            )
-        return answer(assembly, prompts, images, output=output, n=n, seed=seed)
-    if images:
+    request = SampleRequest(source, prompts, images, prompt_file, output, n, seed, changes)
+    if (checked_path(source, "SOURCE") / "model_index.json").exists():
+        return draw(None, request)
+    assembly, _ = open_run(source)
+    written: int = task_named(assembly.config.task).sample(assembly, request)
+    return written
+
+
+def draw(assembly: Any, request: SampleRequest) -> int:
+    """Draw pictures of the prompts; without an assembly, the source is a pipeline's directory."""
+    source, n, seed = request.source, request.n, request.seed
+    if request.images:
         raise UserError(f"--image is given, but {source} is a model that draws; give it words alone")
-    asked = [Prompt(text=text) for text in prompts] + (
-        read_prompts(checked_path(prompt_file, "--prompt-file")) if prompt_file else []
-    )
-    if not asked:
+    prompts = [Prompt(text=text) for text in request.prompts]
+    if request.prompt_file:
+        prompts += read_prompts(checked_path(request.prompt_file, "--prompt-file"))
+    if not prompts:
         raise UserError("no prompt is given; write it after the source, or use --prompt-file FILE")
-    target = output_folder(output)
-    with _engine(source, changes, seed) as engine:
-        job = Job.groups(asked, n, purpose="sample", update=0)
+    target = output_folder(request.output)
+    with _engine(assembly, request) as engine:
+        job = FlowJob.groups(prompts, n, purpose="sample", update=0)
         # small parts, so that one can watch the progress
         parts = engine.sample(job)
         pictures = [p for _, _, chunk in track(parts, "Sampling", transient=True) for p in chunk]
@@ -85,11 +88,11 @@ def sample(
             name = f"{int(job.group[i]):03d}-{int(job.sample[i]):02d}.png"
             Image.fromarray(picture).save(target / name)
             lines.write(json.dumps({"file": name, "prompt": prompt.text, "seed": seed}) + "\n")
-    spoilt = sum(isinstance(picture, Spoilt) for picture in pictures)
+    spoilt = sum(isinstance(picture, NonFiniteImage) for picture in pictures)
     if spoilt:
         log.warning("%d of %d pictures have values that are not finite, and are black", spoilt, len(pictures))
     with writing(target):
-        grid(pictures, columns=n, labels=[prompt.text for prompt in asked]).save(target / "grid.png")
+        grid(pictures, columns=n, labels=[prompt.text for prompt in prompts]).save(target / "grid.png")
     where = escape(str(target))
     terminal.console().print(f"{len(pictures)} pictures in [bold]{where}[/bold]; all of them in {where}/grid.png")
     return 0
@@ -106,18 +109,20 @@ def _remove_earlier(target: Path) -> None:
 
 
 @contextmanager
-def _engine(source: str, changes: dict[str, int | float], seed: int) -> Iterator[FlowEngine]:
+def _engine(assembly: Any, request: SampleRequest) -> Iterator[FlowEngine]:
     """The engine that draws, with the trained weights where there are some."""
-    if (checked_path(source, "SOURCE") / "model_index.json").exists():
+    source, changes, seed = request.source, request.changes, request.seed
+    if assembly is None:
         defaults: dict[str, int | float] = {"num_inference_steps": 28, "guidance_scale": 7.0, "batch_size": 8}
         rollout = RolloutOptions(**(defaults | changes))  # type: ignore[arg-type]
-        roles = NetworkRoles(
+        roles = FlowRoles(
             load_model(ModelOptions(path=source)), Needs(), None,
             guidance=rollout.guidance_scale, rescale=False, micro_batch_size=8, on_policy=True, seed=seed,
         )  # fmt: skip
         yield FlowEngine(roles, rollout, seed=seed)
         return
-    assembly, _ = open_run(source, [f"rollout.{name}={value}" for name, value in changes.items()])
+    if changes:
+        assembly, _ = open_run(source, [f"rollout.{name}={value}" for name, value in changes.items()])
     rollout = replace(assembly.config.rollout, batch_size=min(assembly.config.rollout.batch_size, 16))
     with assembly.trained_weights():
         yield FlowEngine(assembly.roles, rollout, seed=seed)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Sequence
 from contextlib import ExitStack, closing, nullcontext, suppress
 
-from burnish.algorithms.base import Metrics
 from burnish.checkpoint.files import Checkpoint
 from burnish.checkpoint.store import CheckpointStore
 from burnish.commands.closing import closing_message
+from burnish.commands.opening import open_controller
 from burnish.commands.plan import opening_message
+from burnish.commands.resuming import interrupted, starting_point
 from burnish.config import RunConfig
-from burnish.config.run_folder import STEP, RunFolder
-from burnish.controller import Controller, LocalController
-from burnish.hooks.base import Hook
-from burnish.hooks.checkpoints import Ahead, Checkpoints
-from burnish.hooks.expiry import Announced, Expiry, announced
+from burnish.config.run_folder import RunFolder
+from burnish.controller import Controller
+from burnish.hooks import Hook
+from burnish.hooks.checkpoints import BeforeValidation, Checkpoints
+from burnish.hooks.expiry import Expiry, ReclaimTime, reclaim_time
 from burnish.hooks.failures import Failures, NothingLearned
 from burnish.hooks.metrics import MetricsLog
 from burnish.hooks.progress import Progress
@@ -52,7 +52,7 @@ def train(config: RunConfig, stop: StopRequest | None = None) -> int:
         except Cancelled:
             finished = False  # before the first update of this process
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(_interrupted(folder)) from None
+            raise KeyboardInterrupt(interrupted(folder)) from None
         if not folder.has_run():
             print(f"Stopped by {asked.requested} before the first update; the same command starts again")
             return EXIT_STOPPED
@@ -60,7 +60,7 @@ def train(config: RunConfig, stop: StopRequest | None = None) -> int:
             write_report(folder)
             closing_message(folder, config, "finished" if finished else f"stopped by {asked.requested}")
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(_interrupted(folder)) from None
+            raise KeyboardInterrupt(interrupted(folder)) from None
         return 0 if finished else EXIT_STOPPED
 
 
@@ -70,18 +70,18 @@ def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
     Raises:
         Cancelled: a stop was asked for before the first update of this process.
     """
-    expected = announced(config.trainer)
-    with stop.giving_up():
+    expected = reclaim_time(config.trainer)
+    with stop.cancellable():
         store = CheckpointStore(folder.checkpoints, config.checkpoint)
-        checkpoint = _starting_point(config, folder, store)
+        checkpoint = starting_point(config, folder, store)
         controller = open_controller(config, store)
         if config.profiler is not None and config.profiler.tool == "nsys":
             command = controller_command(config.profiler, local=config.runtime == "local", folder=folder.profiles)
             log.warning("Nsight Systems sees this process if it was started by: %s", shlex.join(command))
         controller.check_data()
-    controller.stop = lambda: stop.requested is not None
+    controller.stop_when(lambda: stop.requested is not None)
     with controller:
-        with stop.giving_up():
+        with stop.cancellable():
             controller.check()
         while True:
             try:
@@ -94,41 +94,16 @@ def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
                 checkpoint = store.latest()
 
 
-def _interrupted(folder: RunFolder) -> str:
-    """What a second Ctrl-C has cost."""
-    learned = max((row[STEP] for row in folder.read_metrics()), default=0)
-    found = folder.checkpoints.iterdir() if folder.checkpoints.is_dir() else ()
-    saved = max((int(path.name) for path in found if path.name.isdecimal()), default=0)
-    again = f"the same command goes on after update {saved}" if saved else "the same command begins again"
-    if saved >= learned:
-        return f"stopped at once by a second Ctrl-C; everything that was learned is saved, and {again}"
-    lost = f"update {learned}" if saved + 1 == learned else f"updates {saved + 1} to {learned}"
-    return f"stopped at once by a second Ctrl-C: {lost} not saved; {again}"
-
-
-def open_controller(config: RunConfig, store: CheckpointStore) -> Controller:
-    """Those who do the work, as the option ``runtime`` says.
-
-    Raises:
-        UserError: they need something that is not installed.
-    """
-    if config.runtime == "local":
-        return LocalController(config, store)
-    from burnish.runtime.controller import RayController
-
-    return RayController(config, store)
-
-
 def _attempt(
     config: RunConfig,
     folder: RunFolder,
     controller: Controller,
     checkpoint: Checkpoint | None,
     stop: StopRequest,
-    expected: Announced | None,
+    expected: ReclaimTime | None,
 ) -> bool:
     """Go on from a checkpoint, or begin: whether all updates are done at the end."""
-    with stop.giving_up():
+    with stop.cancellable():
         controller.resume(checkpoint)
     done = checkpoint.update if checkpoint is not None else 0
     metrics = checkpoint.unvalidated if checkpoint is not None else None
@@ -139,7 +114,7 @@ def _attempt(
     except UserError as error:
         raise UserError(f"output_dir is {config.output_dir}: {error}") from error
     expiry = Expiry(expected, stop, margin=config.trainer.expiry_margin, saving=lambda: controller.saving)
-    validation = Validation(config, folder, controller.judge)
+    validation = Validation(config, folder, controller.evaluate)
     here = checkpoint is not None and checkpoint.path.resolve().parent == folder.checkpoints.resolve()
     checkpoints = Checkpoints(
         config,
@@ -149,7 +124,7 @@ def _attempt(
         unvalidated=done if metrics is not None and here else None,
     )
     hooks: list[Hook] = [
-        Ahead(checkpoints),
+        BeforeValidation(checkpoints),
         validation,
         MetricsLog(folder, resumed_at=recorded),
         failures := Failures(folder, config.trainer, steps=config.steps),
@@ -161,14 +136,15 @@ def _attempt(
     def stopping() -> bool:
         return expiry.due() or stop.requested is not None
 
-    controller.stop, controller.giving_up = stopping, stop.giving_up
+    controller.stop_when(stopping, stop.cancellable)
     opening_message(config, controller.items, done=done)
     try:
-        with nullcontext() if done else stop.giving_up():
+        with nullcontext() if done else stop.cancellable():
             for hook in hooks:
                 hook.start(done)
             if done == 0 or metrics is not None:
-                _call(hooks, done, dict(metrics or {}))
+                for hook in hooks:
+                    hook(done, dict(metrics or {}))
         if not stopping():
             with suppress(Cancelled):
                 run(
@@ -181,32 +157,4 @@ def _attempt(
         with ExitStack() as ends:  # all of them, whatever the disk says to one
             for hook in reversed(hooks):
                 ends.callback(hook.close)
-    return max(done, checkpoints.last) >= config.steps and not validation.given_up
-
-
-def _call(hooks: Sequence[Hook], update: int, metrics: Metrics) -> None:
-    for hook in hooks:
-        hook(update, metrics)
-
-
-def _starting_point(config: RunConfig, folder: RunFolder, store: CheckpointStore) -> Checkpoint | None:
-    """The checkpoint to go on from, by the option ``resume``."""
-    if config.resume == "never":
-        if folder.has_run():
-            raise UserError(
-                f"output_dir is {config.output_dir}, which holds a run already, and resume is never; "
-                "choose another output_dir, or resume=auto to go on with it"
-            )
-        return None
-    checkpoint = store.latest() if config.resume == "auto" else store.open(config.resume)
-    if checkpoint is None:
-        if folder.checkpoints.is_dir() and any(path.name.isdecimal() for path in folder.checkpoints.iterdir()):
-            raise UserError(
-                f"{folder.checkpoints} holds checkpoints, but none of them is whole, so the run can't go on; "
-                "give another output_dir, or delete them to begin anew"
-            )
-        # an attempt that ended before it saved anything has nothing that other options could spoil
-        return None
-    folder.refuse_other_configuration(config)
-    log.info("going on from %s", checkpoint.path)
-    return checkpoint
+    return max(done, checkpoints.last) >= config.steps and not validation.unfinished

@@ -1,4 +1,4 @@
-"""What is wrong with an option, in one sentence: its full name, its value, and the way out."""
+"""Messages about invalid options: full name, value, and what to do."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 from burnish.config.run import RunConfig
 from burnish.config.text import explanation, fields
 from burnish.config.yaml_text import show
-from burnish.registry import lookup, names
+from burnish.registry import Choice, lookup, names
 
-NAMED = 120  # characters of an option that does not exist
+NAMED = 120  # most characters shown of an unknown option's name
 
 _KINDS = {
     "string_type": "text; write numbers, true, false and null in quotes if they are meant as text",
@@ -38,20 +38,20 @@ _BOUNDS = {
 
 @dataclass(frozen=True)
 class Context:
-    """What a complaint needs to know about the run."""
+    """The configuration that a message is about."""
 
-    layers: Sequence[tuple[str, Mapping[str, Any]]]  # the recipe and what it extends, by file
+    layers: Sequence[tuple[str, Mapping[str, Any]]]  # the recipe, then the recipes that it extends: file, content
     given: Mapping[str, Any]  # dotted options of the command line
     tree: Mapping[str, Any]
     config: type[RunConfig]  # of the task
 
     @property
     def recipe(self) -> str:
-        """The file of the recipe."""
+        """File name of the recipe."""
         return self.layers[0][0]
 
     def origin(self, option: str) -> str:
-        """Where the user finds the option, if it was not on the command line."""
+        """`` (in FILE)`` for an option that was not given on the command line."""
         on_line = any(
             one == option or one.startswith(option + ".") or option.startswith(one + ".") for one in self.given
         )
@@ -60,75 +60,75 @@ class Context:
 
 
 def _holds(tree: Any, option: Sequence[str]) -> bool:
-    """Whether an option is in a tree, as far as that has sections."""
-    for part in option:
+    """Whether a tree sets an option or one of its sections."""
+    for name in option:
         if not isinstance(tree, Mapping):
             return True
-        if part not in tree:
+        if name not in tree:
             return False
-        tree = tree[part]
+        tree = tree[name]
     return True
 
 
 def complain(error: Any, path: tuple[str, ...], kind: Any, context: Context) -> str:
-    """Pydantic's finding as a sentence about the option."""
-    place, value, sort = (*path, *map(str, error["loc"])), error["input"], error["type"]
-    option = ".".join(place)
-    if sort == "unexpected_keyword_argument":
-        return unknown(place, value, context)
-    if sort == "missing" and not place[-1].isdigit():
-        return _missing(place, kind, len(path), context)
-    if sort == "value_error":
-        return _inconsistent(str(error["ctx"]["error"]), place, kind, len(path)) + context.origin(option)
-    if sort == "literal_error":
-        choices = [str(choice) for choice in _choices(error["ctx"]["expected"])]
+    """Message of a pydantic validation error."""
+    location, value, error_type = (*path, *map(str, error["loc"])), error["input"], error["type"]
+    option = ".".join(location)
+    if error_type == "unexpected_keyword_argument":
+        return unknown(location, value, context)
+    if error_type == "missing" and not location[-1].isdigit():
+        return _missing(location, kind, len(path), context)
+    if error_type == "value_error":
+        return _inconsistent(str(error["ctx"]["error"]), location, kind, len(path)) + context.origin(option)
+    if error_type == "literal_error":
+        choices = [choice.strip().strip("'") for choice in error["ctx"]["expected"].replace(" or ", ", ").split(", ")]
         return wrong_choice(option, value, choices) + context.origin(option)
-    if sort in _BOUNDS:
-        key, sign = _BOUNDS[sort]
+    if error_type in _BOUNDS:
+        key, sign = _BOUNDS[error_type]
         must = f"{sign} {_bound(error['ctx'][key])}"
-    elif sort in ("too_long", "too_short", "missing"):
-        short = sort == "missing"
-        place, length = (place[:-1], _length(kind, error["loc"])) if short else (place, error["ctx"].get("max_length"))
-        option = ".".join(place)
-        must = f"a list of {length} values"
+    elif error_type == "missing":  # a value of a tuple
+        option = ".".join(location[:-1])
+        must = f"a list of {_length(kind, error['loc'])} values"
+    elif error_type in ("too_long", "too_short"):
+        must = f"a list of {error['ctx'].get('max_length')} values"
     else:
-        must = _KINDS.get(sort, f"otherwise: {error['msg']}")
-    sweep = "; --sweep tries one value after another" if isinstance(value, str) and "," in value else ""
+        must = _KINDS.get(error_type, f"otherwise: {error['msg']}")
+    sweep = "; --sweep runs each value in turn" if isinstance(value, str) and "," in value else ""
     return f"{option} is {_short(value)}; it must be {must}{sweep}{context.origin(option)}"
 
 
 def wrong_choice(option: str, value: Any, choices: Sequence[str], *, short: bool = False) -> str:
-    """``value`` is none of ``choices``; ``short`` leaves it out where the option already ends in it."""
+    """``value`` is none of ``choices``; ``short`` leaves it out if the option already ends in it."""
     near = difflib.get_close_matches(str(value), choices, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     subject = f"{option} is not known" if short else f"{option} is {_short(value)}"
     return f"{subject}; {hint}It must be one of {', '.join(choices)}".replace("; It", "; it").replace("? It", "? It")
 
 
-def unknown(place: tuple[str, ...], value: Any, context: Context) -> str:
-    """There is no such option: what was meant, or whose it is."""
+def unknown(location: tuple[str, ...], value: Any, context: Context) -> str:
+    """Message about an unknown option: what was meant, or which algorithm or reward has it."""
     while isinstance(value, dict) and value:
         name, value = next(iter(value.items()))
-        place = (*place, name)
-    option = ".".join(place)
-    owner = _owner(place, context)
-    why = owner or f"there is no such option; {_nearest(place, every_option(context))}"
+        location = (*location, name)
+    option = ".".join(location)
+    owner = _owner(location, context)
+    why = owner or f"there is no such option; {_nearest(location, every_option(context))}"
     shown = option if len(option) <= NAMED else f"{option[:NAMED]}..."
     return f"{shown} is {_short(value)}, but {why}{context.origin(option)}"
 
 
-def _nearest(place: tuple[str, ...], known: Sequence[str]) -> str:
-    option, section = ".".join(place), ".".join(place[:-1])
+def _nearest(location: tuple[str, ...], known: Sequence[str]) -> str:
+    option, section = ".".join(location), ".".join(location[:-1])
     siblings = [one for one in known if one.rpartition(".")[0] == section]
-    elsewhere = [one for one in known if _leaf(one) == place[-1]]
-    close = difflib.get_close_matches(place[-1], [_leaf(one) for one in siblings], n=1)
+    same_name = [one for one in known if _leaf(one) == location[-1]]
+    close = difflib.get_close_matches(location[-1], [_leaf(one) for one in siblings], n=1)
     near = difflib.get_close_matches(option, known, n=1)
     if close:
-        return f"did you mean {'.'.join((*place[:-1], close[0]))}?"
+        return f"did you mean {'.'.join((*location[:-1], close[0]))}?"
     if near and not siblings:
         return f"did you mean {near[0]}?"
-    if elsewhere:
-        return f"did you mean {' or '.join(elsewhere)}?"
+    if same_name:
+        return f"did you mean {' or '.join(same_name)}?"
     return f"{section or 'a recipe'} has: {', '.join(map(_leaf, siblings)) or 'no options'}"
 
 
@@ -137,31 +137,32 @@ def _leaf(option: str) -> str:
 
 
 def every_option(context: Context) -> list[str]:
-    """All dotted options of this run, with those of its algorithm and of its rewards, sections among them."""
+    """All dotted options and sections of this run, including those of its algorithm and rewards."""
     found = []
     for name, field in fields(context.config).items():
         found.append(name)
         if name in ("algorithm", "environment"):
             kind = context.config.algorithm_kind if name == "algorithm" else name
             chosen = _chosen(kind, context.tree.get(name))
-            found += [f"{name}.{one}" for one in ["name", *_options(chosen)]]
+            found += [f"{name}.{one}" for one in ["name", *_options(chosen, context.tree.get(name))]]
         elif name == "rewards":
-            for label, tree in _reward_trees(context):
+            rewards = context.tree.get("rewards")
+            for label, tree in rewards.items() if isinstance(rewards, Mapping) else ():
                 reward = _chosen(context.config.reward_kind, tree, label)
-                found += [f"rewards.{label}", *(f"rewards.{label}.{one}" for one in ["name", *_options(reward)])]
+                found += [f"rewards.{label}", *(f"rewards.{label}.{one}" for one in ["name", *_options(reward, tree)])]
         else:
             found += [f"{name}.{one}" for one in _options(section_class(field.annotation))]
     return found
 
 
 def section_class(annotation: Any) -> Any:
-    """The class of options in a type such as ``LoraOptions | None``; None if it has none."""
+    """The options class in a type such as ``LoraOptions | None``; None if there is none."""
     candidates = [annotation, *typing.get_args(annotation)]
     return next((one for one in candidates if isinstance(one, type) and dataclasses.is_dataclass(one)), None)
 
 
 def _length(kind: Any, loc: Sequence[str | int]) -> int:
-    """How many values the tuple has that lacks the one at ``loc``, within the options ``kind``."""
+    """Length of the tuple option of ``kind`` that has no value at ``loc``."""
     annotation = kind
     for name in loc[:-1]:
         annotation = fields(section_class(annotation))[str(name)].annotation
@@ -169,12 +170,16 @@ def _length(kind: Any, loc: Sequence[str | int]) -> int:
     return len(typing.get_args(next(kinds)))
 
 
-def _options(cls: Any) -> Iterator[str]:
+def _options(cls: Any, tree: Any = None) -> Iterator[str]:
+    """The options of a class and of its sections, with those of the entries that ``tree`` chooses."""
     if cls is None:
         return
     for name, field in fields(cls).items():
         yield name
-        yield from (f"{name}.{inner}" for inner in _options(section_class(field.annotation)))
+        own = tree.get(name) if isinstance(tree, Mapping) else None
+        choice = next((one for one in field.metadata if isinstance(one, Choice)), None)
+        inner = section_class(field.annotation) if choice is None else _chosen(choice.kind, own)
+        yield from (f"{name}.{one}" for one in _options(inner, own))
 
 
 def _chosen(kind: str, tree: Any, default: str | None = None) -> Any:
@@ -182,67 +187,57 @@ def _chosen(kind: str, tree: Any, default: str | None = None) -> Any:
     return lookup(kind, name) if name in names(kind) else None
 
 
-def _reward_trees(context: Context) -> list[tuple[str, Any]]:
-    rewards = context.tree.get("rewards")
-    return list(rewards.items()) if isinstance(rewards, Mapping) else []
-
-
-def _owner(place: tuple[str, ...], context: Context) -> str:
+def _owner(location: tuple[str, ...], context: Context) -> str:
     """Which other algorithms or rewards have the option, if any."""
     kinds = {"algorithm": context.config.algorithm_kind, "rewards": context.config.reward_kind}
-    kind, word = kinds.get(place[0]), place[0].removesuffix("s")
-    above = place[:1] if word == "algorithm" else place[:2]
-    inner = ".".join(place[len(above) :])
+    kind, word = kinds.get(location[0]), location[0].removesuffix("s")
+    above = location[:1] if word == "algorithm" else location[:2]
+    inner = ".".join(location[len(above) :])
     if kind is None or not inner:
         return ""
-    tree = context.tree[place[0]] if word == "algorithm" else context.tree["rewards"].get(place[1])
-    mine = _chosen(kind, tree, None if word == "algorithm" else place[1])
+    tree = context.tree[location[0]] if word == "algorithm" else context.tree["rewards"].get(location[1])
+    mine = _chosen(kind, tree, None if word == "algorithm" else location[1])
     others = [name for name in names(kind) if inner in _options(lookup(kind, name))]
     if not others or mine is None:
         return ""
     article = "an" if word == "algorithm" else "a"
     return (
-        f"{place[-1]} is an option of {', '.join(others)}; {mine.name}, which this run uses, never reads it; "
+        f"{location[-1]} is an option of {', '.join(others)}; {mine.name}, which this run uses, never reads it; "
         f"leave it out, or choose {article} {word} that does"
     )
 
 
-def _missing(place: tuple[str, ...], kind: Any, start: int, context: Context) -> str:
+def _missing(location: tuple[str, ...], kind: Any, start: int, context: Context) -> str:
     section = section_class(kind)
-    for part in place[start:-1]:
-        section = section_class(fields(section)[part].annotation)
-    words = explanation(section, place[-1])
-    what = f"{'.'.join(place)} is required: {words[:1].lower()}{words[1:]}"
+    for name in location[start:-1]:
+        section = section_class(fields(section)[name].annotation)
+    words = explanation(section, location[-1])
+    what = f"{'.'.join(location)} is required: {words[:1].lower()}{words[1:]}"
     return f"{what} Set it in {context.recipe} or on the command line"
 
 
-def _inconsistent(message: str, place: tuple[str, ...], kind: Any, start: int) -> str:
-    """A section's or an option's own complaint, with the options in front given their full names."""
+def _inconsistent(message: str, location: tuple[str, ...], kind: Any, start: int) -> str:
+    """Message of a section's or an option's own check, with the full name of the option that it begins with."""
     known = fields(section_class(kind))
-    for part in place[start:]:
-        section = section_class(known[part].annotation) if part in known else None
+    for name in location[start:]:
+        section = section_class(known[name].annotation) if name in known else None
         known = fields(section) if section is not None else {}
     for python, yaml in (("None", "null"), ("True", "true"), ("False", "false")):
         message = re.sub(rf"\b{python}\b", yaml, message)
     first = message.split(maxsplit=1)[0].rstrip(",;:")
     if first in known:
-        return f"{'.'.join(place)}.{message}"
-    if first.split(".")[0] == place[-1]:
-        return ".".join((*place[:-1], message))
-    return f"{'.'.join(place)}: {message}"
-
-
-def _choices(expected: str) -> list[str]:
-    """Pydantic's "'a', 'b' or 'c'" as a list."""
-    return [part.strip().strip("'") for part in expected.replace(" or ", ", ").split(", ")]
+        return f"{'.'.join(location)}.{message}"
+    if first.split(".")[0] == location[-1]:
+        return ".".join((*location[:-1], message))
+    return f"{'.'.join(location)}: {message}"
 
 
 def _bound(bound: float) -> str:
     """A bound as people write it: 1e9, not 1000000000."""
-    whole = float(bound).is_integer()
-    if whole and abs(bound) >= 1e6 and float(f"{bound:g}") == bound:
+    integer = float(bound).is_integer()
+    if integer and abs(bound) >= 1e6 and float(f"{bound:g}") == bound:
         return f"{bound:g}".replace("e+0", "e").replace("e+", "e")
-    return show(int(bound) if whole else bound)
+    return show(int(bound) if integer else bound)
 
 
 def _short(value: Any) -> str:

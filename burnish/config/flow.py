@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from burnish.config.run import RunConfig
-from burnish.flow.levels import steps_between
+from burnish.flow.windows import steps_between
+from burnish.models.flow.loading import family_of, parts_of, read_index
 from burnish.options import DataOptions, ModelOptions, RolloutOptions, TrainerOptions, ValidationOptions
 from burnish.options.flow import SupervisedOptions
 from burnish.registry import lookup, names, options
 from burnish.rewards.base import Reward
+from burnish.utils.errors import UserError
+from burnish.utils.weights import complaints_about, tokenizer_complaint
 
 
 @options
@@ -22,6 +26,7 @@ class FlowConfig(RunConfig):
     algorithm_kind: ClassVar[str] = "flow algorithm"
     reward_kind: ClassVar[str] = "flow reward"
     model_kind: ClassVar[str] = "flow model"
+    prompt_file: ClassVar[str] = "a .txt or .jsonl file of prompts"
 
     task: Literal["text-to-image"] = "text-to-image"
     """What is trained: text-to-image models that draw, or image-text-to-text models that see."""
@@ -41,8 +46,36 @@ class FlowConfig(RunConfig):
     """Also imitate pictures of the user at every optimizer step; null does not."""
 
     @property
-    def records(self) -> int:
-        return self.data.train_batch_size
+    def sampled_per_prompt(self) -> int:
+        return self.rollout.candidates.n if self.rollout.candidates else self.rollout.n
+
+    @property
+    def auxiliary(self) -> tuple[str, SupervisedOptions] | None:
+        return None if self.supervised is None else ("supervised", self.supervised)
+
+    @property
+    def reference_guidance(self) -> float | None:
+        return self.validation.reference_guidance
+
+    @property
+    def sample_bytes(self) -> tuple[float, str]:
+        height, width = self.rollout.height, self.rollout.width
+        if height is None or width is None:
+            return 0, ""
+        return 3 * height * width, f" with rollout.height {height} and rollout.width {width}"
+
+    def check_model(self, folder: Path) -> None:
+        _, index = read_index(self.model)
+        parts = [folder / name for name in parts_of(index)]
+        wrong = [one for part in parts if (part / "config.json").is_file() for one in complaints_about(part)]
+        wrong += [one for part in parts if part.name.startswith("tokenizer") and (one := tokenizer_complaint(part))]
+        if wrong:
+            raise UserError("\n".join(f"model.path: {problem}" for problem in wrong))
+        family_of(self.model, index).check_options(
+            folder,
+            max_sequence_length=self.rollout.max_sequence_length,
+            embedded_guidance=self.rollout.embedded_guidance,
+        )
 
     @property
     def samples_from(self) -> str:

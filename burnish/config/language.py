@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from burnish.algorithms.base import Algorithm
 from burnish.config.run import RunConfig
-from burnish.data.language.options import LanguageDataOptions
 from burnish.environments.base import Environment
+from burnish.environments.function import FunctionEnvironment
+from burnish.environments.tools import Tools
+from burnish.models.language.loading import check_files
 from burnish.options import (
     CriticOptions,
+    LanguageDataOptions,
     LanguageModelOptions,
     LanguageRolloutOptions,
     LanguageTrainerOptions,
@@ -25,6 +30,7 @@ from burnish.registry import options
 from burnish.rewards.text.base import LanguageReward
 from burnish.rewards.text.environment import EnvironmentReward
 
+TOKEN = 32  # bytes of a sampled token: its id, its log-prob, its place, its mask
 # what is read only where responses are sampled to learn from
 SAMPLED = tuple(
     f"rollout.{name}"
@@ -49,6 +55,8 @@ class LanguageConfig(RunConfig):
     algorithm_kind: ClassVar[str] = "language algorithm"
     reward_kind: ClassVar[str] = "language reward"
     model_kind: ClassVar[str] = "language model"
+    prompt_file: ClassVar[str] = "a .jsonl, .json or .parquet file of records"
+    reads_folders: ClassVar[bool] = True
 
     task: Literal["image-text-to-text"] = "image-text-to-text"
     """What is trained: text-to-image models that draw, or image-text-to-text models that see."""
@@ -74,8 +82,44 @@ class LanguageConfig(RunConfig):
     """Also imitate responses of the user at every optimizer step; null does not."""
 
     @property
-    def records(self) -> int:
-        return self.data.train_batch_size * self.trainer.rollouts_per_update
+    def batches_per_update(self) -> int:
+        return self.trainer.rollouts_per_update
+
+    @property
+    def prompt_files(self) -> dict[str, str | list[str]]:
+        imitated = {} if self.ptx is None else {"ptx.train_files": self.ptx.train_files}
+        return super().prompt_files | imitated
+
+    @property
+    def auxiliary(self) -> tuple[str, PtxOptions] | None:
+        return None if self.ptx is None else ("ptx", self.ptx)
+
+    @property
+    def sample_bytes(self) -> tuple[float, str]:
+        where = "rollout.max_new_tokens" + (", environment.max_turns" if self.environment is not None else "")
+        return TOKEN * self.longest, f" with up to {self.longest} tokens each ({where})"
+
+    @property
+    def trainer_config(self) -> LanguageConfig:
+        # the ranks evaluate with their own weights
+        return replace(self, rollout=replace(self.rollout, vllm=None))
+
+    def check_model(self, folder: Path) -> None:
+        check_files(self.model)
+
+    def user_code(self) -> dict[str, list[str]]:
+        environment = {} if self.environment is None else {"environment": self.environment.user_code()}
+        return super().user_code() | environment
+
+    def programs(self) -> list[str]:
+        found, environment = [], self.environment
+        if isinstance(environment, FunctionEnvironment):
+            found.append(f"environment.path={environment.path}")
+        elif isinstance(environment, Tools):
+            found += [f"environment.functions.{name}={path}" for name, path in environment.functions.items()]
+        if self.rollout.vllm is not None:
+            found.append(f"rollout.vllm.python={self.rollout.vllm.python}")
+        return found
 
     @property
     def samples_from(self) -> str:

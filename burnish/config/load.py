@@ -1,14 +1,14 @@
-"""From a recipe and the command line to a checked configuration.
+"""Recipe and command line to a checked configuration.
 
-Defaults, then what the recipe ``extends``, then the recipe, each with its ``variants`` for the chosen algorithm, then
-the command line; last, defaults that depend on what these say.
+Precedence, lowest first: defaults, recipes that are extended, the recipe (each with its ``variants`` for the chosen
+algorithm), the command line. Defaults that depend on other options are filled in last.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -17,44 +17,46 @@ import pydantic
 from burnish.config.complaints import Context, complain, unknown, wrong_choice
 from burnish.config.derived import with_derived
 from burnish.config.overrides import merge, nest, read_overrides
+from burnish.config.plugins import chosen_by_path, open_plugins, with_value, with_whole_paths
 from burnish.config.run import RunConfig
-from burnish.config.tasks import TASKS, config_class, owner, task_of
+from burnish.config.tasks import TASKS, chosen_task, owner, task_named
 from burnish.config.text import fields
 from burnish.config.yaml_text import parse, show
-from burnish.registry import known, lookup, names
+from burnish.registry import WITHIN, known, lookup, named, names
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.paths import RECIPES
 from burnish.utils.reading import checked_path, read_text
 
-BASE = "base"  # name of a file in a folder of recipes that the others extend
-Layers = list[tuple[str, dict[str, Any]]]  # recipes by their files, the uppermost first
-LABEL = re.compile(r"[A-Za-z_][\w-]*")  # what the command line can reach
+BASE = "base"  # recipe of a folder that the others extend
+Layers = list[tuple[str, dict[str, Any]]]  # file and content of recipes, highest precedence first
+LABEL = re.compile(r"[A-Za-z_][\w-]*")  # of a reward, so that the command line can name it
 
 
 def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a recipe, lay the command line over it and check every option.
+    """Read a recipe, apply the command line and check every option.
 
     Args:
-        recipe: a recipe that ships with Burnish, by name, or the path of a .yaml file.
+        recipe: name of a recipe that ships with Burnish, or path of a .yaml file.
         overrides: ``a.b.c=value``; the value is YAML, and null removes a reward or a section.
 
     Raises:
-        ConfigError: with every complaint, one a line.
+        ConfigError: with all problems, one per line.
     """
     layers = _layers(find_recipe(recipe))
     given = read_overrides(overrides)
-    tree = nest(given)
+    tree = with_whole_paths(nest(given))
     trees = [tree, *(layer for _, layer in layers)]
-    task = config_class(task_of(trees))
+    plugins = open_plugins(next((one["plugins"] for one in trees if "plugins" in one), []))
+    task = task_named(chosen_task(trees)).config
     chosen = next((name for one in trees if (name := _algorithm(one)) is not None), None)
-    layers = _for_algorithm(layers, chosen, names(task.algorithm_kind))
+    layers = _for_algorithm(layers, chosen, task.algorithm_kind)
     if chosen is not None and known(task.algorithm_kind, chosen):
         layers = _for_parts(tree, layers, lookup(task.algorithm_kind, chosen).parts)
     below: dict[str, Any] = {}
     for _, layer in reversed(layers):
         below = merge(below, layer)
     _removals(given, below)
-    tree = with_derived(merge(below, tree), task)
+    tree = with_derived(_opened(merge(below, tree), plugins, task), task)
     sections, complaints = _sections(tree, Context(layers, given, tree, task))
     if complaints:
         raise ConfigError(complaints)
@@ -64,7 +66,7 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def recipe_names() -> list[str]:
-    """The recipes that ship with Burnish, those in folders as FOLDER/NAME; not what they only extend."""
+    """The recipes that ship with Burnish, those in folders as FOLDER/NAME, without the base recipes."""
     return [name for name in _shipped() if Path(name).name != BASE]
 
 
@@ -77,9 +79,9 @@ def find_recipe(recipe: str) -> Path:
     if path.suffix in (".yaml", ".yml") and path.is_file():
         return path
     if "=" in recipe:
-        raise ConfigError(f"{recipe!r} stands where the recipe belongs; the recipe comes first: {', '.join(known)}")
+        raise ConfigError(f"{recipe!r} is no recipe; the recipe comes first, one of: {', '.join(known)}")
     if path.suffix in (".yaml", ".yml"):
-        raise ConfigError(f"recipe {recipe} is not there; give a .yaml file, or one of: {', '.join(known)}")
+        raise ConfigError(f"recipe {recipe} does not exist; give a .yaml file, or one of: {', '.join(known)}")
     raise ConfigError(wrong_choice("recipe", recipe, known) + ", or the path of a .yaml file")
 
 
@@ -88,7 +90,7 @@ def _shipped() -> list[str]:
 
 
 def _layers(path: Path) -> Layers:
-    """A recipe, what it extends, what that extends in turn."""
+    """A recipe and, recursively, the recipes that it extends."""
     layers, seen = [], []
     while path.resolve() not in seen:
         seen.append(path.resolve())
@@ -98,17 +100,17 @@ def _layers(path: Path) -> Layers:
             return layers
         where = f"extends is {show(extended)} (in {_shown(path)})"
         if not isinstance(extended, str):
-            raise ConfigError(f"{where}; it must be the name of a recipe, or a .yaml file's path from this one")
+            raise ConfigError(f"{where}; it must be the name of a recipe, or the path of a .yaml file from this one")
         beside = path.parent / extended
         try:
             path = beside if beside.is_file() else find_recipe(extended)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
-    raise ConfigError(f"{where}, which extends this one in turn; leave one of them out")
+    raise ConfigError(f"{where}, which extends this recipe in turn; remove one of the two")
 
 
 def _shown(path: Path) -> str:
-    """The name of a recipe's file in messages."""
+    """File name of a recipe for messages."""
     return path.relative_to(RECIPES).as_posix() if path.is_relative_to(RECIPES) else path.name
 
 
@@ -120,12 +122,12 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         content = parse(text)
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}; put that right, or give another recipe") from None
+        raise ConfigError(f"{path}: {error}; correct it, or give another recipe") from None
     if not isinstance(content, dict):
         raise ConfigError(
-            f"{path} is not a recipe: it must hold options, such as 'steps: 30', but holds {show(content):.80}"
+            f"{path} is not a recipe: it must contain options, such as 'steps: 30', but contains {show(content):.80}"
         )
-    return _named(content)
+    return with_whole_paths(_named(content))
 
 
 def _named(tree: dict[str, Any]) -> dict[str, Any]:
@@ -136,20 +138,34 @@ def _named(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def _algorithm(tree: dict[str, Any]) -> Any:
-    """The name of the algorithm in a recipe or on the command line, if there is one."""
+    """Name of the algorithm in a recipe or on the command line; None if there is none."""
     own = tree.get("algorithm")
     return own.get("name") if isinstance(own, dict) else None
 
 
-def _for_algorithm(layers: Layers, chosen: Any, known: Sequence[str]) -> Layers:
-    """Recipes for the algorithm that was chosen: without another one's options, with their own variants."""
+def _opened(tree: dict[str, Any], plugins: Sequence[str], task: type[RunConfig]) -> dict[str, Any]:
+    """A configuration's tree with the classes that it names by path, and with the files of those that have a name."""
+    opened = dict.fromkeys(plugins)
+    for place, kind, path in list(chosen_by_path(tree)):
+        try:
+            name = named(getattr(task, kind), path)
+        except UserError as error:
+            raise ConfigError(f"{'.'.join(place)}: {error}") from error
+        if name != path:
+            opened[path.rpartition(":")[0]] = None
+        tree = with_value(tree, place, name)
+    return tree | {"plugins": list(opened)} if opened else tree
+
+
+def _for_algorithm(layers: Layers, chosen: Any, kind: str) -> Layers:
+    """Recipes for the chosen algorithm: without the options of another algorithm, with the variant for this one."""
     own, fitting = None, []
     for file, recipe in reversed(layers):
         own = _algorithm(recipe) or own
         kept = {name: value for name, value in recipe.items() if name != "variants"}
         if "algorithm" in kept and own != chosen:
             kept["algorithm"] = {"name": chosen}
-        fitting.append((file, merge(kept, _variant(recipe.get("variants") or {}, chosen, file, known))))
+        fitting.append((file, merge(kept, _variant(recipe.get("variants") or {}, chosen, file, kind))))
     return fitting[::-1]
 
 
@@ -170,18 +186,18 @@ def _for_parts(tree: dict[str, Any], layers: Layers, parts: dict[str, type]) -> 
     return fitting[1:]
 
 
-def _variant(variants: Any, chosen: Any, file: str, known: Sequence[str]) -> dict[str, Any]:
+def _variant(variants: Any, chosen: Any, file: str, kind: str) -> dict[str, Any]:
     """What a recipe changes for an algorithm."""
     if not isinstance(variants, dict):
-        raise ConfigError(f"variants is {show(variants)} (in {file}); it must hold options by name of algorithm")
+        raise ConfigError(f"variants is {show(variants)} (in {file}); it must map algorithm names to options")
     for name, changed in variants.items():
-        if name not in known:
-            raise ConfigError(wrong_choice(f"variants.{name}", name, known, short=True) + f" (in {file})")
+        if not known(kind, name):
+            raise ConfigError(wrong_choice(f"variants.{name}", name, names(kind), short=True) + f" (in {file})")
         if not isinstance(changed, dict) or "variants" in changed:
-            raise ConfigError(f"variants.{name} is {show(changed)} (in {file}); it must hold options")
+            raise ConfigError(f"variants.{name} is {show(changed)} (in {file}); it must contain options")
         inner = changed.get("algorithm")
         if inner is not None and (not isinstance(inner, dict) or inner.get("name", name) != name):
-            raise ConfigError(f"variants.{name}.algorithm is {show(inner)} (in {file}); it must hold options of {name}")
+            raise ConfigError(f"variants.{name}.algorithm is {show(inner)} (in {file}); it must be options of {name}")
     return variants.get(chosen, {}) if isinstance(chosen, str) else {}
 
 
@@ -195,7 +211,7 @@ def _removals(given: dict[str, Any], base: dict[str, Any]) -> None:
 
 
 def _sections(tree: dict[str, Any], context: Context) -> tuple[dict[str, Any], list[str]]:
-    """Every section as its own class, and what is wrong with them."""
+    """Every section as an object of its class, and all problems."""
     types = get_type_hints(context.config, include_extras=True)
     sections: dict[str, Any] = {}
     complaints: list[str] = []
@@ -212,18 +228,18 @@ def _sections(tree: dict[str, Any], context: Context) -> tuple[dict[str, Any], l
         elif name == "rewards":
             sections[name] = _rewards(tree.get(name), context, complaints)
         elif name in tree or field.is_required():
-            # a missing section is read as an empty one, so that the message names the option that it lacks
+            # a missing section counts as empty, so that the message names the required option
             sections[name] = _typed(types[name], (name,), tree.get(name, {}), context, complaints)
     return sections, complaints
 
 
 def _rewards(tree: Any, context: Context, complaints: list[str]) -> dict[str, Any]:
     if tree is not None and not isinstance(tree, dict):
-        complaints.append(f"rewards is {show(tree)}; it must hold rewards by name, as in rewards.ocr.weight=1")
+        complaints.append(f"rewards is {show(tree)}; it must map names to rewards, as in rewards.ocr.weight=1")
         return {}
     kept = {label: options for label, options in (tree or {}).items() if options is not None}
     odd = [label for label in kept if not LABEL.fullmatch(label)]
-    complaints += [f"rewards has {label!r}; a label must be of letters, digits, _ and -" for label in odd]
+    complaints += [f"rewards has {label!r}; a label may only contain letters, digits, _ and -" for label in odd]
     return {
         label: _registered(context.config.reward_kind, ("rewards", label), options, label, context, complaints)
         for label, options in kept.items()
@@ -233,28 +249,27 @@ def _rewards(tree: Any, context: Context, complaints: list[str]) -> dict[str, An
 def _registered(
     kind: str, path: tuple[str, ...], tree: Any, default: str | None, context: Context, complaints: list[str]
 ) -> Any:
-    """An algorithm or a reward, of the class that its name says."""
+    """An algorithm, reward or environment as an object of its registered class."""
     option = ".".join(path)
     if tree is not None and not isinstance(tree, dict):
         example = f"{option}.weight=1" if path[0] == "rewards" else f"{option}.name={names(kind)[0]}"
-        complaints.append(f"{option} is {show(tree)}; it must hold options, as in {example}")
+        complaints.append(f"{option} is {show(tree)}; it must contain options, as in {example}")
         return None
     name = (tree or {}).get("name", default)
     if name is None:
-        known = ", ".join(names(kind))
         key = option if option == "algorithm" else f"{option}.name"
-        complaints.append(f"{option} is required; {key}=NAME chooses one of {known}")
+        complaints.append(f"{option} is required; set {key}=NAME, one of {', '.join(names(kind))}")
         return None
-    if name not in names(kind):
+    if not known(kind, name):
         key = option if name == default or option == "algorithm" else f"{option}.name"
         message = wrong_choice(key, name, names(kind), short=name == default)
         if (other := owner(kind, name, context.config)) is not None:
-            here = next(task for task, config in TASKS.items() if config is context.config)
+            here = next(name for name, task in TASKS.items() if task.config is context.config)
             message = (
                 f"{key} {'' if name == default else f'is {name}, which '}belongs to task {other}, but this run's is "
                 f"{here}; set task={other}, or choose one of {', '.join(names(kind))}"
             )
-        label = f"; {option}.name=... gives it another label" if name == default else ""
+        label = f"; to use another label, set {option}.name" if name == default else ""
         complaints.append(message + label + context.origin(key))
         return None
     own = {key: value for key, value in tree.items() if key != "name"} if tree else {}
@@ -263,8 +278,17 @@ def _registered(
 
 def _typed(kind: Any, path: tuple[str, ...], value: Any, context: Context, complaints: list[str]) -> Any:
     try:
-        # JSON's strict mode is what people mean: [a, b] may be a tuple and 1 a float, but true is not 1
+        # strict mode of JSON: [a, b] may be a tuple and 1 a float, but true is not 1
         return pydantic.TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
     except pydantic.ValidationError as error:
-        complaints.extend(complain(one, path, kind, context) for one in error.errors(include_url=False))
+        complaints.extend(_complaints(error.errors(include_url=False), path, kind, context))
         return None
+
+
+def _complaints(errors: Sequence[Any], path: tuple[str, ...], kind: Any, context: Context) -> Iterator[str]:
+    for error in errors:
+        if error["type"] == WITHIN:
+            chosen, place = error["ctx"], (*path, *map(str, error["loc"]))
+            yield from _complaints(chosen["errors"], place, lookup(chosen["kind"], chosen["name"]), context)
+        else:
+            yield complain(error, path, kind, context)

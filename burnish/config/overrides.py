@@ -1,4 +1,4 @@
-"""``a.b.c=value`` on the command line, and how settings are laid over each other."""
+"""``a.b.c=value`` on the command line, and how configurations are merged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def read_overrides(arguments: Sequence[str]) -> dict[str, Any]:
     """Dotted options and their values, in the order of the command line.
 
     Raises:
-        ConfigError: an argument that is no ``option=value``, or two that contradict each other.
+        ConfigError: an argument is no ``option=value``, or two contradict each other.
     """
     values: dict[str, Any] = {}
     complaints = []
@@ -48,16 +48,16 @@ def split(argument: str) -> tuple[str, Any]:
     """``a.b=1`` as its option and its value."""
     option, equals, text = argument.partition("=")
     if not equals:
-        raise ConfigError(f"{argument!r} is not an option: there is no '=' in it; write option=value, as in seed=1")
+        raise ConfigError(f"{argument!r} is not an option: it has no '='; write option=value, as in seed=1")
     if not _OPTION.fullmatch(option):
         raise ConfigError(
             f"{argument!r} is not an option: {option!r} is no name; write option=value, as in rollout.n=8"
         )
     if option.count(".") > DEEPEST:
-        raise ConfigError(f"{argument} is not an option: no option has so many dots; write it as in rollout.n=8")
+        raise ConfigError(f"{argument} is not an option: too many dots; write it as in rollout.n=8")
     if not text.strip():
         raise ConfigError(
-            f"{argument} has no value; write {option}=null for none, or {option}='\"\"' for an empty text"
+            f"{argument} has no value; write {option}=null for none, or {option}='\"\"' for an empty string"
         )
     try:
         return option, parse(text)
@@ -66,12 +66,12 @@ def split(argument: str) -> tuple[str, Any]:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal, and of one type: true is not 1."""
+    """Equal and of the same type: true is not 1."""
     return type(one) is type(other) and bool(one == other)
 
 
 def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """``above`` laid over ``below``: options of a section are joined, everything else is replaced."""
+    """``below`` updated with ``above``: sections are merged recursively, everything else is replaced."""
     merged = dict(below)
     for name, value in above.items():
         old = merged.get(name)

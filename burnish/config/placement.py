@@ -1,4 +1,4 @@
-"""What is wrong with where a run's workers are to be, and with options of workers that it does not have."""
+"""Contradictions between a run's options and its processes: pools, sharding, asynchronous training, profiler."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from burnish.config.run import RunConfig
 
-OF_RAY = ("pools", "ray")  # sections that only runtime=ray reads
+RAY_SECTIONS = ("pools", "ray")
 
 
 def placement_complaints(config: RunConfig, given: Collection[str]) -> Iterator[str]:
@@ -18,9 +18,9 @@ def placement_complaints(config: RunConfig, given: Collection[str]) -> Iterator[
         config: of the run.
         given: dotted options of the command line.
     """
-    yield from _sampled_ahead(config, given)
+    yield from _pipeline(config, given)
     if config.runtime == "local":
-        for section in OF_RAY:
+        for section in RAY_SECTIONS:
             options = [option for option in given if option.split(".")[0] == section]
             if options:
                 yield f"{options[0]} is given, but runtime is local, which is a single process; add runtime=ray"
@@ -30,38 +30,63 @@ def placement_complaints(config: RunConfig, given: Collection[str]) -> Iterator[
     sharding = [option for option in given if option.split(".")[0] == "sharding"]
     if sharding and ranks == 1:
         why = "runtime is local" if config.runtime == "local" else "pools.train has one process"
-        yield f"{sharding[0]} is given, but {why}: a single process holds the networks whole; leave it out"
+        yield f"{sharding[0]} is given, but {why}: a single process is not sharded; leave it out"
     size = config.sharding.shard_size
     if ranks > 1 and size is not None and ranks % size:
         yield (
             f"sharding.shard_size is {size}, which does not divide the {ranks} processes of pools.train; give a "
-            "divisor, or null to share one copy among all"
+            "divisor, or null to shard over all ranks"
         )
 
 
-def _sampled_ahead(config: RunConfig, given: Collection[str]) -> Iterator[str]:
+def profiler_complaints(config: RunConfig, given: Collection[str]) -> Iterator[str]:
+    """The same for the profiler."""
+    profiler = config.profiler
+    if profiler is None:
+        return
+    if profiler.tool != "torch" and config.model.device == "cpu":
+        yield f"profiler.tool is {profiler.tool}, which needs a GPU, but model.device is cpu; set profiler.tool=torch"
+    if max(profiler.steps) > config.steps:
+        yield f"profiler.steps has {max(profiler.steps)}, but the run has only {config.steps} updates (steps)"
+    if config.runtime == "local":
+        for option in ("profiler.roles", "profiler.ranks", "profiler.worker"):
+            if any(f"{one}.".startswith(f"{option}.") for one in given):
+                yield f"{option} is given, but runtime is local, which is a single process; leave it out"
+        return
+    if "profiler.roles" in given:
+        for role in ("rollout", "reward"):
+            if role in profiler.roles and role not in config.pools.by_name():
+                yield f"profiler.roles has {role}, but there is no pool of that name; leave it out, or set pools.{role}"
+    if "reward" in profiler.roles and profiler.tool == "torch" and config.scoring.processes:
+        yield (
+            "profiler.roles has reward, but rewards are scored in subprocesses of the reward workers, which are not "
+            "profiled; set scoring.processes=0, or leave it out"
+        )
+
+
+def _pipeline(config: RunConfig, given: Collection[str]) -> Iterator[str]:
     depth = config.pipeline.depth
     if depth and config.runtime == "local":
         yield (
-            f"pipeline.depth is {depth}, but runtime is local, and one process samples and learns in turn; set "
+            f"pipeline.depth is {depth}, but runtime is local, and one process can't sample while it trains; set "
             "runtime=ray and pools.rollout.processes, or pipeline.depth=0"
         )
     elif depth and config.pools.rollout is None and config.online:
         yield (
-            f"pipeline.depth is {depth}, but there is no pool rollout, and the ranks that train can't sample "
-            "meanwhile; set pools.rollout.processes=1 or more, or pipeline.depth=0"
+            f"pipeline.depth is {depth}, but there is no rollout pool, and trainer ranks can't sample while they "
+            "train; set pools.rollout.processes=1 or more, or pipeline.depth=0"
         )
     if depth and not config.online:
         yield (
-            f"pipeline.depth is {depth}, but {config.algorithm.name} learns from data here, and nothing is sampled; "
-            "leave it out"
+            f"pipeline.depth is {depth}, but {config.algorithm.name} trains offline here and samples nothing; leave it "
+            "out"
         )
     if depth == 0:
         for option in ("max_staleness", "drop", "timeout"):
             if f"pipeline.{option}" in given:
                 yield (
-                    f"pipeline.{option} is given, but pipeline.depth is 0, so that nothing is sampled ahead; leave "
-                    "it out, or set pipeline.depth to 1 or more"
+                    f"pipeline.{option} is given, but pipeline.depth is 0, so nothing is sampled ahead; leave it out, "
+                    "or set pipeline.depth to 1 or more"
                 )
 
 
@@ -69,18 +94,17 @@ def _pools(config: RunConfig, given: Collection[str]) -> Iterator[str]:
     rollout = config.pools.rollout
     if rollout is not None and not config.online:
         yield (
-            f"pools.rollout is given, but {config.algorithm.name} learns from data here, and nothing is sampled; leave "
-            "it out"
+            f"pools.rollout is given, but {config.algorithm.name} trains offline here and samples nothing; leave it out"
         )
     vllm = getattr(config.rollout, "vllm", None)
     if rollout is not None and vllm is not None and vllm.sleep:
         yield (
-            "rollout.vllm.sleep is true, but vLLM runs beside workers of pools.rollout, where nothing learns meanwhile;"
-            " leave it out"
+            "rollout.vllm.sleep is true, but vLLM runs in the rollout pool, where no trainer needs the memory; leave it"
+            " out"
         )
-    published = [option for option in given if option.startswith("ray.publication")]
-    if published and rollout is None:
+    weight_sync = [option for option in given if option.startswith("ray.publication")]
+    if weight_sync and rollout is None:
         yield (
-            f"{published[0]} is given, but there is no pool rollout, so that weights stay where they are; leave it "
-            "out, or set pools.rollout.processes"
+            f"{weight_sync[0]} is given, but there is no rollout pool to sync weights to; leave it out, or set "
+            "pools.rollout.processes"
         )

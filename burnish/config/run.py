@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from burnish.algorithms.base import Algorithm
-from burnish.config.placement import placement_complaints
-from burnish.config.recording import recording_complaints
+from burnish.config.placement import placement_complaints, profiler_complaints
+from burnish.config.plugins import open_plugins
 from burnish.options import (
     CheckpointOptions,
     Count,
@@ -25,7 +26,7 @@ from burnish.options import (
     ShardingOptions,
     Threads,
 )
-from burnish.registry import names, options
+from burnish.registry import known, names, options
 from burnish.utils.errors import ConfigError
 
 
@@ -36,9 +37,14 @@ class RunConfig:
     algorithm_kind: ClassVar[str]  # whose names ``algorithm`` and ``rewards`` choose from
     reward_kind: ClassVar[str]
     model_kind: ClassVar[str]
+    environment_kind: ClassVar[str] = "environment"
+    prompt_file: ClassVar[str]  # what holds prompts, for messages
 
     task: str
     """What is trained: text-to-image models that draw, or image-text-to-text models that see."""
+    plugins: list[str] = Field(default_factory=list)
+    """Code of yours: modules and files (my_package, path/to/file.py) that register algorithms, rewards, models and the
+    like, which other options then name. They are imported, so they run, before anything else is read."""
     model: Any
     """Which network is trained, and how much of it."""
     data: Any
@@ -86,10 +92,25 @@ class RunConfig:
     ray: RayOptions = Field(default_factory=RayOptions)
     """The Ray cluster that is worked on, with runtime=ray."""
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In another process, too, everything is there that the options name."""
+        open_plugins(state["plugins"])
+        vars(self).update(state)
+
+    @property
+    def batches_per_update(self) -> int:
+        """Batches of data.train_batch_size prompts, or records, to a policy update."""
+        return 1
+
     @property
     def records(self) -> int:
         """Prompts per policy update, or records of a data set of finished samples."""
-        raise NotImplementedError
+        return int(self.data.train_batch_size * self.batches_per_update)
+
+    @property
+    def sampled_per_prompt(self) -> int:
+        """Samples that are made of a prompt, of which some may be left out."""
+        return int(self.rollout.n)
 
     @property
     def samples(self) -> int:
@@ -150,11 +171,58 @@ class RunConfig:
         """
         complaints = [
             *self.sampling_complaints(), *self._steps(), *self._choices(), *placement_complaints(self, given),
-            *recording_complaints(self, given),
+            *profiler_complaints(self, given),
             *self.unread(given),
         ]  # fmt: skip
         if complaints:
             raise ConfigError(complaints)
+
+    @property
+    def prompt_files(self) -> dict[str, str | list[str]]:
+        """Files of prompts or records, by the options that name them."""
+        files = {"data.train_files": self.data.train_files, "data.val_files": self.data.val_files}
+        return {option: named for option, named in files.items() if named is not None}
+
+    @property
+    def reads_folders(self) -> bool:
+        """Whether these may be folders."""
+        return not self.online
+
+    @property
+    def auxiliary(self) -> tuple[str, Any] | None:
+        """The section of what every optimizer step imitates beside, and its name; None where there is none."""
+        return None
+
+    @property
+    def reference_guidance(self) -> float | None:
+        """Guidance that the untrained model is evaluated with, too, before training; None does not."""
+        return None
+
+    @property
+    def sample_bytes(self) -> tuple[float, str]:
+        """Bytes of what is made of a sample, at least, and the options that they come from."""
+        raise NotImplementedError
+
+    @property
+    def trainer_config(self) -> RunConfig:
+        """The configuration of the trainer's ranks where a pool of workers samples."""
+        return self
+
+    def check_model(self, folder: Path) -> None:
+        """Refuse a model whose files are damaged, or don't fit the options; no weights are loaded.
+
+        Raises:
+            UserError: with every complaint.
+        """
+        raise NotImplementedError
+
+    def user_code(self) -> dict[str, list[str]]:
+        """Paths of functions of the user that the run calls, by the section that names them."""
+        return {f"rewards.{label}": reward.user_code() for label, reward in self.rewards.items()}
+
+    def programs(self) -> list[str]:
+        """Options besides rewards that name code and programs to run, with their values."""
+        return []
 
     def cautions(self) -> Iterator[str]:
         """What is obeyed, but seldom meant."""
@@ -205,6 +273,6 @@ class RunConfig:
                 f"rewards has {watched}; at least one needs a weight other than 0: rewards.NAME.weight=1, "
                 f"where NAME is one of {', '.join(names(self.reward_kind))}"
             )
-        families = ["auto", *names(self.model_kind)] if self.model.family != "auto" else ["auto"]
-        if self.model.family not in families:
-            yield f"model.family is {self.model.family!r}; it must be one of {', '.join(families)}"
+        if self.model.family != "auto" and not known(self.model_kind, self.model.family):
+            families = ", ".join(["auto", *names(self.model_kind)])
+            yield f"model.family is {self.model.family!r}; it must be one of {families}"

@@ -1,4 +1,4 @@
-"""Where everything of a run lies, and what must stay the same when it goes on."""
+"""The folder of a run: its files, and which options may change when it resumes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from burnish.config import RunConfig, changes, dump, load
 from burnish.config.user_code import digests
-from burnish.utils.disk import write_whole, writing
+from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json
 from burnish.utils.paths import CHECKPOINTS, CONFIG, METRICS, holds_run
@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 
 STEP = "training/global_step"  # first in every line of metrics.jsonl
 
-# what may change when a run goes on: it decides neither the trained weights nor what is compared over time
+# options that may change when a run resumes: they affect neither the trained weights nor comparisons over time
 _MAY_CHANGE = re.compile(
-    r"(steps|output_dir|resume|runtime|pools\..*|ray\..*|pipeline\.(max_staleness|drop|timeout)|checkpoint\..*|scoring\..*"
+    r"(steps|output_dir|resume|runtime|plugins|pools\..*|ray\..*|pipeline\.(max_staleness|drop|timeout)|checkpoint\..*|scoring\..*"
     r"|validation\.every|sharding\..*|rollout\.batch_size|trainer\.micro_batch_(size|tokens)"
     r"|(critic\.)?optimizer\.schedule_updates|trainer\.(max_(skipped|empty)_updates|expires_at|expiry_margin)"
     r"|model\.gradient_checkpointing|profiler(\..*)?)$"
@@ -34,7 +34,7 @@ _MAY_CHANGE = re.compile(
 
 
 class RunFolder:
-    """The folder of a run: names of its parts, its configuration, and what an earlier attempt left in it."""
+    """Paths of a run's files, its configuration, and its lock."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = checked_path(str(path))
@@ -50,23 +50,20 @@ class RunFolder:
         self._claim: IO[str] | None = None
 
     def validation(self, update: int) -> Path:
-        """Pictures and verdicts of the validation after so many policy updates."""
+        """Folder of the validation after ``update`` policy updates."""
         return self.path / "validation" / f"{update:06d}"
 
     def validations(self) -> list[int]:
-        """Updates whose validation is here, the earliest first."""
+        """Updates with a validation, in order."""
         found = (self.path / "validation").glob("[0-9]*/samples.jsonl")
         return sorted(int(file.parent.name) for file in found)
 
     def has_run(self) -> bool:
-        """Whether a run was begun here."""
+        """Whether a run was started here."""
         return holds_run(self.path)
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Every whole line of metrics.jsonl, in order.
-
-        The last one may be torn, where a run was killed while it was written; it is left out.
-        """
+        """All valid lines of metrics.jsonl; one that was truncated when a run was killed is left out."""
         if not self.metrics.exists():
             return []
         rows = []
@@ -75,16 +72,16 @@ class RunFolder:
                 continue
             try:
                 row = parse_json(text)
-            except ValueError:  # of json, or of a character cut in two
+            except ValueError:
                 row = None
             if is_row(row) and type(row.get(STEP)) is int:
                 rows.append(row)
             else:
-                log.warning("line %d of %s is not whole and is left out", number, self.metrics)
+                log.warning("%s, line %d: truncated or damaged; ignored", self.metrics, number)
         return rows
 
     def claim(self) -> None:
-        """Keep every other process from training here until ``close``, or until this one ends; nothing without folder.
+        """Lock the folder, if it exists, against other training processes until ``close`` or the end of this one.
 
         Raises:
             UserError: another process trains here.
@@ -96,7 +93,7 @@ class RunFolder:
         except ImportError:
             raise UserError("burnish train needs Linux or macOS; on Windows run it in WSL") from None
         with writing(self.path):
-            # never through a link: what is in a folder may come from somebody else, and is written over below
+            # never through a link: the folder may come from somebody else, and the file is overwritten below
             number = os.open(self.path / ".claim", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
             if not stat.S_ISREG(os.fstat(number).st_mode):
                 os.close(number)
@@ -106,14 +103,14 @@ class RunFolder:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            who = file.read().strip() or "which says nothing of itself"
+            who = file.read().strip() or "unknown"
             file.close()
             raise UserError(
-                f"output_dir is {self.path}, and another process trains in it right now: {who}; wait for its end or "
-                "stop it, or give another output_dir"
+                f"output_dir is {self.path}, which another process is training in ({who}); wait for it or stop it, or "
+                "give another output_dir"
             ) from None
         except OSError as error:  # a file system without locks
-            log.warning("%s can't be kept from other processes: %s", self.path, error.strerror)
+            log.warning("%s can't be locked against other processes: %s", self.path, error.strerror)
         with writing(self.path):
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
@@ -121,102 +118,103 @@ class RunFolder:
         self._claim = file
 
     def close(self) -> None:
-        """Let others train here."""
+        """Release the lock."""
         if self._claim is not None:
             self._claim.close()
             self._claim = None
 
     def begin(self, config: RunConfig, *, resumed_at: int | None) -> None:
-        """Create the folder, claim it and save the configuration.
+        """Create and lock the folder, and save the configuration.
 
-        An attempt that starts anew moves what an earlier one left into ``earlier/``; one that goes on
-        removes the validations that it will repeat.
+        A new run moves the files of an earlier attempt into ``earlier/``; a resumed one removes the validations that
+        it will repeat.
         """
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         self.claim()
         with writing(self.path):
             if resumed_at is None:
-                self._put_aside()
+                self._archive()
             else:
                 for update in self.validations():
                     if update > resumed_at:
                         shutil.rmtree(self.validation(update))
-        write_whole(self.config, dump(config).encode())
-        self._note_code(digests(config), goes_on=resumed_at is not None)
+        write_atomically(self.config, dump(config).encode())
+        self._record_code(digests(config), resumed=resumed_at is not None)
 
-    def _note_code(self, now: dict[str, str], *, goes_on: bool) -> None:
-        """Remember what the user's functions are, and say what changed since the run last went on."""
-        if goes_on and self.code.exists():
+    def _record_code(self, now: dict[str, str], *, resumed: bool) -> None:
+        """Save hashes of the user's code, and warn about code that changed since the run was last active."""
+        if resumed and self.code.exists():
             try:
                 before = parse_json(self.code.read_bytes())
                 changed = [who for who, digest in now.items() if before.get(who, digest) != digest]
             except (ValueError, AttributeError):
                 changed = []
-                log.warning("%s is damaged, so that nobody knows whether functions have changed", self.code)
+                log.warning("%s is damaged; changes of your functions can't be detected", self.code)
             if changed:
                 log.warning(
-                    "changed since the run in %s was last at work: the file of %s; it goes on with what is there now, "
-                    "and from here on its metrics are not comparable with those before; give another output_dir to "
-                    "start a run of its own",
+                    "code changed since the run in %s was last active: %s; the run continues with the new code, and "
+                    "metrics from here on are not comparable with earlier ones; give another output_dir to start a "
+                    "new run",
                     self.path,
                     ", ".join(changed),
                 )
-        write_whole(self.code, json.dumps(now, indent=1).encode() + b"\n")
+        write_atomically(self.code, json.dumps(now, indent=1).encode() + b"\n")
 
     def refuse_other_configuration(self, config: RunConfig) -> None:
-        """Check that this folder's run may go on with ``config``.
+        """Check that this folder's run may resume with ``config``.
 
         Raises:
-            UserError: naming every option that differs and must not.
+            UserError: naming every option that differs and may not.
         """
         if not self.config.exists():
             return
-        before = load(str(self.config))
-        differing, ways_out = [], ""
-        falling = {name: one for name, one in config.optimizers.items() if one.schedule != "constant"}
+        # plugins may have moved since
+        before = load(str(self.config), [f"plugins={json.dumps(config.plugins)}"])
+        differing, hint = [], ""
+        decaying = {name: one for name, one in config.optimizers.items() if one.schedule != "constant"}
         for line in changes(before, config):
             option = line.split(":", 1)[0]
-            open_ended = [name for name, one in falling.items() if one.schedule_updates is None]
+            open_ended = [name for name, one in decaying.items() if one.schedule_updates is None]
             if option == "steps" and open_ended:
                 differing.append(line)
-                # the length that leaves the updates that were made as they are, where there is one
+                # with this length the updates that were made would be the same, if there is such a length
                 length = " ".join(f"{name}.schedule_updates={max(before.steps, config.steps)}" for name in open_ended)
-                ways_out = (
-                    f"\nthe learning rate falls over {before.steps} updates; for another number of steps say over how "
-                    f"many it is to fall from here on: {length}"
+                hint = (
+                    f"\nthe learning rate decays over {before.steps} updates; to change steps, also set the length of "
+                    f"the decay: {length}"
                 )
             elif not _MAY_CHANGE.match(option):
                 differing.append(line)
-            elif option.endswith(".schedule_updates") and option.removesuffix(".schedule_updates") in falling:
-                log.warning("the learning rate goes on as that of a run of another length: %s", line)
+            elif option.endswith(".schedule_updates") and option.removesuffix(".schedule_updates") in decaying:
+                log.warning("the learning rate continues with a schedule of another length: %s", line)
         if differing:
             raise UserError(
-                f"output_dir is {config.output_dir}, whose run was started with other options, then -> now:"
+                f"output_dir is {config.output_dir}, whose run was started with other options (then -> now):"
                 + "".join(f"\n  {line}" for line in differing)
-                + "\ngive the same options to go on with it, or another output_dir to start a new run"
-                + ways_out
+                + "\ngive the same options to resume it, or another output_dir to start a new run"
+                + hint
             )
 
-    def _put_aside(self) -> None:
-        """Keep what an attempt without a checkpoint left, but out of the way of the new one."""
+    def _archive(self) -> None:
+        """Move the files of an attempt without a checkpoint into ``earlier/``."""
         validation = self.path / "validation"
-        parts = (
+        files = (
             self.metrics, self.tensorboard, self.reference, validation, self.profiles, self.report, self.failures,
             self.code, self.config,
         )  # fmt: skip
-        if not any(part.exists() for part in parts):
+        if not any(file.exists() for file in files):
             return
         attempt = 1
-        while (aside := self.path / "earlier" / str(attempt)).exists():
+        while (archive := self.path / "earlier" / str(attempt)).exists():
             attempt += 1
-        aside.mkdir(parents=True)
-        for part in parts:
-            if part.exists():
-                part.rename(aside / part.name)
-        log.warning("an earlier attempt in %s saved no checkpoint; what it left is in %s", self.path, aside)
+        archive.mkdir(parents=True)
+        for file in files:
+            if file.exists():
+                file.rename(archive / file.name)
+        log.warning("an earlier attempt in %s saved no checkpoint; its files are now in %s", self.path, archive)
 
 
 def is_row(value: Any) -> bool:
-    """Whether something that was read is metrics by their names: numbers, and None for what is missing."""
+    """Whether a parsed line is metrics: numbers by name, None for missing ones."""
     return isinstance(value, dict) and all(one is None or type(one) in (int, float) for one in value.values())

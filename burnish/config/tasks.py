@@ -1,22 +1,75 @@
-"""The tasks that Burnish trains for: which class of configuration each has."""
+"""The tasks that Burnish trains for, and everything that is chosen by them: no other place asks which task it is."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from burnish.config.complaints import wrong_choice
 from burnish.config.flow import FlowConfig
 from burnish.config.language import LanguageConfig
 from burnish.config.run import RunConfig
-from burnish.registry import names
+from burnish.config.words import PICTURES, RESPONSES, Words
+from burnish.registry import known, names
 from burnish.utils.errors import ConfigError
 
-TASKS: dict[str, type[RunConfig]] = {"text-to-image": FlowConfig, "image-text-to-text": LanguageConfig}
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """The parts that make a run one of a task. Those that need torch are imported when they are asked for."""
+
+    config: type[RunConfig]
+    words: Words  # of reports and of the opening message
+    assembly_path: str  # module:name
+    sample_path: str
+
+    @property
+    def assembly(self) -> Any:
+        """The class of ``burnish.tasks.Assembly`` that builds a run."""
+        return _imported(self.assembly_path)
+
+    @property
+    def sample(self) -> Any:
+        """What ``burnish sample`` does with an assembly."""
+        return _imported(self.sample_path)
+
+
+def _imported(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 DEFAULT = "text-to-image"
+TASKS = {
+    DEFAULT: Task(
+        config=FlowConfig,
+        words=PICTURES,
+        assembly_path="burnish.tasks.flow.assembly:FlowAssembly",
+        sample_path="burnish.commands.sample:draw",
+    ),
+    "image-text-to-text": Task(
+        config=LanguageConfig,
+        words=RESPONSES,
+        assembly_path="burnish.tasks.language.assembly:LanguageAssembly",
+        sample_path="burnish.commands.answer:answer",
+    ),
+}
 
 
-def task_of(trees: Sequence[Mapping[str, Any]]) -> Any:
+def task_named(name: Any) -> Task:
+    """The task of that name.
+
+    Raises:
+        ConfigError: there is no such task.
+    """
+    if not isinstance(name, str) or name not in TASKS:
+        raise ConfigError(wrong_choice("task", name, list(TASKS)))
+    return TASKS[name]
+
+
+def chosen_task(trees: Sequence[Mapping[str, Any]]) -> Any:
     """The task of a run: what its recipes say, or the only one that knows their algorithm and their rewards.
 
     Args:
@@ -25,23 +78,29 @@ def task_of(trees: Sequence[Mapping[str, Any]]) -> Any:
     for tree in trees:
         if "task" in tree:
             return tree["task"]
-    fitting = [
-        task for task, kind in TASKS.items() if all(name in names(getattr(kind, of)) for of, name in _used(trees))
-    ]
-    return fitting[0] if len(fitting) == 1 else DEFAULT
+    # plugins of installed packages are opened only where somebody names what is not ours
+    for is_there in (lambda kind, name: name in names(kind), known):
+        fitting = [
+            name
+            for name, task in TASKS.items()
+            if all(is_there(getattr(task.config, kind), used) for kind, used in _used(trees))
+        ]
+        if len(fitting) == 1:
+            return fitting[0]
+    return DEFAULT
 
 
-def owner(kind: str, name: Any, task: type[RunConfig]) -> str | None:
+def owner(kind: str, name: Any, config: type[RunConfig]) -> str | None:
     """Another task that has an algorithm or a reward of that name; None if none has.
 
     Args:
-        kind: ``task``'s of algorithms or of rewards.
+        kind: ``config``'s of algorithms or of rewards.
         name: unknown to it.
-        task: the configuration that was read.
+        config: the class of configuration that was read.
     """
-    of = "algorithm_kind" if kind == task.algorithm_kind else "reward_kind"
-    others = (other for other, config in TASKS.items() if config is not task)
-    return next((other for other in others if name in names(getattr(TASKS[other], of))), None)
+    of = "algorithm_kind" if kind == config.algorithm_kind else "reward_kind"
+    others = ((other, task.config) for other, task in TASKS.items() if task.config is not config)
+    return next((other for other, theirs in others if name in names(getattr(theirs, of))), None)
 
 
 def _used(trees: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
@@ -53,14 +112,3 @@ def _used(trees: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
         for label, options in rewards.items() if isinstance(rewards, Mapping) else ():
             if options is not None:
                 yield "reward_kind", options.get("name", label) if isinstance(options, Mapping) else label
-
-
-def config_class(task: Any) -> type[RunConfig]:
-    """The configuration of a task.
-
-    Raises:
-        ConfigError: there is no such task.
-    """
-    if not isinstance(task, str) or task not in TASKS:
-        raise ConfigError(wrong_choice("task", task, list(TASKS)))
-    return TASKS[task]

@@ -1,4 +1,4 @@
-"""A configuration as text: to read, to save and use as a recipe, and to compare."""
+"""Configurations as text: explained YAML, fingerprints and differences."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from burnish import __version__
+from burnish.config.plugins import portable
 from burnish.config.run import RunConfig
 from burnish.config.yaml_text import show
 
-COLUMN = 34  # where explanations begin; behind a longer option they follow it
+COLUMN = 34  # of the explanations
 
-# what changes where and how fast a run works, and how it is watched, but not the weights that it arrives at
-_SILENT = re.compile(
-    r"(output_dir|resume|runtime|checkpoint\..*|scoring\..*|validation\..*|data\.val_files|rollout\.batch_size"
+# options that decide where and how fast a run works and how it is monitored, but not the trained weights
+_NOT_DECISIVE = re.compile(
+    r"(output_dir|resume|runtime|plugins|checkpoint\..*|scoring\..*|validation\..*|data\.val_files|rollout\.batch_size"
     r"|rollout\.merge_lora|trainer\.micro_batch_(size|tokens)|trainer\.(max_(skipped|empty)_updates|expires_at|expiry_margin)"
     r"|model\.gradient_checkpointing|algorithm\.fold_timesteps|pipeline\.timeout|profiler(\..*)?)$"
 )
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
-    """Every option as plain data, the names of the algorithm and of the rewards among them."""
-    plain = json.loads(json.dumps(dataclasses.asdict(config)))
+    """Every option as plain data, with the names of algorithm, environment and rewards."""
+    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
     plain["algorithm"] = {"name": config.algorithm.name} | plain["algorithm"]
     if plain.get("environment") is not None:
         plain["environment"] = {"name": config.environment.name} | plain["environment"]  # type: ignore[attr-defined]
@@ -37,38 +38,39 @@ def to_dict(config: RunConfig) -> dict[str, Any]:
 
 
 def dump(config: RunConfig) -> str:
-    """YAML that ``load`` reads as an equal configuration."""
-    return describe(config, "a whole run")
+    """YAML that ``load`` reads as the same configuration."""
+    return describe(config, "a run")
 
 
 def fingerprint(config: RunConfig) -> str:
-    """A hash of the options that decide the trained weights; equal for runs that may go on from each other.
+    """A hash of the options that decide the trained weights; equal for runs whose checkpoints are interchangeable.
 
-    ``steps`` counts only where the learning rate depends on it, so that a finished run can be made longer.
+    ``steps`` counts only if the learning rate depends on it, so that a finished run can be extended.
     """
-    decisive = {path: value for path, value in _flat(to_dict(config)) if not _SILENT.match(path)}
+    decisive = {path: portable(path, value) for path, value in _flat(to_dict(config)) if not _NOT_DECISIVE.match(path)}
     if config.optimizer.schedule == "constant" or config.optimizer.schedule_updates is not None:
         del decisive["steps"]
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def changes(before: RunConfig, after: RunConfig) -> list[str]:
-    """What differs between two configurations, an option a line."""
+    """Differences between two configurations, one option per line."""
     old, new = dict(_flat(to_dict(before))), dict(_flat(to_dict(after)))
     absent = object()
 
     def word(value: Any) -> str:
-        return "not there" if value is absent else show(value)
+        return "not set" if value is absent else show(value)
 
-    paths = [path for path in {**old, **new} if old.get(path, absent) != new.get(path, absent)]
-    return [f"{path}: {word(old.get(path, absent))} -> {word(new.get(path, absent))}" for path in paths]
+    pairs = {path: (old.get(path, absent), new.get(path, absent)) for path in {**old, **new}}
+    differing = {path: pair for path, pair in pairs.items() if portable(path, pair[0]) != portable(path, pair[1])}
+    return [f"{path}: {word(was)} -> {word(now)}" for path, (was, now) in differing.items()]
 
 
 def describe(config: RunConfig, title: str) -> str:
-    """The configuration as a recipe, each option with its explanation, and its default where it differs."""
+    """The configuration as a recipe, each option with its explanation, and its default if it differs."""
     head = [
         f"# {' '.join(title.split())}, every option resolved by Burnish {__version__}",
-        "# It is a recipe: save it and train it. [default ...] marks what differs from the default.",
+        "# This is a recipe: save it and train it. [default ...] marks options that differ from their default.",
     ]
     return "\n".join([*head, *_section(config, 0)]) + "\n"
 
@@ -80,7 +82,7 @@ def fields(options: Any) -> dict[str, FieldInfo]:
 
 
 def explanation(options: Any, name: str) -> str:
-    """The words below a field, on one line; an inherited field has its words in a base class."""
+    """The docstring of an option on one line; that of a base class if the class itself has none."""
     cls = options if isinstance(options, type) else type(options)
     own = (fields(base).get(name) for base in cls.__mro__ if dataclasses.is_dataclass(base))
     words = (field.description for field in own if field is not None and field.description)
@@ -135,7 +137,7 @@ def _brief(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value as YAML has it: lists, and what is in them without options that are left at their defaults."""
+    """A value as YAML data; options inside lists that have their default are left out."""
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if dataclasses.is_dataclass(value):

@@ -1,4 +1,4 @@
-"""YAML as people mean it: 1e-4 is a number, yes and 12:30 are words, and a key can't be given twice."""
+"""YAML with 1e-4 as a number, yes and 12:30 as strings, and without duplicate keys."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import yaml
 
 from burnish.utils.errors import ConfigError
 
-LARGEST = 1 << 20  # bytes of a recipe
-MOST = 100_000  # values in it, each alias counted as often as it is used
-DEEPEST = 60  # lists and sections inside each other
+LARGEST = 1 << 20  # characters of a recipe
+MOST = 100_000  # values of a recipe, each alias counted as often as it is used
+DEEPEST = 60  # nesting depth
 
 _FLOAT = re.compile(
     r"^(?:[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
@@ -36,25 +36,22 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._depth = 0
-        self._values: dict[yaml.Node, int] = {}  # in a node, with all that its aliases stand for
+        self._values: dict[yaml.Node, int] = {}  # values of a node, aliases expanded
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """The next node, while it is not too deep and does not stand for too much.
-
-        A few lines of aliases to aliases stand for billions of values, so they are counted before any is made.
-        """
-        event = self.peek_event()
-        where: Any = event.start_mark
+        """The next node, unless it is too deep or too large: aliases of aliases can expand to billions of values."""
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        where = event.start_mark
         self._depth += 1
         if self._depth > DEEPEST:
-            raise yaml.composer.ComposerError(None, None, f"nested more than {DEEPEST} deep", where)
+            raise yaml.composer.ComposerError(None, None, f"nested more than {DEEPEST} levels", where)
         node = super().compose_node(parent, index)
         self._depth -= 1
         if node is None:
             return None
         if node not in self._values:
             if isinstance(event, yaml.AliasEvent):
-                raise yaml.composer.ComposerError(None, None, "a list or section holds itself", where)
+                raise yaml.composer.ComposerError(None, None, "a list or section contains itself", where)
             self._values[node] = 1 + sum(self._values[one] for one in _inside(node))
         if self._values[node] > MOST:
             raise yaml.composer.ComposerError(
@@ -80,7 +77,7 @@ def _inside(node: yaml.Node) -> list[yaml.Node]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes whatever either YAML 1.1 or our own reading would take for something else than text."""
+    """Quotes every string that YAML 1.1 or our own loader would read as something else."""
 
 
 for _name, _pattern, _first in _WORDS:
@@ -89,13 +86,13 @@ _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.012345
 
 
 def parse(text: str) -> Any:
-    """Read YAML.
+    """Parse YAML.
 
     Raises:
-        ConfigError: it is not YAML; the message says on which line and why.
+        ConfigError: it is not valid; the message has line and reason.
     """
     if len(text) > LARGEST:
-        raise ConfigError(f"it has {len(text)} letters, and a recipe at most {LARGEST}")
+        raise ConfigError(f"it has {len(text)} characters; a recipe has at most {LARGEST}")
     try:
         value = yaml.load(text, _Loader)
         json.dumps(value)
@@ -106,11 +103,11 @@ def parse(text: str) -> Any:
         raise ConfigError(f"{line}{error.problem or error.context}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"it can't be read: {' '.join(str(error).split())}") from None
-    except (ValueError, KeyError) as error:  # !!int on text that is no number, or a list that holds itself
-        raise ConfigError(f"it has a value that can't be read: {error}") from None
+    except (ValueError, KeyError) as error:  # !!int of a string that is no number, or a list that contains itself
+        raise ConfigError(f"it has an invalid value: {error}") from None
 
 
 def show(value: Any) -> str:
-    """A value on one line, as it would be written in a recipe."""
+    """A value on one line, as in a recipe."""
     text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False)
     return text.removesuffix("\n").removesuffix("\n...").removesuffix("\n")

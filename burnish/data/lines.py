@@ -1,29 +1,32 @@
-"""JSON objects as text, and the list of what is wrong with a file."""
+"""JSON objects as text, and everything that is wrong with a file in one error."""
 
 from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.json_text import parse_json
 from burnish.utils.reading import read_file
 
-SHOWN = 10  # problems that one message lists
+LISTED = 10  # problems that one message lists
+
+T = TypeVar("T")
+Source = TypeVar("Source")
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file, counted from 1, blank ones left out.
+def read_lines(path: Path) -> Iterator[tuple[str, bytes]]:
+    """The lines of a file that are not blank, each with its location "file:line", counted from 1.
 
     Raises:
-        UserError: it can't be read.
+        UserError: the file can't be read.
     """
-    # some editors write a byte order mark, which is no part of the first line
+    # some editors write a byte order mark, which is not part of the first line
     lines = read_file(path).removeprefix(codecs.BOM_UTF8).split(b"\n")
-    yield from ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+    yield from ((f"{path}:{number}", line) for number, line in enumerate(lines, 1) if line.strip())
 
 
 def decoded(line: bytes) -> str:
@@ -39,10 +42,10 @@ def decoded(line: bytes) -> str:
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """The JSON object that a text is.
+    """A JSON object.
 
     Raises:
-        ValueError: it is none, or has a key twice.
+        ValueError: the text is not JSON, not an object, or has a key twice.
     """
     try:
         record = parse_json(text, _unique)
@@ -62,19 +65,42 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return record
 
 
-def told(problems: Sequence[str], head: str = "") -> UserError:
-    """All problems of a file in one error: the first in words, the others counted.
+def read_all(
+    sources: Iterable[tuple[str, Source]],
+    read: Callable[[str, Source], Iterable[T]],
+    check: Callable[[list[T]], Iterable[str]] = lambda found: (),
+) -> list[T]:
+    """Read every record of a data set, and report the problems of all of them together.
 
     Args:
-        problems: a line each.
-        head: what they have in common, and the way out; the problems are then examples of one thing that is wrong.
+        sources: records as they are stored, each with its location.
+        read: what one of them holds; a ValueError is its problem.
+        check: problems of all that was read, each with its location.
+
+    Raises:
+        UserError: there are problems; the first ones are listed, the others counted.
+    """
+    found: list[T] = []
+    problems: list[str] = []
+    for where, source in sources:
+        try:
+            found += read(where, source)
+        except ValueError as error:
+            problems.append(f"{where}: {error}")
+    problems += check(found)
+    if problems:
+        raise data_error(problems)
+    return found
+
+
+def data_error(problems: Sequence[str], head: str = "") -> UserError:
+    """All problems of a data set in one error: the first ones listed, the others counted.
+
+    Args:
+        problems: one line each.
+        head: what they have in common and what to do; the problems are then examples of it.
     """
     if not head:
-        return ConfigError(problems[:SHOWN], count=len(problems), way_out="mend such records, or remove them")
-    more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
-    return UserError("\n".join([head, *problems[:SHOWN], *more]))
-
-
-def is_text(value: Any) -> bool:
-    """Whether this is text that can be written to a file."""
-    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+        return ConfigError(problems[:LISTED], count=len(problems), way_out="correct these records, or remove them")
+    more = [f"and {len(problems) - LISTED} more"] if len(problems) > LISTED else []
+    return UserError("\n".join([head, *problems[:LISTED], *more]))

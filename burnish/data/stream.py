@@ -1,4 +1,4 @@
-"""An endless, resumable stream of batches of prompts or pictures."""
+"""An endless, resumable stream of batches of records."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from burnish.utils.errors import UserError
 
 log = logging.getLogger(__name__)
 
-SHORT = 8  # bytes by which a checkpoint remembers a record
+HASH_BYTES = 8  # of the hash that a checkpoint keeps of each record
 NAMED = 5  # records that a message names
 
 
 class Item(Protocol):
-    """What a stream hands out."""
+    """A record of a stream."""
 
     @property
     def uid(self) -> str:
@@ -28,23 +28,23 @@ class Item(Protocol):
 
     @property
     def where(self) -> str:
-        """Where it stands, for messages."""
+        """Its file and line, for messages."""
 
 
 T = TypeVar("T", bound=Item)
 
 
 class Stream(Generic[T]):
-    """Every epoch in a new order that depends on seed and epoch alone; batches are always full.
+    """Batches of records, every epoch in a new order that depends on seed and epoch alone.
 
-    A batch may reach across the end of an epoch, so none is left out and one may occur twice in a batch.
-    The position is one number, which is why this is not a data loader with worker processes to restore.
+    Batches have their full size: one may continue into the next epoch, so no record is left out, and one may occur
+    twice in a batch. The position is a single number, which a checkpoint restores exactly.
     """
 
     def __init__(self, items: Sequence[T], batch_size: int, *, seed: int, shuffle: bool, name: str = "data") -> None:
-        """Args: ``name`` tells streams of one run apart: each has orders of its own."""
+        """Args: ``name`` distinguishes the streams of a run; each has its own order."""
         self.items, self.batch_size, self.seed, self.shuffle, self.name = list(items), batch_size, seed, shuffle, name
-        self.position = 0  # items handed out since the beginning
+        self.position = 0  # items returned so far
         self._epoch, self._order = -1, list(range(len(self.items)))
 
     def next_batch(self) -> list[T]:
@@ -53,7 +53,7 @@ class Stream(Generic[T]):
         return [self._at(i) for i in range(start, self.position)]
 
     def batch(self, number: int) -> list[T]:
-        """Batch ``number``, counted from 0, wherever the stream stands."""
+        """Batch ``number``, counted from 0, whatever the current position."""
         return [self._at(i) for i in range(number * self.batch_size, (number + 1) * self.batch_size)]
 
     def state_dict(self) -> dict[str, Any]:
@@ -65,45 +65,45 @@ class Stream(Generic[T]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a stream over the same items stopped, or over items some of which were mended or taken out.
+        """Continue where a stream over the same records stopped; some may have been changed or removed since.
 
         Raises:
-            UserError: most of these are other items, or in another order, or there are more of them.
+            UserError: most records differ, there are more of them, or shuffle or seed changed.
         """
         if state["data"] == self._fingerprint:
             self.position = state["position"]
             return
-        position = self._mended(state)
+        position = self._position_after_changes(state)
         if position is None:
             raise UserError(
-                "data.train_files, data.shuffle or seed differ from those of the checkpoint, so its position "
-                "in the data means nothing here; give the same, or start anew in another output_dir"
+                "cannot resume: data.train_files, data.shuffle or seed differ from the checkpoint's; restore them, or "
+                "start a new run in another output_dir"
             )
         self.position = position
 
-    def _mended(self, state: dict[str, Any]) -> int | None:
-        """The position in data some of which changed, and says so; None where they are other data."""
-        if state.get("order") != f"{self.shuffle}{self.seed}":  # also of a checkpoint that remembers no records
+    def _position_after_changes(self, state: dict[str, Any]) -> int | None:
+        """The position in data of which some records changed, with a warning; None if it is other data."""
+        if state.get("order") != f"{self.shuffle}{self.seed}":  # old checkpoints have neither key
             return None
-        before, now = _apart(state["records"]), _apart(self._records)
+        before, now = _hashes(state["records"]), _hashes(self._records)
         if len(now) == len(before):
             changed = [i for i, (old, new) in enumerate(zip(before, now, strict=True)) if old != new]
             if 2 * len(changed) > len(now):
                 return None
             names = _listed([self.items[i].where or f"record {i + 1}" for i in changed])
             log.warning(
-                "%d of %d training records have changed since the checkpoint: %s; the run goes on at the same place in "
-                "the data", len(changed), len(now), names,
+                "%d of %d training records have changed since the checkpoint: %s; the run continues at the same "
+                "position in the data", len(changed), len(now), names,
             )  # fmt: skip
             return int(state["position"])
-        here = set(now)
-        gone = [i for i, old in enumerate(before) if old not in here]
+        present = set(now)
+        gone = [i for i, old in enumerate(before) if old not in present]
         if len(now) > len(before) or 2 * len(gone) > len(before) or not gone:
             return None
         log.warning(
-            "the training data had %d records at the checkpoint and have %d; taken out or changed: %s. The run goes on "
-            "as far into the epoch as it was; in this epoch some records may come twice or not at all, in later ones "
-            "each comes once", len(before), len(now), _listed([f"record {i + 1}" for i in gone]),
+            "the training data had %d records at the checkpoint and have %d now; removed or changed: %s. The run "
+            "continues at the same position of the epoch, in which some records may be used twice or not at all; later "
+            "epochs use each once", len(before), len(now), _listed([f"record {i + 1}" for i in gone]),
         )  # fmt: skip
         epoch, index = divmod(int(state["position"]), len(before))
         return epoch * len(now) + min(index, len(now))
@@ -123,14 +123,14 @@ class Stream(Generic[T]):
 
     @cached_property
     def _records(self) -> str:
-        """What a checkpoint remembers the items by, to say later which of them have changed."""
-        digests = [hashlib.blake2b(item.uid.encode(), digest_size=SHORT).digest() for item in self.items]
+        """Hashes of the records, by which a resumed run finds those that have changed."""
+        digests = [hashlib.blake2b(item.uid.encode(), digest_size=HASH_BYTES).digest() for item in self.items]
         return base64.b64encode(b"".join(digests)).decode()
 
 
-def _apart(records: str) -> list[bytes]:
+def _hashes(records: str) -> list[bytes]:
     joined = base64.b64decode(records)
-    return [joined[start : start + SHORT] for start in range(0, len(joined), SHORT)]
+    return [joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES)]
 
 
 def _listed(names: Sequence[str]) -> str:

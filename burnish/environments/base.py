@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from burnish.options import Count
-from burnish.registry import options
+from burnish.registry import Named, options
 
 if TYPE_CHECKING:
     import numpy as np
@@ -94,10 +94,8 @@ class Episode(Protocol):
 
 
 @options
-class Environment(ABC):
+class Environment(Named, ABC):
     """Base of environments. A subclass is a dataclass of its own options and is registered under its name."""
-
-    name: ClassVar[str]
 
     max_turns: Count = 4
     """Responses of one dialogue; after the last one it ends, whatever the environment would say."""

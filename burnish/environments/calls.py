@@ -1,25 +1,14 @@
-"""The process that tools run in: it can be ended, whatever a tool does."""
+"""The process that tools run in: it can be killed, whatever a tool does. Free of torch."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from burnish.environments.calling import READY
+from burnish.utils.supervisor import ChildDied, LoadFailed, Server
+from burnish.utils.user_code import load_object
 
-# as for scoring processes: the user's script must not run a second time in the child
-START = """\
-import sys
-from multiprocessing.connection import Connection
-pipe = Connection(int(sys.argv[1]))
-sys.path[:] = pipe.recv()
-from burnish.environments.calling import main
-main(pipe, int(sys.argv[2]))
-"""
 STARTING = 60.0  # seconds in which the functions must be loaded
 
 
@@ -28,8 +17,7 @@ class ToolProcess:
 
     def __init__(self, functions: Mapping[str, str], timeout: float) -> None:
         self._functions, self._timeout = dict(functions), timeout
-        self._process: subprocess.Popen[bytes] | None = None
-        self._pipe: Any = None
+        self._server: Server | None = None
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """What a function returned, as text, or why it did not.
@@ -37,42 +25,44 @@ class ToolProcess:
         Raises:
             RuntimeError: the functions can't be loaded there.
         """
-        if self._process is None:
-            self._start()
         try:
-            self._pipe.send((name, dict(arguments)))
-            if self._pipe.poll(self._timeout):
-                answer: str = self._pipe.recv()
-                return answer
-            why = f"took longer than {self._timeout:g} seconds"
-        except (EOFError, OSError):
+            answer: str = self._started().call(
+                self._timeout, f"took longer than {self._timeout:g} seconds", name, dict(arguments)
+            )
+            return answer
+        except TimeoutError as error:
+            why = str(error)
+        except ChildDied:
             why = "ended its process"
         self.close()
         return f"error: {name} {why}"
 
     def close(self) -> None:
         """End the process."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._pipe.close()
-            self._process = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
-    def _start(self) -> None:
-        self._pipe, theirs = multiprocessing.Pipe()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", START, str(theirs.fileno()), str(os.getpid())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                process_group=0,  # out of reach of Ctrl-C
-            )
-        try:
-            self._pipe.send(sys.path)
-            self._pipe.send(self._functions)
-            said = self._pipe.recv() if self._pipe.poll(STARTING) else f"it took longer than {STARTING:g} seconds"
-        except (EOFError, OSError):
-            said = "its process ended"
-        if said != READY:
-            self.close()
-            raise RuntimeError(f"the tools can't be loaded: {said}")
+    def _started(self) -> Server:
+        if self._server is None:
+            self._server = Server(_load, self._functions)
+            try:
+                self._server.load(STARTING, f"it took longer than {STARTING:g} seconds")
+            except (LoadFailed, TimeoutError, ChildDied) as error:
+                self.close()
+                why = "its process ended" if isinstance(error, ChildDied) else error
+                raise RuntimeError(f"the tools can't be loaded: {why}") from None
+        return self._server
+
+
+def _load(paths: dict[str, str]) -> Callable[..., str]:
+    sys.stdout = sys.stderr  # what a tool prints is no metric of the run
+    functions = {name: load_object(path, "tool") for name, path in paths.items()}
+    return lambda name, arguments: _answer(functions[name], arguments)
+
+
+def _answer(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
+    try:
+        return str(function(**arguments))
+    except (Exception, SystemExit) as error:  # the function is the user's, the arguments are the model's
+        return f"error: {type(error).__name__}: {error}"

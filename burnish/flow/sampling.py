@@ -1,4 +1,4 @@
-"""The denoising loop. It knows velocity(x, t, rows) and nothing about networks, prompts or rewards."""
+"""The denoising loop and guidance, as functions of velocities: no networks, prompts or rewards."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from burnish.flow.multistep import Multistep, Solver
 from burnish.flow.transitions import Density, Kind, transition
 from burnish.types.batch import to_device
 
+SMALLEST_NORM = 1e-12  # avoids 0 / 0 where the guided velocity is zero
+
 Velocity = Callable[[Tensor, Tensor, Tensor], Tensor]  # x [M, ...], t [M], rows [M] long -> [M, ...]
 
 
@@ -19,22 +21,23 @@ Velocity = Callable[[Tensor, Tensor, Tensor], Tensor]  # x [M, ...], t [M], rows
 class Plan:
     """How the samples of a batch are denoised."""
 
-    times: Tensor  # [N + 1] falling from 1 to 0
+    times: Tensor  # [N + 1] decreasing from 1 to 0
     kind: Kind
     noise: float  # noise level of the recorded steps
-    recorded: Tensor  # [B, N] bool, the same number K of steps in every row; all others are deterministic
+    recorded: Tensor  # [B, N] bool, the same number K of steps in every row; the others are deterministic
     density: Density = "gaussian"
     solver: Solver = "euler"  # of the deterministic steps
-    node: Tensor | None = None  # [B, N + 1] long: rows with equal numbers at i are one state there, computed once
+    branch: Tensor | None = None  # [B, N + 1] long: rows with equal ids at step i share its state, computed once
 
     def select(self, rows: slice) -> Plan:
-        """That of some rows."""
-        return replace(self, recorded=self.recorded[rows], node=None if self.node is None else self.node[rows])
+        """The plan of some rows."""
+        branch = None if self.branch is None else self.branch[rows]
+        return replace(self, recorded=self.recorded[rows], branch=branch)
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """K recorded steps of every sample and where it ended."""
+    """K recorded steps of every sample, and its final latents."""
 
     latents: Tensor  # [B, ...]
     state: Tensor  # [B, K, ...]
@@ -45,14 +48,14 @@ class Trajectory:
 
 
 def denoise(velocity: Velocity, x: Tensor, plan: Plan, noise_at: Callable[[int], Tensor]) -> Trajectory:
-    """Carry noise to pictures, recording the steps that are learned from.
+    """Denoise from pure noise, and record the steps that are trained on.
 
     Args:
-        velocity: predicted eps - x_0 for some rows of the batch.
-        x: [B, ...] standard normal start; equal in rows that are one state.
+        velocity: predicts eps - x_0 for some rows of the batch.
+        x: [B, ...] standard normal start; equal in rows of one branch.
         plan: times, kind of noise, and which steps of which rows are recorded.
-        noise_at: fresh standard normal noise [B, ...] for a step, equal in rows that are one state after it; asked
-            only for steps where some row is noisy.
+        noise_at: fresh standard normal noise [B, ...] for a step, equal in rows that share a branch after it; called
+            only for steps that are stochastic in some row.
     """
     batch, steps = plan.recorded.shape
     recorded = int(plan.recorded[0].sum()) if batch else 0
@@ -75,11 +78,11 @@ def denoise(velocity: Velocity, x: Tensor, plan: Plan, noise_at: Callable[[int],
             at = (where, to_device(slot[rows], x.device))
             state[at] = x[where]
             if plan.kind != "ode":
-                part = transition(
+                step = transition(
                     plan.kind, v[where], x[where], plan.times[i], plan.times[i + 1], noise=plan.noise, t_max=t_max
                 )
-                landed = part.sample(to_device(noise_at(i)[rows], x.device))
-                logprob[at] = part.logprob(landed, plan.density)
+                landed = step.sample(to_device(noise_at(i)[rows], x.device))
+                logprob[at] = step.logprob(landed, plan.density)
                 moved[where] = landed
             next_state[at] = moved[where]
             time[at], time_next[at] = x.new_full((len(rows),), t), x.new_full((len(rows),), t_next)
@@ -89,13 +92,32 @@ def denoise(velocity: Velocity, x: Tensor, plan: Plan, noise_at: Callable[[int],
 
 
 def _predict(velocity: Velocity, x: Tensor, plan: Plan, i: int) -> Tensor:
-    """The velocity at step i, asked once for rows that are one state."""
+    """The velocity at step i, computed once per branch."""
     rows = torch.arange(len(x))
     times = to_device(plan.times[i], x.device)
-    if plan.node is None:
+    if plan.branch is None:
         return velocity(x, times.expand(len(x)), rows)
-    _, source = torch.unique(plan.node[:, i], return_inverse=True)
+    _, source = torch.unique(plan.branch[:, i], return_inverse=True)
     first = torch.full((int(source.max()) + 1,), len(x), dtype=torch.long)
     first.scatter_reduce_(0, source, rows, "amin")
     v = velocity(x[to_device(first, x.device)], times.expand(len(first)), first)
     return v[to_device(source, x.device)]
+
+
+def guide(conditional: Tensor, unconditional: Tensor, scale: float, *, rescale: bool = False, axis: int = 1) -> Tensor:
+    """Classifier-free guidance: unconditional + scale * (conditional - unconditional).
+
+    With ``rescale`` the result gets the norm of ``conditional`` along ``axis`` (channels), as in Qwen-Image.
+    In the space of clean images it is the same formula, since x_0 is linear in v.
+
+    Args:
+        conditional, unconditional: [M, C, ...] velocities of pictures or videos.
+        scale: 1 is no guidance.
+        rescale: see above.
+        axis: along which norms are taken.
+    """
+    guided = unconditional + scale * (conditional - unconditional)
+    if rescale:
+        norm = guided.norm(dim=axis, keepdim=True).clamp_min(SMALLEST_NORM)
+        guided = guided * (conditional.norm(dim=axis, keepdim=True) / norm)
+    return guided

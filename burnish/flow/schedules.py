@@ -1,4 +1,4 @@
-"""Noise levels of the denoising steps: t (also called sigma) falls from 1, pure noise, to 0, clean."""
+"""Noise levels of the denoising steps: t (sigma in diffusers) decreases from 1, pure noise, to 0, clean."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def static_shift(t: Tensor, shift: float) -> Tensor:
 
 
 def dynamic_shift(t: Tensor, mu: float, kind: Literal["exponential", "linear"] = "exponential") -> Tensor:
-    """Shift by a strength that grows with the picture (FLUX.1): e^mu or mu in place of the static shift."""
+    """Shift that grows with the picture's size (FLUX.1): e^mu or mu in place of the static shift."""
     strength = math.exp(mu) if kind == "exponential" else mu
     return strength / (strength + (1 / t - 1))
 
 
 def stretch_to_terminal(t: Tensor, terminal: float) -> Tensor:
-    """Stretch falling times so that the last one is ``terminal`` (``shift_terminal`` of Qwen-Image and LTX)."""
+    """Stretch decreasing times so that the last one is ``terminal`` (``shift_terminal`` of Qwen-Image and LTX)."""
     return 1 - (1 - t) * ((1 - terminal) / (1 - t[-1]))
 
 
@@ -41,26 +41,27 @@ def schedule(
 
     ``diffusers`` is what the scheduler's own ``set_timesteps(steps)`` gives, as Stable Diffusion 3's pipeline calls
     it: with a static shift it starts from the shifted range and shifts again. ``shift_once`` shifts
-    linspace(1, 1 / steps) once, as Flow-Factory and DanceGRPO do, and as the pipelines of FLUX.1 and Qwen-Image ask
-    the scheduler to.
+    linspace(1, 1 / steps) once, as Flow-Factory, DanceGRPO and the pipelines of FLUX.1 and Qwen-Image do.
 
     Args:
         steps: number of denoising steps N.
         config: scheduler configuration; missing entries take diffusers' defaults.
-        kind: placement, see above.
+        kind: how times are spaced, see above.
         shift: static shift in place of the configured one.
-        tokens: image tokens after patching; read only under dynamic shifting.
+        tokens: image tokens after patching; used by dynamic shifting only.
 
     Returns:
-        [N + 1] float32, falling from 1 to exactly 0.
+        [N + 1] float32, decreasing from 1 to exactly 0.
 
     Raises:
-        ValueError: the configuration asks for something that is not supported here.
+        ValueError: the configuration sets an option that is not supported.
     """
     unsupported = [key for key in ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "invert_sigmas")
                    if config.get(key)]  # fmt: skip
     if unsupported:
-        raise ValueError(f"scheduler option {unsupported[0]} is set; Burnish places flow times by shift only")
+        raise ValueError(
+            f"scheduler option {unsupported[0]} is set, which is not supported: Burnish spaces flow times by shift only"
+        )
     train_steps = int(config.get("num_train_timesteps", 1000))
     dynamic = bool(config.get("use_dynamic_shifting", False)) and shift is None
     strength = float(config.get("shift", 1.0) if shift is None else shift)

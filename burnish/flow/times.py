@@ -1,7 +1,7 @@
-"""Noise levels to train at, for losses that noise a finished picture again. Times are t in [0, 1], 1 is pure noise.
+"""Noise levels for losses that add noise to finished pictures. Times t are in [0, 1]; 1 is pure noise.
 
-All are functions of draws that somebody else made, so that whoever makes them decides what they depend on. A shift
-above 1 moves times towards noise, whatever they were drawn from.
+All are functions of draws that the caller makes, so that the caller decides on the seeds. A shift above 1 moves times
+towards noise.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from burnish.flow.schedules import schedule, static_shift
+from burnish.flow.schedules import static_shift
 
 
 def diffuse(clean: Tensor, noise: Tensor, time: Tensor) -> Tensor:
@@ -24,12 +24,12 @@ def diffuse(clean: Tensor, noise: Tensor, time: Tensor) -> Tensor:
 
 
 def uniform(draw: Tensor, *, low: float = 0.0, high: float = 1.0, shift: float = 1.0) -> Tensor:
-    """Times spread evenly over [low, high], then shifted; ``draw`` is uniform in [0, 1), of any shape."""
+    """Times uniform in [low, high], then shifted; ``draw`` is uniform in [0, 1), of any shape."""
     return static_shift(low + (high - low) * draw, shift)
 
 
 def logit_normal(draw: Tensor, *, mean: float = 0.0, std: float = 1.0, shift: float = 1.0) -> Tensor:
-    """Times around the middle: the sigmoid of mean + std * draw (Stable Diffusion 3, eq. 19), then shifted.
+    """Logit-normal times, the sigmoid of mean + std * draw (Stable Diffusion 3, eq. 19), then shifted.
 
     Args:
         draw: standard normal, of any shape.
@@ -39,23 +39,8 @@ def logit_normal(draw: Tensor, *, mean: float = 0.0, std: float = 1.0, shift: fl
     return static_shift(torch.sigmoid(mean + std * draw), shift)
 
 
-def discrete(draw: Tensor, table: Tensor) -> Tensor:
-    """The entry of a table of times that a draw in [0, 1) falls on: entry floor(draw * n) of n.
-
-    Args:
-        draw: of any shape; uniform, or logit-normal to prefer the middle of the table.
-        table: [n], as of ``training_table``, or the times of a sampling schedule without its final 0.
-    """
-    return table[(draw * len(table)).long().clamp(0, len(table) - 1)]
-
-
-def training_table(shift: float, *, steps: int = 1000) -> Tensor:
-    """The times that diffusers' schedulers train at: 1, ..., 1 / steps, falling and shifted once: [steps]."""
-    return schedule(steps, {}, kind="shift_once", shift=shift)[:-1]
-
-
 def stratify(draw: Tensor) -> Tensor:
-    """One draw from each of n equal parts of [0, 1), in their order: the mean of n draws hardly varies then.
+    """Stratified draws: one from each of n equal intervals of [0, 1), in order, so that their mean hardly varies.
 
     Args:
         draw: [..., n] uniform in [0, 1).
@@ -65,5 +50,6 @@ def stratify(draw: Tensor) -> Tensor:
 
 
 def to_normal(draw: Tensor) -> Tensor:
-    """Uniform draws as standard normal ones, with ends at about +-5: for stratified logit-normal times."""
-    return torch.special.ndtri(draw.clamp(1e-7, 1 - 1e-7))
+    """Uniform draws as standard normal ones, clipped at about +-5: for stratified logit-normal times."""
+    normal: Tensor = torch.special.ndtri(draw.clamp(1e-7, 1 - 1e-7))
+    return normal

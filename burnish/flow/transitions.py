@@ -1,6 +1,6 @@
-"""One denoising step as a Gaussian: where it aims, how far it strays, and how likely it was to land where it did.
+"""One denoising step as a Gaussian: its mean, its standard deviation, and the log-prob of a next state.
 
-Convention: x_t = (1 - t) x_0 + t eps, v = eps - x_0, and t falls from 1 to 0.
+Convention: x_t = (1 - t) x_0 + t eps, v = eps - x_0, and t decreases from 1 to 0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Density = Literal["gaussian", "squared_error"]
 class Transition:
     """A step from t to t_next: a Gaussian around ``mean`` with one standard deviation per sample.
 
-    ``std`` includes the root of the step length for every kind, so that all losses may rely on it.
+    ``std`` includes the square root of the step length for every kind, so that every loss can rely on it.
     """
 
     mean: Tensor  # [B, ...] float32
@@ -34,10 +34,10 @@ class Transition:
         return self.mean + _column(self.std, self.mean) * noise
 
     def logprob(self, landed: Tensor, density: Density = "gaussian") -> Tensor:
-        """Log-density of ``landed`` [B, ...], averaged over the latent axes as the field does: [B].
+        """Log-density of the next state ``landed`` [B, ...], averaged over the latent axes as published losses do: [B].
 
         ``squared_error`` is -(landed - mean)^2 without scale and constant, the form in which Flow-CPS was published.
-        It is meaningless for a deterministic step, whose std is 0.
+        It is undefined for a deterministic step, whose std is 0.
         """
         error = (landed.float() - self.mean).square().flatten(1).mean(1)
         if density == "squared_error":
@@ -45,7 +45,7 @@ class Transition:
         return -error / (2 * self.std.square()) - self.std.log() - 0.5 * math.log(2 * math.pi)
 
     def score_power(self, landed: Tensor, density: Density = "gaussian") -> Tensor:
-        """Squared norm of the gradient of ``logprob`` by the mean: [B]."""
+        """Squared norm of the gradient of ``logprob`` with respect to the mean: [B]."""
         error = (landed.float() - self.mean).flatten(1)
         scale = 0.5 if density == "squared_error" else self.std.square()
         return error.square().mean(1) / (error.shape[1] * scale**2)
@@ -57,12 +57,12 @@ def transition(
     """The Gaussian of one step. With ``noise`` 0 every kind is the Euler step x + (t_next - t) v.
 
     * ``sde``: Flow-GRPO, eq. 9; diffusion noise * sqrt(t / (1 - t)). It grows without bound as t -> 1, so at t = 1
-      the denominator is read at ``t_max``.
-    * ``cps``: Flow-CPS, coefficients-preserving: of the t_next parts of noise, sin(noise * pi / 2) are fresh.
+      the denominator uses ``t_max``.
+    * ``cps``: Flow-CPS, coefficients-preserving: a fraction sin(noise * pi / 2) of the noise at t_next is fresh.
     * ``dance``: DanceGRPO: constant diffusion ``noise``.
-    * ``ddim``: DDIM, ``noise`` is its eta: at 1 as much noise is fresh as the marginals leave open (DiffusionNFT's
-      stochastic solver).
-    * ``ode``: no noise at all.
+    * ``ddim``: DDIM, ``noise`` is its eta: 1 redraws all noise that the marginals allow (DiffusionNFT's stochastic
+      solver).
+    * ``ode``: no noise.
 
     Args:
         velocity: [B, ...] predicted eps - x_0.
@@ -79,7 +79,7 @@ def transition(
     if kind == "ode":
         return Transition(x - _column(step, x) * velocity, torch.zeros_like(t), step)
     if kind in ("cps", "ddim"):
-        fresh = torch.sin(level * math.pi / 2) if kind == "cps" else level * _open(t, t_next)
+        fresh = torch.sin(level * math.pi / 2) if kind == "cps" else level * _undetermined(t, t_next)
         std = t_next * fresh
         kept = (t_next.square() - std.square()).clamp_min(0).sqrt()
         clean = x - _column(t, x) * velocity
@@ -94,8 +94,8 @@ def transition(
     return Transition(x - _column(step, x) * drift, diffusion * step.sqrt(), step)
 
 
-def _open(t: Tensor, t_next: Tensor) -> Tensor:
-    """The part of the noise at t_next that the state at t doesn't determine."""
+def _undetermined(t: Tensor, t_next: Tensor) -> Tensor:
+    """The fraction of the noise at t_next that the state at t doesn't determine."""
     return (1 - (t_next * (1 - t) / (t * (1 - t_next))).square()).clamp_min(0).sqrt()
 
 

@@ -1,4 +1,4 @@
-"""Which denoising steps are stochastic, and so can be learned from. Members of a group always share them."""
+"""Which denoising steps of a schedule are stochastic, and which lend their noise levels to training. No torch."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from pydantic import model_validator
 from burnish.options import Count, Positive, Whole
 from burnish.registry import options
 
-EXACT = 1e-9  # a whole number that rounding errors of floats moved is still that number
+EXACT = 1e-9  # tolerance of rounding: floor and ceiling treat a float this close to an integer as that integer
 
 
 @options
 class Window:
-    """The recorded steps of a rollout. A stochastic one is never the last: that has no noise to score."""
+    """The recorded steps of a rollout, the same for all samples of a group. The last step has no noise to score."""
 
     kind: Literal["all", "fixed", "last", "random", "progressive"] = "all"
-    """all steps; fixed: the first ones of the range; last: its last ones; random: a run of steps drawn anew;
-    progressive: one that moves along (MixGRPO)."""
+    """all: every step of the range; fixed: its first steps; last: its last steps; random: consecutive steps at a random
+    position; progressive: a window that moves through the range during training (MixGRPO)."""
     size: Count | None = None
-    """Stochastic steps per trajectory, for every kind but all."""
+    """Stochastic steps per trajectory; needed for every kind but all."""
     start: Whole = 0
-    """First step of the range that the window lies in."""
+    """First step of the range that the window is chosen from."""
     stop: Count | None = None
-    """End of that range, exclusive; null means all steps but the last."""
+    """End of that range, exclusive; null is every step but the last."""
     scattered: bool = False
-    """random: the steps need not be neighbours."""
+    """random: draw steps that need not be consecutive."""
     shared_by: Literal["group", "update"] = "group"
-    """random: draw for each prompt, or once for all prompts of an update."""
+    """random: draw one window per prompt, or one for all prompts of an update."""
     every: Count = 25
-    """progressive: policy updates before the window moves on."""
+    """progressive: policy updates between moves of the window."""
     interval: Literal["constant", "linear", "exponential"] = "constant"
-    """progressive: whether that number stays, or falls as the window moves: d steps on, every * (1 - decay * d) rounded
-    down or every * exp(-decay * d) rounded up, and 1 at least. Late steps matter less than early ones."""
+    """progressive: whether that number is constant, or falls with the distance d that the window has moved: linear,
+    every * (1 - decay * d) rounded down; exponential, every * exp(-decay * d) rounded up; at least 1."""
     decay: Positive = 0.1
     """linear and exponential: how fast it falls with d."""
     decay_after: Whole = 0
-    """linear and exponential: steps that the window moves before d begins to count."""
+    """linear and exponential: steps that the window moves before d starts to count."""
     stride: Count | None = None
-    """progressive: steps by which it moves on; null means its size."""
+    """progressive: steps per move; null is the window's size."""
     wrap: bool = False
-    """progressive: start again from the first step when the end of the range is reached, instead of staying there."""
+    """progressive: restart at the beginning of the range after its end; false stays at the end."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Window:
@@ -63,19 +63,19 @@ class Window:
             if self.interval == "constant" and getattr(self, name) != defaults[name]:
                 raise ValueError(f"window.{name} is never read when window.interval is constant; leave it out")
         if (self.size is None) != (self.kind == "all"):
-            what = "takes every step of the range" if self.kind == "all" else "needs a number of steps"
-            raise ValueError(f"window.size is {self.size}, but window.kind {self.kind} {what}")
+            way_out = "leave window.size out" if self.kind == "all" else "set window.size to a number of steps"
+            raise ValueError(f"window.size is {self.size} with window.kind={self.kind}; {way_out}")
         return self
 
     def within(self, steps: int, *, stochastic: bool = True) -> range:
-        """The steps that the window may lie in.
+        """The range of steps that the window is chosen from.
 
         Args:
             steps: denoising steps.
-            stochastic: whether the recorded steps are; deterministic ones may include the last.
+            stochastic: whether recorded steps are stochastic; deterministic ones may include the last.
 
         Raises:
-            ValueError: the range or the window does not fit into ``steps`` denoising steps.
+            ValueError: the range or the window doesn't fit into ``steps`` denoising steps.
         """
         most = steps - 1 if stochastic else steps
         stop = most if self.stop is None else self.stop
@@ -94,13 +94,13 @@ class Window:
         return self.size or len(self.within(steps, stochastic=stochastic))
 
     def choose(self, steps: int, *, update: int, key: int, stochastic: bool = True) -> list[int]:
-        """Recorded steps, rising.
+        """Indices of the recorded steps, in increasing order.
 
         Args:
             steps: denoising steps.
             update: policy update, counted from 0.
-            key: seed of the draw; equal for all members of a group.
-            stochastic: whether the recorded steps are.
+            key: seed of the draw; equal for all samples of a group.
+            stochastic: whether recorded steps are stochastic.
         """
         allowed = self.within(steps, stochastic=stochastic)
         if self.size is None:
@@ -110,33 +110,47 @@ class Window:
         if self.kind == "last":
             return list(allowed[-self.size :])
         if self.kind == "progressive":
-            first = self._place(allowed, update)
+            first = self._progressive_start(allowed, update)
         elif self.scattered:
             return sorted(random.Random(key).sample(allowed, self.size))
         else:
             first = random.Random(key).randint(allowed.start, allowed.stop - self.size)
         return list(range(first, first + self.size))
 
-    def _place(self, allowed: range, update: int) -> int:
-        """First step of a progressive window; one that would reach beyond the range lies at its end."""
+    def _progressive_start(self, allowed: range, update: int) -> int:
+        """First step of a progressive window, at most so far that the window ends with the range."""
         assert self.size is not None
-        stride, room = self.stride or self.size, len(allowed) - self.size
-        moves = -(-room // stride)
-        places = [min(move * stride, room) for move in range(moves + 1)]
-        stays = [self._stay(place) for place in places]
+        stride, last = self.stride or self.size, len(allowed) - self.size
+        offsets = [min(move * stride, last) for move in range(-(-last // stride) + 1)]
+        updates = [self._updates_at(offset) for offset in offsets]
         if self.wrap:
-            update %= sum(stays)
-        for place, stay in zip(places, stays, strict=True):
-            if update < stay:
-                return allowed.start + place
-            update -= stay
-        return allowed.start + room
+            update %= sum(updates)
+        for offset, count in zip(offsets, updates, strict=True):
+            if update < count:
+                return allowed.start + offset
+            update -= count
+        return allowed.start + last
 
-    def _stay(self, place: int) -> int:
-        """Policy updates that a window stays where it is, ``place`` steps from the start of the range."""
-        beyond = max(place - self.decay_after, 0)
+    def _updates_at(self, offset: int) -> int:
+        """Policy updates for which a window stays ``offset`` steps from the start of the range."""
+        beyond = max(offset - self.decay_after, 0)
         if self.interval == "linear":
             return max(math.floor(self.every * (1 - self.decay * beyond) + EXACT), 1)
         if self.interval == "exponential":
             return max(math.ceil(self.every * math.exp(-self.decay * beyond) - EXACT), 1)
         return self.every
+
+
+def steps_between(low: float, high: float, steps: int) -> range:
+    """The steps of a schedule whose fraction of the way from clean (0) to noise (1) lies in [low, high].
+
+    Args:
+        low, high: 0 <= low < high <= 1.
+        steps: denoising steps of the schedule; step 0 starts from noise.
+    """
+    return range(int((1 - high) * steps + EXACT), math.ceil((1 - low) * steps - EXACT))
+
+
+def share_of(steps: int, fraction: float) -> int:
+    """A fraction of ``steps``, rounded down, at least one."""
+    return max(1, int(steps * fraction + EXACT))

@@ -1,4 +1,4 @@
-"""Writes what a killed run can go on from."""
+"""When checkpoints are saved."""
 
 from __future__ import annotations
 
@@ -6,83 +6,79 @@ from typing import Any, Protocol
 
 from burnish.algorithms.base import Metrics
 from burnish.config import RunConfig
-from burnish.hooks.base import Hook
+from burnish.hooks import Hook
+from burnish.hooks.validation import Validation
 
 
 class Saver(Protocol):
-    """Who can save everything that a run goes on from."""
+    """Saves the state of a run; a controller does."""
 
     def save(self, update: int, score: float | None, unvalidated: Metrics | None) -> Any:
-        """Write it, after so many policy updates.
+        """Save a checkpoint.
 
         Args:
-            update: how many.
-            score: the validation reward, if they were judged.
-            unvalidated: the metrics of the last one, if its validation is due and not done: a run that goes on from
-                here begins with it.
+            update: number of policy updates.
+            score: validation reward, if there is one.
+            unvalidated: metrics of the update, if its validation is still to be done; a resumed run begins with it.
         """
         ...
 
     def validated(self, update: int, score: float | None) -> None:
-        """Write down that the validation is done that was not when it was saved."""
+        """Record the finished validation of a checkpoint that was saved before it."""
         ...
 
     def settle(self) -> None:
-        """Wait until it is written."""
-        ...
-
-
-class Judging(Protocol):
-    """What the validation tells of itself."""
-
-    given_up: bool  # the last one that was due is still to be done
-
-    def due(self, update: int) -> bool:
-        """Whether there is one after so many updates."""
+        """Wait until the last checkpoint is written."""
         ...
 
 
 class Checkpoints(Hook):
-    """Every so many updates, and when the run ends or is stopped.
+    """Saves every N updates, and when the run ends or is stopped.
 
-    What was learned is safe before it is judged: where both are due, ``ahead`` saves first, and what is saved knows
-    that its validation is missing. The reward is written down when it is there.
+    Where a validation is due, too, ``before_validation`` saves first, with a note that the validation is missing; its
+    reward is recorded afterwards.
     """
 
     def __init__(
-        self, config: RunConfig, saver: Saver, judging: Judging, *, early: bool = False, unvalidated: int | None = None
+        self,
+        config: RunConfig,
+        saver: Saver,
+        validation: Validation,
+        *,
+        early: bool = False,
+        unvalidated: int | None = None,
     ) -> None:
-        """Know when to save.
+        """Take over the schedule.
 
         Args:
             config: of the run.
-            saver: who does it.
-            judging: the validation.
-            early: also write one after the first update, to know how long that takes.
-            unvalidated: the update that is saved already but for its validation.
+            saver: of the checkpoints.
+            validation: of the run.
+            early: also save after the first update, to measure how long it takes.
+            unvalidated: update whose checkpoint exists but lacks its validation.
         """
-        self.saver, self.judging, self.early = saver, judging, early
+        self.saver, self.validation, self.early = saver, validation, early
         self.every, self.steps = config.checkpoint.every, config.steps
         self.last = 0  # update of this process
-        self._ahead = unvalidated
-        self._unsaved: tuple[int, float | None, Metrics | None] | None = None  # as ``save`` takes it
+        self._unvalidated = unvalidated
+        self._unsaved: tuple[int, float | None, Metrics | None] | None = None  # arguments of ``save``
 
-    def ahead(self, update: int, metrics: Metrics) -> None:
-        """Before the validation of an update."""
-        if update > 0 and self._ahead != update and self.judging.due(update) and self._due(update):
+    def before_validation(self, update: int, metrics: Metrics) -> None:
+        """Save before the validation of an update, if both are due."""
+        if update > 0 and self._unvalidated != update and self.validation.due(update) and self._due(update):
             self._save(update, None, dict(metrics))
-            self._ahead = update
+            self._unvalidated = update
 
     def __call__(self, update: int, metrics: Metrics) -> None:
-        if update == 0:  # nothing is trained yet: a run that is killed here begins again
+        if update == 0:  # nothing is trained yet: a run that is killed here starts again
             return
         self.last = update
-        given_up, score = self.judging.given_up, validation_reward(metrics)
-        if self._ahead == update:
-            if not given_up:
+        unfinished, score = self.validation.unfinished, validation_reward(metrics)
+        if self._unvalidated == update:
+            if not unfinished:
                 self.saver.validated(update, score)
             return
-        self._unsaved = (update, score, dict(metrics) if given_up else None)
+        self._unsaved = (update, score, dict(metrics) if unfinished else None)
         if self._due(update):
             self._save(*self._unsaved)
 
@@ -90,11 +86,6 @@ class Checkpoints(Hook):
         if self._unsaved is not None:
             self._save(*self._unsaved)
         self.saver.settle()
-
-    @property
-    def saved(self) -> bool:
-        """Whether everything is saved that this process has learned."""
-        return self._unsaved is None
 
     def _due(self, update: int) -> bool:
         return update % self.every == 0 or update == self.steps or self.early
@@ -104,17 +95,17 @@ class Checkpoints(Hook):
         self._unsaved, self.early = None, False
 
 
-class Ahead(Hook):
-    """The place before the validation at which checkpoints are written that would be due after it."""
+class BeforeValidation(Hook):
+    """Saves checkpoints before a validation; it stands before ``Validation`` in the list of hooks."""
 
     def __init__(self, checkpoints: Checkpoints) -> None:
         self.checkpoints = checkpoints
 
     def __call__(self, update: int, metrics: dict[str, float]) -> None:
-        self.checkpoints.ahead(update, metrics)
+        self.checkpoints.before_validation(update, metrics)
 
 
 def validation_reward(metrics: Metrics) -> float | None:
-    """The mean validation reward over all data sources, if this update was judged."""
+    """Mean validation reward over all data sources; None if this update was not validated."""
     found = [v for k, v in metrics.items() if k.startswith("val-core/") and "/reward/mean@" in k]
     return sum(found) / len(found) if found else None

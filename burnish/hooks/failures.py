@@ -1,4 +1,4 @@
-"""Watches over rewards that are missing: names them, keeps their tracebacks, and stops a run that learns nothing."""
+"""Missing rewards: records their causes, and stops a run that gets no training signal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 from burnish.config.run_folder import RunFolder
-from burnish.hooks.base import Hook
+from burnish.hooks import Hook
 from burnish.options import StepOptions
 from burnish.rollout.base import Source
 from burnish.types.rollout import Collected, Failure, Rollouts
@@ -15,23 +15,23 @@ from burnish.utils.errors import UserError
 
 log = logging.getLogger(__name__)
 
-KEPT = 1000  # lines that one process writes
-PATIENCE = 10  # times as long, where samples have rewards, but such that nothing is to be learned from them
+MOST_LINES = 1000  # of failures.jsonl by one process
+PATIENCE = 10  # times the limit, where no reward is missing but all are equal
 
 
 class NothingLearned(UserError):
-    """Update after update, nothing could be learned."""
+    """Consecutive updates had no training signal."""
 
 
 class Failures(Hook):
-    """Is told of every batch by ``watched``, and of every update as a hook."""
+    """Observes every batch of the source that ``watched`` wraps, and every update as a hook."""
 
     def __init__(self, folder: RunFolder, options: StepOptions, *, steps: int) -> None:
-        """Args: ``steps`` are the updates of the run."""
+        """Args: ``steps`` is the number of updates of the run."""
         self.folder, self.limit, self.steps = folder, options.max_empty_updates, steps
-        self._empty: list[bool] = []  # updates in a row that learned nothing: whether rewards were missing
-        self._unjudged = 0  # validations in a row
-        self._learned = False  # whether any update learned something, as far as this process knows
+        self._empty: list[bool] = []  # consecutive updates without training signal: whether rewards were missing
+        self._unvalidated = 0  # consecutive validations without any reward
+        self._learned = False  # whether any update had a training signal
         self._update = 0
         self._last: Failure | None = None
         self._current: list[Failure] = []
@@ -41,31 +41,31 @@ class Failures(Hook):
         self._learned = done > 0
 
     def watched(self, source: Source) -> Source:
-        """The same source, whose batches are looked at."""
+        """The source, with its batches observed."""
         return _Watched(source, self)
 
-    def see(self, update: int, collected: Collected) -> None:
-        """Note what is missing in a batch."""
+    def observe(self, update: int, collected: Collected) -> None:
+        """Record the missing rewards of a batch."""
         self._current = collected.failures if isinstance(collected, Rollouts) else []
         for failure in self._current:
             self._last = failure
             if failure.traceback and not self._traced:
                 self._traced = True
-                log.warning("the first error of a reward, at update %d:\n%s", update, failure.traceback)
-        self._keep(update)
+                log.warning("first error of a reward, at update %d:\n%s", update, failure.traceback)
+        self._write(update)
 
     def __call__(self, update: int, metrics: dict[str, float]) -> None:
         if "val-aux/missing" in metrics:
-            self._unjudged = self._unjudged + 1 if metrics["val-aux/missing"] == 1 else 0
-            if self._unjudged > self.limit:
+            self._unvalidated = self._unvalidated + 1 if metrics["val-aux/missing"] == 1 else 0
+            if self._unvalidated > self.limit:
                 raise NothingLearned(
-                    f"{self._unjudged} validations in a row have no reward at all (trainer.max_empty_updates="
-                    f"{self.limit}); {self._where()}"
+                    f"{self._unvalidated} validations in a row have no reward at all (trainer.max_empty_updates="
+                    f"{self.limit}); {self._advice()}"
                 )
         if update == 0:
             return
         self._update = update
-        if not is_empty(metrics):
+        if not (metrics.get("actor/empty_updates", 0.0) > 0 and "actor/loss" not in metrics):
             self._empty, self._learned = [], True
             return
         self._empty.append(bool(self._current))
@@ -77,37 +77,30 @@ class Failures(Hook):
             raise NothingLearned(self._complaint("all updates have"))
 
     def _complaint(self, what: str) -> str:
-        begin = f"{what} learned nothing (trainer.max_empty_updates={self.limit}): "
+        begin = f"{what} no training signal (trainer.max_empty_updates={self.limit}): "
         if self._last is None:
             return (
-                f"{begin}every sample has a reward, but those of a prompt are all equal, or all samples were rejected; "
-                "look at critic/rewards and train/ in metrics.jsonl, or raise the limit"
+                f"{begin}no reward is missing, but those of each prompt are all equal, or all samples were rejected; "
+                "check critic/rewards and train/ in metrics.jsonl, or raise the limit"
             )
-        last = self._last
+        why = " ".join(self._last.why.split())
+        return f"{begin}rewards are missing, the last one for {self._last.prompt}: {why}; {self._advice()}"
+
+    def _advice(self) -> str:
+        log_file = f" (all failures are in {self.folder.failures})" if self._lines else ""
         return (
-            f"{begin}rewards are missing, the last one for {last.prompt}: {' '.join(last.why.split())}; {self._where()}"
+            f"fix the reward{log_file}, and run the same command again: it resumes from the last checkpoint, if there "
+            "is one"
         )
 
-    def _where(self) -> str:
-        tracebacks = f" (all that is missing is in {self.folder.failures})" if self._lines else ""
-        return (
-            f"put the reward right{tracebacks}, and run the same command again: it goes on from the last checkpoint, "
-            "if there is one"
-        )
-
-    def _keep(self, update: int) -> None:
+    def _write(self, update: int) -> None:
         lines = [json.dumps({"update": update} | vars(failure)) for failure in self._current]
-        lines = lines[: max(KEPT - self._lines, 0)]
+        lines = lines[: max(MOST_LINES - self._lines, 0)]
         if not lines:
             return
         self._lines += len(lines)
         with self.folder.failures.open("a", encoding="utf-8") as file:
             file.write("\n".join(lines) + "\n")
-
-
-def is_empty(metrics: dict[str, float]) -> bool:
-    """Whether an update had nothing to learn from."""
-    return metrics.get("actor/empty_updates", 0.0) > 0 and "actor/loss" not in metrics
 
 
 class _Watched:
@@ -116,7 +109,7 @@ class _Watched:
 
     def collect(self, update: int) -> Collected:
         collected = self._source.collect(update)
-        self._failures.see(update, collected)
+        self._failures.observe(update, collected)
         return collected
 
     def state_dict(self) -> dict[str, Any]:

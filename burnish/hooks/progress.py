@@ -1,4 +1,4 @@
-"""Shows how far a run is: one moving line on a terminal, plain lines elsewhere."""
+"""Progress of a run: a progress bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from burnish.config import RunConfig
-from burnish.hooks.base import Hook
+from burnish.hooks import Hook
 from burnish.utils import terminal
 
-WINDOW = 10  # updates behind the estimate of the time that is left
-EXACT = (["ocr_exact"], ["exact"])  # components that the line tells beside the reward
-PAUSE = 5.0  # seconds between plain lines: a log of ten thousand fast updates helps nobody
+WINDOW = 10  # updates that the estimate of the remaining time is based on
+EXACT = (["ocr_exact"], ["exact"])  # components shown with the validation reward
+PAUSE = 5.0  # seconds between plain lines
 
 
 class Progress(Hook):
-    """Update, reward, last validation, seconds per update, time left. Every validation leaves a line."""
+    """Update, reward, last validation, seconds per update, remaining time. Every validation prints a line."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Progress(Hook):
         self.total, self.done, self.clock = config.steps, done, clock
         self.console = console or terminal.console()
         self._ends: list[float] = []
-        self._judged = ""
+        self._validation = ""
         self._written = -math.inf
         self._bar: Bar | None = None
         self._task = TaskID(0)
@@ -44,7 +44,7 @@ class Progress(Hook):
         self._ends = [self.clock()]
         if self.console.is_terminal:
             line = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))
-            # drawn after each update, not by a thread that would take time from training
+            # drawn after each update, without a thread
             self._bar = Bar(BarColumn(bar_width=12), line, console=self.console, auto_refresh=False)
             self._task = self._bar.add_task(f"update {done}/{self.total}", total=self.total, completed=done)
             self._bar.start()
@@ -54,15 +54,15 @@ class Progress(Hook):
         if update > self.done:
             self._ends = [*self._ends, self.clock()][-WINDOW - 1 :]
         else:
-            self._ends = [self.clock()]  # judging the untrained model is no update
-        judged = _verdict(metrics)
-        self._judged = judged or self._judged
+            self._ends = [self.clock()]  # the first validation is no update
+        validation = _validation(metrics)
+        self._validation = validation or self._validation
         text = self.describe(update, metrics)
         if self._bar is not None:
-            if judged:
-                self._print(f"update {update}/{self.total} | {judged}")
+            if validation:
+                self._print(f"update {update}/{self.total} | {validation}")
             self._bar.update(self._task, completed=update, description=text, refresh=True)
-        elif judged or update == self.total or self._ends[-1] - self._written >= PAUSE:
+        elif validation or update == self.total or self._ends[-1] - self._written >= PAUSE:
             self._written = self._ends[-1]
             self._print(text)
 
@@ -72,7 +72,7 @@ class Progress(Hook):
             atexit.unregister(self._bar.stop)
 
     def describe(self, update: int, metrics: dict[str, float]) -> str:
-        """The line about an update; what matters least comes last, where a narrow terminal cuts it."""
+        """The line of an update, most important first since a narrow terminal cuts it."""
         parts = [f"update {update}/{self.total}"]
         reward = metrics.get("critic/rewards/mean")
         if reward is not None:
@@ -80,8 +80,8 @@ class Progress(Hook):
         if len(self._ends) > 1:
             seconds = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
             parts += [f"{duration(seconds * (self.total - update))} left", f"{seconds:.1f} s/update"]
-        if self._judged:
-            parts.append(self._judged)
+        if self._validation:
+            parts.append(self._validation)
         return " | ".join(parts)
 
     def _print(self, text: str) -> None:
@@ -89,15 +89,15 @@ class Progress(Hook):
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them: 45 s, 12 min, 3 h 05 min."""
+    """Seconds as 45 s, 12 min, 3 h 05 min."""
     if seconds < 99.5:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def _verdict(metrics: dict[str, float]) -> str:
-    """What a validation said, e.g. ``validation 0.912 (exact 0.804)``; nothing if there was none."""
+def _validation(metrics: dict[str, float]) -> str:
+    """Result of a validation, such as ``validation 0.912 (exact 0.804)``; "" if there was none."""
     rewards = [v for k, v in metrics.items() if k.startswith("val-core/") and "/reward/mean@" in k]
     exact = [v for k, v in metrics.items() if k.startswith("val-aux/") and k.split("/")[2:3] in EXACT]
     if not rewards:

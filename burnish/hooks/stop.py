@@ -1,4 +1,4 @@
-"""Asking a run to stop: Ctrl-C, SIGTERM, SIGHUP, or the announced end of the machine let it save what was learned."""
+"""Stop requests by Ctrl-C, SIGTERM, SIGHUP or the machine's expiry, after which the run saves a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,21 +14,18 @@ from typing import Any, Self
 from burnish.utils.errors import Cancelled
 
 EXIT_STOPPED = 75
-"""Exit code of a run that saved and stopped when asked: EX_TEMPFAIL of sysexits.h, "try again later".
-
-The same command goes on where it stopped, so a scheduler may simply start it again.
-"""
+"""Exit code of a run that saved and stopped on request: EX_TEMPFAIL of sysexits.h. The same command resumes it."""
 EXIT_INTERRUPTED = 130
-"""Exit code after a second Ctrl-C, which does not wait until everything is saved."""
+"""Exit code after a second Ctrl-C, which does not wait for a checkpoint."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequest:
-    """While it is entered, the first signal is only noted in ``requested``; the loop asks when it suits.
+    """In this context the first signal only sets ``requested``, which the loop checks after each update.
 
-    A second Ctrl-C interrupts at once; a further SIGTERM or SIGHUP changes nothing, as schedulers send several. Only
-    the main thread gets signals: entered elsewhere it notes nothing. It may be entered again while it is entered.
+    A second Ctrl-C interrupts immediately; further SIGTERM or SIGHUP are ignored, as schedulers send several. Signals
+    are only handled in the main thread. The context is reentrant.
     """
 
     def __init__(self) -> None:
@@ -41,15 +38,15 @@ class StopRequest:
         self._streams: list[tuple[str, Any]] = []
 
     def request(self, reason: str) -> None:
-        """Ask for it without a signal; the first reason stays."""
+        """Request a stop without a signal; the first reason counts."""
         self.requested = self.requested or reason
 
     @contextlib.contextmanager
-    def giving_up(self) -> Iterator[None]:
-        """What is done in here is needed no more once a stop is asked for: the first signal ends it at once.
+    def cancellable(self) -> Iterator[None]:
+        """A context that the first signal cancels, such as sampling.
 
         Raises:
-            Cancelled: so it was, or the stop was asked for before.
+            Cancelled: a stop was requested, now or before.
         """
         before, self._at_once = self._at_once, True
         try:
@@ -59,7 +56,7 @@ class StopRequest:
         except KeyboardInterrupt:
             if self.insisted or self.requested is None:
                 raise
-            raise Cancelled from None  # Ray's waits make a plain one of it
+            raise Cancelled from None  # Ray turns it into a plain KeyboardInterrupt
         finally:
             self._at_once = before
 
@@ -68,7 +65,7 @@ class StopRequest:
         if self._entered == 1 and threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-                    continue  # nohup: the run is to outlive its terminal
+                    continue  # started by nohup
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 
@@ -79,7 +76,7 @@ class StopRequest:
         if self._entered:
             return
         for number, handler in self._previous.items():
-            # None: somebody installed a handler without Python, and Python can't put it back
+            # None: the handler was not installed by Python, which can't restore it
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._previous.clear()
         for name, stream in self._streams:
@@ -92,30 +89,26 @@ class StopRequest:
             raise KeyboardInterrupt
         self._interrupted = self._interrupted or number == signal.SIGINT
         if self.requested is not None:
-            _say(f"\n{signal.Signals(number).name}: already stopping, after {self.requested}\n")
+            _print(f"\n{signal.Signals(number).name}: already stopping, after {self.requested}\n")
             return
         self.requested = signal.Signals(number).name
-        self._outlive_readers()
-        what = "giving up the samples that are being made, or finishing this update; then saving and stopping"
-        _say(f"\n{self.requested}: {what}\n")
+        self._ignore_closed_streams()
+        _print(f"\n{self.requested}: cancelling sampling or finishing this update, then saving and stopping\n")
         if number == signal.SIGINT:
-            _say("press Ctrl-C again to stop without waiting until everything is saved\n")
+            _print("press Ctrl-C again to stop immediately, without saving\n")
         if self._at_once:
             raise Cancelled
 
-    def _outlive_readers(self) -> None:
-        """The terminal may be gone, and so may a program that reads what is printed: neither may cost what is learned.
-
-        So from now on what can't be written is dropped.
-        """
+    def _ignore_closed_streams(self) -> None:
+        """Drop output that can't be written from now on: a closed terminal or pipe must not prevent the checkpoint."""
         if not self._streams:
             self._streams = [(name, getattr(sys, name)) for name in ("stdout", "stderr")]
             for name, stream in self._streams:
-                setattr(sys, name, _Forgiving(stream))
+                setattr(sys, name, _LenientStream(stream))
 
 
-class _Forgiving:
-    """A stream that stays silent when nobody reads it any more."""
+class _LenientStream:
+    """A stream that ignores write errors."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -137,19 +130,19 @@ class _Forgiving:
         try:
             yield
         except OSError:
-            with contextlib.suppress(OSError, ValueError):  # what is buffered is flushed when Python ends
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, self._stream.fileno())
-                os.close(nowhere)
+            with contextlib.suppress(OSError, ValueError):  # Python flushes the buffer when it exits
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, self._stream.fileno())
+                os.close(null)
 
 
-def _say(text: str) -> None:
-    """Not print or logging: a handler may come in the middle of either."""
+def _print(text: str) -> None:
+    """Print from a signal handler, which may interrupt print or logging."""
     with contextlib.suppress(OSError):
         os.write(2, text.encode())
 
 
 def ignore_further_signals() -> None:
-    """For the last moments of a command: all is saved, and its exit code says so."""
+    """Keep the exit code of a command that has finished."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

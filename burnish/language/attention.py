@@ -1,8 +1,7 @@
-"""Attention over tokens that lie in one line: each segment sees itself, and its prefix if it has one.
+"""Attention over a packed sequence: each segment attends to itself, and to its prefix if it has one.
 
-Everything but attention then runs on real tokens only, whatever their grouping. It is entered into transformers'
-attention interface; its name contains "flash" because that is how transformers' vision towers recognise attention that
-takes all images in one call.
+Everything else runs on the tokens without padding. It is registered with transformers' attention interface; the name
+contains "flash" because transformers' vision towers then pass all images in one call.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from torch import Tensor, nn
 from burnish.types.batch import to_device
 
 NAME = "burnish_flash"
-WASTE = 0.8  # segments share a call where the shorter ones have at least this part of the longest one's length
+MIN_FILL = 0.8  # segments share a call if the shortest has at least this fraction of the longest one's length
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of the line, causal in itself; it also sees all of the segment ``prefix``."""
+    """A contiguous part of the sequence with causal attention, and full attention to the segment ``prefix``."""
 
     start: int
     length: int
@@ -34,55 +33,55 @@ class Segment:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Segments of about one length: one call."""
+    """Segments of similar length, attended in one call."""
 
-    queries: Tensor  # [S, T] long, places in the line; padded with the first place
+    queries: Tensor  # [S, T] long, indices in the sequence; padded with the first index
     keys: Tensor  # [S, P + T] long
     mask: Tensor | None  # [S, 1, T, P + T] bool; None is causal
-    contiguous: slice | None  # the queries are this stretch of the line, in order
-    before: Tensor  # [S] long: tokens of each segment's prefix
+    contiguous: slice | None  # the queries, where they are a slice of the sequence
+    prefix: Tensor  # [S] long: length of each segment's prefix
 
     def to(self, device: torch.device | str) -> Bucket:
         mask = None if self.mask is None else to_device(self.mask, device)
-        queries, keys, before = (to_device(value, device) for value in (self.queries, self.keys, self.before))
-        return Bucket(queries, keys, mask, self.contiguous, before)
+        queries, keys, prefix = (to_device(value, device) for value in (self.queries, self.keys, self.prefix))
+        return Bucket(queries, keys, mask, self.contiguous, prefix)
 
     def within(self, window: int) -> Bucket:
-        """The same where a token sees no more than ``window`` tokens, itself included."""
+        """The same with a sliding window of ``window`` tokens, the current one included."""
         own, longest = self.queries.shape[1], self.keys.shape[1]
         if longest <= window:
             return self
         device = self.keys.device
-        places = self.before[:, None] + torch.arange(own, device=device)  # [S, T], within segment and prefix
-        shared = torch.arange(longest - own, device=device).expand(len(places), -1)
-        distance = places[:, :, None] - torch.cat([shared, places], 1)[:, None]
+        index = self.prefix[:, None] + torch.arange(own, device=device)  # [S, T], within prefix and segment
+        shared = torch.arange(longest - own, device=device).expand(len(index), -1)
+        distance = index[:, :, None] - torch.cat([shared, index], 1)[:, None]
         mask = (distance >= 0 if self.mask is None else self.mask[:, 0]) & (distance < window)
         return replace(self, mask=mask[:, None])
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How the segments of a line are attended to."""
+    """How the segments of a packed sequence are attended."""
 
     buckets: list[Bucket] = field(repr=False)
-    place: Tensor | None  # [N] long: where each token's output is among those of all buckets; None: in order
+    order: Tensor | None  # [N] long: index of each token's output among those of all buckets; None: the same order
     _windows: dict[int, Plan] = field(default_factory=dict, repr=False)
 
     def within(self, window: int | None) -> Plan:
-        """The plan of layers that attend within a window of tokens; made once for all of them."""
+        """The plan of layers with a sliding window; computed once for all of them."""
         if window is None:
             return self
         if window not in self._windows:
-            self._windows[window] = Plan([bucket.within(window) for bucket in self.buckets], self.place)
+            self._windows[window] = Plan([bucket.within(window) for bucket in self.buckets], self.order)
         return self._windows[window]
 
     @classmethod
     def of(cls, segments: Sequence[Segment], *, causal: bool = True, device: torch.device | str = "cpu") -> Plan:
-        """Plan for segments that cover the line exactly."""
+        """Plan for segments that cover the sequence exactly."""
         total = sum(segment.length for segment in segments)
         chosen = [number for number, segment in enumerate(segments) if segment.length]
         chosen.sort(key=lambda n: (segments[n].prefix is not None, segments[n].length))
-        buckets, place, offset = [], torch.empty(total, dtype=torch.long), 0
+        buckets, order, offset = [], torch.empty(total, dtype=torch.long), 0
         while chosen:
             longest = segments[chosen[-1]]
             first = len(chosen) - 1
@@ -90,31 +89,31 @@ class Plan:
                 first -= 1
             chosen, last = chosen[:first], chosen[first:]
             bucket, own = _bucket([segments[n] for n in sorted(last)], segments, causal)
-            place[bucket.queries[own]] = offset + own.flatten().nonzero().flatten()
+            order[bucket.queries[own]] = offset + own.flatten().nonzero().flatten()
             buckets.append(bucket)
             offset += own.numel()
         moved = [bucket.to(device) for bucket in buckets]
-        ordered = offset == total and bool((place == torch.arange(total)).all())
-        return cls(moved, None if ordered else to_device(place, device))
+        ordered = offset == total and bool((order == torch.arange(total)).all())
+        return cls(moved, None if ordered else to_device(order, device))
 
 
 def _fit(segment: Segment, longest: Segment) -> bool:
-    """Whether two segments may share a call without much padding."""
-    return segment.length >= WASTE * longest.length and (segment.prefix is None) == (longest.prefix is None)
+    """Whether two segments can share a call without much padding."""
+    return segment.length >= MIN_FILL * longest.length and (segment.prefix is None) == (longest.prefix is None)
 
 
 def _bucket(chosen: list[Segment], segments: Sequence[Segment], causal: bool) -> tuple[Bucket, Tensor]:
     """The bucket of some segments, and which of its queries [S, T] are real."""
     starts = torch.tensor([segment.start for segment in chosen])[:, None]
     lengths = torch.tensor([segment.length for segment in chosen])[:, None]
-    places = torch.arange(int(lengths.max()))
-    own = places < lengths
-    queries = torch.where(own, starts + places, starts)
+    index = torch.arange(int(lengths.max()))
+    own = index < lengths
+    queries = torch.where(own, starts + index, starts)
     first, count = int(starts[0]), own.numel()
-    stretch = slice(first, first + count)
-    contiguous = stretch if bool((queries.flatten() == torch.arange(first, first + count)).all()) else None
+    in_order = bool((queries.flatten() == torch.arange(first, first + count)).all())
+    contiguous = slice(first, first + count) if in_order else None
     if chosen[0].prefix is None:
-        # padding comes after the tokens, so the causal mask hides it; without one it must be hidden by a mask
+        # padding comes last, so a causal mask hides it; full attention needs a mask of its own
         mask = None if causal or bool(own.all()) else own[:, None, None, :].expand(-1, 1, own.shape[1], -1)
         return Bucket(queries, queries, mask, contiguous, torch.zeros(len(chosen), dtype=torch.long)), own
     prefixes = [segments[segment.prefix] for segment in chosen if segment.prefix is not None]
@@ -122,11 +121,8 @@ def _bucket(chosen: list[Segment], segments: Sequence[Segment], causal: bool) ->
     seen = before < torch.tensor([prefix.length for prefix in prefixes])[:, None]
     begins = torch.tensor([prefix.start for prefix in prefixes])[:, None]
     keys = torch.cat([torch.where(seen, begins + before, begins), queries], 1)
-    triangle = torch.ones(len(places), len(places), dtype=torch.bool).tril()
-    mask = torch.cat(
-        [seen[:, None, :].expand(-1, len(places), -1), triangle.expand(len(chosen), -1, -1)],
-        2,
-    )
+    triangle = torch.ones(len(index), len(index), dtype=torch.bool).tril()
+    mask = torch.cat([seen[:, None, :].expand(-1, len(index), -1), triangle.expand(len(chosen), -1, -1)], 2)
     return Bucket(queries, keys, mask[:, None], contiguous, seen.sum(1)), own
 
 
@@ -142,22 +138,22 @@ def attend(
     cu_seq_lens_q: Tensor | None = None,
     **ignored: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of a line of tokens: query [1, H, N, D], key and value [1, K, N, D] to [1, N, H, D].
+    """Attention of a packed sequence: query [1, H, N, D], key and value [1, K, N, D] to [1, N, H, D].
 
-    Text comes with a plan of its segments; a vision tower with the boundaries of its images, each seen whole.
+    Text comes with a plan; a vision tower gives the boundaries of its images, each with full attention.
     """
     causal = plan is not None
     if plan is not None:
         plan = plan.within(window_of(module))
     else:
-        assert cu_seq_lens_q is not None, "neither a plan nor boundaries of images"
+        assert cu_seq_lens_q is not None, "neither a plan nor the boundaries of images"
         plan = _images(tuple(cu_seq_lens_q.tolist()), query.device)
-    lines = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
+    packed = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
     outputs = []
     for bucket in plan.buckets:
-        q = _rows(lines[0], bucket.queries, bucket.contiguous)
-        whole = bucket.contiguous if bucket.keys.shape == bucket.queries.shape else None
-        k, v = (_rows(line, bucket.keys, whole) for line in lines[1:])
+        q = _rows(packed[0], bucket.queries, bucket.contiguous)
+        contiguous = bucket.contiguous if bucket.keys.shape == bucket.queries.shape else None
+        k, v = (_rows(tensor, bucket.keys, contiguous) for tensor in packed[1:])
         out = F.scaled_dot_product_attention(
             q, k, v,
             attn_mask=bucket.mask,
@@ -168,15 +164,15 @@ def attend(
         )  # fmt: skip
         outputs.append(out.transpose(1, 2).flatten(0, 1))
     joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    if plan.place is not None:
-        joined = joined.index_select(0, plan.place)
+    if plan.order is not None:
+        joined = joined.index_select(0, plan.order)
     return joined[None], None
 
 
 def window_of(attention: Any) -> int | None:
-    """How many tokens an attention layer of transformers sees, itself included; None: all.
+    """The sliding window of an attention layer of transformers, in tokens; None: full attention.
 
-    Some families say so in the layer, some in their configuration alone, by layer or for all of them.
+    Some families set it on the layer, some in the configuration only, per layer or for all of them.
     """
     if hasattr(attention, "sliding_window"):
         return attention.sliding_window or None
@@ -189,20 +185,20 @@ def window_of(attention: Any) -> int | None:
 
 @lru_cache(64)
 def _images(ends: tuple[int, ...], device: torch.device) -> Plan:
-    """Each image by itself; pictures of one size come again and again."""
-    with torch.inference_mode(False):  # who trains may get a plan that was made while sampling
+    """A plan for images; cached, because sizes recur."""
+    with torch.inference_mode(False):  # training may reuse a plan that sampling computed
         segments = [Segment(start, end - start) for start, end in pairwise(ends)]
         return Plan.of(segments, causal=False, device=device)
 
 
-def _rows(line: Tensor, places: Tensor, stretch: slice | None) -> Tensor:
-    """Tokens [N, H, D] of a line as [S, H, T, D]."""
-    taken = line[stretch] if stretch is not None else line.index_select(0, places.flatten())
-    return taken.reshape(*places.shape, *line.shape[1:]).transpose(1, 2)
+def _rows(packed: Tensor, index: Tensor, contiguous: slice | None) -> Tensor:
+    """Tokens [N, H, D] of a packed sequence as [S, H, T, D]."""
+    taken = packed[contiguous] if contiguous is not None else packed.index_select(0, index.flatten())
+    return taken.reshape(*index.shape, *packed.shape[1:]).transpose(1, 2)
 
 
 def install(*configurations: Any) -> None:
-    """Have transformers' layers with these configurations attend with :func:`attend`."""
+    """Make transformers' layers with these configurations use :func:`attend`."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     ALL_ATTENTION_FUNCTIONS.register(NAME, attend)

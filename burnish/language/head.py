@@ -1,4 +1,4 @@
-"""Log-probabilities of chosen tokens, without ever holding a vocabulary for every token."""
+"""Log-probs of chosen tokens, without logits for all tokens in memory at once."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK = 2**22  # logits that are held at once; 16 MB in float32
-KEEP = 2**22  # as many probabilities are kept for the backward pass, where all fit; else they are computed again
+CHUNK = 2**22  # logits in memory at once; 16 MB in float32
+KEEP = 2**22  # probabilities kept for the backward pass, if all fit; else they are recomputed
 
 
 class _Scores(torch.autograd.Function):
-    """Both outputs by chunks of tokens; the backward pass is the formula, not a graph."""
+    """Both outputs by chunks of tokens, with an analytic backward pass."""
 
     @staticmethod
     def forward(
@@ -21,13 +21,13 @@ class _Scores(torch.autograd.Function):
         size = max(CHUNK // len(weight), 1)
         keep = ids.numel() * len(weight) <= KEEP and (ctx.needs_input_grad[0] or ctx.needs_input_grad[1])
         logprobs, entropies, normalisers, kept = [], [], [], []
-        for part, target in zip(hidden.split(size), ids.split(size), strict=True):
-            logits = scaled_logits(part, weight, temperature, banned)
+        for chunk, target in zip(hidden.split(size), ids.split(size), strict=True):
+            logits = scaled_logits(chunk, weight, temperature, banned)
             normaliser = logits.logsumexp(-1)
             logprobs.append(logits.gather(-1, target[:, None])[:, 0] - normaliser)
             logits -= normaliser[:, None]
             probabilities = logits.exp()
-            # 0 * -inf where a token is banned
+            # clamped, because a banned token gives 0 * -inf
             entropies.append(-(probabilities * logits.clamp_min_(-1e30)).sum(-1))
             normalisers.append(normaliser)
             if keep:
@@ -63,7 +63,7 @@ class _Scores(torch.autograd.Function):
 
 
 def scaled_logits(hidden: Tensor, weight: Tensor, temperature: float, banned: Tensor) -> Tensor:
-    """Logits [N, V] float32 at a temperature; what may never be written has -inf."""
+    """Logits [N, V] float32 at a temperature; -inf for banned tokens."""
     logits = torch.nn.functional.linear(hidden.to(weight.dtype), weight).float()
     if temperature != 1:
         logits /= temperature
@@ -75,16 +75,16 @@ def scaled_logits(hidden: Tensor, weight: Tensor, temperature: float, banned: Te
 def chosen_scores(
     hidden: Tensor, weight: Tensor, ids: Tensor, *, temperature: float, banned: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Log-prob of chosen tokens, and the entropy of the distribution each was chosen from.
+    """Log-prob of chosen tokens, and the entropy of the distributions they were chosen from.
 
-    Memory does not grow with tokens x vocabulary: logits live in chunks, and the backward pass computes them again.
+    Memory doesn't grow with tokens x vocabulary: logits are computed in chunks, and again in the backward pass.
 
     Args:
-        hidden: [N, D] state from which each token was predicted.
+        hidden: [N, D] state that predicts each token.
         weight: [V, D] of the language head.
         ids: [N] long; none of them banned.
-        temperature: logits are divided by it, as in sampling; above 0.
-        banned: [K] long, tokens that can't be written.
+        temperature: divides the logits, as in sampling; above 0.
+        banned: [K] long, tokens without probability.
 
     Returns:
         Log-prob [N] and entropy [N] in nats, float32.
@@ -92,5 +92,5 @@ def chosen_scores(
     if not len(ids):
         empty = hidden.float().sum(-1)  # keeps the graph
         return empty, empty
-    logprob, entropy = _Scores.apply(hidden, weight, ids, temperature, banned)
+    logprob, entropy = _Scores.apply(hidden, weight, ids, temperature, banned)  # type: ignore[no-untyped-call]
     return logprob, entropy

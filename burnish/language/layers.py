@@ -1,8 +1,8 @@
-"""A decoder stripped to its products, for sampling: fused weights, a fixed cache, one token per row and step.
+"""The decoder's layers for sampling: fused weights, a preallocated cache, one token per row and step.
 
-It computes what transformers' own layers compute (a test holds it to 1e-5) without what they need for generality:
-modules, masks, dictionaries and a cache that grows by copying. In half precision it also rounds where they round, so
-that sampler and trainer differ by no more than two forward passes of transformers do.
+They compute what transformers' own layers compute (a test holds them to 1e-5), without their overhead of modules, masks
+and a cache that grows by copying. In half precision they also round where transformers rounds, so that sampler and
+trainer differ by no more than two forward passes of transformers do.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from burnish.language.cache import Cache
 
 @dataclass(frozen=True)
 class Adapter:
-    """Low-rank products beside weights that read the same input."""
+    """The LoRA adapters of fused linear layers."""
 
     inner: Tensor  # [R, D]
-    outer: Tensor  # [O, R], 0 where an adapter and an output belong to different weights
+    outer: Tensor  # [O, R], block-diagonal: 0 where an adapter and an output belong to different layers
     scale: Tensor  # [O]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """What they add to the output [N, O] of inputs [N, D]."""
+        """Their contribution [N, O] for inputs [N, D]."""
         return F.linear(F.linear(x, self.inner), self.outer) * self.scale
 
 
 @dataclass(frozen=True)
-class Product:
-    """Weights that read the same input, joined."""
+class Linear:
+    """Linear layers of the same input, fused."""
 
     weight: Tensor  # [O, D]
     bias: Tensor | None  # [O]
     adapter: Adapter | None
 
     @classmethod
-    def of(cls, linears: Sequence[Any], dtype: torch.dtype) -> Product:
-        """Join linear layers. In float32 their adapters are added to the weights; elsewhere that would round them."""
-        apart = dtype != torch.float32
+    def fused(cls, linears: Sequence[Any], dtype: torch.dtype) -> Linear:
+        """Fuse layers. In float32 adapters are merged into the weights; in half precision merging would round them."""
+        separate = dtype != torch.float32
         bias = None
         if any(linear.bias is not None for linear in linears):
             bias = torch.cat([p.bias if p.bias is not None else p.weight.new_zeros(len(p.weight)) for p in linears])
             bias = bias.to(dtype)
-        weights = [(base(linear) if apart else dense(linear)).to(dtype) for linear in linears]
-        joined = torch.cat(weights) if len(weights) > 1 else weights[0]
-        return cls(joined, bias, _adapter(linears, dtype) if apart else None)
+        weights = [(base(linear) if separate else merged(linear)).to(dtype) for linear in linears]
+        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+        return cls(weight, bias, _adapter(linears, dtype) if separate else None)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Outputs [N, O] of inputs [N, D]."""
@@ -62,21 +62,24 @@ class Product:
 class Layer:
     """Weights of one layer."""
 
-    before: Tensor  # [D] of the norm before attention
-    qkv: Product  # [D] to [(H + 2 K) W]
+    attention_norm: Tensor  # [D]
+    qkv: Linear  # [D] to [(H + 2 K) W]
     q_norm: Tensor | None  # [W]
     k_norm: Tensor | None
-    out: Product  # [H W] to [D]
-    between: Tensor  # [D] of the norm before the MLP
-    gate_up: Product | None  # [D] to [2 I]; None: the module computes it
-    down: Product | None  # [I] to [D]
+    out: Linear  # [H W] to [D]
+    mlp_norm: Tensor  # [D]
+    gate_up: Linear | None  # [D] to [2 I]; None: the module computes it
+    down: Linear | None  # [I] to [D]
     mlp: nn.Module
     attention: nn.Module
-    window: int | None  # tokens that a token sees, itself included; None: all
+    window: int | None  # tokens of a sliding window, the current one included; None: full attention
 
 
 class Layers:
-    """All layers, the final norm and the language head, in the precision of the forward pass."""
+    """All layers, the final norm and the language head, in the precision of the forward pass.
+
+    Shapes: H query heads, K key-value heads, head width W, hidden width D.
+    """
 
     def __init__(self, decoder: Any, head: Tensor, *, compute: torch.dtype) -> None:
         config = decoder.config
@@ -94,14 +97,14 @@ class Layers:
         attention, mlp = layer.self_attn, layer.mlp
         plain = hasattr(mlp, "gate_proj") and mlp.config.hidden_act == "silu" and mlp.down_proj.bias is None
         return Layer(
-            before=layer.input_layernorm.weight,
-            qkv=Product.of([attention.q_proj, attention.k_proj, attention.v_proj], self.compute),
+            attention_norm=layer.input_layernorm.weight,
+            qkv=Linear.fused([attention.q_proj, attention.k_proj, attention.v_proj], self.compute),
             q_norm=attention.q_norm.weight if hasattr(attention, "q_norm") else None,
             k_norm=attention.k_norm.weight if hasattr(attention, "k_norm") else None,
-            out=Product.of([attention.o_proj], self.compute),
-            between=layer.post_attention_layernorm.weight,
-            gate_up=Product.of([mlp.gate_proj, mlp.up_proj], self.compute) if plain else None,
-            down=Product.of([mlp.down_proj], self.compute) if plain else None,
+            out=Linear.fused([attention.o_proj], self.compute),
+            mlp_norm=layer.post_attention_layernorm.weight,
+            gate_up=Linear.fused([mlp.gate_proj, mlp.up_proj], self.compute) if plain else None,
+            down=Linear.fused([mlp.down_proj], self.compute) if plain else None,
             mlp=mlp,
             attention=attention,
             window=window_of(attention),
@@ -121,36 +124,37 @@ class Layers:
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return weight * wide.to(x.dtype)
 
-    def _attention_input(self, layer: Layer, x: Tensor, turn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _attention_input(self, layer: Layer, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [N, H, W], rotated keys [N, K, W] and values [N, K, W]."""
-        normal = self._normal(x, layer.before).to(self.compute)
+        normal = self._normal(x, layer.attention_norm).to(self.compute)
         if self.compute == torch.float32 and layer.qkv.bias is not None:
             joined = F.linear(normal, layer.qkv.weight).add_(layer.qkv.bias)  # faster than a product with a bias
         else:
             joined = layer.qkv(normal)
         joined = joined.view(len(x), -1, self.width)
-        turned, values = joined[:, : -self.pairs], joined[:, -self.pairs :]
+        qk, values = joined[:, : -self.pairs], joined[:, -self.pairs :]
         if layer.q_norm is not None and layer.k_norm is not None:
-            q = self._normal(turned[:, : self.heads], layer.q_norm)
-            k = self._normal(turned[:, self.heads :], layer.k_norm)
-            turned = torch.cat([q, k], 1)
-        cos, sin = turn[:, None, : self.width], turn[:, None, self.width :]
-        swapped = turned.roll(self.width // 2, -1)
+            q = self._normal(qk[:, : self.heads], layer.q_norm)
+            k = self._normal(qk[:, self.heads :], layer.k_norm)
+            qk = torch.cat([q, k], 1)
+        cos, sin = rotation[:, None, : self.width], rotation[:, None, self.width :]
+        swapped = qk.roll(self.width // 2, -1)
         if self.compute == torch.float32:
-            turned = torch.addcmul(turned * cos, swapped, sin)
+            qk = torch.addcmul(qk * cos, swapped, sin)
         else:
-            turned = (turned * cos + swapped * sin).to(self.compute)
-        return turned[:, : self.heads], turned[:, self.heads :], values
+            qk = (qk * cos + swapped * sin).to(self.compute)
+        return qk[:, : self.heads], qk[:, self.heads :], values
 
     def _rest(self, layer: Layer, x: Tensor, attended: Tensor) -> Tensor:
-        """What follows attention [N, H W] in a layer."""
+        """The rest of a layer after attention [N, H W]."""
         x = x + layer.out(attended)
-        normal = self._normal(x, layer.between)
+        normal = self._normal(x, layer.mlp_norm)
         if layer.gate_up is None or layer.down is None:
-            # a module takes part in the trainer's precision: experts are chosen and computed as they learn
+            # in the trainer's precision, so that experts are routed and computed as in training
             with torch.autocast(x.device.type, self.compute, enabled=self.compute != torch.float32):
                 out = layer.mlp(normal[None])
-            return x + (out[0] if isinstance(out, tuple) else out)[0]
+            experts: Tensor = (out[0] if isinstance(out, tuple) else out)[0]
+            return x + experts
         gate, up = layer.gate_up(normal.to(self.compute)).chunk(2, -1)
         return x + layer.down(F.silu(gate).mul_(up))
 
@@ -159,44 +163,43 @@ class Layers:
         normal = self._normal(x, self.norm)
         return F.linear(normal.to(self.head.dtype), self.head).float()
 
-    def read(
+    def prefill(
         self, x: Tensor, positions: Tensor, plan: Plan, slots: Tensor, deep: Sequence[Tensor], last: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Run whole prompts that lie in one line.
+        """Run complete prompts in one packed sequence.
 
         Args:
             x: [N, D] embeddings.
             positions: [A, 1, N] or [1, N].
             plan: of the prompts.
-            slots: [N] bool, tokens that stand for pixels.
+            slots: [N] bool, vision tokens.
             deep: added to the states at the slots after each of the first layers.
-            last: [P] long, places whose states are wanted.
+            last: [P] long, indices of the states to return: the last token of each prompt.
 
         Returns:
             States [P, D], and keys and values [layers, 2, K, N, W].
         """
-        turn = self.rotation(positions)
+        rotation = self.rotation(positions)
         cached = x.new_empty(len(self.layers), 2, self.pairs, len(x), self.width, dtype=self.compute)
         for number, layer in enumerate(self.layers):
-            q, k, v = self._attention_input(layer, x, turn)
-            q, k, v = (part.transpose(0, 1)[None] for part in (q, k, v))
+            q, k, v = (tensor.transpose(0, 1)[None] for tensor in self._attention_input(layer, x, rotation))
             cached[number, 0], cached[number, 1] = k[0], v[0]
             attended, _ = attend(layer.attention, q, k, v, None, scaling=self.scale, plan=plan)
             if layer is self.layers[-1]:
-                # of the last layer nobody asks for anything but these
+                # of the last layer nothing else is needed
                 return self._rest(layer, x[last], attended[0, last].flatten(1)), cached
             x = self._rest(layer, x, attended[0].flatten(1))
             if number < len(deep):
                 x = x.index_put((slots,), deep[number].to(x.dtype), accumulate=True)
         raise AssertionError("a decoder without layers")
 
-    def step(self, x: Tensor, turn: Tensor, cache: Cache) -> Tensor:
-        """Run one further token per row.
+    def step(self, x: Tensor, rotation: Tensor, cache: Cache) -> Tensor:
+        """Run one more token per row.
 
         Args:
             x: [B, D] embeddings.
-            turn: [B, 2 W] rotation of their positions.
-            cache: of the rows; the token is entered.
+            rotation: [B, 2 W] of their positions.
+            cache: of the rows; the token's keys and values are added.
 
         Returns:
             States [B, D].
@@ -204,60 +207,61 @@ class Layers:
         count = len(x)
         mask = cache.advance()
         for layer, (keys, values) in zip(self.layers, cache.window(), strict=True):
-            q, k, v = self._attention_input(layer, x, turn)
+            q, k, v = self._attention_input(layer, x, rotation)
             keys[:, -1] = k.flatten(0, 1)
             values[:, -1] = v.flatten(0, 1)
-            near = slice(-layer.window, None) if layer.window is not None else slice(None)  # all rows end alike
+            # all rows end at the last column
+            near = slice(-layer.window, None) if layer.window is not None else slice(None)
             q = q.reshape(count * self.pairs, self.heads // self.pairs, self.width)
-            seen, near_keys, near_values = mask[..., near], keys[:, near], values[:, near]
+            near_mask, near_keys, near_values = mask[..., near], keys[:, near], values[:, near]
             if self.compute == torch.float32:
-                scores = torch.baddbmm(seen, q, near_keys.transpose(1, 2), alpha=self.scale)
+                scores = torch.baddbmm(near_mask, q, near_keys.transpose(1, 2), alpha=self.scale)
                 attended = torch.bmm(scores.softmax(-1), near_values)
             else:
-                # scores and their softmax stay in float32; a product of their own would round them
+                # keeps scores and softmax in float32, where separate products would round them
                 attended = F.scaled_dot_product_attention(
-                    q[:, None], near_keys[:, None], near_values[:, None], attn_mask=seen[:, None], scale=self.scale
+                    q[:, None], near_keys[:, None], near_values[:, None], attn_mask=near_mask[:, None], scale=self.scale
                 )
             x = self._rest(layer, x, attended.view(count, -1))
         return x
 
 
 def base(linear: Any) -> Tensor:
-    """The weight of a linear layer without its adapters."""
-    return linear.get_base_layer().weight if hasattr(linear, "lora_A") else linear.weight
+    """The weight of a linear layer without adapters."""
+    weight: Tensor = linear.get_base_layer().weight if hasattr(linear, "lora_A") else linear.weight
+    return weight
 
 
-def dense(linear: Any) -> Tensor:
-    """The weight of a linear layer, with its adapters in it if it has any that are switched on."""
+def merged(linear: Any) -> Tensor:
+    """The weight of a linear layer with its active adapters merged."""
     weight = base(linear)
-    for name in _switched_on(linear):
+    for name in _active_adapters(linear):
         weight = weight + linear.get_delta_weight(name).to(weight.dtype)
     return weight
 
 
-def _switched_on(linear: Any) -> list[str]:
-    """Names of the adapters that take part in a forward."""
+def _active_adapters(linear: Any) -> list[str]:
     if not hasattr(linear, "lora_A") or linear.disable_adapters or linear.merged:
         return []
     return [name for name in linear.active_adapters if name in linear.lora_A]
 
 
 def _adapter(linears: Sequence[Any], dtype: torch.dtype) -> Adapter | None:
-    """Those of joined layers, or None if none is switched on."""
+    """The active adapters of fused layers; None if there are none."""
     inner, outer, scale, rows = [], [], [], 0
     for linear in linears:
         count = len(base(linear))
-        for name in _switched_on(linear):
+        for name in _active_adapters(linear):
             inner.append(linear.lora_A[name].weight.to(dtype))
             outer.append((rows, linear.lora_B[name].weight.to(dtype)))
             scale.append((rows, count, linear.scaling[name]))
         rows += count
     if not inner:
         return None
-    whole = inner[0].new_zeros(rows, sum(map(len, inner)))
-    scales, column = whole.new_ones(rows), 0
+    fused = inner[0].new_zeros(rows, sum(map(len, inner)))
+    scales, column = fused.new_ones(rows), 0
     for (row, own), (_, count, factor) in zip(outer, scale, strict=True):
-        whole[row : row + count, column : column + own.shape[1]] = own
+        fused[row : row + count, column : column + own.shape[1]] = own
         scales[row : row + count] = factor
         column += own.shape[1]
-    return Adapter(torch.cat(inner), whole, scales)
+    return Adapter(torch.cat(inner), fused, scales)

@@ -1,4 +1,4 @@
-"""What a network says about responses: states, log-probs and entropies of response tokens, and of no others."""
+"""States, log-probs and entropies of response tokens, and of no others."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from burnish.types.completion import Completion
 
 @dataclass(frozen=True)
 class ResponseStates:
-    """The states that the tokens of the policy were chosen from, in order of rows."""
+    """The states that predict the tokens of the policy, in order of rows."""
 
     hidden: Tensor  # [R, D] last hidden states
-    at: Tensor  # [B, T] bool: the R tokens; those masked in
-    places: Tensor  # [R] long: where in the line that was run the states stand
+    mask: Tensor  # [B, T] bool: the R tokens
+    index: Tensor  # [R] long: indices of the states in the packed sequence
 
-    def spread(self, values: Tensor) -> Tensor:
+    def scatter(self, values: Tensor) -> Tensor:
         """Values [R] of the chosen tokens as [B, T] float32, 0 elsewhere."""
-        out = torch.zeros(self.at.shape, dtype=torch.float32, device=values.device)
-        return out.masked_scatter(self.at, values.float())
+        out = torch.zeros(self.mask.shape, dtype=torch.float32, device=values.device)
+        return out.masked_scatter(self.mask, values.float())
 
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Per response token, 0 where the policy chose nothing."""
+    """Per response token; 0 for tokens that the policy didn't choose."""
 
     logprob: Tensor  # [B, T] float32
     entropy: Tensor  # [B, T] float32, in nats
@@ -41,26 +41,27 @@ class TokenScores:
 def response_states(
     model: LanguageModel, network: nn.Module, completion: Completion, *, layout: Layout | Literal["auto"] = "auto"
 ) -> ResponseStates:
-    """Run a micro-batch; the vision tower sees each prompt once, and only states that predict a token are returned.
+    """Run a micro-batch; each prompt's media are encoded once, and only states that predict a token are returned.
 
     Args:
         model: the family.
-        network: the policy, the reference, or whichever network of that family.
+        network: the policy, the reference, or any other network of that family.
         completion: [B] responses.
-        layout: how they lie in the forward pass, which changes no value beyond rounding: ``padded``, ``packed``,
-            ``shared`` (responses behind the prompt they share), or ``auto`` for the cheapest.
+        layout: of the forward pass, which changes values by rounding only: ``padded``, ``packed``, ``shared``
+            (responses share their prompt), or ``auto`` for the cheapest.
     """
     table = Table.of(completion, model.placeholders)
     if layout == "auto":
         layout = cheapest(table, model)
-    if not any(len(answer) for answer in table.response):
-        layout = "shared"  # there are prompts at least, so that there is a graph
-    rows = lay_out(table, layout)
+    if not any(len(response) for response in table.response):
+        layout = "shared"  # it contains the prompts, so that there is a graph
+    packed = lay_out(table, layout)
     device = next(network.parameters()).device
     embedded = model.embed(network, to_device(table.ids, device), to_device(table.slots, device), table.features)
-    source = to_device(rows.source, device)
-    states = model.states(network, embedded, source, to_device(table.positions, device)[:, source], rows.plan(device))
-    chosen = to_device(rows.predicts[table.chosen], device)
+    source = to_device(packed.source, device)
+    positions = to_device(table.positions, device)[:, source]
+    states = model.states(network, embedded, source, positions, packed.plan(device))
+    chosen = to_device(packed.predicts[table.chosen], device)
     return ResponseStates(states.index_select(0, chosen), to_device(completion.mask, device), chosen)
 
 
@@ -81,7 +82,7 @@ def response_logprobs(
         ValueError: the temperature is not above 0.
     """
     if not temperature > 0:
-        raise ValueError(f"temperature is {temperature}; log-probs exist above 0 only: score greedy responses at 1")
+        raise ValueError(f"temperature is {temperature}; log-probs need one above 0: score greedy responses at 1")
     states = response_states(model, network, completion, layout=layout)
     return score(model, network, states, completion, temperature=temperature)
 
@@ -89,10 +90,10 @@ def response_logprobs(
 def score(
     model: LanguageModel, network: nn.Module, states: ResponseStates, completion: Completion, *, temperature: float
 ) -> TokenScores:
-    """Log-prob and entropy from states that were computed before, e.g. for a critic that shares them."""
+    """Log-prob and entropy from states that are computed already, e.g. where a critic shares them."""
     device = states.hidden.device
     ids = to_device(completion.ids[completion.mask], device)
     logprob, entropy = chosen_scores(
         states.hidden, model.head(network), ids, temperature=temperature, banned=to_device(model.banned, device)
     )
-    return TokenScores(states.spread(logprob), states.spread(entropy))
+    return TokenScores(states.scatter(logprob), states.scatter(entropy))

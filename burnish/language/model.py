@@ -1,11 +1,11 @@
-"""What a family of language models provides; decoders, losses and algorithms know nothing more about it."""
+"""What a family of language models provides; decoding, losses and algorithms use nothing else of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,71 +16,97 @@ if TYPE_CHECKING:
     from burnish.types.completion import Encoded, Features
 
 Chat = Sequence[dict[str, Any]]  # as transformers' chat templates read it: {"role": ..., "content": str or parts}
+Tools = Sequence[dict[str, Any]]  # JSON schemas of functions that the model may call
 
 
 @dataclass(frozen=True)
 class Video:
-    """Frames uint8 [T, H, W, 3] and how many of them make a second."""
+    """Frames uint8 [T, H, W, 3], and frames per second."""
 
     frames: np.ndarray
     fps: float = 24.0
 
 
 @dataclass(frozen=True)
+class VisionOutput:
+    """Output of a vision tower for all images, or for all videos, in order."""
+
+    placeholder: int  # id of the tokens that it replaces
+    tokens: Tensor  # [T, D]
+    deep: list[Tensor] = field(default_factory=list)  # added to the states after each of the first layers: [T, D] each
+
+
+@dataclass(frozen=True)
 class Embedded:
-    """Input embeddings of a table of tokens, pixels filled in."""
+    """Input embeddings of a table of tokens, vision tokens filled in."""
 
     tokens: Tensor  # [M, D]
-    slots: Tensor  # [M] bool: tokens that stand for pixels
+    slots: Tensor  # [M] bool: vision tokens
     deep: list[Tensor]  # added to the states at the slots after each of the first layers: [slots, D] each
+
+    @classmethod
+    def filled(cls, tokens: Tensor, ids: Tensor, slots: Tensor, outputs: Sequence[VisionOutput]) -> Embedded:
+        """Embeddings [M, D] of tokens [M], with the output of the vision tower in the slots [M].
+
+        Raises:
+            ValueError: the number of slots is not that of vision tokens: a prompt was cut through an image.
+        """
+        depth = max((len(output.deep) for output in outputs), default=0)
+        deep = [tokens.new_zeros(int(slots.sum()), tokens.shape[1]) for _ in range(depth)]
+        for output in outputs:
+            here = slots & (ids == output.placeholder)
+            if int(here.sum()) != len(output.tokens):
+                raise ValueError(f"{int(here.sum())} placeholder tokens, but {len(output.tokens)} vision tokens")
+            tokens = tokens.masked_scatter(here[:, None], output.tokens.to(tokens.dtype))
+            own = here[slots][:, None]
+            deep = [old.masked_scatter(own, new.to(tokens.dtype)) for old, new in zip(deep, output.deep, strict=True)]
+        return cls(tokens, slots, deep)
+
+    def at(self, source: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Which tokens of a sequence ``source`` [N] are vision tokens [1, N], and their deep features, in order."""
+        slots = self.slots[source]
+        if not self.deep:
+            return slots[None], []
+        rank = self.slots.cumsum(0) - 1
+        taken = rank[source[slots]]
+        return slots[None], [layer.index_select(0, taken) for layer in self.deep]
 
 
 class LanguageModel(Protocol):
-    """A causal language model that may also see. ``network`` is what is trained."""
+    """A causal language model, with or without a vision tower. ``network`` is what is trained."""
 
     name: ClassVar[str]
-    model_types: ClassVar[tuple[str, ...]]  # model_type in config.json that this family reads
-    sees: ClassVar[bool]  # reads pictures
     network: nn.Module
     compute: torch.dtype  # precision of the forward pass
-    axes: int  # numbers that make a position: 3 for time, height and width, 1 along the text
+    axes: int  # numbers per position: 3 for time, height and width, 1 along the text
     vocabulary: int
-    placeholders: Tensor  # [K] long: ids that stand for pixels
-    banned: Tensor  # [K] long: ids that are never written, neither in sampling nor in training
+    placeholders: Tensor  # [K] long: ids of vision tokens
+    banned: Tensor  # [K] long: ids that are never sampled and have no probability in training
     stop: tuple[int, ...]  # ids that end a response
-    end: tuple[int, ...]  # what a response of the user ends with, as the chat template writes it
-    look_always: bool  # run the vision tower without pixels too, so that no rank of a sharded one waits for the others
-    parameters_per_token: int  # weights that every token of the decoder is multiplied with
-    longest: int  # positions that it was made for: a prompt and its response should not be longer
-    attention_width: int  # layers x heads x width of a head: multiplied per pair of tokens
-
-    @classmethod
-    def load(cls, path: Path, *, dtype: torch.dtype, compute: torch.dtype, device: str) -> Self:
-        """Read a directory, frozen and in evaluation mode; see ``burnish.models.language.base``."""
-        ...
+    end: tuple[int, ...]  # the ids that the chat template writes after a response
+    always_run_vision: bool  # run the vision tower on batches without pixels too: ranks of a sharded tower must all run
+    parameters_per_token: int  # weights of the decoder that each token is multiplied with
+    max_positions: int  # that the model was trained for: the limit of a prompt with its response
+    attention_width: int  # layers x heads x head width: multiplications per pair of tokens
 
     def encode(
-        self,
-        messages: Chat,
-        images: Sequence[Image] = (),
-        videos: Sequence[Video] = (),
-        tools: Sequence[dict[str, Any]] = (),
+        self, messages: Chat, images: Sequence[Image] = (), videos: Sequence[Video] = (), tools: Tools = ()
     ) -> Encoded:
-        """One prompt as tokens, with a generation prompt at its end. The processor runs here and nowhere else.
+        """Tokenize one prompt, with the generation prompt at its end. The processor runs here and nowhere else.
 
         Args:
             messages: the conversation so far.
-            images, videos: for the places in the messages, in their order.
-            tools: JSON schemas of functions that may be called; a chat template that knows them tells of them.
+            images, videos: in the order of their positions in the messages.
+            tools: for chat templates that describe tools.
 
         Raises:
-            UserError: the parts of the messages and the media don't match, the family has no videos, or the chat
-                template refuses the messages.
+            UserError: media and placeholders don't match, the family can't read videos, or the chat template refuses
+                the messages.
         """
         ...
 
-    def words(self, messages: Chat, tools: Sequence[dict[str, Any]] = ()) -> int:
-        """Tokens of a prompt without the processor: each image and video counts as the one that stands for it."""
+    def count_tokens(self, messages: Chat, tools: Tools = ()) -> int:
+        """Tokens of a prompt without running the processor: each image and video counts as one."""
         ...
 
     def turn(
@@ -89,17 +115,17 @@ class LanguageModel(Protocol):
         messages: Chat,
         images: Sequence[Image] = (),
         videos: Sequence[Video] = (),
-        tools: Sequence[dict[str, Any]] = (),
+        tools: Tools = (),
     ) -> Encoded:
-        """What comes after a response when the environment says ``messages``: its positions count from 0."""
+        """What follows a response when the environment says ``messages``; its positions count from 0."""
         ...
 
-    def answer(self, text: str) -> list[int]:
+    def response_ids(self, text: str) -> list[int]:
         """The ids of a response, its end included."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of a response, without tokens that are no text."""
+        """The text of a response, without special tokens."""
         ...
 
     def embed(self, network: nn.Module, ids: Tensor, slots: Tensor, features: Sequence[Features]) -> Embedded:
@@ -107,7 +133,7 @@ class LanguageModel(Protocol):
         ...
 
     def states(self, network: nn.Module, embedded: Embedded, source: Tensor, positions: Tensor, plan: Any) -> Tensor:
-        """Last hidden states [N, D] of a line of tokens ``source`` [N] from the table, at positions [A, N]."""
+        """Last hidden states [N, D] of a packed sequence ``source`` [N] of the table, at positions [A, N]."""
         ...
 
     def head(self, network: nn.Module) -> Tensor:
@@ -119,7 +145,7 @@ class LanguageModel(Protocol):
         ...
 
     def save(self, folder: Path, weights: dict[str, Tensor]) -> None:
-        """Write the whole directory with other weights, as transformers' ``from_pretrained`` reads it."""
+        """Write the full model directory with other weights, as transformers' ``from_pretrained`` reads it."""
         ...
 
     def save_lora(self, folder: Path, weights: dict[str, Tensor], metadata: dict[str, object]) -> None:

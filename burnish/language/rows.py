@@ -1,4 +1,4 @@
-"""How responses lie in a forward pass: padded, packed, or behind a prompt that they share."""
+"""How responses are laid out in a forward pass: padded, packed, or sharing their prompt."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ Layout = Literal["padded", "packed", "shared"]
 
 @dataclass(frozen=True)
 class Table:
-    """Every token of a micro-batch once: the prompts in use one after the other, then the responses."""
+    """Every token of a micro-batch once: the prompts in use, then the responses."""
 
     ids: Tensor  # [M] long
-    slots: Tensor  # [M] bool: tokens that stand for pixels
+    slots: Tensor  # [M] bool: vision tokens
     positions: Tensor  # [A, M] long
     features: list[Features]  # in the order of the slots
     chosen: Tensor  # [R] bool: response tokens that the policy chose, in the order of the table
-    prompt: list[range]  # [P] where each prompt lies
-    response: list[range]  # [B] where each response lies
+    prompt: list[range]  # [P] the rows of each prompt
+    response: list[range]  # [B] the rows of each response
     owner: list[int]  # [B] prompt of each response
 
     @classmethod
     def of(cls, completion: Completion, placeholders: Tensor) -> Table:
-        """Table of a batch; of the placeholder ids only those that nobody chose to write are slots for pixels."""
+        """Table of a batch; placeholder ids are slots for pixels, unless the policy chose them."""
         used, owner = completion.prompts.index.unique(return_inverse=True)
         prompts = completion.prompts.table.select(used)
         lengths = completion.length.cpu()
-        there = torch.arange(completion.ids.shape[1]) < lengths[:, None]
-        chosen = completion.mask.cpu()[there]
-        positions = completion.positions.cpu().transpose(1, 2)[there].T
-        ids = torch.cat([*prompts.ids, completion.ids.cpu()[there]])
+        real = torch.arange(completion.ids.shape[1]) < lengths[:, None]
+        chosen = completion.mask.cpu()[real]
+        positions = completion.positions.cpu().transpose(1, 2)[real].T
+        ids = torch.cat([*prompts.ids, completion.ids.cpu()[real]])
         free = torch.cat([torch.ones(sum(prompts.lengths), dtype=torch.bool), ~chosen])
-        places = list(_ranges([*prompts.lengths, *lengths.tolist()]))
+        ranges = list(_ranges([*prompts.lengths, *lengths.tolist()]))
         return cls(
             ids=ids,
             slots=torch.isin(ids, placeholders) & free,
             positions=torch.cat([*prompts.positions, positions], 1),
             features=[f for f in [*prompts.features, *completion.features] if f.patches],
             chosen=chosen,
-            prompt=places[: len(used)],
-            response=places[len(used) :],
+            prompt=ranges[: len(used)],
+            response=ranges[len(used) :],
             owner=owner.tolist(),
         )
 
@@ -60,52 +60,52 @@ def _ranges(lengths: list[int]) -> Iterator[range]:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """A line of tokens to be run through the network, and where in it each response token was predicted."""
+class PackedSequence:
+    """The tokens of a forward pass, and the state that predicts each response token."""
 
     source: Tensor  # [N] long, into the table
     segments: list[Segment]
-    predicts: Tensor  # [R] long: place in the line of the state that each response token was chosen from
+    predicts: Tensor  # [R] long: index in the sequence of the state that predicts each response token
 
     def plan(self, device: torch.device) -> Plan:
         return Plan.of(self.segments, device=device)
 
 
-def lay_out(table: Table, layout: Layout) -> Rows:
-    """Place a table's tokens. The last token of a response is never read by anyone, so it is left out."""
+def lay_out(table: Table, layout: Layout) -> PackedSequence:
+    """The sequence of a table. The last token of a response predicts nothing, so it is left out."""
     if layout == "shared":
         return _shared(table)
     source: list[int] = []
     predicts: list[int] = []
     segments = []
-    rows = [(table.prompt[owner], answer) for owner, answer in zip(table.owner, table.response, strict=True)]
-    longest = max(len(prompt) + max(len(answer) - 1, 0) for prompt, answer in rows)
-    for prompt, answer in rows:
-        start, before = len(source), len(source) + len(prompt) - 1
-        if layout == "packed" and not answer:
+    rows = [(table.prompt[owner], response) for owner, response in zip(table.owner, table.response, strict=True)]
+    longest = max(len(prompt) + max(len(response) - 1, 0) for prompt, response in rows)
+    for prompt, response in rows:
+        start, last = len(source), len(source) + len(prompt) - 1
+        if layout == "packed" and not response:
             continue
-        predicts += range(before, before + len(answer))
+        predicts += range(last, last + len(response))
         source += prompt
-        source += answer[:-1]
+        source += response[:-1]
         if layout == "padded":
             source += [prompt[0]] * (start + longest - len(source))
         segments.append(Segment(start, len(source) - start))
-    return Rows(torch.tensor(source, dtype=torch.long), segments, torch.tensor(predicts, dtype=torch.long))
+    return PackedSequence(torch.tensor(source, dtype=torch.long), segments, torch.tensor(predicts, dtype=torch.long))
 
 
-def _shared(table: Table) -> Rows:
+def _shared(table: Table) -> PackedSequence:
     source: list[int] = []
     predicts: list[int] = []
     segments = []
     for prompt in table.prompt:
         segments.append(Segment(len(source), len(prompt)))
         source += prompt
-    ends = [segment.start + segment.length - 1 for segment in segments]
-    for owner, answer in zip(table.owner, table.response, strict=True):
-        start, count = len(source), max(len(answer) - 1, 0)
-        if answer:
-            predicts += [ends[owner], *range(start, start + count)]
+    last = [segment.start + segment.length - 1 for segment in segments]
+    for owner, response in zip(table.owner, table.response, strict=True):
+        start, count = len(source), max(len(response) - 1, 0)
+        if response:
+            predicts += [last[owner], *range(start, start + count)]
         if count:
             segments.append(Segment(start, count, prefix=owner))
-            source += answer[:-1]
-    return Rows(torch.tensor(source, dtype=torch.long), segments, torch.tensor(predicts, dtype=torch.long))
+            source += response[:-1]
+    return PackedSequence(torch.tensor(source, dtype=torch.long), segments, torch.tensor(predicts, dtype=torch.long))

@@ -153,20 +153,3 @@ def terms(mask: Tensor, mode: Aggregation) -> Tensor:
     A sample without such an action says nothing, and is not counted as having said zero.
     """
     return mask.sum() if mode == "token-mean" else mask.any(-1).sum()
-
-
-def variance_proxies(advantage: Tensor, score_power: Tensor) -> dict[str, Tensor]:
-    """Of terms with a known score, verl's proxies of the variance of the gradient, before its norm is known.
-
-    Args:
-        advantage: [M].
-        score_power: [M] squared norm of the gradient of the log-prob.
-
-    Returns:
-        One value per term, [M] each.
-    """
-    return {
-        "variance_proxy/proxy2_total_power": advantage.square() * score_power,
-        "variance_proxy/expected_a_squared": advantage.square(),
-        "variance_proxy/expected_w": score_power,
-    }

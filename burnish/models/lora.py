@@ -1,4 +1,4 @@
-"""Low-rank adapters: several on the same weights, switched, copied, and folded in while sampling."""
+"""LoRA adapters: several on the same weights, switched, and merged while sampling."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from burnish.options import LoraOptions
+from burnish.options import LanguageLoraOptions, LoraOptions
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -15,23 +15,24 @@ if TYPE_CHECKING:
     from peft.tuners.lora import LoraLayer
     from torch import Tensor, nn
 
-TOO_LARGE = 16  # times the weights of the adapted layers that adapters have at most
+TOO_LARGE = 16  # largest ratio of adapter weights to the weights that they adapt
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # of a decoder's layers
 
 
 def add_adapters(
     network: nn.Module, options: LoraOptions, names: Sequence[str], *, seed: int, default_targets: Sequence[str] = ()
 ) -> None:
-    """Give a network adapters that start equal and change nothing yet; only the first one is trained.
+    """Add adapters with equal initial weights, whose contribution is 0; only the first one is trained.
 
     Args:
-        network: where they go.
-        options: rank, scale and target layers of each.
-        names: what they are called.
-        seed: of their start.
-        default_targets: the family's; where ``options`` name no targets, those of them that the network has.
+        network: is changed.
+        options: rank, scale and target layers.
+        names: of the adapters.
+        seed: of their initial weights.
+        default_targets: the family's, used if ``options`` name none; those that the network lacks are ignored.
 
     Raises:
-        UserError: a target matches no layer.
+        UserError: a target matches no layer, or the rank is too large.
     """
     import torch
     from peft import LoraConfig
@@ -44,56 +45,89 @@ def add_adapters(
 
     targets = [target for target in default_targets if matches(target)] if options.targets is None else options.targets
     if not targets:
-        raise UserError(f"model.lora.targets names no layer; name some, such as {', '.join(modules[:3])}")
+        raise UserError(f"model.lora.targets names no layer; give names such as {', '.join(modules[:3])}")
     for target in targets:
         if not matches(target):
             raise UserError(
-                f"model.lora.targets has {target!r}, which is the end of no linear layer's name; "
-                f"layers are called like {', '.join(modules[:3])}"
+                f"model.lora.targets has {target!r}, which matches the end of no linear layer's name; "
+                f"names are like {', '.join(modules[:3])}"
             )
     _check_rank(options.rank, [layer for name, layer in linear.items() if _ends(name, targets)])
     alpha = options.alpha if options.alpha is not None else 2 * options.rank
     config = LoraConfig(r=options.rank, lora_alpha=alpha, target_modules=list(targets))  # type: ignore[arg-type]
     for name in names:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # several are meant
+            warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # several are intended
             torch.manual_seed(seed)
             network.add_adapter(config, adapter_name=name)  # type: ignore[operator]
     for name, parameter in network.named_parameters():
         if ".lora_" in name:
-            # small steps are lost in half precision; the frozen weights below may well rest in it
+            # half precision would lose small steps; the frozen weights may stay in it
             parameter.data = parameter.data.float()
-    use_adapter(layers(network), names[0])
+    use_adapter(lora_layers(network), names[0])
 
 
 def _ends(name: str, targets: Sequence[str]) -> bool:
-    """Whether a layer's name ends in one of them, at a dot."""
+    """Whether a layer's name is a target, or ends with one after a dot."""
     return any(f".{name}".endswith(f".{target}") for target in targets)
 
 
 def _check_rank(rank: int, adapted: Sequence[nn.Linear]) -> None:
-    """Refuse adapters many times as large as their layers; a little more than a layer's rank is no more than waste."""
-    there = sum(layer.in_features * layer.out_features for layer in adapted)
+    """Refuse adapters many times as large as their layers; a rank slightly above theirs only wastes memory."""
+    present = sum(layer.in_features * layer.out_features for layer in adapted)
     added = sum(rank * (layer.in_features + layer.out_features) for layer in adapted)
-    if added > TOO_LARGE * there:
+    if added > TOO_LARGE * present:
         widest = max(min(layer.in_features, layer.out_features) for layer in adapted)
         raise UserError(
-            f"model.lora.rank is {rank}, whose adapters would be {added / there:.3g} times as large as the layers "
-            f"that they adapt; a rank above {widest} adds nothing here: lower it, or train all weights with "
-            "model.lora=null"
+            f"model.lora.rank is {rank}: adapters would be {added / present:.3g} times as large as the layers that "
+            f"they adapt, and a rank above {widest} adds nothing; lower it, or train all weights with model.lora=null"
         )
 
 
-def layers(network: nn.Module) -> list[LoraLayer]:
-    """The layers that carry adapters."""
+def language_targets(network: Any, decoder: nn.Module, options: LanguageLoraOptions) -> list[str]:
+    """Default target layers of a language model: the decoder's projections, by full name.
+
+    Full names, because layers of a vision tower may have the same endings.
+
+    Args:
+        network: the model.
+        decoder: its language part.
+        options: whether the vision tower is adapted too.
+
+    Raises:
+        UserError: there is no vision tower, or the user's targets name the language head.
+    """
+    import torch
+
+    names = {module: name for name, module in network.named_modules()}
+    head = names[network.get_output_embeddings()]
+    for target in options.targets or ():
+        if _ends(head, [target]):
+            raise UserError(
+                f"model.lora.targets has {target!r}, the language head, which Burnish applies without adapters; leave "
+                "it out, or train all weights without model.lora"
+            )
+    inside = {module for module in decoder.modules() if isinstance(module, torch.nn.Linear)}
+    linear = {module: name for module, name in names.items() if isinstance(module, torch.nn.Linear)}
+    found = [name for module, name in linear.items() if module in inside and name.split(".")[-1] in PROJECTIONS]
+    if options.vision:
+        tower = [name for module, name in linear.items() if module not in inside and name != head]
+        if not tower:
+            raise UserError("model.lora.vision is true, but the model has no vision tower; leave it out")
+        found += tower
+    return found
+
+
+def lora_layers(network: nn.Module) -> list[LoraLayer]:
+    """The layers that have adapters."""
     from peft.tuners.lora import LoraLayer
 
     return [module for module in network.modules() if isinstance(module, LoraLayer)]
 
 
-def use_adapter(carriers: Sequence[LoraLayer], name: str | None) -> None:
-    """Run with one adapter, or with none: the reference. Only the active adapter's parameters can be trained."""
-    for layer in carriers:
+def use_adapter(layers: Sequence[LoraLayer], name: str | None) -> None:
+    """Activate one adapter, or none (the reference). Only the active adapter's parameters are trainable."""
+    for layer in layers:
         if name is None:
             layer.enable_adapters(False)
         else:
@@ -101,48 +135,48 @@ def use_adapter(carriers: Sequence[LoraLayer], name: str | None) -> None:
             layer.set_adapter(name)
 
 
-def switch_adapter(carriers: Sequence[LoraLayer], name: str | None) -> None:
-    """Run with another adapter, or with none; what can be trained stays as it is."""
-    modules: Sequence[Any] = carriers
+def switch_adapter(layers: Sequence[LoraLayer], name: str | None) -> None:
+    """Activate another adapter, or none; the same parameters stay trainable."""
+    modules: Sequence[Any] = layers
     trained = {parameter: parameter.requires_grad for layer in modules for parameter in layer.parameters()}
-    use_adapter(carriers, name)
+    use_adapter(layers, name)
     for parameter, wanted in trained.items():
         parameter.requires_grad_(wanted)
 
 
-def rounded_by_folding(network: nn.Module) -> bool:
-    """Whether weights that carry adapters rest in less than float32, so that adapters lose most of a step in them.
+def merging_rounds(network: nn.Module) -> bool:
+    """Whether adapted weights are stored in less than float32, so that merging would round off most of an adapter.
 
-    A weight of bfloat16 has 8 bits: what is smaller than a 256th of it changes nothing.
+    bfloat16 has 8 significant bits: changes below 1/256 of a weight are lost.
     """
     import torch
 
-    bases: list[Any] = [layer.get_base_layer() for layer in layers(network)]
+    bases: list[Any] = [layer.get_base_layer() for layer in lora_layers(network)]
     return any(base.weight.dtype != torch.float32 for base in bases)
 
 
 @contextmanager
-def folded(network: nn.Module, name: str) -> Iterator[None]:
-    """Fold an adapter into the weights for a while.
+def merged(network: nn.Module, name: str) -> Iterator[None]:
+    """A context in which an adapter is merged into the weights.
 
-    The trained weights are put back as they were, not subtracted: nothing drifts, however often this happens.
+    The original weights are restored from a copy, not by subtraction, so that nothing drifts.
     """
-    rested = []
-    for layer in layers(network):
+    original = []
+    for layer in lora_layers(network):
         base: Any = layer.get_base_layer()
-        rested.append((layer, base, base.weight.data))
+        original.append((layer, base, base.weight.data))
         base.weight.data = _sum(layer, name).to(base.weight.dtype)
         layer._disable_adapters = True
     try:
         yield
     finally:
-        for layer, base, weight in rested:
+        for layer, base, weight in original:
             base.weight.data = weight
             layer._disable_adapters = False
 
 
 def adapter_state(network: nn.Module, name: str) -> tuple[dict[str, Tensor], dict[str, object]]:
-    """The weights of an adapter under peft's names, and its configuration: what other tools load."""
+    """The weights of an adapter under peft's names, and its configuration."""
     from peft.utils import get_peft_model_state_dict
 
     config: Any = network.peft_config[name]  # type: ignore[index]
@@ -151,38 +185,39 @@ def adapter_state(network: nn.Module, name: str) -> tuple[dict[str, Tensor], dic
 
 
 def merged_state(network: nn.Module, name: str, *, dtype: torch.dtype | None = None) -> tuple[dict[str, Tensor], float]:
-    """The weights of the plain network with an adapter folded in, and what rounding them cost.
+    """The weights of the plain network with an adapter merged, and the rounding error.
 
     Args:
         network: with adapters.
         name: of the adapter.
-        dtype: of all weights; None leaves each in its own.
+        dtype: of all weights; None keeps each weight's own.
 
     Returns:
-        Weights by name, and the part of the adapter that was lost: the norm of the rounding errors in the weights that
-        it adapts, over the norm of what it adds to them.
+        Weights by name, and the relative rounding error of the adapter: the norm of the rounding errors in the adapted
+        weights over the norm of its contribution to them.
     """
     lost = learned = 0.0
-    whole: dict[str, Tensor] = {}
-    for place, layer in network.named_modules():
+    weights: dict[str, Tensor] = {}
+    for module, layer in network.named_modules():
         if hasattr(layer, "lora_A"):
             weight = layer.get_base_layer().weight
             exact = _sum(layer, name)
-            whole[f"{place}.base_layer.weight"] = rounded = exact.to(dtype or weight.dtype)
+            weights[f"{module}.base_layer.weight"] = rounded = exact.to(dtype or weight.dtype)
             lost += float((rounded.float() - exact).square().sum())
             learned += float((exact - weight.float()).square().sum())
-    rest = {key: value for key, value in network.state_dict().items() if key not in whole and ".lora_" not in key}
-    whole |= {key: value.clone() for key, value in in_precision(rest, dtype).items()}
-    named = {key.replace(".base_layer.", "."): value for key, value in whole.items()}
+    rest = {key: value for key, value in network.state_dict().items() if key not in weights and ".lora_" not in key}
+    weights |= {key: value.clone() for key, value in in_precision(rest, dtype).items()}
+    named = {key.replace(".base_layer.", "."): value for key, value in weights.items()}
     return named, (lost / learned) ** 0.5 if learned else 0.0
 
 
 def in_precision(weights: dict[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """Weights whose floating-point numbers have a precision; None leaves each in its own."""
+    """Weights with floating-point tensors converted to a dtype; None keeps each tensor's own."""
     return {key: value.detach().to(dtype if value.is_floating_point() else None) for key, value in weights.items()}
 
 
 def _sum(layer: Any, name: str) -> Tensor:
-    """A weight in float32, with its adapter in it."""
-    weight, delta = layer.get_base_layer().weight.detach(), layer.get_delta_weight(name).detach()
+    """A weight in float32 with its adapter merged."""
+    weight: Tensor = layer.get_base_layer().weight.detach()
+    delta: Tensor = layer.get_delta_weight(name).detach()
     return weight.float() + delta

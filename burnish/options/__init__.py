@@ -1,4 +1,4 @@
-"""The sections of a run's configuration, apart from the algorithm and the rewards, which bring their own options."""
+"""Sections of a run's configuration; algorithms and rewards define their own options."""
 
 from burnish.options.flow import (
     DataOptions,
@@ -12,6 +12,7 @@ from burnish.options.flow import (
 )
 from burnish.options.language import (
     CriticOptions,
+    LanguageDataOptions,
     LanguageLoraOptions,
     LanguageModelOptions,
     LanguageRolloutOptions,
@@ -60,6 +61,7 @@ __all__ = [
     "Finite",
     "Fraction",
     "Guidance",
+    "LanguageDataOptions",
     "LanguageLoraOptions",
     "LanguageModelOptions",
     "LanguageRolloutOptions",

@@ -1,4 +1,4 @@
-"""Sections of a run that trains a model that draws."""
+"""Configuration sections of generators (task flow)."""
 
 from __future__ import annotations
 
@@ -21,150 +21,150 @@ from burnish.registry import options
 
 @options
 class LoraOptions:
-    """Low-rank adapters. The reference is the model with them switched off."""
+    """LoRA adapters. The reference policy is the model with the adapters disabled."""
 
     rank: Annotated[int, Field(ge=1, le=2**16)] = 32
-    """Rank of each adapter."""
+    """LoRA rank."""
     alpha: Positive | None = None
-    """Scale of the adapters is alpha / rank; null means alpha = 2 x rank, as in Flow-GRPO."""
+    """LoRA alpha: adapters are scaled by alpha / rank; null is 2 x rank, as in Flow-GRPO."""
     targets: list[str] | None = None
-    """Endings of the names of the linear layers that get an adapter, one that matches nothing is an error; null takes
-    those that the field adapts in the model's family."""
+    """Suffixes of the names of linear layers that get an adapter; one that matches nothing is an error. null uses the
+    usual target modules of the model's family."""
 
 
 @options
 class ModelOptions:
-    """Which network is trained, and how much of it."""
+    """Which model is trained, and which of its weights."""
 
     path: str
     """Directory in diffusers layout, or burnish:NAME for one that ships with Burnish (burnish:quickstart/model)."""
     family: str = "auto"
-    """Model family by name; auto reads it from model_index.json."""
+    """Name of the model family; auto reads it from model_index.json."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the network's forward; latents, log-probs and losses are always float32."""
+    """Precision of the forward pass; latents, log-probs and losses are always float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the network runs; auto takes a GPU if there is one."""
+    """Device of the model; auto uses a GPU if there is one."""
     lora: LoraOptions | None = None
     """Train low-rank adapters with these options; null trains all weights of the transformer."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
+    """Recompute activations in the backward pass: less memory, about one third slower."""
 
 
 @options
 class DataOptions:
-    """Prompts to learn on and prompts to judge by."""
+    """Training and validation prompts."""
 
     train_files: str
-    """Prompts, one a line: .txt, or .jsonl with prompt, and optionally negative_prompt, answer, data_source. sft reads
-    pictures instead, and diffusion_dpo without sampling pairs: .jsonl with image, or chosen and rejected, beside the
-    prompt; a folder of pictures with .txt captions; or .safetensors with latents and embedded prompts."""
+    """Prompts, one per line: .txt, or .jsonl with prompt and optionally negative_prompt, answer, data_source. sft reads
+    images instead, and offline diffusion_dpo image pairs: .jsonl with prompt and image, or chosen and rejected; a
+    folder of images with .txt captions; or .safetensors with latents and prompt embeddings."""
     val_files: str | None = None
-    """Prompts for validation; null validates on the training prompts and says so."""
+    """Validation prompts; null validates on the training prompts, with a warning."""
     train_batch_size: Count = 8
-    """Prompts per policy update; or pictures, or pairs."""
+    """Prompts (or images, or pairs) per policy update."""
     shuffle: bool = True
-    """Draw a new order every epoch; false keeps the order of the file."""
+    """Shuffle every epoch; false keeps the order of the file."""
     fit: Literal["exact", "centre_crop"] = "exact"
-    """Pictures of another size than the run draws: refused, or scaled and cut around their centre."""
+    """Images whose size differs from the run's resolution: exact refuses them, centre_crop scales and crops them."""
     decode_check: bool = True
-    """Decode every picture once before the run begins, in parallel, and name the records of broken ones; false
-    reads only headers, and a broken one ends the run when its turn comes."""
+    """Decode every image once before training starts, in parallel, and list the records of broken ones; false only
+    reads headers, so that a broken image stops the run when it is reached."""
 
 
 @options
 class SupervisedOptions:
-    """Pictures of the user that every optimizer step also learns to imitate, whatever the algorithm."""
+    """Auxiliary supervised loss: every optimizer step also trains on these images, whatever the algorithm."""
 
     train_files: str
-    """Pictures with their prompts: .jsonl with prompt and image, a folder with .txt captions, or .safetensors."""
+    """Images with prompts: .jsonl with prompt and image, a folder with .txt captions, or .safetensors."""
     coef: Positive = 0.1
-    """Weight of their flow-matching loss."""
+    """Weight of the flow-matching loss on them."""
     batch_size: Count = 8
-    """Pictures per optimizer step, each at one noise level from the middle (logit-normal)."""
+    """Images per optimizer step, each at one noise level (logit-normal)."""
     time_shift: Positive = 1.0
-    """Shift of those levels towards noise."""
+    """Shift of these noise levels towards more noise."""
     fit: Literal["exact", "centre_crop"] = "exact"
-    """Pictures of another size than the run draws: refused, or scaled and cut around their centre."""
+    """Images whose size differs from the run's resolution: exact refuses them, centre_crop scales and crops them."""
 
 
 @options
 class CandidateOptions:
-    """The best and the worst few of a larger group."""
+    """Sample a larger group, and train on its best and worst samples."""
 
     n: Annotated[int, Field(ge=3, le=10**6)]
-    """Candidates per prompt; rollout.n of them are kept, half of those the best and half the worst."""
+    """Candidates per prompt, of which the best and the worst rollout.n / 2 are trained on."""
     num_inference_steps: DenoisingSteps | None = None
-    """Denoising steps of candidates, without noise between them; the kept ones are drawn again from their own seeds in
-    the run's steps, and judged again. null draws candidates as they are learned from, and nothing twice."""
+    """Denoising steps of candidates, sampled as an ODE; those selected are sampled and scored again with the run's
+    own steps and the same seeds. null samples candidates once, with the run's own steps."""
 
 
 @options
 class FilterOptions:
-    """What is done about prompts that nothing can be learned from (DAPO's dynamic sampling)."""
+    """Dynamic sampling (DAPO): drop prompts whose group has no reward signal."""
 
     max_num_gen_batches: Annotated[int, Field(ge=1, le=10_000)] = 1
-    """Batches that are sampled at most until data.train_batch_size prompts are left; 1 replaces none. An update for
-    which nothing is left is skipped."""
+    """Most batches sampled until data.train_batch_size prompts remain; 1 replaces none. An update with no prompts
+    left is skipped."""
 
 
 @options
 class RolloutOptions:
-    """How pictures are sampled."""
+    """How images are sampled."""
 
     n: Count = 8
-    """Samples per prompt; algorithms that compare samples need at least 2."""
+    """Samples per prompt (group size); algorithms that compare samples need at least 2."""
     candidates: CandidateOptions | None = None
-    """Sample more, and learn from the best and the worst rollout.n of each prompt alone; null samples just those."""
+    """Sample more, and train on the best and worst rollout.n of each prompt; null trains on all samples."""
     filter_groups: FilterOptions | None = None
-    """Leave out prompts whose samples all got the same reward, and draw others in their place; null keeps them."""
+    """Drop prompts whose samples all have the same reward, and sample others instead; null keeps them."""
     num_inference_steps: DenoisingSteps = 10
     """Denoising steps."""
     guidance_scale: Guidance = 1.0
-    """Classifier-free guidance in rollout and training; 1 is none and costs half."""
+    """Classifier-free guidance scale in rollout and training; 1 disables it and halves the cost."""
     guidance_rescale: bool = False
-    """Give the guided velocity the norm of the conditional one, per position (true CFG of Qwen-Image)."""
+    """Rescale the guided velocity to the norm of the conditional one, per position (true CFG of Qwen-Image)."""
     embedded_guidance: Annotated[float, Field(ge=0, le=1000)] | None = None
-    """Guidance scale given to a network that has it as an input (FLUX.1-dev), in rollout and training; null takes the
-    pipeline's default, 3.5."""
+    """Guidance scale of guidance-distilled models, which take it as an input (FLUX.1-dev), in rollout and training;
+    null uses the pipeline's default, 3.5."""
     height: Pixels | None = None
-    """Height of a picture in pixels; null takes the model's own size."""
+    """Image height in pixels; null uses the model's default."""
     width: Pixels | None = None
-    """Width of a picture in pixels; null takes the model's own size."""
+    """Image width in pixels; null uses the model's default."""
     schedule: Literal["diffusers", "shift_once"] = "diffusers"
-    """Noise levels: as the model's own pipeline in diffusers places them, or linear and shifted once (Flow-Factory,
-    DanceGRPO)."""
+    """Noise schedule: diffusers uses that of the model's pipeline, shift_once is linear and shifted once
+    (Flow-Factory, DanceGRPO)."""
     shift: Positive | None = None
-    """Shift of the schedule towards noise; null takes the value in the model's scheduler configuration."""
+    """Timestep shift of the schedule; null uses the model's scheduler configuration."""
     max_sequence_length: Whole | None = None
-    """Prompt tokens of the T5 encoder; null takes the pipeline's default. Fewer are faster; longer prompts are
+    """Prompt tokens of the T5 encoder; null uses the pipeline's default. Fewer are faster; longer prompts are
     refused."""
     batch_size: Count = 96
-    """Pictures that are denoised in one forward; changes no picture, only speed and memory. On a CPU 4 to 8 thousand
-    tokens (pictures x image and text tokens) are fastest."""
+    """Images per forward pass in sampling; changes no image, only speed and memory. On a CPU 4 to 8 thousand tokens
+    (images x image and text tokens) are fastest."""
     merge_lora: Literal["auto"] | bool = "auto"
-    """Fold the adapters into the weights while sampling: a third faster, and in float32 the same pictures to 1e-6.
-    In bfloat16 that rounds the adapters, so that another policy samples than the one that learns; auto folds where
-    the weights rest in float32."""
+    """Merge the adapters into the weights for sampling: a third faster, and in float32 the same images to 1e-6. In
+    bfloat16 merging rounds the adapters, so that the sampling policy differs from the trained one; auto merges only
+    weights that are stored in float32."""
 
 
 @options
 class TrainerOptions(StepOptions):
-    """How a batch becomes optimizer steps."""
+    """Optimizer steps of an update."""
 
     micro_batch_size: Count = 96
-    """Network rows (a sample at one denoising step) per forward; changes no gradient, only speed and memory. On a CPU
-    4 to 8 thousand tokens (rows x image and text tokens) are fastest."""
+    """Rows (a sample at one denoising step) per forward pass; changes no gradient, only speed and memory. On a CPU 4 to
+    8 thousand tokens (rows x image and text tokens) are fastest."""
 
 
 @options
 class ValidationOptions:
-    """Judging on held-out prompts, always with the same noise."""
+    """Validation on held-out prompts, always with the same noise."""
 
     every: Whole = 10
-    """Policy updates between validations; 0 validates only before and after."""
+    """Policy updates between validations; 0 validates only before and after training."""
     n: Count = 4
-    """Pictures per prompt."""
+    """Images per prompt."""
     max_prompts: Count | None = None
-    """Use only the first so many prompts; null uses all."""
+    """Use only the first N prompts; null uses all."""
     reference_guidance: SomeGuidance | None = None
-    """Also judge the untrained model at this guidance scale, as a line to compare with; null does not."""
+    """Also evaluate the untrained model at this guidance scale, as a baseline; null does not."""

@@ -1,4 +1,4 @@
-"""Options of sampling that runs ahead of learning."""
+"""Options of asynchronous training."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from burnish.registry import options
 
 @options
 class PipelineOptions:
-    """How far sampling runs ahead of learning."""
+    """How far sampling runs ahead of training."""
 
     depth: Annotated[int, Field(ge=0, le=1000)] = 0
-    """Batches that may be sampled ahead while another one is learned: 0 samples and learns in turn, 1 is
-    one-step-off-policy, more is fully asynchronous. More than 0 needs runtime=ray."""
+    """Batches that may be sampled ahead of the one that is trained on: 0 is synchronous, 1 is one-step-off-policy, more
+    is fully asynchronous. More than 0 needs runtime=ray."""
     max_staleness: Whole | None = None
-    """Policy updates at most between the weights that sampled and those that learn; what would become older is not
-    started. null takes depth."""
+    """Most policy updates between the weights that sampled a batch and those that train on it; a batch that would
+    become older is not started. null uses depth."""
     drop: bool = False
-    """Throw away, and count, batches of a checkpoint that would be older than max_staleness when their turn comes, as
-    it may be where that was lowered; false learns from them all the same."""
+    """After resuming with a lower max_staleness, drop (and count) the checkpoint's batches that would be older; false
+    trains on them anyway."""
     timeout: Seconds = 3600.0
-    """Seconds to wait for samples, or for weights to be published, before the run stops with an error."""
+    """Seconds to wait for samples or for a weight sync before the run stops with an error."""
 
     @property
     def lag(self) -> int:
-        """Policy updates between the weights that sample and those that learn, once the run is under way."""
+        """Policy updates between sampling and training weights in the steady state."""
         return self.depth if self.max_staleness is None else min(self.depth, self.max_staleness)

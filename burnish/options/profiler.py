@@ -1,4 +1,4 @@
-"""Options of looking closely at where time and memory go."""
+"""Options of the profiler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Role = Literal["trainer", "rollout", "reward", "controller"]
 Words = dict[str, str | bool | int | float]
 
 DEFAULT: tuple[Role, ...] = ("trainer", "rollout")
-READ = {  # by which tool
+READ = {  # option: the tool that reads it
     "record_shapes": "torch",
     "with_stack": "torch",
     "profile_memory": "torch",
@@ -25,27 +25,27 @@ READ = {  # by which tool
 
 @options
 class ProfilerOptions:
-    """What is recorded in every detail, in which policy updates."""
+    """Which policy updates are profiled, and how."""
 
     steps: Annotated[list[Count], Field(min_length=1)]
-    """Policy updates that are recorded, counted from 1."""
+    """Policy updates to profile, counted from 1."""
     tool: Literal["torch", "memory", "nsys"] = "torch"
-    """torch: a trace of every operation, to be opened in a browser; memory: what is allocated on the GPU, and by
-    whom; nsys: what Nsight Systems is told to capture. memory and nsys need a GPU."""
+    """torch: PyTorch profiler trace; memory: CUDA memory snapshot; nsys: ranges for Nsight Systems. memory and nsys
+    need a GPU."""
     roles: list[Role] = Field(default_factory=lambda: list(DEFAULT))
-    """Which processes of runtime=ray are recorded; in one process everything is."""
+    """Processes to profile with runtime=ray; a local run profiles its single process."""
     ranks: list[Whole] | None = None
-    """Which processes of each role, counted from 0; null is all of them."""
+    """Ranks of each role to profile, counted from 0; null is all."""
     record_shapes: bool = False
-    """torch: also the shapes of what operations get."""
+    """torch: also record the shapes of inputs."""
     with_stack: bool = False
-    """torch: also the lines of Python that operations come from; traces become large."""
+    """torch: also record Python stacks; traces become large."""
     profile_memory: bool = False
-    """torch: also what operations allocate and free."""
+    """torch: also record allocations."""
     max_entries: Count = 100_000
-    """memory: events that are kept, the newest."""
+    """memory: newest events that are kept."""
     controller: Words = Field(default_factory=dict)
-    """nsys: options of the process that was started by the user, by the long names of nsys profile, as in
+    """nsys: options of the process that the user starts, by their long names in nsys profile, as in
     {trace: "cuda,nvtx,osrt"}."""
     worker: Words = Field(default_factory=dict)
     """nsys: the same for the workers of runtime=ray."""
@@ -58,7 +58,7 @@ class ProfilerOptions:
                 raise ValueError(f"{name} is never read when tool is {self.tool}; leave it out")
         for name in ("controller", "worker"):
             if "capture-range" in getattr(self, name):
-                raise ValueError(f"{name} has capture-range, but what is captured is said by steps; leave it out")
+                raise ValueError(f"{name} has capture-range, which profiler.steps decides; leave it out")
         if self.tool == "memory" and "controller" in self.roles:
-            raise ValueError("roles has controller, which holds nothing on a GPU that tool=memory could show")
+            raise ValueError("roles has controller, which uses no GPU memory to profile with tool=memory; leave it out")
         return self

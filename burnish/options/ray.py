@@ -1,4 +1,4 @@
-"""Options of a run beyond one process: who works where, and the cluster that they work on."""
+"""Options of runtime=ray: resource pools and the cluster."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ STARTED = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
 
 @options
 class PoolOptions:
-    """Processes that do one kind of work, and what each of them takes of its machine."""
+    """A resource pool: its processes, and the CPUs and GPUs of each."""
 
     nodes: Annotated[int, Field(ge=1, le=100_000)] = 1
-    """Machines, all different, that the processes are on."""
+    """Machines of the pool."""
     processes: Threads = 1
-    """Processes on each machine."""
+    """Processes per machine."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """What they compute on; auto takes GPUs where the cluster has any."""
+    """Device of the pool; auto uses GPUs if the cluster has any."""
     cpus: Positive = 1.0
-    """CPUs of each process, as Ray counts them; parts of one are allowed."""
+    """CPUs per process, as Ray counts them; fractions are allowed."""
     gpus: NonNegative | None = None
-    """GPUs of each process: a whole number, or a part of one that is shared; null is 1 on cuda and 0 on cpu."""
+    """GPUs per process: an integer, or a fraction of a shared one; null is 1 on cuda and 0 on cpu."""
 
     @model_validator(mode="after")
     def _device_and_gpus_agree(self) -> Self:
@@ -40,63 +40,63 @@ class PoolOptions:
 
     @property
     def size(self) -> int:
-        """Processes on all machines together."""
+        """Number of processes of the pool."""
         return self.nodes * self.processes
 
 
 @options
 class PoolsOptions:
-    """Who works where, with runtime=ray."""
+    """Resource pools of runtime=ray."""
 
     train: PoolOptions = Field(default_factory=PoolOptions)
-    """Ranks that train as one."""
+    """Trainer ranks."""
     rollout: PoolOptions | None = None
-    """Workers that sample; null lets the ranks that train sample too, in turns."""
+    """Rollout workers; null samples on the trainer ranks (colocated)."""
     reward: PoolOptions | None = None
-    """Workers that score; null scores where samples are made."""
+    """Reward workers; null scores in the processes that sample."""
 
     def by_name(self) -> dict[str, PoolOptions]:
-        """The pools that there are."""
+        """The pools of this run."""
         every = {"train": self.train, "rollout": self.rollout, "reward": self.reward}
         return {name: pool for name, pool in every.items() if pool is not None}
 
 
 @options
 class WeightSyncOptions:
-    """How trained weights get to a rollout pool of its own."""
+    """Weight sync from the trainer to a separate rollout pool."""
 
     carrier: Literal["auto", "store", "broadcast"] = "auto"
-    """store: through Ray's object store; broadcast: through a process group of trainer and rollout workers, NCCL on
-    GPUs and gloo on CPUs; auto: the store for what fits into two buckets, such as adapters, and broadcast for more."""
+    """store: Ray's object store; broadcast: a process group of trainer and rollout workers, NCCL on GPUs and gloo on
+    CPUs; auto: the store for at most two buckets, such as adapters, and broadcast for more."""
     bucket_mb: Positive = 64.0
-    """MiB of weights that travel at a time."""
+    """Bucket size in MiB."""
     timeout: Seconds = 600.0
-    """Seconds that one publication may take."""
+    """Timeout of a weight sync in seconds."""
 
 
 @options
 class RayOptions:
-    """The Ray cluster that a run works on, with runtime=ray."""
+    """Ray cluster of runtime=ray."""
 
     address: str | None = None
-    """HOST:PORT of a running cluster, or local for one that the run starts, on this machine alone, and stops; null
-    takes the environment's RAY_ADDRESS if that is set, and local otherwise."""
+    """HOST:PORT of a running cluster, or local for one that the run starts on this machine and stops; null uses
+    RAY_ADDRESS if it is set, and local otherwise."""
     init: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of ray.init, by name."""
     runtime_env: dict[str, Any] = Field(default_factory=dict)
-    """Ray's runtime environment of every worker: env_vars, working_dir, pip and so on."""
+    """Ray runtime environment of the workers: env_vars, working_dir, pip and so on."""
     timeline: str | None = None
-    """File that gets Ray's timeline of the run at its end, for chrome://tracing or Perfetto; null writes none."""
+    """File for Ray's timeline, written when the run ends, for chrome://tracing or Perfetto; null writes none."""
     placement_timeout: Seconds = 300.0
-    """Seconds that a running cluster gets to have room for the pools: at the start, and after it lost a machine."""
+    """Seconds to wait until the cluster has free resources for the pools: at the start, and after a machine is lost."""
     start_timeout: Seconds = 900.0
-    """Seconds that workers may take to start and to load what they need."""
+    """Seconds that workers may take to start and load."""
     call_timeout: Seconds = 3600.0
-    """Seconds that anything asked of a worker may take."""
+    """Timeout of a call to a worker in seconds."""
     max_restarts: Whole = 3
-    """How often workers of a pool that died are replaced in a run before it stops."""
+    """Restarts of a pool's dead workers per run before it stops."""
     publication: WeightSyncOptions = Field(default_factory=WeightSyncOptions)
-    """How trained weights get to a rollout pool of its own."""
+    """Weight sync from the trainer to a separate rollout pool."""
 
     @model_validator(mode="after")
     def _arguments_are_free(self) -> Self:
@@ -107,12 +107,10 @@ class RayOptions:
         if self.address is not None and self.address != "local":
             if self.address.startswith("ray://"):
                 raise ValueError(
-                    f"address is {self.address}, which is Ray Client; start the run on a machine of the cluster, "
-                    "or with `ray job submit`, and give HOST:PORT"
+                    f"address is {self.address}, a Ray Client address; start the run on a machine of the cluster or "
+                    "with `ray job submit`, and give HOST:PORT"
                 )
             started = [name for name in self.init if name in STARTED]
             if started:
-                raise ValueError(
-                    f"init.{started[0]} is given, but a running cluster ({self.address}) has its own; leave it out"
-                )
+                raise ValueError(f"init.{started[0]} has no effect on a running cluster ({self.address}); leave it out")
         return self

@@ -1,4 +1,4 @@
-"""How networks lie on the ranks of a trainer."""
+"""Options of FSDP sharding."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from burnish.registry import options
 
 @options
 class ShardingOptions:
-    """How the networks of a trainer of several ranks are shared out among them (FSDP2). A single rank holds them whole.
+    """FSDP2 sharding over the trainer's ranks; a single rank is not sharded.
 
-    Trained weights, gradients and the optimizer are float32, whatever the network computes in."""
+    Trained weights, gradients and optimizer states are float32, whatever the precision of the forward pass."""
 
     gather: Literal["exact", "compute"] = "exact"
-    """How weights travel to the ranks that compute with them: exact, as they are held, which gives the numbers of a
-    single rank; or rounded to model.dtype beforehand, which halves the traffic with bfloat16."""
+    """Precision of the weight all-gather: exact keeps the stored precision, with the numbers of a single rank; compute
+    casts to model.dtype first, which halves the traffic with bfloat16."""
     reshard_after_forward: bool = True
-    """Give gathered weights up after each forward, and gather them again for the backward pass: less memory, half as
-    much traffic again."""
+    """Free gathered weights after each forward pass, and gather them again for the backward pass: less memory, 1.5
+    times the traffic."""
     offload: bool = False
-    """Keep weights, gradients and the optimizer in the memory of the CPU, and bring a block's weights to the GPU while
-    it runs."""
+    """Keep weights, gradients and optimizer states in CPU memory, and copy a block's weights to the GPU while it
+    runs."""
     shard_size: Count | None = None
-    """Ranks that share one copy of the weights, as those of a machine may; other ranks hold further copies. null
-    shares one copy among all."""
+    """Ranks per shard group, such as the GPUs of a machine; the weights are replicated across groups (HSDP). null
+    shards over all ranks."""

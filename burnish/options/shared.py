@@ -1,4 +1,4 @@
-"""Sections of a configuration that every task has, and the kinds of numbers that options are."""
+"""Sections that both tasks share, and types of numeric options with their ranges."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from burnish.registry import options
 
-MOST = 10**9  # of anything that is counted
-LARGEST = 1e12  # of anything that is measured: products of a few such numbers are finite in float32
-SMALLEST = 1e-30  # above zero: in float32 anything smaller is zero as soon as it is multiplied
-LONGEST = 2e6  # seconds, 23 days: waits are counted in milliseconds, with 32 bits
-COLDEST = 1e-3  # temperature: logits that are divided by less overflow
+MOST = 10**9  # upper bound of counts
+LARGEST = 1e12  # upper bound of floats: products of a few such numbers are finite in float32
+SMALLEST = 1e-30  # smallest non-zero float: products of smaller ones underflow in float32
+LONGEST = 2e6  # seconds, 23 days: timeouts are 32-bit milliseconds
+COLDEST = 1e-3  # lowest temperature: logits divided by less overflow
 
 
 def _not_vanishing(value: float) -> float:
     if 0 < abs(value) < SMALLEST:
         raise ValueError(
-            f"{value:g} is too small: in float32 it is zero; it must be >= {SMALLEST:g}, or 0 if it may be"
+            f"{value:g} is too small: it underflows in float32; it must be >= {SMALLEST:g}, or 0 where 0 is allowed"
         )
     return value
 
@@ -53,10 +53,10 @@ BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 
 def unix_seconds(moment: float | str) -> float:
-    """Seconds since 1970 of a moment that is given as such, or in ISO 8601.
+    """Seconds since 1970 of a time given as such or in ISO 8601.
 
     Raises:
-        ValueError: it is neither, or leaves open which time zone it means.
+        ValueError: it is neither, or its time zone is missing.
     """
     try:
         seconds = float(moment)
@@ -69,38 +69,38 @@ def unix_seconds(moment: float | str) -> float:
             raise ValueError("its time zone is missing: add Z for UTC, or an offset such as +01:00") from None
         seconds = given.timestamp()
     if not math.isfinite(seconds):
-        raise ValueError("it must be a moment that comes")
+        raise ValueError("it must be a finite time")
     return seconds
 
 
 @options
 class OptimizerOptions:
-    """AdamW and its learning rate."""
+    """AdamW and its learning rate schedule."""
 
     lr: LearningRate = 3e-4
     """Peak learning rate."""
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
-    """Decay of the running mean and of the running square of the gradient."""
+    """Decay rates of the first and second moment."""
     eps: Positive = 1e-8
-    """Added to the root of the running square."""
+    """Added to the denominator."""
     weight_decay: NonNegative = 0.0
     """Decoupled weight decay."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning rate after the warm-up: constant, or falling to zero at the last update."""
+    """Learning rate after the warm-up: constant, or a decay to zero at the last update."""
     schedule_updates: Count | None = None
-    """linear, cosine: policy updates after which the learning rate is zero; null takes steps. A run whose learning rate
-    falls is made longer by giving steps and this: it goes on with the learning rate of a run of that length."""
+    """linear, cosine: policy updates after which the learning rate is zero; null uses steps. To extend a run with a
+    decaying learning rate, set steps and this; it continues with the learning rate of a run of that length."""
     warmup_steps: Whole = 0
-    """Optimizer steps in which the learning rate rises linearly from zero."""
+    """Optimizer steps of linear warm-up."""
     max_grad_norm: Positive | None = 1.0
-    """Longer gradients are scaled down to this norm; null never clips."""
+    """Clip the gradient norm to this; null never clips."""
 
     @model_validator(mode="after")
     def _steps_make_sense(self) -> Self:
         if self.lr * self.weight_decay >= 1:
             raise ValueError(
-                f"lr x weight_decay is {self.lr * self.weight_decay:g}: every step takes that share off the weights, "
-                "so it must be below 1; lower weight_decay"
+                f"lr x weight_decay is {self.lr * self.weight_decay:g}; it must be below 1, since every step shrinks "
+                "the weights by that fraction; lower weight_decay"
             )
         if self.schedule == "constant" and self.schedule_updates is not None:
             raise ValueError("schedule_updates is never read when schedule is constant; leave it out")
@@ -109,26 +109,26 @@ class OptimizerOptions:
 
 @options
 class StepOptions:
-    """How a batch becomes optimizer steps, whatever its samples are."""
+    """Optimizer steps of an update, for both tasks."""
 
     mini_batch_size: Count | None = None
-    """Samples per optimizer step; null takes all samples of the update (one step, strictly on-policy)."""
+    """Samples per optimizer step; null uses all samples of the update (one step, strictly on-policy)."""
     epochs: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Passes over the samples of one update."""
     max_skipped_updates: Whole = 3
-    """Optimizer steps in a row that a non-finite loss or gradient may skip before the run stops."""
+    """Consecutive optimizer steps with a non-finite loss or gradient that are skipped before the run stops."""
     max_empty_updates: Whole = 3
-    """Policy updates in a row that may learn nothing because rewards are missing, before the run stops; ten times as
-    many where all rewards are there but leave nothing to learn."""
+    """Consecutive policy updates without training signal because rewards are missing, before the run stops; ten times
+    as many where all rewards are present but equal."""
     expires_at: float | str | None = None
-    """When the machine is taken away, if that is announced: ISO 8601 with a time zone, 2026-01-31T18:00:00+01:00, or
-    Unix seconds. The run saves and stops while there is time. null asks the variables that clouds announce it in."""
+    """Time at which this (spot) machine will be reclaimed: ISO 8601 with a time zone, 2026-01-31T18:00:00+01:00, or
+    Unix seconds. The run saves and stops before. null reads the environment variables that clouds set."""
     expiry_margin: NonNegative = 0.0
-    """Seconds that the run means to be gone before expires_at, beside those that it takes to save."""
+    """Seconds before expires_at at which the run has stopped, in addition to the time of a checkpoint."""
 
     @field_validator("expires_at")
     @classmethod
-    def _expires_at_a_moment(cls, value: float | str | None) -> float | str | None:
+    def _expires_at_a_time(cls, value: float | str | None) -> float | str | None:
         if value is not None:
             unix_seconds(value)
         return value
@@ -136,14 +136,14 @@ class StepOptions:
 
 @options
 class EmaOptions:
-    """A running average of the trained weights, for validation and export."""
+    """Exponential moving average (EMA) of the trained weights, for validation and export."""
 
     decay: BelowOne = 0.9
-    """Weight of the past per optimizer step, once the average has grown up."""
+    """EMA decay per optimizer step after warm-up."""
     kind: Literal["power", "constant", "linear", "piecewise_linear", "cosine", "warmup_cosine"] = "power"
-    """How it gets there by optimizer step n: power: (1 + n) / (warm_up + n), as in flow_grpo; constant: at once;
-    linear: from initial in warm_up steps; cosine: from initial along half a cosine in steps; warmup_cosine: to initial
-    in warm_up steps, then along half a cosine until steps; piecewise_linear: 0 for flat steps, then by ramp a step."""
+    """Decay at optimizer step n: power: (1 + n) / (warm_up + n), as in flow_grpo; constant: decay at once; linear: from
+    initial over warm_up steps; cosine: from initial along half a cosine over steps; warmup_cosine: up to initial over
+    warm_up steps, then half a cosine until steps; piecewise_linear: 0 for flat steps, then up by ramp per step."""
     initial: BelowOne = 0.0
     """linear, cosine, warmup_cosine: see kind."""
     warm_up: Count = 10
@@ -156,7 +156,7 @@ class EmaOptions:
     """piecewise_linear: see kind."""
 
     @model_validator(mode="after")
-    def _growth_is_read(self) -> Self:
+    def _options_are_read(self) -> Self:
         read = {
             "power": {"warm_up"},
             "constant": set(),
@@ -175,29 +175,29 @@ class EmaOptions:
 
 @options
 class CheckpointOptions:
-    """What a killed run can go on from."""
+    """Checkpoints, from which a killed run resumes."""
 
     every: Count = 10
-    """Policy updates between checkpoints; one is always written at the end and when a signal asks to stop."""
+    """Policy updates between checkpoints; one is always written at the end and when a signal stops the run."""
     keep_last: Count = 2
-    """Newest checkpoints that are kept."""
+    """Newest N checkpoints are kept."""
     keep_best: bool = True
-    """Also keep the one with the best validation reward."""
+    """Also keep the checkpoint with the best validation reward."""
     asynchronous: bool = False
-    """Write while training goes on, from a copy of the state in the memory of the CPU; a checkpoint still becomes
-    visible when it is whole. What goes wrong is told at the next one, or at the end of the run."""
+    """Write in the background from a copy in CPU memory; a checkpoint still appears only when it is complete. An error
+    is raised at the next checkpoint, or at the end of the run."""
 
 
 @options
 class ScoringOptions:
-    """Where rewards are computed."""
+    """How rewards are computed."""
 
     processes: Annotated[int, Field(ge=0, le=1024)] = 1
-    """Processes of their own that score pictures while others are sampled; 0 scores in the run's own process."""
+    """Processes that score while others sample; 0 scores in the process that samples."""
     timeout: Seconds = 300.0
-    """Seconds that one reward may take for one batch of pictures; what takes longer counts as missing."""
+    """Seconds that a reward may take per batch; after that the batch's rewards are missing."""
     probe: bool = True
-    """Have every reward judge made-up samples of the first prompts before the run begins, and refuse one that fails."""
+    """Score synthetic samples of the first prompts before training starts, and refuse a reward that fails."""
 
 
 def clip_range(name: str, low: float | None, high: float | None) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Options of vLLM as an engine; free of torch, because a command line is checked with them."""
+"""Options of the vLLM engine; imports no torch, since the command line is checked with them."""
 
 from __future__ import annotations
 
@@ -30,48 +30,48 @@ FIXED = (
 
 @options
 class VllmOptions:
-    """vLLM, which samples in a process and an environment of its own."""
+    """vLLM as the rollout engine, in its own process and environment."""
 
     python: str
-    """Python of the environment that vLLM is installed in (docs/vllm.md): vllm-env/bin/python."""
+    """Python executable of the environment with vLLM (docs/vllm.md): vllm-env/bin/python."""
     memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.4
-    """Part of a GPU's memory that vLLM may take, weights included; the trainer needs the rest where both share it."""
+    """Fraction of a GPU's memory that vLLM may use, weights included; a colocated trainer needs the rest."""
     kv_cache_gb: Positive | None = None
-    """GiB for keys and values; null takes what memory_fraction leaves."""
+    """Size of the KV cache in GiB; null uses what memory_fraction leaves."""
     max_model_len: Count | None = None
-    """Tokens of the longest prompt and response together; null takes the model's own limit. Less saves memory."""
+    """Most tokens of prompt and response together; null uses the model's limit. Less saves memory."""
     sleep: bool = False
-    """Give the GPU's memory back while the policy learns, for a trainer on the same GPU: weights wait in the CPU's
-    memory until the next ones are published. On GPUs only."""
+    """Free the GPU's memory during training, for a colocated trainer: weights are kept in CPU memory until the next
+    weight sync. On GPUs only."""
     tensor_parallel: Count = 1
-    """GPUs that share each layer."""
+    """Tensor parallel size."""
     devices: str | None = None
-    """GPUs that vLLM sees, as CUDA_VISIBLE_DEVICES names them; null shows it those that the trainer sees."""
+    """CUDA_VISIBLE_DEVICES of vLLM; null uses the trainer's."""
     enforce_eager: bool = False
-    """Run without CUDA graphs and compilation: starts at once, samples slower."""
+    """Run without CUDA graphs and compilation: starts faster, samples slower."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of vLLM's EngineArgs, by their names there."""
+    """Further arguments of vLLM's EngineArgs, by name."""
     tolerance: Positive | None = None
-    """Largest mean difference between vLLM's log-probs and the trainer's after a publication; more stops the run.
+    """Largest mean difference between vLLM's and the trainer's log-probs after a weight sync; more stops the run.
     null is 1e-3 in float32 and 0.1 in bfloat16."""
     restarts: Whole = 2
-    """Times that a vLLM that died or hung is started again for a job, whose responses come out the same."""
+    """Restarts of a dead or hung vLLM per job, whose responses are the same afterwards."""
     start_timeout: Seconds = 1200.0
-    """Seconds until vLLM must be ready."""
+    """Seconds within which vLLM must be ready."""
     timeout: Seconds = 300.0
-    """Seconds without any sign of life after which vLLM counts as hung; a publication may take as long."""
+    """Seconds without a heartbeat after which vLLM counts as hung; also the timeout of a weight sync."""
 
     def __post_init__(self) -> None:
         for name in self.arguments:
             if name in OURS:
-                raise UserError(f"rollout.vllm.arguments has {name}, which {OURS[name]} decides; set it there")
+                raise UserError(f"rollout.vllm.arguments has {name}; set {OURS[name]} instead")
             if name in FIXED:
-                raise UserError(f"rollout.vllm.arguments has {name}, which Burnish needs as it sets it; leave it out")
+                raise UserError(f"rollout.vllm.arguments has {name}, which Burnish sets itself; leave it out")
 
     def complaints(self, *, fire_temperature: float | None) -> Iterator[str]:
-        """What of the sampling vLLM can't do."""
+        """Sampling options that vLLM does not support."""
         if fire_temperature is not None:
             yield (
                 f"rollout.fire_temperature is {fire_temperature}, but vLLM has one temperature for all tokens; "
-                "sample with Burnish's own engine, or leave it out"
+                "leave it out, or use Burnish's own engine"
             )

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from burnish import __version__
 from burnish.config.run_folder import STEP, RunFolder
+from burnish.config.words import PICTURES
 from burnish.report.curves import Chart, Series
 from burnish.report.gallery import gallery
 from burnish.report.health import health, points_of
 from burnish.report.style import STYLE
 from burnish.report.summary import PLUS_MINUS, REWARD, SPACE, Measure, Summary, next_steps
 from burnish.report.verdict import headline, verdict
-from burnish.report.words import DRAWS
-from burnish.utils.disk import write_whole
+from burnish.utils.disk import write_atomically
 
 WORDS = {
     "gained": ("good", "+ gained"),
@@ -59,7 +59,7 @@ def write_report(folder: RunFolder) -> Path:
         f"<title>{escape(folder.path.resolve().name)} – Burnish</title><style>{STYLE}</style></head>\n"
         f"<body>\n{chr(10).join(part for part in parts if part)}\n</body></html>\n"
     )
-    write_whole(folder.report, page.encode())
+    write_atomically(folder.report, page.encode())
     return folder.report
 
 
@@ -201,7 +201,7 @@ def _time(run: Summary) -> str:
         if value > 0
     )
     speed = [row["perf/throughput"] for row in rows if row.get("perf/throughput")]
-    unit = "pictures" if run.words is DRAWS else "tokens"
+    unit = "pictures" if run.words is PICTURES else "tokens"
     pace = f", {sum(speed) / len(speed):.1f} {unit} per second" if speed else ""
     return f'<p>An update takes {step:.2f} s on average{pace}.</p><table class="parts"><tbody>{lines}</tbody></table>'
 

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from burnish.config.run_folder import STEP, RunFolder, is_row
+from burnish.config.tasks import DEFAULT, TASKS
+from burnish.config.words import PICTURES, Words
 from burnish.report.habits import Habit, lost_habits
 from burnish.report.reading import read_configuration
 from burnish.report.samples import Samples, chance, read_samples, read_scores
-from burnish.report.words import DRAWS, Words, words_of
 from burnish.utils.json_text import parse_json
 
 TITLES = {  # where a paper writes its name in more than capitals
@@ -153,12 +154,12 @@ class Summary:
     @property
     def words(self) -> Words:
         """How to speak of what it trained."""
-        return words_of(self.config.get("task"))
+        return TASKS.get(self.config.get("task", DEFAULT), TASKS[DEFAULT]).words
 
     @property
     def exact(self) -> Measure:
         """The strictest measure of the task."""
-        return EXACT if self.words is DRAWS else STRICT
+        return EXACT if self.words is PICTURES else STRICT
 
     @property
     def updates(self) -> int:
@@ -194,7 +195,7 @@ class Summary:
         """What this run is judged by: reward, reading, monitors, variety."""
         found = [REWARD]
         known = {"ocr_exact": EXACT, "border_darkness": BORDER}
-        if self.words is not DRAWS:
+        if self.words is not PICTURES:
             known = {"exact": STRICT, "format": FORMAT, "exact_given_format": GIVEN}
         rewards = self.config.get("rewards") or {}
         for name in sorted({key.split("/")[-2] for row in self.judged for key in row if _is_component(key)}):
@@ -231,7 +232,7 @@ class Summary:
         what = f"LoRA adapters of rank {lora['rank']}" if lora else f"all weights of {self.words.trained}"
         prompts, samples = config["data"]["train_batch_size"], config["rollout"]["n"]
         words = self.words
-        drawn = sum(row.get(f"perf/total_num_{'images' if words is DRAWS else 'responses'}") or 0 for row in self.rows)
+        drawn = sum(row.get(words.total) or 0 for row in self.rows)
         done = f"{self.updates} policy updates"
         if self.updates < self.planned:
             done = f"{self.updates} of {self.planned} policy updates"
@@ -323,7 +324,7 @@ def next_steps(folder: RunFolder, run: Summary) -> list[tuple[str, str]]:
     path = shlex.quote(str(folder.path))
     steps = [
         ("draw other pictures", f'burnish sample {path} "a prompt"')
-        if run.words is DRAWS
+        if run.words is PICTURES
         else ("ask something else", f'burnish sample {path} "a question" --image FILE'),
         (f"judge with more {run.words.samples}", f"burnish eval {path} validation.n=16"),
         ("take the trained model along", f"burnish export {path} --output my_model"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from burnish.options import Finite
-from burnish.registry import options
+from burnish.registry import Named, options
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,10 +29,9 @@ class Verdict:
 
 
 @options
-class AnyReward(ABC):
+class AnyReward(Named, ABC):
     """Base of all rewards, whatever they judge."""
 
-    name: ClassVar[str]
     extras: ClassVar[tuple[str, ...]] = ()
     judged: ClassVar[str] = "samples"  # what its samples are, for messages
 
@@ -69,9 +68,9 @@ class Reward(AnyReward):
     judged: ClassVar[str] = "pictures"
 
     def unable(self, sample: Any) -> str:
-        from burnish.utils.images import NOT_FINITE, Spoilt
+        from burnish.utils.images import NOT_FINITE, NonFiniteImage
 
-        return NOT_FINITE if isinstance(sample, Spoilt) else ""
+        return NOT_FINITE if isinstance(sample, NonFiniteImage) else ""
 
     @abstractmethod
     def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:

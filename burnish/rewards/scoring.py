@@ -10,62 +10,48 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from burnish.options import ScoringOptions
 from burnish.rewards.base import AnyReward, Verdict
 from burnish.rewards.judging import judge, missing
 from burnish.rewards.mixing import component_names, mix
-from burnish.rewards.process import DiedError, ScoringProcess
+from burnish.rewards.process import ScoringProcess
 from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
+from burnish.utils.supervisor import ChildDied
 
 if TYPE_CHECKING:
     from burnish.types.rollout import Scores
 
 log = logging.getLogger(__name__)
 
-LOOK = 0.5  # seconds between two looks at what one waits for
-WARNINGS = 10  # different reasons of one reward that are told; a thousand would hide the first
+POLL = 0.5  # seconds between checks of what is waited for
+WARNINGS = 10  # different reasons of one reward that are logged; a thousand would hide the first
 
 
-class Judged(Protocol):
-    """Samples that somebody judges elsewhere."""
+class PendingScores(Protocol):
+    """Samples that are judged by a worker of the reward pool; see ``burnish.runtime.calls.Call``."""
 
-    def there(self, seconds: float) -> bool:
-        """Whether ``result`` returns, or raises, at once; waits for it so long."""
-        ...
+    def wait(self, seconds: float) -> bool: ...
 
-    def result(self) -> Scores:
-        """The verdicts, when they are there."""
-        ...
+    def result(self) -> Any: ...
 
 
 class AnyScorer(Protocol):
-    """Who judges samples: processes of this one, or workers elsewhere."""
+    """Who scores samples: a ``Scorer`` here, or the reward pool's workers."""
 
     rewards: dict[str, AnyReward]
 
-    def start(self) -> None:
-        """Be ready, or begin to get ready."""
-        ...
+    def start(self) -> None: ...
 
-    def submit(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> Judged | Future[Scores]:
-        """Start judging samples: pictures, uint8 [H, W, 3] each, or responses."""
-        ...
+    def submit(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> PendingScores | Future[Scores]: ...
 
-    def score(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> Scores:
-        """Judge samples and wait for the result."""
-        ...
+    def score(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> Scores: ...
 
-    def silent(self) -> AbstractContextManager[None]:
-        """Without warnings about what is missing."""
-        ...
+    def silent(self) -> AbstractContextManager[None]: ...
 
-    def close(self) -> None:
-        """End what was started."""
-        ...
+    def close(self) -> None: ...
 
 
 @dataclass
@@ -110,9 +96,7 @@ class Scorer:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def start(self) -> None:
@@ -125,8 +109,8 @@ class Scorer:
             return
         _check_sendable(self.rewards)
         self._processes = [None] * self.options.processes
-        for place in range(self.options.processes):
-            thread = threading.Thread(target=self._serve, args=(place,), name=f"scoring-{place}", daemon=True)
+        for worker in range(self.options.processes):
+            thread = threading.Thread(target=self._serve, args=(worker,), name=f"scoring-{worker}", daemon=True)
             self._threads.append(thread)
             thread.start()
 
@@ -151,7 +135,7 @@ class Scorer:
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """What is missing meanwhile is told by whoever asked, and not by warnings."""
+        """Whoever asks says what is missing meanwhile; no warnings."""
         self._silent = True
         try:
             yield
@@ -164,64 +148,64 @@ class Scorer:
             self._closed = True
             for process in self._processes:
                 if process is not None:
-                    process.end()
+                    process.kill()
         for _ in self._threads:
             self._questions.put(None)
         for thread in self._threads:
             thread.join()
 
-    def _serve(self, place: int) -> None:
+    def _serve(self, worker: int) -> None:
         """Own one process: ask it question after question, until the scorer is closed."""
-        while (question := self._next(place)) is not None:
+        while (question := self._next(worker)) is not None:
             label, pending = question
             try:
                 if not pending.scores.cancelled():
-                    self._answer(pending, label, self._ask(place, label, pending))
+                    self._answer(pending, label, self._ask(worker, label, pending))
             except Exception as error:
                 if self._closed:
                     pending.scores.cancel()
                 elif not pending.scores.done():
                     pending.scores.set_exception(error)
-        self._discard(place)
+        self._discard(worker)
 
-    def _next(self, place: int) -> tuple[str, Pending] | None:
+    def _next(self, worker: int) -> tuple[str, Pending] | None:
         """Let the process load its rewards before a question needs them; then wait for the next question."""
         try:
-            self._process(place).load()
-        except (TimeoutError, DiedError):
-            self._discard(place)  # the question finds out again, and its verdicts say so
+            self._process(worker).load_rewards()
+        except (TimeoutError, ChildDied):
+            self._discard(worker)  # the question finds out again, and its verdicts say so
         except CancelledError:
             pass
         return self._questions.get()
 
-    def _ask(self, place: int, label: str, pending: Pending) -> list[Verdict]:
+    def _ask(self, worker: int, label: str, pending: Pending) -> list[Verdict]:
         why = ""
         for _ in range(2):
             try:
-                return self._process(place).ask(label, pending.samples, pending.prompts)
+                return self._process(worker).judge(label, pending.samples, pending.prompts)
             except TimeoutError as error:
-                self._discard(place)
+                self._discard(worker)
                 why = str(error)
                 break
-            except DiedError as error:
-                self._discard(place)
+            except ChildDied as error:
+                self._discard(worker)
                 why = f"the process that scored it died twice ({error})"
                 if not self._closed:
                     log.warning("a process that scored reward %s died (%s) and is replaced", label, error)
         return [missing(why, why)] * len(pending.samples)
 
-    def _process(self, place: int) -> ScoringProcess:
+    def _process(self, worker: int) -> ScoringProcess:
         with self._lock:
             if self._closed:
                 raise CancelledError
-            process = self._processes[place]
+            process = self._processes[worker]
             if process is None:
-                process = self._processes[place] = ScoringProcess(self.rewards, self.options.timeout)
+                process = self._processes[worker] = ScoringProcess(self.rewards, self.options.timeout)
             return process
 
-    def _discard(self, place: int) -> None:
+    def _discard(self, worker: int) -> None:
         with self._lock:
-            process, self._processes[place] = self._processes[place], None
+            process, self._processes[worker] = self._processes[worker], None
         if process is not None:
             process.close()
 
@@ -234,34 +218,33 @@ class Scorer:
             pending.scores.set_result(mix(self.rewards, pending.verdicts))
 
     def _warn(self, label: str, verdicts: Sequence[Verdict], prompts: Sequence[Prompt]) -> None:
-        """Tell each reason for missing rewards once, with the first prompt that it met."""
+        """Log each reason for missing rewards once, with the first prompt that it met."""
         if self._silent:
             return
-        told = self._warned[label]
+        warned = self._warned[label]
         for verdict, prompt in zip(verdicts, prompts, strict=True):
-            if not verdict.asked or verdict.value is not None or verdict.note in told or len(told) >= WARNINGS:
+            if not verdict.asked or verdict.value is not None or verdict.note in warned or len(warned) >= WARNINGS:
                 continue
-            told.add(verdict.note)
+            warned.add(verdict.note)
             log.warning("reward %s is missing: %s; first for %s", label, verdict.note, prompt.name)
-            if len(told) == WARNINGS:
-                log.warning("further reasons why reward %s is missing are not told here", label)
+            if len(warned) == WARNINGS:
+                log.warning("further reasons why reward %s is missing are not logged", label)
 
 
-def awaited(scores: Judged | Future[Scores], between: Callable[[], None]) -> Scores:
+def awaited(scores: PendingScores | Future[Scores], between: Callable[[], None]) -> Scores:
     """Wait for what ``submit`` gave; ``between`` is called before and meanwhile, and what it raises ends the wait."""
     between()
-    while not (wait([scores], timeout=LOOK).done if isinstance(scores, Future) else scores.there(LOOK)):
+    while not (wait([scores], timeout=POLL).done if isinstance(scores, Future) else scores.wait(POLL)):
         between()
     return scores.result()
 
 
 def _check_sendable(rewards: Mapping[str, AnyReward]) -> None:
     for label, reward in rewards.items():
-        way_out = "define its class at the top level of a module, or set scoring.processes=0"
+        way_out = "move its class to the top level of an importable module, or set scoring.processes=0"
         try:
             pickle.dumps(reward)
         except Exception as error:
-            message = f"reward {label} can't be sent to a scoring process: {error}; {way_out}"
-            raise UserError(message) from None
+            raise UserError(f"reward {label} can't be sent to a scoring process: {error}; {way_out}") from None
         if type(reward).__module__ == "__main__":
-            raise UserError(f"reward {label} is defined in a script, which no other process imports; {way_out}")
+            raise UserError(f"reward {label} is defined in `__main__`; {way_out}")

@@ -1,4 +1,4 @@
-"""What the loop asks of a source: one batch per policy update, and what a resumed run needs."""
+"""What the loop needs of a source: one batch per policy update, and a state to resume from."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from burnish.types.rollout import Collected
 
 
 class Source(Protocol):
-    """Online sampling, a data set of finished pictures, or sampling that runs ahead of the loop."""
+    """Online sampling, a data set of finished samples, or sampling that runs ahead of the loop."""
 
     def collect(self, update: int) -> Collected:
         """The batch of policy update ``update``, counted from 1.

@@ -1,4 +1,4 @@
-"""Samples of the present weights: every batch is asked for when it is needed."""
+"""Samples of the current weights: every batch is requested when it is needed."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from burnish.types.rollout import Rollouts
 
 
 class OnlineSource:
-    """Asks for the samples of an update with the weights of the update before it, and waits for them."""
+    """Requests the samples of an update, with the weights of the update before it, and waits for them."""
 
-    def __init__(self, questions: PromptSchedule, rollout_worker: RolloutWorker) -> None:
-        self.questions, self.rollout_worker = questions, rollout_worker
-        self._after = questions.state_dict()  # where the stream stands behind the last batch that was handed out
+    def __init__(self, schedule: PromptSchedule, rollout_worker: RolloutWorker) -> None:
+        self.schedule, self.rollout_worker = schedule, rollout_worker
+        self._after = schedule.state_dict()  # where the stream stands behind the last batch that was handed out
 
     @property
     def stream(self) -> PromptStream:
         """Where prompts come from."""
-        return self.questions.stream
+        return self.schedule.stream
 
     def collect(self, update: int) -> Rollouts:
-        collected: Rollouts = self.questions.batch(self.rollout_worker.make, update, version=update - 1)
-        self._after = self.questions.state_dict()
+        collected: Rollouts = self.schedule.batch(self.rollout_worker.generate, update, version=update - 1)
+        self._after = self.schedule.state_dict()
         return collected
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream goes on; prompts of a batch that was begun and not finished come again."""
+        """Where the stream goes on; prompts of an unfinished batch are drawn again."""
         return self._after
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         refuse_ahead(state)
-        self.questions.load_state_dict(state)
-        self._after = self.questions.state_dict()
+        self.schedule.load_state_dict(state)
+        self._after = self.schedule.state_dict()

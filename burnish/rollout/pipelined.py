@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Batch:
-    """A batch that was asked for."""
+    """A batch that was requested."""
 
     update: int
     version: int
@@ -47,16 +47,15 @@ class _Batch:
         except TimeoutError as error:
             missing = f": {error}" if str(error) else ""
             raise UserError(
-                f"the samples for update {self.update}, by weights of version {self.version}, were waited for longer "
-                f"than pipeline.timeout={timeout:g} seconds{missing}; look what became of whoever samples them, or "
-                "raise pipeline.timeout"
+                f"timed out after {timeout:g} s (pipeline.timeout) waiting for the samples of update {self.update}, by "
+                f"weights v{self.version}{missing}; check the rollout workers' logs, or raise pipeline.timeout"
             ) from error
         return rollouts
 
 
 @dataclass
 class _Finished:
-    """A batch that a checkpoint brought."""
+    """A batch from a checkpoint."""
 
     rollouts: Any
     seconds: float = 0.0
@@ -66,40 +65,40 @@ class _Finished:
 
 
 class PipelinedSource:
-    """Keeps so many batches in the making as depth and staleness allow, and hands them out in order."""
+    """Keeps as many batches in flight as depth and staleness allow, and hands them out in order."""
 
     def __init__(
-        self, questions: PromptSchedule, rollout_worker: AsyncRolloutWorker, options: PipelineOptions, *, steps: int
+        self, schedule: PromptSchedule, rollout_worker: AsyncRolloutWorker, options: PipelineOptions, *, steps: int
     ) -> None:
-        """Take over what an assembly made.
+        """Take over the parts of an assembly.
 
         Args:
-            questions: which samples to ask for.
-            rollout_worker: who makes them.
+            schedule: which samples to request.
+            rollout_worker: who generates them.
             options: how far to run ahead.
             steps: policy updates of the run; nothing is sampled for later ones.
         """
-        self.questions, self.rollout_worker, self.options, self.steps = questions, rollout_worker, options, steps
+        self.schedule, self.rollout_worker, self.options, self.steps = schedule, rollout_worker, options, steps
         self._changed = Condition()
         self._begin_anew()
 
     def _begin_anew(self) -> None:
         self._ahead: deque[_Batch] = deque()  # in the order of submission
-        self._next = 1  # the update that is asked for next
+        self._next = 1  # the update that is requested next
         self._turn = 0  # the update that the loop is at
         self._collected: int | None = None  # the last update whose batch was handed out in this process
         self._floor: int | None = None  # the version that the loop began with in this process; no older one comes
         self._published = -1
         self._since: dict[int, float] = {}  # when versions were published
         self._filling: Filling | None = None  # the last batch that takes its prompts by and by
-        self._after = self.questions.state_dict()  # where the stream stands behind the last batch handed out
+        self._after = self.schedule.state_dict()  # where the stream stands behind the last batch handed out
         self._dropped = 0
         self._handed_out = time.perf_counter()
 
     @property
     def stream(self) -> PromptStream:
         """Where prompts come from."""
-        return self.questions.stream
+        return self.schedule.stream
 
     def published(self, version: int) -> None:
         """Whoever samples has the weights of ``version`` now; those that a process begins with count, too."""
@@ -115,13 +114,13 @@ class PipelinedSource:
         """The batch of policy update ``update``; the ones after it are begun meanwhile.
 
         Raises:
-            UserError: samples, or the publication of weights, were waited for in vain.
+            UserError: samples, or weights at the rollout workers, did not come in time.
         """
-        asked_at = time.perf_counter()
+        called_at = time.perf_counter()
         with self._changed:
             if self._floor is None:
                 self._arrive(update)
-                self._handed_out = asked_at
+                self._handed_out = called_at
             self._turn = max(self._turn, update)
             self._start()
             self._await_start(update)
@@ -134,9 +133,9 @@ class PipelinedSource:
         step, admission = max(now - self._handed_out, 1e-9), min(batch.held, now - found_at)
         self._handed_out = now
         metrics = self._staleness(batch) | {
-            "pipeline/idle_share/trainer": (now - asked_at) / step,
+            "pipeline/idle_share/trainer": (now - called_at) / step,
             "pipeline/idle_share/rollout": 1 - min(batch.handle.seconds / step, 1.0),
-            "timing_s/wait/publication": found_at - asked_at,
+            "timing_s/wait/publication": found_at - called_at,
             "timing_s/wait/admission": admission,
             "timing_s/wait/rollout": now - found_at - admission,
         }
@@ -159,7 +158,7 @@ class PipelinedSource:
             try:
                 rollouts.append(batch.handle.result(0.0))
             except Exception as error:
-                log.warning("the samples for update %d are not saved, as they are not there: %s", batch.update, error)
+                log.warning("the samples of update %d are unfinished and not saved: %s", batch.update, error)
                 break
         return self._state(kept[: len(rollouts)], rollouts)
 
@@ -174,9 +173,9 @@ class PipelinedSource:
         return state | {"ahead": rollouts} if rollouts else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        # a batch in the making may still take prompts, by the stream that it knows
-        self.questions = replace(self.questions, stream=copy(self.questions.stream))
-        self.questions.load_state_dict(state)
+        # a batch in flight may still take prompts, from the stream that it knows
+        self.schedule = replace(self.schedule, stream=copy(self.schedule.stream))
+        self.schedule.load_state_dict(state)
         with self._changed:
             for batch in self._ahead:
                 if isinstance(batch.handle, Filling):
@@ -199,23 +198,23 @@ class PipelinedSource:
         self._next = update + len(self._ahead)
 
     def _start(self) -> None:
-        """Ask for every batch that may be begun by now, in order."""
+        """Request every batch that may be started by now, in order."""
         assert self._floor is not None, "the loop has not begun"
         while self._next <= min(self.steps, self._turn + self.options.depth):
             version = max(self._floor, self._next - 1 - self.options.lag)
             if version > self._published:
                 return
-            batch = self._asked(self._next, version)
+            batch = self._requested(self._next, version)
             eager = max(self._floor, self._next - 1 - self.options.depth)
             batch.held = time.perf_counter() - self._since[eager] if eager < version else 0.0
             self._ahead.append(batch)
             self._next += 1
 
-    def _asked(self, update: int, version: int) -> _Batch:
-        if self.questions.filtering is None:
-            handle = self.rollout_worker.submit(self.questions.ask(update, version, Counter()))
-            return _Batch(update, version, handle, partial(dict, self.questions.state_dict()))
-        filling = Filling(self.rollout_worker, self.questions, update, version, self.options.timeout, self._filling)
+    def _requested(self, update: int, version: int) -> _Batch:
+        if self.schedule.filtering is None:
+            handle = self.rollout_worker.submit(self.schedule.request(update, version, Counter()))
+            return _Batch(update, version, handle, partial(dict, self.schedule.state_dict()))
+        filling = Filling(self.rollout_worker, self.schedule, update, version, self.options.timeout, self._filling)
         self._filling = filling
         return _Batch(update, version, filling, lambda: filling.after)
 
@@ -226,9 +225,8 @@ class PipelinedSource:
         assert self._floor is not None, "the loop has not begun"
         version = max(self._floor, update - 1 - self.options.lag)
         raise UserError(
-            f"weights of version {version}, which are to sample for update {update}, were not published within "
-            f"pipeline.timeout={self.options.timeout:g} seconds; look what became of whoever samples, or raise "
-            "pipeline.timeout"
+            f"timed out after {self.options.timeout:g} s (pipeline.timeout) waiting for weights v{version} to reach "
+            f"the rollout workers (update {update}); check the rollout workers' logs, or raise pipeline.timeout"
         )
 
     def _staleness(self, batch: _Batch) -> dict[str, float]:

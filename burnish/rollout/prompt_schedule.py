@@ -1,4 +1,4 @@
-"""Which samples are asked for: the next prompts of a stream, and more where groups have nothing to teach."""
+"""Which samples are requested: the next prompts of a stream, and more where groups have equal rewards."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 from burnish.data.stream import PromptStream
 from burnish.options import FilterOptions
 from burnish.rollout.filter import fill
-from burnish.rollout.numbering import numbered
-from burnish.rollout.requests import RolloutRequest
+from burnish.rollout.requests import RolloutRequest, numbered
 from burnish.types.rollout import Rollouts
 from burnish.utils.errors import UserError
 
@@ -27,27 +26,27 @@ class PromptSchedule:
     rollouts: int = 1  # batches of the stream to an update
     filtering: FilterOptions | None = None
 
-    def ask(self, update: int, version: int, seen: Counter[str]) -> RolloutRequest:
+    def request(self, update: int, version: int, seen: Counter[str]) -> RolloutRequest:
         """The next prompts; ``seen`` counts the samples that a prompt has in this update already."""
-        asked = [prompt for _ in range(self.rollouts) for prompt in self.stream.next_batch()]
-        prompts, group, sample = numbered(asked, self.n, seen)
+        drawn = [prompt for _ in range(self.rollouts) for prompt in self.stream.next_batch()]
+        prompts, group, sample = numbered(drawn, self.n, seen)
         return RolloutRequest(
-            prompts=prompts, group=group, sample=sample, groups=len(asked), update=update, version=version
+            prompts=prompts, group=group, sample=sample, groups=len(drawn), update=update, version=version
         )  # fmt: skip
 
-    def batch(self, make: Callable[[RolloutRequest], R], update: int, version: int) -> R:
-        """What ``make`` makes of the questions of an update, asked again until enough groups differ, if they must."""
+    def batch(self, generate: Callable[[RolloutRequest], R], update: int, version: int) -> R:
+        """Rollouts of an update; if groups are filtered, ``generate`` is called until enough of them are kept."""
         seen: Counter[str] = Counter()
         if self.filtering is None:
-            return make(self.ask(update, version, seen))
+            return generate(self.request(update, version, seen))
         wanted = self.stream.batch_size * self.rollouts
-        return fill(lambda: make(self.ask(update, version, seen)), wanted, self.filtering.max_num_gen_batches)
+        return fill(lambda: generate(self.request(update, version, seen)), wanted, self.filtering.max_num_gen_batches)
 
     def state_dict(self) -> dict[str, Any]:
         return self.stream.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on behind the last prompt that was asked for.
+        """Go on behind the last prompt that was requested.
 
         Raises:
             UserError: these are other prompts.
@@ -56,13 +55,13 @@ class PromptSchedule:
 
 
 def refuse_ahead(state: dict[str, Any]) -> None:
-    """Refuse batches that were sampled ahead where nobody would learn from them.
+    """Refuse batches that were sampled ahead, where sampling does not run ahead.
 
     Raises:
         UserError: the checkpoint holds some.
     """
     if state.get("ahead"):
         raise UserError(
-            f"the checkpoint holds {len(state['ahead'])} batches that were sampled ahead, and without runtime=ray "
-            "nothing is; go on with the runtime and the pipeline.depth that it was made with"
+            f"the checkpoint holds {len(state['ahead'])} batches that were sampled ahead, which this run would not "
+            "use; resume with the runtime=ray and the pipeline.depth that it was made with"
         )

@@ -1,8 +1,9 @@
-"""What is asked of whoever makes samples, whole or in parts, and how the parts become one batch again."""
+"""Requests to rollout workers: how they are numbered and split, and how their results are joined."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -19,22 +20,50 @@ R = TypeVar("R", bound=Rollouts)
 
 @dataclass(kw_only=True)
 class RolloutRequest(Batch):
-    """Which samples to make, with which weights. The rows of a group stand next to each other."""
+    """Which samples to generate, with which weights. The rows of a group stand next to each other."""
 
     prompts: list[Prompt]  # [B]
-    group: Tensor  # [B] long: its number in the whole batch, counted from 0
+    group: Tensor  # [B] long: its number in the batch, from 0
     sample: Tensor  # [B] long: number of the sample among those of its prompt
-    groups: int = shared()  # in the whole batch, of which this may be a part
-    update: int = shared()  # the policy update that it is for, part of every seed
+    groups: int = shared()  # in the batch, of which this may be a chunk
+    update: int = shared()  # the policy update that it is for; every seed depends on it
     version: int = shared()  # policy updates behind the weights that are to sample
 
 
 class RolloutWorker(Protocol):
-    """Samples what is asked for and has it judged. What it gives for a group does not depend on other groups."""
+    """Samples and scores. What it gives for a group does not depend on other groups."""
 
-    def make(self, asked: RolloutRequest) -> Any:
-        """The finished rollouts, in the order of asking."""
+    def generate(self, request: RolloutRequest) -> Any:
+        """The scored rollouts, in the order of the request's rows."""
         ...
+
+
+def numbered(
+    prompts: Sequence[Prompt], n: int, seen: Counter[str] | None = None
+) -> tuple[list[Prompt], Tensor, Tensor]:
+    """``n`` rows for each prompt: their prompts, groups and sample numbers.
+
+    A prompt that occurs again gets further samples, not the same ones.
+
+    Args:
+        prompts: each makes a group.
+        n: samples of each.
+        seen: samples that a prompt has already, by its uid; those made here are added.
+
+    Returns:
+        Prompts [B], group [B] long, sample [B] long.
+    """
+    seen = Counter() if seen is None else seen
+    rows: list[Prompt] = []
+    group: list[int] = []
+    sample: list[int] = []
+    for g, prompt in enumerate(prompts):
+        first = seen[prompt.uid]
+        seen[prompt.uid] += n
+        rows += [prompt] * n
+        group += [g] * n
+        sample += range(first, first + n)
+    return rows, torch.tensor(group), torch.tensor(sample)
 
 
 def group_starts(group: Tensor) -> list[int]:
@@ -42,18 +71,18 @@ def group_starts(group: Tensor) -> list[int]:
     return [0, *torch.unique_consecutive(group, return_counts=True)[1].cumsum(0).tolist()]
 
 
-def split(asked: RolloutRequest, parts: int) -> list[RolloutRequest]:
-    """Parts of whole groups, in order and as even as they get; fewer of them where there are fewer groups."""
+def split(request: RolloutRequest, parts: int) -> list[RolloutRequest]:
+    """Chunks of full groups, in order and as even as they get; fewer of them where there are fewer groups."""
     assert parts > 0, f"nothing can be split into {parts} parts"
-    starts = group_starts(asked.group)
+    starts = group_starts(request.group)
     groups = len(starts) - 1
     count = min(parts, groups)
     bounds = [starts[groups * part // count] for part in range(count + 1)]
-    return [asked.select(slice(start, end)) for start, end in pairwise(bounds)]
+    return [request.select(slice(start, end)) for start, end in pairwise(bounds)]
 
 
 def join(parts: Sequence[R]) -> R:
-    """Rollouts of parts, in the order of asking, as those of the whole, with its metrics up to rounding."""
+    """Rollouts of chunks, in order, as those of the request that was split, with its metrics up to rounding."""
     if len(parts) == 1:
         return parts[0]
     # what has lost all of its rows may have been sampled in other steps than the rest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -23,15 +24,12 @@ PASSED = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "HF_HUB_OFFLINE", "HF_HOME", "TR
 
 @dataclass(frozen=True, kw_only=True)
 class RankInfo:
-    """Where a worker stands among those of its pool."""
+    """Which worker of its pool one is, and where they meet."""
 
-    pool: str
     rank: int
     size: int
-    local_rank: int  # on its machine
-    local_size: int
     device: str  # cpu or cuda: the GPUs that it sees are its own
-    address: str  # of rank 0's machine, where torch.distributed meets
+    address: str  # of rank 0's machine, for torch.distributed
     port: int  # free on it when the workers were started
     directory: str = ""  # where the driver works; workers do so too where it exists
 
@@ -39,9 +37,15 @@ class RankInfo:
 class WorkerProcess:
     """An actor; everything that it does is asked for by the driver."""
 
-    def __init__(self) -> None:
-        leave_interrupts()
+    def __init__(self, *rebuild: Any) -> None:
+        """Args: ``rebuild``, of ``build``, where Ray may restart this actor, which then builds its object itself."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which then ends this process
         self._worker: Any = None
+        self._rebuild = rebuild
+        if rebuild:
+            with contextlib.suppress(Exception):  # it is raised again by the first call
+                self.build(*rebuild)
 
     def start(self) -> int:
         """Its process id."""
@@ -52,42 +56,35 @@ class WorkerProcess:
         """Never return: the driver's reference to the answer is ready when this process is dead."""
         threading.Event().wait()
 
-    def meeting_point(self) -> tuple[str, int]:
+    def rendezvous(self) -> tuple[str, int]:
         """Address and a free port of its machine."""
         address = ray.util.get_node_ip_address()
         with socket.socket() as free:
             free.bind((address, 0))
             return address, free.getsockname()[1]
 
-    def build(self, kind: Callable[..., Any], place: RankInfo, arguments: Sequence[Any]) -> None:
+    def build(self, kind: Callable[..., Any], rank_info: RankInfo, arguments: Sequence[Any]) -> None:
         """Make the object that answers calls."""
-        enter(place.directory)
-        if place.address.startswith("127."):  # by default gloo and NCCL talk through what other machines reach
+        if self._worker is not None:
+            return
+        if rank_info.directory and os.path.isdir(rank_info.directory):  # so that relative paths mean the same
+            os.chdir(rank_info.directory)
+        if rank_info.address.startswith("127."):  # by default gloo and NCCL talk through what other machines reach
             loopback = "lo0" if sys.platform == "darwin" else "lo"
             for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
                 os.environ.setdefault(name, loopback)
-        self._worker = _faithfully(kind, (place, *arguments))
+        self._worker = _with_sendable_errors(kind, (rank_info, *arguments))
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the object, or of what an attribute of it holds: ``receiver.switch``."""
-        return _faithfully(attrgetter(method)(self._worker), arguments)
+        if self._worker is None:
+            self.build(*self._rebuild)
+        return _with_sendable_errors(attrgetter(method)(self._worker), arguments)
 
     @ray.method(concurrency_group=BESIDE)
     def call_beside(self, method: str, *arguments: Any) -> Any:
         """The same, while another call goes on."""
         return self.call(method, *arguments)
-
-
-def leave_interrupts() -> None:
-    """Ctrl-C is for the driver, which then ends this process."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def enter(where: str) -> None:
-    """Work in the driver's directory where this machine has it, so that relative paths mean the same."""
-    if where and os.path.isdir(where):
-        os.chdir(where)
 
 
 def directory(given: Mapping[str, Any]) -> str:
@@ -111,8 +108,8 @@ def environment(cpus: float, given: Mapping[str, Any]) -> dict[str, str]:
     return {name: value for name, value in found.items() if name not in given.get("env_vars", {})}
 
 
-def _faithfully(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-    """Call it; an error that could not be sent to the driver is told in words."""
+def _with_sendable_errors(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    """Call it; of an error that can't be pickled only the text is raised."""
     try:
         return function(*arguments)
     except Exception as error:

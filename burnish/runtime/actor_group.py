@@ -6,29 +6,27 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import ray
 
 from burnish.runtime.actor import BESIDE, LIFE, RankInfo, WorkerProcess, directory, environment
-from burnish.runtime.calls import LOOK, Call
+from burnish.runtime.calls import POLL, Call
 from burnish.runtime.faults import RestartLimit, WorkerDied, WorkerTimeout
 from burnish.runtime.pools import Pool
 
 log = logging.getLogger(__name__)
 
-# Ray's own restarts would run a call again on a fresh object without the state of the old one
-ONCE: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "concurrency_groups": {BESIDE: 1, LIFE: 1}}
-ACTOR: Any = ray.remote(**ONCE)(WorkerProcess)
+LINES: dict[str, Any] = {"concurrency_groups": {BESIDE: 1, LIFE: 1}}  # of calls that do not wait for each other
 
 
 class ActorGroup:
     """One actor per rank of a pool. A method is called by its name; ``part.method`` is one of an attribute.
 
-    Every wait has a deadline (ray.call_timeout, or what a call is given) and ends at once when a worker dies. In a
-    collective group, whose workers wait for each other, one that dies, raises or is late ends the others too: then
-    ``rebuild`` starts all again. Otherwise the others go on, and ``restart`` replaces the one.
+    Every wait has a deadline (ray.call_timeout, or what a call is given) and fails at once when a worker dies. In a
+    collective group, whose workers wait for each other, one that dies, raises or times out ends the others too: then
+    ``rebuild`` starts all again. Otherwise the others go on, and ``restart`` replaces the one. Workers without state
+    are replaced by Ray itself, which repeats their unfinished calls, so that others may call them by their handles.
     """
 
     def __init__(
@@ -38,6 +36,7 @@ class ActorGroup:
         arguments: Sequence[Sequence[Any]] | None = None,
         *,
         collective: bool,
+        stateless: int = 0,
         nsight: Mapping[str, str] | None = None,
     ) -> None:
         """Start the workers and wait until all have made their object.
@@ -47,41 +46,52 @@ class ActorGroup:
             kind: makes what answers calls, from its ``RankInfo`` and the arguments of its rank.
             arguments: one row per rank; None gives none.
             collective: whether the workers wait for each other.
+            stateless: calls that a worker without state answers at once; 0 where workers have a state.
             nsight: options of Nsight Systems, under which the workers are to run; None leaves it alone.
 
         Raises:
-            Unschedulable, Late: they are not there in time.
+            Unschedulable, WorkerTimeout: they are not there in time.
             RestartLimit: they die too often (ray.max_restarts).
             Exception: what making an object raised.
         """
-        self.pool, self.kind, self.collective = pool, kind, collective
-        self._nsight = {"nsight": dict(nsight)} if nsight is not None else {}
+        self.pool, self.kind, self.collective, self.stateless = pool, kind, collective, stateless
         self.arguments = [tuple(row) for row in (arguments or [()] * pool.size)]
         assert len(self.arguments) == pool.size, f"{len(self.arguments)} rows of arguments, {pool.size} workers"
         self.restarts = 0
-        self.ended: BaseException | None = None  # why nobody works any more
-        self._hosts: list[Any] = [None] * pool.size
-        self._lives: dict[int, ray.ObjectRef] = {}  # by rank: ready when it is dead
+        self.ended: BaseException | None = None  # why there are no workers any more
+        self.handles: list[Any] = [None] * pool.size
         self.pids = [0] * pool.size  # on their machines
         self.address, self._port = "", 0  # where torch.distributed meets, on rank 0's machine
+        self._lives: dict[int, ray.ObjectRef[Any]] = {}  # by rank: ready when it is dead
+        # a class of the name that Ray's lists and logs are to show
+        self._actor: Any = ray.remote(**LINES)(type(kind.__name__, (WorkerProcess,), {}))
+        restarts = pool.options.max_restarts if stateless else 0
+        self._options: dict[str, Any] = {
+            "num_cpus": pool.need.cpus,
+            "num_gpus": pool.need.gpus,
+            "runtime_env": {"env_vars": environment(pool.need.cpus, pool.options.runtime_env)}
+            | ({"nsight": dict(nsight)} if nsight is not None else {}),
+            # with a state, Ray's own restart would run a call again on a fresh object
+            "max_restarts": restarts,
+            "max_task_retries": restarts,
+            "max_concurrency": max(1, stateless),
+        }
         try:
             try:
                 self._start(range(pool.size))
             except WorkerDied as error:
                 log.warning("a fresh worker is replaced: %s", error)
                 self.ended = error
-                self._again(range(pool.size))
+                self._replace(range(pool.size))
         except BaseException:
-            self.close()
+            self.end()
             raise
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     def __len__(self) -> int:
         return self.pool.size
@@ -92,12 +102,8 @@ class ActorGroup:
         return self.pool.name
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method of all workers with the same arguments: their answers, in the order of ranks."""
+        """Call a method of all workers with the same arguments: what they return, in the order of ranks."""
         return self.submit(method, *arguments).results()
-
-    def call_each(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
-        """Call a method of all workers, each with its own arguments."""
-        return self.submit_each(method, arguments).results()
 
     def call_one(self, rank: int, method: str, *arguments: Any) -> Any:
         """Call a method of one worker."""
@@ -119,7 +125,7 @@ class ActorGroup:
         seconds: float | None = None,
         option: str = "",
     ) -> Call:
-        """Like ``call_each``, without waiting.
+        """Call a method of all workers, each with its own arguments, without waiting.
 
         Args:
             method: of the workers.
@@ -129,8 +135,8 @@ class ActorGroup:
             option: where the user sets that deadline, for messages.
         """
         assert len(arguments) == len(self), f"{len(arguments)} rows of arguments, {len(self)} workers"
-        answers = {rank: self._ask(rank, method, row, beside, 1) for rank, row in enumerate(arguments)}
-        return self._call(method, answers, seconds, option)
+        responses = {rank: self._ask(rank, method, row, beside, 1) for rank, row in enumerate(arguments)}
+        return self._call(method, responses, seconds, option)
 
     def submit_one(
         self,
@@ -144,19 +150,12 @@ class ActorGroup:
     ) -> Call:
         """Like ``call_one``, without waiting; see ``submit_each``.
 
-        Args:
-            rank: of the worker.
-            method: of the worker.
-            arguments: of the method.
-            keep: the method gives a pair. Its second half stays in the object store, as ``kept[rank]`` of the
-                call, where it outlives the worker; only the first half is the answer.
-            beside: see ``submit_each``.
-            seconds: see ``submit_each``.
-            option: see ``submit_each``.
+        With ``keep`` the method gives a pair: its first half is the result, its second half stays in the object
+        store, as ``kept[rank]`` of the call, where it outlives the worker.
         """
         found = self._ask(rank, method, arguments, beside, 2 if keep else 1)
-        answer, kept = found if keep else (found, None)
-        call = self._call(method, {rank: answer}, seconds, option)
+        response, kept = found if keep else (found, None)
+        call = self._call(method, {rank: response}, seconds, option)
         if kept is not None:
             call.kept[rank] = kept
         return call
@@ -167,12 +166,12 @@ class ActorGroup:
         gone, _ = ray.wait(list(lives), num_returns=len(lives), timeout=0) if lives else ([], [])
         return sorted(lives[life] for life in gone)
 
-    def watched(self) -> dict[ray.ObjectRef, int]:
+    def watched(self) -> dict[ray.ObjectRef[Any], int]:
         """References that are ready when a worker is dead, by which all others would wait for ever; with its rank."""
         return {life: rank for rank, life in self._lives.items()} if self.collective else {}
 
     def failed(self, rank: int, error: BaseException) -> None:
-        """A worker died, raised or is late; the others of a collective group would wait for it."""
+        """A worker died, raised or timed out; the others of a collective group would wait for it."""
         if self.collective and self.ended is None:
             self.end(error)
 
@@ -182,35 +181,22 @@ class ActorGroup:
         for rank in range(len(self)):
             self._kill(rank)
 
-    def close(self) -> None:
-        """End the workers."""
-        self.end()
-
     def restart(self, rank: int) -> None:
         """Replace one worker by a fresh one in the same place; what it held is gone.
 
         Raises:
             RestartLimit: that happened too often in this run (ray.max_restarts).
             Unschedulable: its machine was lost, and the cluster has no other in time.
-            Late: it takes too long.
+            WorkerTimeout: it takes too long.
         """
         assert not self.collective, "workers that wait for each other are replaced together: rebuild()"
-        self._again([rank])
+        self._replace([rank])
 
-    def rebuild(self, arguments: Sequence[Sequence[Any]] | None = None) -> None:
-        """Replace all workers by fresh ones in the same places, with a new meeting point; what they held is gone.
+    def rebuild(self) -> None:
+        """Replace all workers by fresh ones in the same places, with a new rendezvous; raises as ``restart``."""
+        self._replace(range(len(self)))
 
-        Args:
-            arguments: one row per rank; None takes the former ones.
-
-        Raises:
-            RestartLimit, Unschedulable, Late: see ``restart``.
-        """
-        if arguments is not None:
-            self.arguments = [tuple(row) for row in arguments]
-        self._again(range(len(self)))
-
-    def _again(self, ranks: Sequence[int]) -> None:
+    def _replace(self, ranks: Sequence[int]) -> None:
         while True:
             self.restarts += 1
             limit = self.pool.options.max_restarts
@@ -234,76 +220,69 @@ class ActorGroup:
                     self.restarts -= 1  # it was sent to a machine whose death Ray had not noticed yet
 
     def _start(self, ranks: Sequence[int]) -> None:
-        pool, cpus = self.pool, self.pool.need.cpus
-        runtime_env = {"env_vars": environment(cpus, pool.options.runtime_env)} | self._nsight
+        seconds, option = self.pool.options.start_timeout, "ray.start_timeout"
         for rank in ranks:
-            self._hosts[rank] = ACTOR.options(
-                num_cpus=cpus,
-                num_gpus=pool.need.gpus,
-                scheduling_strategy=pool.strategy(rank),
-                runtime_env=runtime_env,
-            ).remote()
-        starts = {rank: self._hosts[rank].start.remote() for rank in ranks}
-        self._await_room(starts)
-        seconds, option = pool.options.start_timeout, "ray.start_timeout"
+            actor = self._actor.options(scheduling_strategy=self.pool.strategy(rank), **self._options)
+            self.handles[rank] = actor.remote(*self._build(rank)) if self.stateless else actor.remote()
+        starts = {rank: self.handles[rank].start.remote() for rank in ranks}
+        self._await_capacity(list(starts.values()))
         for rank, pid in zip(ranks, self._call("start", starts, seconds, option).results(), strict=True):
-            self.pids[rank], self._lives[rank] = pid, self._hosts[rank].live.remote()
+            self.pids[rank] = pid
+            if not self.stateless:
+                self._lives[rank] = self.handles[rank].live.remote()
         if len(ranks) == len(self):
-            first = {0: self._hosts[0].meeting_point.remote()}
-            self.address, self._port = self._call("meeting_point", first, seconds, option).result()
-        built = {}
-        for rank in ranks:
-            place = RankInfo(
-                pool=self.name,
-                rank=rank,
-                size=len(self),
-                local_rank=rank % pool.need.processes,
-                local_size=pool.need.processes,
-                device=pool.need.device,
-                address=self.address,
-                port=self._port,
-                directory=directory(pool.options.runtime_env),
-            )
-            built[rank] = self._hosts[rank].build.remote(self.kind, place, self.arguments[rank])
+            first = {0: self.handles[0].rendezvous.remote()}
+            self.address, self._port = self._call("rendezvous", first, seconds, option).result()
+        built = {rank: self.handles[rank].build.remote(*self._build(rank)) for rank in ranks}
         self.ended = None
         self._call("__init__", built, seconds, option).results()
 
-    def _await_room(self, starts: dict[int, ray.ObjectRef]) -> None:
+    def _build(self, rank: int) -> tuple[Any, ...]:
+        """What a worker makes its object of."""
+        rank_info = RankInfo(
+            rank=rank,
+            size=len(self),
+            device=self.pool.need.device,
+            address=self.address,
+            port=self._port,
+            directory=directory(self.pool.options.runtime_env),
+        )
+        return self.kind, rank_info, self.arguments[rank]
+
+    def _await_capacity(self, pending: list[ray.ObjectRef[Any]]) -> None:
         """Wait until Ray has put the actors somewhere: after a machine was lost that may be never."""
-        waiting = self.pool.options.placement_timeout
-        deadline = time.monotonic() + self.pool.options.start_timeout
-        room = time.monotonic() + waiting
-        pending = list(starts.values())
-        while ray.wait(pending, num_returns=len(pending), timeout=LOOK)[1]:
+        options, now = self.pool.options, time.monotonic()
+        deadline, placed_by = now + options.start_timeout, now + options.placement_timeout
+        while ray.wait(pending, num_returns=len(pending), timeout=POLL)[1]:
             now = time.monotonic()
             if self.pool.placed():
-                room = now + waiting
-            elif now > room:
-                raise self.pool.no_room()
+                placed_by = now + options.placement_timeout
+            elif now > placed_by:
+                raise self.pool.unschedulable()
             if now > deadline:
                 raise WorkerTimeout(
-                    f"workers of pool {self.name} did not start in "
-                    f"ray.start_timeout={self.pool.options.start_timeout:g} seconds"
+                    f"timed out after {options.start_timeout:g} s (ray.start_timeout) waiting for the workers of pool "
+                    f"{self.name} to start; check Ray's logs"
                 )
 
     def _ask(self, rank: int, method: str, arguments: Sequence[Any], beside: bool, returns: int) -> Any:
         if self.ended is not None:
             raise WorkerDied(self.name, rank, f"the pool was ended: {self.ended}")
-        if self._hosts[rank] is None:
-            raise WorkerDied(self.name, rank, "it is not there any more")
-        asked = self._hosts[rank].call_beside if beside else self._hosts[rank].call
-        return asked.options(num_returns=returns, name=method).remote(method, *arguments)
+        if self.handles[rank] is None:
+            raise WorkerDied(self.name, rank, "it has been ended")
+        remote = self.handles[rank].call_beside if beside else self.handles[rank].call
+        return remote.options(num_returns=returns, name=method).remote(method, *arguments)
 
-    def _call(self, method: str, answers: dict[int, ray.ObjectRef], seconds: float | None, option: str) -> Call:
+    def _call(self, method: str, responses: dict[int, ray.ObjectRef[Any]], seconds: float | None, option: str) -> Call:
         if seconds is None:
             seconds, option = self.pool.options.call_timeout, "ray.call_timeout"
-        return Call(group=self, method=method, answers=answers, seconds=seconds, option=option or "seconds")
+        return Call(group=self, method=method, responses=responses, seconds=seconds, option=option or "seconds")
 
     def _kill(self, rank: int) -> None:
-        if self._hosts[rank] is not None:
+        if self.handles[rank] is not None:
             with contextlib.suppress(ray.exceptions.RayError, ValueError):  # it is dead already
-                ray.kill(self._hosts[rank], no_restart=True)
-            self._hosts[rank] = None
+                ray.kill(self.handles[rank], no_restart=True)
+            self.handles[rank] = None
             self._lives.pop(rank, None)
 
 

@@ -1,4 +1,4 @@
-"""Whether a cluster can ever hold the pools: Ray itself waits for ever for what can't be."""
+"""Whether a cluster has the capacity for the pools: Ray itself waits for ever for what can't be."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from burnish.options.ray import PoolOptions, PoolsOptions
 
 @dataclass(frozen=True)
 class Need:
-    """What a pool takes: so many machines, all different, with so much free on each."""
+    """What a pool takes: N machines, all different, with N processes on each."""
 
     pool: str
     nodes: int
@@ -70,9 +70,9 @@ def lacking(needed: Sequence[Need], nodes: Sequence[Node]) -> list[str]:
     for need in needed:
         fitting = sum(node.holds(need) for node in nodes)
         if fitting < need.nodes:
-            found = f"{fitting} of {len(nodes)} machines {'is' if fitting == 1 else 'are'} so"
+            found = f"only {fitting} of {len(nodes)} machines {'has' if fitting == 1 else 'have'} that"
             complaints.append(
-                f"pool {need.pool} needs {need}, and {found}: {there}; lower pools.{need.pool}.nodes, .processes, "
+                f"pool {need.pool} needs {need}, but {found}: {there}; lower pools.{need.pool}.nodes, .processes, "
                 ".cpus or .gpus, or let more machines join the cluster"
             )
     if complaints:
@@ -83,7 +83,7 @@ def lacking(needed: Sequence[Need], nodes: Sequence[Node]) -> list[str]:
         if sum(parts.values()) > total:
             each = ", ".join(f"{pool} {amount:g}" for pool, amount in parts.items() if amount)
             complaints.append(
-                f"the pools need {amounts({name: sum(parts.values())})} together ({each}), and the cluster has "
+                f"the pools need {amounts({name: sum(parts.values())})} together ({each}), but the cluster has "
                 f"{total:g}; lower processes or {kept} of a pool, or let more machines join the cluster"
             )
     return complaints

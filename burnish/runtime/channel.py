@@ -2,34 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
-
-from burnish.training.rendezvous import open_store, reach_store
-from burnish.utils.json_text import parse_json
-
-
-class Rendezvous:
-    """Where the members of a channel find each other: a store that its first member keeps."""
-
-    def __init__(self, address: str, seconds: float) -> None:
-        """Open it on a free port.
-
-        Args:
-            address: of this machine, which the others reach.
-            seconds: that anything may take.
-        """
-        self.store = open_store(address, 0, seconds)
-
-    @property
-    def port(self) -> int:
-        """Where it listens."""
-        return int(self.store.port)
 
 
 class Channel:
@@ -39,21 +17,19 @@ class Channel:
     """
 
     def __init__(self, store: dist.Store, rank: int, size: int, *, device: str, seconds: float) -> None:
-        """Meet; returns when all have come.
+        """Join; returns when all members have.
 
         Args:
-            store: of the meeting.
+            store: where they find each other; rank 0 keeps it.
             rank: 0 for the sender.
             size: all members.
             device: cpu talks over gloo, cuda over NCCL.
-            seconds: that the meeting, and each message, may take.
+            seconds: that joining, and each broadcast, may take.
 
         Raises:
-            RuntimeError: not all came in time.
+            RuntimeError: not all joined in time.
         """
-        self.rank, self.size, self.device = rank, size, torch.device(device)
-        self._store = store
-        self._messages = 0
+        self.device = torch.device(device)
         limit = timedelta(seconds=seconds)
         store.set_timeout(limit)
         members = dist.PrefixStore("members", store)
@@ -63,29 +39,6 @@ class Channel:
             self._group: Any = dist.ProcessGroupNCCL(members, rank, size, options)
         else:
             self._group = dist.ProcessGroupGloo(members, rank, size, limit)
-
-    @classmethod
-    def join(cls, address: str, port: int, rank: int, size: int, *, device: str, seconds: float) -> Channel:
-        """Meet the others where rank 0 has opened a ``Rendezvous``."""
-        return cls(reach_store(address, port, seconds), rank, size, device=device, seconds=seconds)
-
-    def tell(self, message: Any) -> None:
-        """Give every receiver a small message: anything that JSON can say."""
-        self._store.set(f"message {self._messages}", json.dumps(message))
-        self._messages += 1
-
-    def hear(self) -> Any:
-        """The sender's next message.
-
-        Whoever reaches the store can write one, so it is data and nothing more. The store takes none above 8 MiB.
-
-        Raises:
-            ValueError: it is no JSON.
-            RuntimeError: none comes in time.
-        """
-        content = self._store.get(f"message {self._messages}")
-        self._messages += 1
-        return parse_json(content)
 
     def broadcast(self, bucket: Tensor) -> None:
         """Send rank 0's bytes into everybody's ``bucket``: uint8, as long everywhere, on the channel's device."""

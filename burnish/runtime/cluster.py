@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 LOCAL = "local"
 ATTEMPTS = 3  # Ray gives its own helpers 15 seconds, whatever the machine is busy with
 ANSWER = 10.0  # seconds that a machine may take to answer at all
-LOOK = 1.0  # seconds between looks at a cluster that machines may still join
+POLL = 1.0  # seconds between looks at a cluster that machines may still join
 
 
 class Cluster:
@@ -36,7 +36,7 @@ class Cluster:
 
     def __init__(self, options: RayOptions, pools: PoolsOptions, *, started: bool) -> None:
         self.options, self.started = options, started
-        self._asked = pools
+        self._wanted = pools
         self.pools: dict[str, Pool] = {}
 
     def nodes(self) -> list[Node]:
@@ -54,7 +54,7 @@ class Cluster:
     @property
     def needs(self) -> list[Need]:
         """What every pool takes of these machines."""
-        return needs(self._asked, gpus_there=any(node.gpus for node in self.nodes()))
+        return needs(self._wanted, gpus_there=any(node.gpus for node in self.nodes()))
 
     def lacking(self) -> str:
         """Why the pools can't be placed, as far as that is certain; nothing otherwise."""
@@ -70,15 +70,19 @@ class Cluster:
         said = ""
         while why := self.lacking():
             if time.monotonic() >= deadline:
-                waited = f" (waited {self.options.placement_timeout:g} seconds: ray.placement_timeout)"
+                waited = f" (waited {self.options.placement_timeout:g} s: ray.placement_timeout)"
                 raise Unschedulable(why + ("" if self.started else waited))
             if why != said:
-                log.warning("waiting at most %g seconds for machines: %s", self.options.placement_timeout, why)
+                log.warning(
+                    "waiting up to %g s (ray.placement_timeout) for machines to join: %s",
+                    self.options.placement_timeout,
+                    why,
+                )
             said = why
-            time.sleep(LOOK)
+            time.sleep(POLL)
 
     def open(self) -> None:
-        """Reserve room for every pool.
+        """Reserve capacity for every pool.
 
         Raises:
             Unschedulable: others hold it for too long.
@@ -90,7 +94,7 @@ class Cluster:
             pool.wait()
 
     def close(self) -> None:
-        """Give the room back; whoever still works there is ended."""
+        """Give the capacity back; processes that still run there are killed."""
         for pool in self.pools.values():
             pool.close()
         self.pools.clear()
@@ -98,7 +102,7 @@ class Cluster:
 
 @contextmanager
 def cluster(options: RayOptions, pools: PoolsOptions) -> Iterator[Cluster]:
-    """Connect to Ray and reserve room for the pools; at the end give everything back and stop what was started.
+    """Connect to Ray and reserve capacity for the pools; at the end give everything back and stop what was started.
 
     Raises:
         UserError: there is no such cluster, or Ray refuses an argument.
@@ -110,9 +114,13 @@ def cluster(options: RayOptions, pools: PoolsOptions) -> Iterator[Cluster]:
     with ExitStack() as stack:
         stack.callback(ray.shutdown)
         if address != LOCAL:
-            _see_that_it_answers(address)
-        with _handlers_kept():
+            _check_reachable(address)
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
             _connect(address, options, pools)
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, handler)  # Ray replaces it, but it is for a checkpoint and a clean end
         if options.timeline is not None:
             stack.callback(_write_timeline, Path(options.timeline).expanduser())
         found = Cluster(options, pools, started=address == LOCAL)
@@ -121,7 +129,7 @@ def cluster(options: RayOptions, pools: PoolsOptions) -> Iterator[Cluster]:
         yield found
 
 
-def _see_that_it_answers(address: str) -> None:
+def _check_reachable(address: str) -> None:
     """Ray itself takes a minute to find out that nobody is there."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():  # auto, say, which Ray looks up
@@ -130,7 +138,7 @@ def _see_that_it_answers(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER).close()
     except OSError as error:
         raise UserError(
-            f"no Ray cluster answers at {address} (ray.address, or RAY_ADDRESS of the environment): {error}; start one "
+            f"no Ray cluster at {address} (ray.address, or RAY_ADDRESS of the environment): {error}; start one "
             "with `ray start --head`, or give ray.address=local for one of the run's own"
         ) from None
 
@@ -177,19 +185,6 @@ def _on_loopback() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
-
-
-@contextmanager
-def _handlers_kept() -> Iterator[None]:
-    """Ray replaces the handler of SIGTERM, which is for a checkpoint and a clean end."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _write_timeline(path: Path) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import replace
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from ray.exceptions import ObjectLostError
 
@@ -17,8 +16,7 @@ from burnish.algorithms.base import Metrics
 from burnish.checkpoint.files import Checkpoint
 from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig
-from burnish.config.language import LanguageConfig
-from burnish.config.run_folder import RunFolder
+from burnish.controller import Controller
 from burnish.rollout.base import Source
 from burnish.rollout.online import OnlineSource
 from burnish.rollout.pipelined import PipelinedSource
@@ -26,16 +24,15 @@ from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import Call
 from burnish.runtime.cluster import cluster
 from burnish.runtime.faults import RestartLimit, Unschedulable, WorkerDied, WorkerTimeout
-from burnish.runtime.reward_pool import RewardPool
+from burnish.runtime.reward_pool import reward_group
 from burnish.runtime.rollout_actor import RolloutActor
 from burnish.runtime.rollout_pool import RolloutPool
 from burnish.runtime.trainer_actor import TrainerActor
-from burnish.runtime.trainer_group import RankSource, TrainerGroup, TrainerRolloutWorker, given_up
+from burnish.runtime.trainer_group import RankSource, TrainerGroup, TrainerRolloutWorker, cancelled
 from burnish.runtime.weight_stream import Mismatch
-from burnish.runtime.weight_sync import WeightSyncs
-from burnish.tasks import LanguageAssembly, assemble
-from burnish.training.profiling import Profiler, nsight
-from burnish.training.ranks import RanksLost
+from burnish.runtime.weight_sync import WeightSync
+from burnish.training.profiling import nsight
+from burnish.training.ranks import SINGLE_RANK, RanksLost
 from burnish.types.rollout import Collected
 from burnish.utils.errors import Cancelled
 
@@ -49,28 +46,19 @@ ENDS = (
 )  # after which nobody can sample any more, though the trainer is well
 
 
-class RayController:
+class RayController(Controller):
     """The driver of a run: it leads the workers, and holds prompts and plans, but no networks and no samples."""
 
     def __init__(self, config: RunConfig, store: CheckpointStore) -> None:
-        self.config, self.store = config, store
-        self.assembly = assemble(config)  # for its data; its networks are never asked for
-        self.watch = self.assembly.watch
-        self.stop: Callable[[], bool] = lambda: False
-        self.giving_up: Callable[[], AbstractContextManager[None]] = nullcontext  # nothing is judged in this process
-        self.saving = 0.0
-        folder = RunFolder(config.output_dir).profiles
-        self.profiler = Profiler(config.profiler, role="controller", rank=0, folder=folder, watch=self.watch)
-        self.items = 0
+        super().__init__(config, store, SINGLE_RANK, role="controller", profiled=True)
+        self.workers: TrainerGroup
+        self._saving = 0.0
         self._source: Source
         self.trainers: ActorGroup
         self.samplers: RolloutPool | None = None
         self._end: Exception | None = None  # of a publication, until somebody is to sample
         self._stack = ExitStack()
         self._started = False  # whether there is a trainer
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -83,23 +71,21 @@ class RayController:
                     log.error("%s", failed)
 
     @property
-    def source(self) -> Source:
-        return ErrorRelay(self._source, self._announce)
-
-    def check_data(self) -> None:
-        self.assembly.check_data()
+    def saving(self) -> float:
+        return self._saving
 
     def check(self) -> None:
         """Start everybody, and let them load what they need."""
         config, enter = self.config, self._stack.enter_context
         pools = enter(cluster(config.ray, config.pools)).pools
-        judges = enter(RewardPool(pools["reward"], config)).judges if "reward" in pools else []
+        judges = enter(reward_group(pools["reward"], config)).handles if "reward" in pools else []
         versions = config.pipeline.lag + 1
+        trained = config if config.pools.rollout is None else config.trainer_config
         self.trainers = enter(
             ActorGroup(
                 pools["train"],
                 TrainerActor,
-                [(self._trained, judges, versions)] * pools["train"].size,
+                [(trained, judges, versions)] * pools["train"].size,
                 collective=True,
                 nsight=nsight(config.profiler, "trainer"),
             )
@@ -126,42 +112,34 @@ class RayController:
         if workers is not None:
             self.samplers = RolloutPool(
                 workers,
-                WeightSyncs(self.trainers, workers, config.ray.publication),
+                WeightSync(self.trainers, workers, config.ray.publication),
                 config.ray,
                 needed=lambda version: version + 1 + config.pipeline.lag <= config.steps,
-                phases=self.watch.add,
-                stop=lambda: self.stop(),
+                add_phases=self.watch.add,
+                stop=lambda: self.assembly.stop(),
             )
         self._source = self._make_source()
+        self.source = ErrorRelay(self._source, self._announce)
         self._first = self._source.state_dict()
 
     def _checking(self) -> Call:
         """Have the ranks load everything: each answers how many prompts or records are learned on."""
         return self.trainers.submit("check", seconds=self.config.ray.start_timeout, option="ray.start_timeout")
 
-    @property
-    def _trained(self) -> RunConfig:
-        """What the ranks are told: where others sample, they judge with their own weights."""
-        config = self.config
-        if config.pools.rollout is None or not isinstance(config, LanguageConfig):
-            return config
-        return replace(config, rollout=replace(config.rollout, vllm=None))
-
     def _make_source(self) -> Source:
         config, assembly = self.config, self.assembly
         if not config.online:
             return RankSource(self.trainers)
-        if isinstance(assembly, LanguageAssembly) and config.data.max_prompt_length is not None:
-            # only a processor can tell how long prompts are, and here is none
+        if assembly.measures_prompts:  # by a processor, and here is none
             places = self.trainers.call_one(0, "learnable")
             assembly.learnable_prompts = [assembly.train_prompts[place] for place in places]
         if self.samplers is None:
             return OnlineSource(
-                assembly.questions, TrainerRolloutWorker(self.trainers, self.watch, lambda: self.stop())
+                assembly.prompt_schedule, TrainerRolloutWorker(self.trainers, self.watch, lambda: self.assembly.stop())
             )
         if config.pipeline.depth == 0:
-            return OnlineSource(assembly.questions, self.samplers)
-        return PipelinedSource(assembly.questions, self.samplers, config.pipeline, steps=config.steps)
+            return OnlineSource(assembly.prompt_schedule, self.samplers)
+        return PipelinedSource(assembly.prompt_schedule, self.samplers, config.pipeline, steps=config.steps)
 
     def resume(self, checkpoint: Checkpoint | None) -> None:
         source = self._first if checkpoint is None else self.trainers.call("resume", checkpoint)[0]
@@ -170,11 +148,11 @@ class RayController:
         self.watch.drain()  # what came before the first update belongs to none
         self._announce()
 
-    def judge(self, target: Path | None, guidance: float | None) -> Metrics:
-        if self.stop():
+    def evaluate(self, target: Path | None, guidance: float | None) -> Metrics:
+        if self.assembly.stop():
             raise Cancelled
-        call = self.trainers.submit("judge", target, guidance)
-        given_up(self.trainers, [call], lambda: self.stop())
+        call = self.trainers.submit("evaluate", target, guidance)
+        cancelled(self.trainers, [call], lambda: self.assembly.stop())
         found: Metrics | None = call.results()[0]
         if found is None:
             raise Cancelled
@@ -229,7 +207,7 @@ class RayController:
     def _save(self, update: int, score: float | None, unvalidated: Metrics | None, source: dict[str, Any]) -> Path:
         start, online = time.perf_counter(), self.config.online
         path: Path = self.trainers.call("save", update, score, unvalidated, source if online else None)[0]
-        self.saving = max(self.saving, time.perf_counter() - start)
+        self._saving = max(self._saving, time.perf_counter() - start)
         return path
 
     def _published(self, version: int) -> None:
@@ -248,7 +226,7 @@ class RayController:
 
 
 class ErrorRelay:
-    """A source that tells first what has gone wrong since the last batch."""
+    """A source that first raises what has failed since the last batch."""
 
     def __init__(self, source: Source, announce: Callable[[], None]) -> None:
         self._source, self._announce = source, announce

@@ -1,4 +1,4 @@
-"""A pool: room that is reserved in the cluster for processes of one kind."""
+"""A pool: capacity of the cluster that is reserved for processes of one kind."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from burnish.options.ray import RayOptions
 from burnish.runtime.capacity import Need, amounts
 from burnish.runtime.faults import Unschedulable
 
-LOOK = 1.0  # seconds between looks, so that Ctrl-C is heard
+POLL = 1.0  # seconds between checks, so that Ctrl-C is heard
 
 
 class Pool:
     """One bundle of resources per machine; ranks fill one machine after the other."""
 
     def __init__(self, need: Need, options: RayOptions, lacking: Callable[[], str]) -> None:
-        """Ask for room.
+        """Ask for capacity.
 
         Args:
             need: what the pool takes.
@@ -51,9 +51,9 @@ class Pool:
             Unschedulable: they are not in time.
         """
         deadline = time.monotonic() + self.options.placement_timeout
-        while not self._group.wait(LOOK):
+        while not self._group.wait(POLL):
             if time.monotonic() > deadline:
-                raise self.no_room()
+                raise self.unschedulable()
 
     def placed(self) -> bool:
         """Whether all its machines are there now; one that was lost takes Ray seconds to notice."""
@@ -67,13 +67,13 @@ class Pool:
         """Whether one of some machines is dead now."""
         return any(node["NodeID"] in machines and not node["Alive"] for node in ray.nodes())
 
-    def no_room(self) -> Unschedulable:
-        """That it was not placed in time, and what the cluster lacks."""
+    def unschedulable(self) -> Unschedulable:
+        """The error of one that was not placed in time, with what the cluster lacks."""
         free = {name: value for name, value in ray.available_resources().items() if name in ("CPU", "GPU")}
         why = self._lacking() or f"others use what it needs: {amounts(free) or 'nothing'} of the whole cluster is free"
         return Unschedulable(
-            f"pool {self.name} found no room in {self.options.placement_timeout:g} seconds "
-            f"(ray.placement_timeout): it needs {self.need}; {why}"
+            f"timed out after {self.options.placement_timeout:g} s (ray.placement_timeout) waiting for the cluster to "
+            f"place pool {self.name}, which needs {self.need}; {why}"
         )
 
     def strategy(self, rank: int) -> PlacementGroupSchedulingStrategy:
@@ -81,5 +81,5 @@ class Pool:
         return PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank // self.need.processes)
 
     def close(self) -> None:
-        """Give the room back; whoever still works there is ended."""
+        """Give the capacity back; processes that still run there are killed."""
         remove_placement_group(self._group)

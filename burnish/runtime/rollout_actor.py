@@ -10,7 +10,7 @@ from burnish.config.run_folder import RunFolder
 from burnish.rollout.requests import RolloutRequest
 from burnish.runtime.actor import RankInfo
 from burnish.runtime.reward_pool import PooledScorer
-from burnish.runtime.rollout_result import RolloutResult, make
+from burnish.runtime.rollout_result import RolloutResult, generate
 from burnish.runtime.transfer import Packed
 from burnish.runtime.weight_transfer import Receiver
 from burnish.tasks import assemble
@@ -39,13 +39,13 @@ class RolloutActor:
         self.profiler = Profiler(config.profiler, role="rollout", rank=place.rank, folder=folder, watch=assembly.watch)
         self._published: int | None = None  # what an engine of its own samples with
 
-    def make(self, asked: RolloutRequest) -> tuple[RolloutResult, Packed]:
+    def generate(self, request: RolloutRequest) -> tuple[RolloutResult, Packed]:
         """Sample and score; the second half is for the object store."""
         version = self.receiver.version
-        assert version == asked.version, f"weights of version {asked.version} are to sample, and {version} is here"
+        assert version == request.version, f"weights of version {request.version} are to sample, and {version} is here"
         if version != self._published:
             if self.assembly.publisher is not None:
                 self.assembly.publisher.publish(version)
             self._published = version
-        with self.profiler.during(asked.update):
-            return make(self.assembly, asked)
+        with self.profiler.during(request.update):
+            return generate(self.assembly, request)

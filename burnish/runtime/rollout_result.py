@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from burnish.rollout.requests import RolloutRequest
+from burnish.rollout.requests import RolloutRequest, join
 from burnish.rollout.serialization import deserialize, serialize
 from burnish.runtime.reward_pool import PooledScorer
 from burnish.runtime.transfer import Packed, Pointers, ResponsePointers, Stored, pack, resolved
@@ -20,40 +20,43 @@ from burnish.types.rollout import Rollouts
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutResult:
-    """What the driver gets to see of rollouts that a worker has made."""
+    """What the driver gets of rollouts that a worker has made."""
 
     rollouts: Any  # without their traces
     lengths: Lengths | None
     seconds: float  # that it took
     phases: dict[str, float]  # seconds by name
 
-    def with_trace(self, reference: ray.ObjectRef) -> Rollouts:
-        """The rollouts, with pointers to a ``Packed`` in the object store as their traces."""
-        return _pointing(self.rollouts, Stored(reference, len(self.rollouts)), self.lengths)
+
+def joined(parts: Sequence[tuple[RolloutResult | None, ray.ObjectRef[Any]]]) -> tuple[Rollouts, dict[str, float]]:
+    """A batch of parts that were made at once, and seconds by phase: of every phase the longest.
+
+    Args:
+        parts: results, and references to their traces, each a ``Packed``, to which the batch has pointers; None is
+            the result of a worker that had nothing to do.
+    """
+    found = [(result, trace) for result, trace in parts if result is not None]
+    rollouts = [_pointing(one.rollouts, Stored(trace, len(one.rollouts)), one.lengths) for one, trace in found]
+    names = {name for one, _ in found for name in one.phases}
+    return join(rollouts), {name: max(one.phases.get(name, 0.0) for one, _ in found) for name in names}
 
 
-def slowest(parts: Sequence[RolloutResult]) -> dict[str, float]:
-    """Seconds by phase of a batch whose parts were made at once: of every phase the longest."""
-    names = {name for made in parts for name in made.phases}
-    return {name: max(made.phases.get(name, 0.0) for made in parts) for name in names}
-
-
-def make(assembly: Assembly, asked: RolloutRequest) -> tuple[RolloutResult, Packed]:
+def generate(assembly: Assembly, request: RolloutRequest) -> tuple[RolloutResult, Packed]:
     """Sample and score in this process; the second half is for the object store."""
     start, scorer = time.perf_counter(), assembly.scorer
     if isinstance(scorer, PooledScorer):
-        scorer.update = asked.update
-    rollouts = assembly.rollout_worker.make(asked)
+        scorer.update = request.update
+    rollouts = assembly.rollout_worker.generate(request)
     if isinstance(scorer, PooledScorer):
         scorer.update = 0
     packed = pack(rollouts.trace)
-    made = RolloutResult(
+    result = RolloutResult(
         rollouts=replace(rollouts, trace=None),
         lengths=rollouts.lengths,
         seconds=time.perf_counter() - start,
         phases=assembly.watch.drain(),
     )
-    return made, packed
+    return result, packed
 
 
 def to_save(source: dict[str, Any], seconds: float) -> dict[str, Any]:

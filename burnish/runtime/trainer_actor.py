@@ -18,7 +18,7 @@ from burnish.controller import LocalController
 from burnish.rollout.requests import RolloutRequest
 from burnish.runtime.actor import RankInfo
 from burnish.runtime.reward_pool import PooledScorer
-from burnish.runtime.rollout_result import RolloutResult, from_saved, make, to_save
+from burnish.runtime.rollout_result import RolloutResult, from_saved, generate, to_save
 from burnish.runtime.transfer import Packed, resolved
 from burnish.runtime.weight_transfer import Sender
 from burnish.training.profiling import Profiler
@@ -70,7 +70,7 @@ class TrainerActor:
     def learnable(self) -> list[int]:
         """Which of the prompts are learned on, by their places among all."""
         places = {id(prompt): place for place, prompt in enumerate(self.assembly.train_prompts)}
-        return [places[id(prompt)] for prompt in self.assembly.questions.stream.items]
+        return [places[id(prompt)] for prompt in self.assembly.prompt_schedule.stream.items]
 
     def resume(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """Go on from a checkpoint: the state of the source, which the driver has where samples are asked for.
@@ -85,19 +85,19 @@ class TrainerActor:
             return {}
         return from_saved(source) if self.ranks.rank == 0 else {}
 
-    def make(self, asked: RolloutRequest | None) -> tuple[RolloutResult | None, Packed | None]:
+    def generate(self, request: RolloutRequest | None) -> tuple[RolloutResult | None, Packed | None]:
         """Sample and score this rank's own part, if there is one and it is not given up. Answers differ by rank."""
-        if asked is not None:
-            self._record(asked.update)
+        if request is not None:
+            self._record(request.update)
         # of every network, for metrics compare some of them
         whole = nullcontext() if self.assembly.has_separate_engine else self.assembly.roles.gathered()
         with whole, suppress(Cancelled):
-            if asked is not None:
-                return make(self.assembly, asked)
+            if request is not None:
+                return generate(self.assembly, request)
         return None, None
 
-    def give_up(self) -> None:
-        """Samples that are being made or judged, and all further ones, are of no use any more: the run is to stop."""
+    def cancel(self) -> None:
+        """Sample and judge nothing any more: the run is to stop."""
         self.assembly.stop = lambda: True
 
     def collect(self, update: int) -> RemoteBatch:
@@ -135,11 +135,11 @@ class TrainerActor:
         """The weights are those of a version from now on."""
         self.assembly.workers.publish(version)
 
-    def judge(self, target: Path | None, guidance: float | None) -> Metrics | None:
-        """Judge the weights that are exported; the first rank keeps samples. None if that was given up."""
+    def evaluate(self, target: Path | None, guidance: float | None) -> Metrics | None:
+        """Evaluate the weights that are exported; the first rank keeps samples. None if that was cancelled."""
         metrics: Metrics | None = None
         with torch.no_grad(), suppress(Cancelled):
-            metrics = self.controller.judge(target, guidance)
+            metrics = self.controller.evaluate(target, guidance)
         self.assembly.watch.drain()
         return metrics
 

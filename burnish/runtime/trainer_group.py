@@ -1,4 +1,4 @@
-"""The ranks of the trainer behind the verbs of the loop, for the driver: it leads, and holds nothing itself."""
+"""The ranks of the trainer behind the verbs of the loop, for the driver, which holds nothing itself."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from burnish.algorithms.base import Metrics
-from burnish.rollout.requests import RolloutRequest, join, split
+from burnish.rollout.requests import RolloutRequest, split
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import Call, all_done
-from burnish.runtime.rollout_result import RolloutResult, slowest
+from burnish.runtime.rollout_result import joined
 from burnish.types.rollout import Collected, RemoteBatch, Rollouts
 from burnish.utils.errors import Cancelled
 from burnish.utils.timer import Stopwatch
@@ -48,59 +48,53 @@ class TrainerRolloutWorker:
     """The ranks sample themselves, each its part, with weights that are gathered for that long."""
 
     def __init__(self, ranks: ActorGroup, watch: Stopwatch, stop: Callable[[], bool]) -> None:
-        """Args: ``stop`` says whether samples that nobody has learned from are to be given up."""
+        """Args: ``stop`` says whether samples that nobody has learned from are to be cancelled."""
         self.ranks, self.watch, self.stop = ranks, watch, stop
 
-    def make(self, asked: RolloutRequest) -> Rollouts:
+    def generate(self, request: RolloutRequest) -> Rollouts:
         """Samples of the present weights.
 
         Raises:
             Cancelled: the run is to stop.
         """
         size = len(self.ranks)
-        parts: list[RolloutRequest | None] = [*split(asked, size)]
+        parts: list[RolloutRequest | None] = [*split(request, size)]
         parts += [None] * (size - len(parts))
-        calls = [self.ranks.submit_one(rank, "make", part, keep=True) for rank, part in enumerate(parts)]
-        if given_up(self.ranks, calls, self.stop):
+        calls = [self.ranks.submit_one(rank, "generate", part, keep=True) for rank, part in enumerate(parts)]
+        if cancelled(self.ranks, calls, self.stop):
             raise Cancelled
-        made: list[RolloutResult] = []
-        rollouts = []
-        for rank, call in enumerate(calls):
-            one = call.result()
-            if one is not None:
-                made.append(one)
-                rollouts.append(one.with_trace(call.kept[rank]))
-        self.watch.add(slowest(made))
-        return join(rollouts)
+        rollouts, seconds = joined([(call.result(), call.kept[rank]) for rank, call in enumerate(calls)])
+        self.watch.add(seconds)
+        return rollouts
 
 
-def given_up(ranks: ActorGroup, calls: Sequence[Call], stop: Callable[[], bool]) -> bool:
-    """Wait for calls of samples; if the run is to stop meanwhile, have the ranks give them up: whether they were told.
+def cancelled(ranks: ActorGroup, calls: Sequence[Call], stop: Callable[[], bool]) -> bool:
+    """Wait for calls of samples; if the run is to stop meanwhile, have the ranks cancel them: whether they did.
 
     Raises:
         Exception: see ``Call.results``.
     """
-    told: list[Call] = []
+    cancel: list[Call] = []
 
-    def tell() -> None:
-        if not told and stop():
-            told.append(ranks.submit("give_up", beside=True))
+    def check() -> None:
+        if not cancel and stop():
+            cancel.append(ranks.submit("cancel", beside=True))
 
-    all_done(calls, tell)
-    for call in told:
+    all_done(calls, check)
+    for call in cancel:
         call.results()
-    return bool(told)
+    return bool(cancel)
 
 
 class RankSource:
-    """What the ranks learn is data of the user: each rank reads the batch itself, and the driver hears its size."""
+    """What the ranks learn is data of the user: each rank reads the batch itself, and the driver learns its size."""
 
     def __init__(self, ranks: ActorGroup) -> None:
         self.ranks = ranks
 
     def collect(self, update: int) -> RemoteBatch:
-        told: RemoteBatch = self.ranks.call("collect", update)[0]
-        return told
+        batch: RemoteBatch = self.ranks.call("collect", update)[0]
+        return batch
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: the ranks save where their own streams stand."""

@@ -76,7 +76,7 @@ def _tensor(content: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
 class Stored:
     """A batch in the object store. It is freed when nobody refers to it any more."""
 
-    reference: ray.ObjectRef  # of a Packed
+    reference: ray.ObjectRef[Any]  # of a Packed
     rows: int
 
     @classmethod
@@ -170,7 +170,8 @@ class ResponsePointers(Pointers):
 def resolved(batch: T, *, seconds: float) -> T:
     """The same record with what it points to in place of pointers, in fields of fields too."""
     if isinstance(batch, Pointers):
-        return batch.resolve(seconds=seconds)
+        there: T = batch.resolve(seconds=seconds)
+        return there
     if not isinstance(batch, Batch):
         return batch
     values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}  # type: ignore[arg-type]

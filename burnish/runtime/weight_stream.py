@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,36 +34,16 @@ class Entry:
         """What a tensor is, whatever it holds; of a sharded one, the whole."""
         return cls(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
-    @classmethod
-    def read(cls, said: Any) -> Entry:
-        """An entry of a message: name, shape and type.
-
-        Raises:
-            Mismatch: it is none.
-        """
-        match said:
-            case [str(name), list(shape), str(dtype)] if all(map(_is_count, shape)):
-                if isinstance(getattr(torch, dtype, None), torch.dtype):
-                    return cls(name, tuple(shape), dtype)
-        raise Mismatch(f"a message about weights has {_kind(said)} where a tensor's name, shape and type belong")
-
-    @property
-    def said(self) -> list[Any]:
-        """What a message says of it."""
-        return [self.name, list(self.shape), self.dtype]
-
     @property
     def size(self) -> int:
         """Bytes."""
-        count = 1
-        for length in self.shape:
-            count *= length
-        return count * self.torch_dtype.itemsize
+        return math.prod(self.shape) * self.torch_dtype.itemsize
 
     @property
     def torch_dtype(self) -> torch.dtype:
         """Its type in torch."""
-        return getattr(torch, self.dtype)
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
 
     def __str__(self) -> str:
         return f"{self.name} ({self.dtype} {list(self.shape)})"
@@ -79,44 +60,25 @@ class Layout:
         """Of named weights, in their order."""
         return cls(tuple(Entry.of(name, tensor) for name, tensor in weights.items()))
 
-    @classmethod
-    def read(cls, said: Any) -> Layout:
-        """The layout that a message tells.
-
-        Raises:
-            Mismatch: it tells none.
-        """
-        if not isinstance(said, list):
-            raise Mismatch(f"a message about weights has {_kind(said)} where a list of tensors belongs")
-        entries = tuple(map(Entry.read, said))
-        if len({entry.name for entry in entries}) < len(entries):
-            raise Mismatch("a message about weights names a tensor twice")
-        return cls(entries)
-
-    @property
-    def said(self) -> list[Any]:
-        """What a message says of it."""
-        return [entry.said for entry in self.entries]
-
     @property
     def size(self) -> int:
         """Bytes."""
         return sum(entry.size for entry in self.entries)
 
     def empty(self, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Room for these weights, each on the device of its namesake."""
+        """Buffers for these weights, each on the device of its namesake."""
         return {
             entry.name: torch.empty(entry.shape, dtype=entry.torch_dtype, device=like[entry.name].device)
             for entry in self.entries
         }
 
-    def check(self, own: Layout, version: int, *, whole: bool) -> None:
+    def check(self, own: Layout, version: int, *, full: bool) -> None:
         """See that these weights fit.
 
         Args:
             own: the receiver's weights.
             version: for the message.
-            whole: whether all of the receiver's weights have to come.
+            full: whether all of the receiver's weights have to come.
 
         Raises:
             Mismatch: a tensor is unknown, missing, or of another shape or type.
@@ -126,13 +88,13 @@ class Layout:
             there = known.get(entry.name)
             if there != entry:
                 what = f"has {there}" if there else "has no such tensor"
-                raise Mismatch(f"version {version} of the weights brings {entry}, and the receiver {what}")
+                raise Mismatch(f"weight sync v{version}: brings {entry}, but the receiver {what}")
         missing = known.keys() - {entry.name for entry in self.entries}
-        if whole and missing:
+        if full and missing:
             first = next(entry for entry in own.entries if entry.name in missing)
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise Mismatch(
-                f"version {version} is the first that this receiver gets, and it lacks {first}"
-                f"{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}; the first has to bring all weights"
+                f"weight sync v{version}: a receiver's first sync must bring all weights, but it lacks {first}{more}"
             )
 
 
@@ -179,8 +141,8 @@ class Writer:
 class Reader:
     """Puts the bytes of buckets back into tensors."""
 
-    def __init__(self, room: Mapping[str, Tensor]) -> None:
-        self._left = [content for tensor in room.values() if len(content := pieces(tensor))][::-1]
+    def __init__(self, buffers: Mapping[str, Tensor]) -> None:
+        self._left = [content for tensor in buffers.values() if len(content := pieces(tensor))][::-1]
 
     def take(self, bucket: Tensor) -> None:
         """The next bucket, uint8 [n]."""
@@ -239,29 +201,10 @@ class Fingerprint:
         """Of named weights."""
         return cls(version, Layout.of(weights).entries, tuple(map(checksum, weights.values())))
 
-    @classmethod
-    def read(cls, said: Any) -> Fingerprint:
-        """The fingerprint that a message tells.
-
-        Raises:
-            Mismatch: it tells none.
-        """
-        match said:
-            case [version, entries, list(checksums)] if all(map(_is_count, [version, *checksums])):
-                layout = Layout.read(entries)
-                if len(checksums) == len(layout.entries):
-                    return cls(version, layout.entries, tuple(checksums))
-        raise Mismatch(f"a message about weights has {_kind(said)} where checksums belong")
-
-    @property
-    def said(self) -> list[Any]:
-        """What a message says of it."""
-        return [self.version, Layout(self.entries).said, list(self.checksums)]
-
     @property
     def digest(self) -> str:
         """All of it in 16 letters."""
-        return hashlib.sha256(json.dumps(self.said).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(dataclasses.astuple(self)).encode()).hexdigest()[:16]
 
     def check(self, found: Fingerprint, where: str) -> None:
         """See that what was found is this.
@@ -271,25 +214,14 @@ class Fingerprint:
         """
         if found == self:
             return
+        sync = f"weight sync v{self.version}"
         if found.version != self.version:
-            raise Mismatch(f"{where} holds version {found.version} of the weights, and the trainer {self.version}")
+            raise Mismatch(f"{sync}: {where} has v{found.version}")
         for own, other, one, two in zip(self.entries, found.entries, self.checksums, found.checksums, strict=False):
             if own != other:
-                raise Mismatch(f"version {self.version} of the weights has {own}, and {where} has {other} there")
+                raise Mismatch(f"{sync}: the trainer has {own} where {where} has {other}")
             if one != two:
                 raise Mismatch(
-                    f"tensor {own} of version {self.version} differs between the trainer and {where}: "
-                    f"checksums {one:016x} and {two:016x}"
+                    f"{sync}: tensor {own} differs between the trainer and {where}: checksums {one:016x} and {two:016x}"
                 )
-        raise Mismatch(
-            f"version {self.version} has {len(self.entries)} tensors, and {where} has {len(found.entries)} of them"
-        )
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _kind(said: Any) -> str:
-    """What a part of a message is; it may be large, and nested as deep as can be."""
-    return f"a {type(said).__name__}"
+        raise Mismatch(f"{sync}: the trainer has {len(self.entries)} tensors, {where} has {len(found.entries)}")

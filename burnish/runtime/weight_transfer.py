@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,10 +10,12 @@ import numpy as np
 import ray
 import torch
 from torch import Tensor
+from torch import distributed as dist
 
-from burnish.runtime.channel import Channel, Rendezvous
+from burnish.runtime.channel import Channel
 from burnish.runtime.weight_stream import Fingerprint, Layout, Mismatch, Reader, Writer, checksum
-from burnish.training.sharding import CpuCopy, whole_weight
+from burnish.training.rendezvous import open_store, reach_store
+from burnish.training.sharding import CpuCopy, full_weight
 from burnish.utils.timer import Stopwatch
 
 
@@ -23,16 +25,15 @@ class WeightPayload:
 
     fingerprint: Fingerprint
     seconds: dict[str, float]  # gather, transfer, check
-    buckets: list[ray.ObjectRef] = field(default_factory=list)  # uint8 arrays; none where they were broadcast
+    buckets: list[ray.ObjectRef[Any]] = field(default_factory=list)  # uint8 arrays; none where they were broadcast
     broken: str = ""  # why not all was broadcast
 
 
 @dataclass(frozen=True)
 class WeightAck:
-    """What a receiver knows when it holds the weights in its second buffer."""
+    """What a receiver holds in its second buffer."""
 
-    version: int
-    digest: str
+    fingerprint: Fingerprint
     seconds: dict[str, float]  # transfer, load, check
 
 
@@ -55,89 +56,84 @@ class Sender:
         self._weights, self._rank, self._versions = weights, rank, versions
         self._kept: dict[int, dict[str, CpuCopy]] = {}
         self._bucket = max(8, int(bucket_mb * 2**20))
-        self._meeting: Rendezvous | None = None
+        self._store: dist.Store | None = None  # where the channel's members find each other
         self._channel: Channel | None = None
 
-    def size(self, whole: bool) -> int:
-        """Bytes of the weights."""
-        return Layout.of(self._weights(whole)).size
+    def layout(self, full: bool) -> Layout:
+        """Which weights are sent."""
+        return Layout.of(self._weights(full))
 
-    def meet(self, address: str, seconds: float) -> int:
-        """Open a meeting for a new channel at this machine's address: its port."""
-        self._meeting = Rendezvous(address, seconds)
-        return self._meeting.port
+    def rendezvous(self, address: str, seconds: float) -> int:
+        """Open a store at this machine's address, where the members of a new channel find each other: its port."""
+        store = open_store(address, 0, seconds)
+        self._store = store
+        return int(store.port)
 
     def join(self, size: int, device: str, seconds: float) -> None:
-        """Meet the receivers."""
-        assert self._meeting is not None, "nobody can meet where there is no meeting"
+        """Join the channel with the receivers."""
+        assert self._store is not None, "no rendezvous was opened"
         if self._channel is not None:
             self._channel.close()
-        self._channel = Channel(self._meeting.store, 0, size, device=device, seconds=seconds)
+        self._channel = Channel(self._store, 0, size, device=device, seconds=seconds)
 
-    def to_store(self, version: int, whole: bool) -> WeightPayload | None:
+    def to_store(self, version: int, full: bool) -> WeightPayload | None:
         """Put the weights into the object store; None on other ranks than 0."""
         watch, buckets = Stopwatch(), []
         fingerprint = None
-        for bucket in self._buckets(version, whole, watch, "cpu"):
+        for bucket in self._buckets(version, full, watch, "cpu"):
             if isinstance(bucket, Fingerprint):
                 fingerprint = bucket
-            elif isinstance(bucket, Tensor):
+            else:
                 with watch("transfer"):
                     buckets.append(ray.put(bucket.numpy()))
         return None if fingerprint is None else WeightPayload(fingerprint, watch.drain(), buckets)
 
-    def broadcast(self, version: int, whole: bool) -> WeightPayload | None:
+    def broadcast(self, version: int, full: bool) -> WeightPayload | None:
         """Send the weights through the channel; None on other ranks than 0.
 
-        A receiver that dies breaks the channel. That is told in the payload, and no error: the other ranks wait for
+        A receiver that dies breaks the channel. The payload says so, and nothing is raised: the other ranks wait for
         this one while they gather, and training has to survive it.
         """
         watch, fingerprint, broken = Stopwatch(), None, ""
         device = "cpu" if self._channel is None else self._channel.device
-        for bucket in self._buckets(version, whole, watch, device):
+        for bucket in self._buckets(version, full, watch, device):
             if isinstance(bucket, Fingerprint):
                 fingerprint = bucket
-            if broken:
+            if broken or isinstance(bucket, Fingerprint):
                 continue
             assert self._channel is not None, "no channel was joined"
             try:
                 with watch("transfer"):
-                    if isinstance(bucket, Tensor):
-                        self._channel.broadcast(bucket)
-                    else:
-                        self._channel.tell(bucket.said)
+                    self._channel.broadcast(bucket)
             except RuntimeError as error:  # of torch.distributed, which has none of its own for this
                 broken, self._channel = str(error) or repr(error), None
         return None if fingerprint is None else WeightPayload(fingerprint, watch.drain(), broken=broken)
 
     def _buckets(
-        self, version: int, whole: bool, watch: Stopwatch, device: torch.device | str
-    ) -> Iterator[Layout | Tensor | Fingerprint]:
-        """On rank 0 the layout, the buckets in order, and at last the fingerprint; nothing on others."""
-        weights = self._of(version, whole)
-        layout = Layout.of(weights)
-        if self._rank == 0:
-            yield layout
+        self, version: int, full: bool, watch: Stopwatch, device: torch.device | str
+    ) -> Iterator[Tensor | Fingerprint]:
+        """On rank 0 the buckets in order, and at last the fingerprint; nothing on others."""
+        weights = self._weights_of(version, full)
         writer = Writer(self._bucket, device)
         checksums = []
         for value in weights.values():
             with watch("gather"):
-                tensor = whole_weight(value.detach())
+                tensor = full_weight(value.detach())
             if self._rank == 0:
                 with watch("check"):
                     checksums.append(checksum(tensor))
                 yield from writer.add(tensor)
         if self._rank == 0:
             yield from writer.rest()
-            yield Fingerprint(version, layout.entries, tuple(checksums))
+            yield Fingerprint(version, Layout.of(weights).entries, tuple(checksums))
 
-    def _of(self, version: int, whole: bool) -> Mapping[str, Tensor]:
+    def _weights_of(self, version: int, full: bool) -> Mapping[str, Tensor]:
         """The weights of a version: the present ones if it is new, else as they were when it was."""
-        present = self._weights(whole)
+        present = self._weights(full)
         if self._versions == 1:
             return present
         if version not in self._kept:
-            assert not self._kept or version > max(self._kept), f"version {version} is sent no more"
+            assert not self._kept or version > max(self._kept), f"v{version} is no longer kept"
             self._kept[version] = {name: CpuCopy(value) for name, value in self._weights(False).items()}
             for old in sorted(self._kept)[: -self._versions]:
                 del self._kept[old]
@@ -151,73 +147,60 @@ class Receiver:
         """Take over the weights.
 
         Args:
-            weights: the network's own tensors; the first publication has to bring them all, later ones some.
+            weights: the network's own tensors; the first weight sync has to bring them all, later ones some.
             bucket_mb: MiB that travel at a time.
         """
         self._weights, self._own = dict(weights), Layout.of(weights)
         self._bucket = max(8, int(bucket_mb * 2**20))
         self._channel: Channel | None = None
         self._spare: dict[str, Tensor] = {}
-        self._held: Fingerprint | None = None  # what the second buffer holds, once it was checked
+        self._held: Fingerprint | None = None  # what the second buffer holds
         self.version: int | None = None  # what the network holds; None before the first switch
         self.digest = ""
 
     def join(self, address: str, port: int, rank: int, size: int, device: str, seconds: float) -> None:
-        """Meet the sender and the other receivers."""
+        """Join the channel with the sender and the other receivers."""
         if self._channel is not None:
             self._channel.close()
-        self._channel = Channel.join(address, port, rank, size, device=device, seconds=seconds)
+        store = reach_store(address, port, seconds)
+        self._channel = Channel(store, rank, size, device=device, seconds=seconds)
 
     def from_store(self, payload: WeightPayload, seconds: float) -> WeightAck:
         """Fill the second buffer from the object store.
 
         Raises:
-            Mismatch: the weights do not fit, or are not the sender's.
+            Mismatch: the weights do not fit.
             ray.exceptions.GetTimeoutError, ray.exceptions.ObjectLostError: a bucket does not come.
         """
-        watch = Stopwatch()
-        expected = payload.fingerprint
+        arrays = (ray.get(bucket, timeout=seconds) for bucket in payload.buckets)
+        # copies: what lies in the store can't be written to, and torch knows no such tensors
+        buckets = (torch.from_numpy(np.array(array)) for array in arrays)
+        return self._fill(Layout(payload.fingerprint.entries), payload.fingerprint.version, buckets)
 
-        def buckets() -> Iterator[Tensor]:
-            for reference in payload.buckets:
-                with watch("transfer"):
-                    array = ray.get(reference, timeout=seconds)
-                # a copy: what lies in the store can't be written to, and torch knows no such tensors
-                yield torch.from_numpy(np.array(array))
-
-        self._fill(Layout(expected.entries), expected.version, buckets(), watch)
-        return self._receipt(expected, watch)
-
-    def from_broadcast(self, version: int) -> WeightAck:
+    def from_broadcast(self, version: int, layout: Layout) -> WeightAck:
         """Fill the second buffer from the channel.
 
         Raises:
             Mismatch: see ``from_store``.
-            RuntimeError: the sender is gone, or late.
+            RuntimeError: the sender is gone, or too slow.
         """
-        channel, watch = self._channel, Stopwatch()
+        channel = self._channel
         assert channel is not None, "no channel was joined"
-        with watch("transfer"):
-            layout = Layout.read(_heard(channel))
 
         def buckets() -> Iterator[Tensor]:
             for start in range(0, layout.size, self._bucket):
                 size = min(self._bucket, layout.size - start)
                 bucket = torch.empty(size, dtype=torch.uint8, device=channel.device)
-                with watch("transfer"):
-                    channel.broadcast(bucket)
+                channel.broadcast(bucket)
                 yield bucket
 
-        self._fill(layout, version, buckets(), watch)
-        with watch("transfer"):
-            expected = Fingerprint.read(_heard(channel))
-        return self._receipt(expected, watch)
+        return self._fill(layout, version, buckets())
 
     def switch(self, version: int) -> str:
         """Sample with the second buffer's weights from now on: the digest of what the network holds.
 
-        The version that the network holds already is no switch: trainers that go on from a checkpoint publish it again,
-        and it may have been asked for before they were lost, too.
+        The version that the network holds already is no switch: trainers that resume from a checkpoint publish it
+        again, and it may have been asked for before they were lost, too.
 
         Raises:
             Mismatch: the second buffer holds another version, or the network did not take the weights over.
@@ -225,8 +208,8 @@ class Receiver:
         if self._held is None and self.version == version:
             return self.digest
         if self._held is None or self._held.version != version:
-            there = "nothing" if self._held is None else f"version {self._held.version}"
-            raise Mismatch(f"version {version} of the weights was asked for, and the second buffer holds {there}")
+            there = "nothing" if self._held is None else f"v{self._held.version}"
+            raise Mismatch(f"weight sync v{version}: asked to switch, but the second buffer holds {there}")
         expected, self._held = self._held, None
         taken = {entry.name: self._weights[entry.name] for entry in expected.entries}
         with torch.no_grad():
@@ -236,30 +219,22 @@ class Receiver:
         self.version, self.digest = version, expected.digest
         return self.digest
 
-    def _fill(self, layout: Layout, version: int, buckets: Iterable[Tensor], watch: Stopwatch) -> None:
-        self._held = None
-        layout.check(self._own, version, whole=self.version is None)
+    def _fill(self, layout: Layout, version: int, buckets: Iterator[Tensor]) -> WeightAck:
+        self._held, watch = None, Stopwatch()
+        layout.check(self._own, version, full=self.version is None)
         with watch("load"):
             if Layout.of(self._spare) != layout:
                 self._spare = layout.empty(self._weights)
         reader = Reader(self._spare)
-        for bucket in buckets:
+        while True:
+            with watch("transfer"):
+                bucket = next(buckets, None)
+            if bucket is None:
+                break
             with watch("load"):
                 reader.take(bucket)
         if reader.left:
-            raise Mismatch(f"version {version} of the weights ends {reader.left} bytes too early")
-
-    def _receipt(self, expected: Fingerprint, watch: Stopwatch) -> WeightAck:
+            raise Mismatch(f"weight sync v{version}: stream truncated, {reader.left} bytes missing")
         with watch("check"):
-            found = Fingerprint.of(self._spare, expected.version)
-            expected.check(found, "a receiver")
-        self._held = expected
-        return WeightAck(expected.version, expected.digest, watch.drain())
-
-
-def _heard(channel: Channel) -> Any:
-    """A message of the sender's, which is data and nothing more whoever wrote it."""
-    try:
-        return channel.hear()
-    except ValueError as error:
-        raise Mismatch(f"a message about weights can't be read: {error}") from None
+            self._held = Fingerprint.of(self._spare, version)
+        return WeightAck(self._held, watch.drain())

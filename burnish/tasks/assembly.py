@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -12,18 +12,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from burnish.algorithms.base import Metrics
 from burnish.config import RunConfig
 from burnish.data.decoding import check_media
+from burnish.data.stream import PromptStream, Stream
 from burnish.rewards.probe import probe
 from burnish.rewards.scoring import AnyScorer, Scorer
 from burnish.rollout.base import StreamSource
+from burnish.rollout.offline import OfflineSource
+from burnish.rollout.online import OnlineSource
 from burnish.rollout.prompt_schedule import PromptSchedule
 from burnish.rollout.requests import RolloutWorker
+from burnish.tasks.evaluate import Evaluation
+from burnish.training.auxiliary import AuxiliaryLoss
+from burnish.training.balance import Balance
 from burnish.training.ema import Ema
 from burnish.training.parameter_groups import ParameterGroup
-from burnish.training.ranks import ALONE, Ranks
-from burnish.training.trainer import AuxiliaryLoss, Balance, Publisher, Trainer
+from burnish.training.ranks import SINGLE_RANK, Ranks
+from burnish.training.roles import Publisher, TrainedRoles
+from burnish.training.trainer import Trainer
 from burnish.types.media import Media
 from burnish.types.rollout import Prompt
 from burnish.utils.errors import Cancelled
@@ -32,13 +41,18 @@ from burnish.utils.timer import Stopwatch
 
 
 class Assembly:
-    """Everything between a configuration and the loop, made when first asked for. A task fills in its own parts."""
+    """Everything between a configuration and the loop, made when first asked for. A task fills in its own parts.
+
+    Networks are loaded by the first of ``roles``, ``engine``, ``workers`` and ``identity`` that is asked for; prompts,
+    rewards and checks of data need none.
+    """
 
     config: Any  # the task's own class of configuration
-    roles: Any  # the networks
     engine: Any  # who samples
+    evaluation: type[Evaluation]
+    library: str  # that loads what is exported
 
-    def __init__(self, config: RunConfig, ranks: Ranks = ALONE) -> None:
+    def __init__(self, config: RunConfig, ranks: Ranks = SINGLE_RANK) -> None:
         """Args: ``ranks`` are those that hold the trained networks together, each with an assembly of its own."""
         self.config, self.ranks = config, ranks
         torch.set_num_threads(config.threads)
@@ -46,7 +60,7 @@ class Assembly:
         self.needs: Any = config.algorithm.needs()
         self.stop: Callable[[], bool] = lambda: False  # whether samples that nobody has learned from are to be given up
         # around what can't ask whether it is to stop: a request to do so ends it, by Cancelled
-        self.giving_up: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.cancellable: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @cached_property
     def train_prompts(self) -> list[Prompt]:
@@ -61,9 +75,31 @@ class Assembly:
         return prompts[: self.config.validation.max_prompts]
 
     @cached_property
+    def learnable_prompts(self) -> list[Prompt]:
+        """Those of training that are short enough."""
+        return self.train_prompts
+
+    @property
+    def measures_prompts(self) -> bool:
+        """Whether only the loaded model's processor can tell which prompts are short enough."""
+        return False
+
+    @cached_property
     def scorer(self) -> AnyScorer:
-        """Who judges."""
-        return Scorer(self.config.rewards, self.config.scoring, around=lambda: self.giving_up())
+        """Who scores samples."""
+        return Scorer(self.config.rewards, self.config.scoring, around=lambda: self.cancellable())
+
+    @cached_property
+    def roles(self) -> Any:
+        """The networks."""
+        roles = self.load_roles()
+        if self.ranks.size > 1:
+            roles.shard(self.ranks, self.config.sharding)
+        return roles
+
+    def load_roles(self) -> TrainedRoles:
+        """Load the networks, in full."""
+        raise NotImplementedError
 
     @cached_property
     def ema(self) -> Ema | None:
@@ -90,7 +126,7 @@ class Assembly:
             ema=self.ema,
             seed=config.seed,
             watch=self.watch,
-            besides=self.besides,
+            auxiliary=self.auxiliary,
             balance=self.balance,
             publisher=self.publisher,
             ranks=self.ranks,
@@ -103,12 +139,12 @@ class Assembly:
 
     @property
     def has_separate_engine(self) -> bool:
-        """Whether who samples has weights of its own, so that those here need not be whole meanwhile."""
+        """Whether who samples has weights of its own, so that those here need not be gathered meanwhile."""
         return False
 
     @property
-    def besides(self) -> AuxiliaryLoss | None:
-        """What every optimizer step learns beside the algorithm."""
+    def auxiliary(self) -> AuxiliaryLoss | None:
+        """A loss that every optimizer step adds to the algorithm's."""
         return None
 
     @property
@@ -119,21 +155,46 @@ class Assembly:
     @cached_property
     def source(self) -> StreamSource:
         """Where batches come from."""
-        raise NotImplementedError
+        config = self.config
+        if config.online:
+            return OnlineSource(self.prompt_schedule, self.rollout_worker)
+        data = config.data
+        records = Stream(self.records, data.train_batch_size, seed=config.seed, shuffle=data.shuffle)
+        return OfflineSource(records, self.prepare, batches=config.batches_per_update, watch=self.watch)
 
     @cached_property
-    def questions(self) -> PromptSchedule:
-        """Which samples are asked for, where samples are learned from."""
-        raise NotImplementedError
+    def prompt_schedule(self) -> PromptSchedule:
+        """Which samples are requested, where samples are learned from."""
+        config, data = self.config, self.config.data
+        prompts, size = self.learnable_prompts, data.train_batch_size
+        return PromptSchedule(
+            stream=PromptStream(prompts, size, seed=config.seed, shuffle=data.shuffle),
+            n=config.sampled_per_prompt,
+            rollouts=config.batches_per_update,
+            filtering=config.rollout.filter_groups,
+        )
 
     @cached_property
     def rollout_worker(self) -> RolloutWorker:
-        """Who makes and judges them, in this process."""
+        """Who samples and scores, in this process."""
+        raise NotImplementedError
+
+    @property
+    def records(self) -> Sequence[Any]:
+        """What the data set holds, where nothing is sampled."""
+        raise NotImplementedError
+
+    def prepare(self, records: list[Any], update: int) -> Any:
+        """Some of these records as the model has them, for a policy update."""
         raise NotImplementedError
 
     def read(self, files: Any) -> list[Prompt]:
         """Prompts from what the user calls them by, checked by the rewards."""
         raise NotImplementedError
+
+    def evaluate(self, target: Path | None, *, n: int, guidance: float | None = None) -> Metrics:
+        """Sample and score held-out prompts; see ``Evaluation``. On several ranks, weights have to be gathered."""
+        return self.evaluation(self)(target, n=n, guidance=guidance)
 
     def weight_files(self) -> tuple[str, list[Path]]:
         """The kind of the model, and the files that its untrained weights lie in."""
@@ -157,7 +218,7 @@ class Assembly:
         }
 
     def media(self) -> Iterator[tuple[str, Media]]:
-        """What the data show, and where it stands."""
+        """Pictures and videos of the data, each with where it is named."""
         raise NotImplementedError
 
     def unfit(self, width: int, height: int) -> str:
@@ -171,16 +232,16 @@ class Assembly:
             check_media(self.media(), self.unfit)
 
     def probe(self) -> None:
-        """Have the rewards judge made-up samples of real prompts, by those who will judge what is sampled.
+        """Have the rewards score made-up samples of real prompts, in the processes that will score what is sampled.
 
         Raises:
             UserError: one of them fails.
         """
         prompts = [*(self.train_prompts if self.config.online else ()), *self.val_prompts]
         timeout = self.config.scoring.timeout
-        probe(self.scorer, prompts, self.made_up(), timeout=timeout, between=self.between)
+        probe(self.scorer, prompts, self.dummy_sample(), timeout=timeout, between=self.between)
 
-    def made_up(self) -> Any:
+    def dummy_sample(self) -> Any:
         """A sample that no model has made, for rewards to be tried on."""
         raise NotImplementedError
 
@@ -189,9 +250,9 @@ class Assembly:
         _ = self.engine, self.workers, self.source
         if self.ranks.size == 1 and not self.has_separate_engine:
             with understood(f"model.path is {self.config.model.path}, whose parts don't work together"):
-                self.try_out()
+                self.trial()
 
-    def try_out(self) -> None:
+    def trial(self) -> None:
         """Sample as shortly as can be, and learn nothing: values that no network can work with fail here, not later."""
         raise NotImplementedError
 
@@ -223,9 +284,17 @@ class Assembly:
 
     @contextmanager
     def trained_weights(self) -> Iterator[None]:
-        """The weights that are judged and exported: their average where one is kept."""
+        """The weights that are evaluated and exported: their average where one is kept."""
         if self.ema is None:
             yield
         else:
             with self.ema.applied():
                 yield
+
+    def save(self, target: Path, weights: dict[str, Tensor]) -> None:
+        """Write the whole model with these weights, as its library loads it."""
+        raise NotImplementedError
+
+    def loading_lines(self, base: Path, adapter: Path | None) -> list[str]:
+        """Python that loads the model from ``base`` with its library alone, and the adapter, if there is one."""
+        raise NotImplementedError

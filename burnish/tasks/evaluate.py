@@ -1,31 +1,133 @@
-"""Judging the policy on held-out prompts, always from the same random numbers, so that samples can be compared."""
+"""Evaluating the policy on held-out prompts, always from the same random numbers, so that samples can be compared."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from burnish.algorithms.base import Metrics
-from burnish.tasks import Assembly, FlowAssembly, LanguageAssembly
-from burnish.tasks.flow import evaluate as pictures
-from burnish.tasks.language import evaluate as answers
+from burnish.metrics import validation_metrics
+from burnish.tasks.job import Job
+from burnish.training.ranks import Ranks
+from burnish.types.completion import Lengths
+from burnish.types.rollout import Scores
+from burnish.utils.disk import writing
+from burnish.utils.errors import Cancelled
 
-__all__ = ["judge"]
+SHOWN = 16  # prompts whose samples are kept
 
 
-def judge(assembly: Assembly, target: Path | None, *, n: int, guidance: float | None = None) -> Metrics:
-    """Sample for held-out prompts, score, and keep samples and verdicts of the first ones in ``target``, if any.
+@dataclass(frozen=True)
+class Evaluated:
+    """Samples of held-out prompts, in the order of the job's rows."""
 
-    Several ranks share the prompts out, and all of them get the metrics; the first one keeps samples.
+    samples: Sequence[Any]
+    scores: Scores
+    lengths: Lengths | None = None  # of responses, in tokens
 
-    Args:
-        assembly: with the weights to judge; on several ranks they have to be gathered.
-        target: folder for samples and verdicts.
-        n: samples of a prompt.
-        guidance: classifier-free guidance of a model that draws; None takes the run's.
-    """
-    target = target if assembly.ranks.rank == 0 else None
-    if isinstance(assembly, LanguageAssembly):
-        assert guidance is None, "a language model is not guided"
-        return answers.judge(assembly, target, n=n)
-    assert isinstance(assembly, FlowAssembly)
-    return pictures.judge(assembly, target, n=n, guidance=guidance)
+
+class Evaluation:
+    """Samples and scores held-out prompts; keeps scores of all samples, and the samples of the first prompts."""
+
+    def __init__(self, assembly: Any) -> None:
+        self.assembly = assembly
+
+    def __call__(self, target: Path | None, *, n: int, guidance: float | None = None) -> Metrics:
+        """Several ranks share the prompts out, and all of them get the metrics; the first one keeps samples.
+
+        Args:
+            target: folder for samples and scores, if any.
+            n: samples of a prompt.
+            guidance: classifier-free guidance of a generator; None takes the run's.
+        """
+        ranks, job = self.assembly.ranks, self.job(n, guidance)
+        found = self._all(ranks, job)
+        if target is not None and ranks.rank == 0:
+            with writing(target):
+                (target / "pictures").mkdir(parents=True, exist_ok=True)
+                _write(target / "scores.jsonl", self._scores(job, n, found))
+            kept = list(self._samples(target, job, n, found))
+            with writing(target):
+                _write(target / "samples.jsonl", kept, ascii=True)
+        return (
+            validation_metrics(found.scores, job.prompts)
+            | self.metrics(job, found)
+            | {"val-aux/missing": float(found.scores.missing.float().mean())}
+        )
+
+    def job(self, n: int, guidance: float | None) -> Job:
+        """What is sampled."""
+        raise NotImplementedError
+
+    def sampled(self, job: Any) -> Evaluated:
+        """Sample and score in this process; there is at least one prompt."""
+        raise NotImplementedError
+
+    def measured(self, job: Job, found: Evaluated) -> Mapping[str, Sequence[float]]:
+        """What is known of each sample besides its scores, by name; NaN where it is not."""
+        raise NotImplementedError
+
+    def keep(self, target: Path, job: Job, n: int, found: Evaluated, shown: int) -> Sequence[dict[str, Any]]:
+        """Write what the first samples show; what is recorded of each of them."""
+        raise NotImplementedError
+
+    def metrics(self, job: Job, found: Evaluated) -> Metrics:
+        """What this task reports besides rewards."""
+        raise NotImplementedError
+
+    def _all(self, ranks: Ranks, job: Job) -> Evaluated:
+        """What all ranks make of their shares, in their order.
+
+        Raises:
+            Cancelled: on all ranks, where one was cancelled. None may leave the others waiting for it.
+        """
+        own = job.share(ranks)
+        try:
+            mine = [self.sampled(own) if own.prompts else None]
+        except Cancelled:
+            mine = []
+        shares = ranks.gather(mine)
+        if not all(shares):
+            raise Cancelled
+        found: list[Evaluated] = [one for share in shares for one in share if one is not None]
+        lengths = [one.lengths for one in found if one.lengths is not None]
+        return Evaluated(
+            [sample for one in found for sample in one.samples],
+            Scores.cat([one.scores for one in found]),
+            Lengths.cat(lengths) if lengths else None,
+        )
+
+    def _scores(self, job: Job, n: int, found: Evaluated) -> Iterator[Mapping[str, Any]]:
+        """A record for each sample, by which two evaluations are compared prompt by prompt."""
+        measured = self.measured(job, found)
+        for i, (prompt, number) in enumerate(zip(job.prompts, job.group.tolist(), strict=True)):
+            reward, values = _components(found.scores, i)
+            values |= {name: _known(column[i]) for name, column in measured.items()}
+            yield {"index": number, "sample": i % n, "source": prompt.source, "reward": reward, "values": values}
+
+    def _samples(self, target: Path, job: Job, n: int, found: Evaluated) -> Iterator[Mapping[str, Any]]:
+        kept = self.keep(target, job, n, found, min(len(found.samples), SHOWN * n))
+        for i, extra in enumerate(kept):
+            reward, components = _components(found.scores, i)
+            about: dict[str, Any] = {"prompt": job.prompts[i].text, "answer": job.prompts[i].answer}
+            about |= {"index": int(job.group[i]), "sample": i % n}
+            yield about | extra | {"reward": reward, "components": components, "note": found.scores.notes[i]}
+
+
+def _components(scores: Scores, row: int) -> tuple[float | None, dict[str, float | None]]:
+    """A sample's reward, and the scores that it is made of; None where they are missing."""
+    reward = None if scores.missing[row] else float(scores.reward[row])
+    named = zip(scores.names, scores.components[row].tolist(), strict=True)
+    return reward, {name: _known(value) for name, value in named}
+
+
+def _known(value: float) -> float | None:
+    return None if value != value else value
+
+
+def _write(path: Path, records: Iterable[Mapping[str, Any]], *, ascii: bool = False) -> None:
+    lines = [json.dumps(record, ensure_ascii=ascii) for record in records]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")

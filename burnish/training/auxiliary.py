@@ -1,4 +1,4 @@
-"""Samples of the user, imitated at every optimizer step beside what the run learns from rewards."""
+"""Auxiliary supervised loss, added to every optimizer step."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from burnish.algorithms.base import Algorithm, Metrics
-from burnish.training.pieces import pieces
-from burnish.training.ranks import ALONE, Ranks
+from burnish.training.batching import rank_micro_batches
+from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.types.batch import numbers
 from burnish.types.rollout import OfflineResponses, OfflineSamples
 
 
-class Supervised:
-    """A second loss, averaged over its own batch; what it learns depends on the number of the step alone."""
+class AuxiliaryLoss:
+    """A second loss with its own batches, which depend only on the number of the optimizer step."""
 
     def __init__(
         self,
@@ -23,16 +23,19 @@ class Supervised:
         *,
         metric: str = "actor/sft_loss",
     ) -> None:
-        """Args: ``draw`` gives the samples of an optimizer step; ``coef`` is the weight of their loss."""
+        """Args: ``draw`` returns the batch of an optimizer step; ``coef`` is the weight of the loss."""
         self.algorithm, self.draw, self.coef, self.metric = algorithm, draw, coef, metric
 
-    def backward(self, step: int, roles: Any, ranks: Ranks = ALONE) -> tuple[float, Metrics]:
-        """Add its gradients at optimizer step ``step``: this rank's share of its weighted loss and of its reports."""
+    def backward(self, step: int, roles: Any, ranks: Ranks = SINGLE_RANK) -> tuple[float, Metrics]:
+        """Backward pass of an optimizer step, counted from 0: the weighted loss and the metrics.
+
+        Both are this rank's share; their sum over ranks is the total.
+        """
         batch, _ = self.algorithm.credit(self.draw(step))
-        size, told = self.algorithm.size(batch), []
-        for part, weight in pieces(self.algorithm, batch, roles.micro_batch_size, ranks):
-            loss = self.algorithm.loss(part.to(roles.device), roles).total * weight / size
+        size, losses = self.algorithm.size(batch), []
+        for micro, weight in rank_micro_batches(self.algorithm, batch, roles.micro_batch_size, ranks):
+            loss = self.algorithm.loss(micro.to(roles.device), roles).total * weight / size
             (self.coef * loss).backward()
-            told.append(loss.detach())
-        total = sum(numbers(told))
+            losses.append(loss.detach())
+        total = sum(numbers(losses))
         return self.coef * total, {self.metric: total}

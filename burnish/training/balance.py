@@ -1,4 +1,4 @@
-"""Even use of the experts of a mixture: a loss on whatever tokens the policy learns from, beside the algorithm's."""
+"""Load balancing loss of a mixture of experts, in addition to the algorithm's loss."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ from burnish.types.batch import numbers, to_device
 class Balance:
     """The load balancing loss of an optimizer batch (Fedus et al. 2021, arXiv:2101.03961, eq. 4).
 
-    It is a product of how often each expert is used, which has no gradient, and of router probabilities. The former
-    is counted on the whole batch beforehand, so that the gradient does not depend on how the batch is cut. Tokens are
-    those that responses were chosen from, each as often as a token of a response was: that makes the layout of a
-    forward pass count for nothing, too.
+    It is a product of each expert's load, which has no gradient, and of router probabilities. The load is counted on
+    the full batch beforehand, so that the gradient does not depend on micro-batches. Positions count once for each
+    response token that is predicted from them, so that the layout of a forward pass does not matter either.
     """
 
     def __init__(self, network: nn.Module, coef: float) -> None:
-        """Listen to the routers of a network, which must not be copied from now on."""
+        """Register hooks on the routers of a network, which must not be copied afterwards."""
         self.coef = coef
-        self._heard: list[Tensor] | None = None
-        self._does: Literal["nothing", "count", "learn"] = "nothing"
+        self._router_logits: list[Tensor] | None = None  # of the forward pass that is recorded, by layer
+        self._mode: Literal["off", "count", "loss"] = "off"
         self._load: Tensor = torch.zeros(0)
         self._tokens = 0
         self._losses: list[Tensor] = []
@@ -39,33 +38,33 @@ class Balance:
         assert routers, "a dense model should have been refused"
         self.top_k = int(routers[0].top_k)
         for router in routers:
-            router.register_forward_hook(self._hear)
+            router.register_forward_hook(self._observe)
 
-    def _hear(self, router: nn.Module, inputs: Any, output: tuple[Tensor, ...]) -> None:
-        if self._heard is not None:
-            self._heard.append(output[0])
+    def _observe(self, router: nn.Module, inputs: Any, output: tuple[Tensor, ...]) -> None:
+        if self._router_logits is not None:
+            self._router_logits.append(output[0])
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Forward passes of the policy in here count which experts are used."""
+        """Forward passes in this context count the load of the experts."""
         self._load, self._tokens, self._losses = torch.zeros(0), 0, []
-        with torch.no_grad(), self._doing("count"):
+        with torch.no_grad(), self._in_mode("count"):
             yield
 
     @contextmanager
     def learning(self) -> Iterator[None]:
-        """Backward passes through the policy in here balance that use."""
-        with self._doing("learn"):
+        """Backward passes in this context include the gradient of the loss."""
+        with self._in_mode("loss"):
             yield
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Forward passes in here are not those of the batch, whatever they lie between."""
-        with self._doing("nothing"):
+        """Forward passes in this context are ignored."""
+        with self._in_mode("off"):
             yield
 
     def agree(self, ranks: Ranks) -> None:
-        """Make what each rank has counted of its rows that of the whole batch."""
+        """Sum the counts over ranks."""
         if ranks.size == 1:
             return
         counted = ranks.gather((self._load.cpu(), self._tokens))
@@ -74,29 +73,29 @@ class Balance:
         self._tokens = sum(tokens for _, tokens in counted)
 
     @contextmanager
-    def _doing(self, what: Literal["count", "learn", "nothing"]) -> Iterator[None]:
-        before, self._does = self._does, what
+    def _in_mode(self, mode: Literal["off", "count", "loss"]) -> Iterator[None]:
+        before, self._mode = self._mode, mode
         try:
             yield
         finally:
-            self._does = before
+            self._mode = before
 
     def metrics(self) -> Metrics:
-        """The loss of the batch; as large as experts per token where all are used alike."""
+        """The loss of the batch; it equals experts per token if the load is uniform."""
         return {"actor/router_aux_loss": sum(numbers(self._losses))} if self._tokens else {}
 
     def through(self, run: Callable[[], ResponseStates]) -> ResponseStates:
-        """A forward pass of the policy: counted, or with the loss behind its states."""
-        if self._does == "nothing":
+        """Run a forward pass of the policy, and count its load or attach the loss to its hidden states."""
+        if self._mode == "off":
             return run()
-        self._heard = []
+        self._router_logits = []
         try:
             states = run()
-            logits = [layer.index_select(0, states.places) for layer in self._heard]
+            logits = [layer.index_select(0, states.index) for layer in self._router_logits]
         finally:
-            self._heard = None  # what is computed again in a backward pass is not heard
-        every = torch.ones(1, len(states.places), dtype=torch.bool, device=states.places.device)
-        if self._does == "count":
+            self._router_logits = None  # recomputation in a backward pass is not recorded
+        every = torch.ones(1, len(states.index), dtype=torch.bool, device=states.index.device)
+        if self._mode == "count":
             load = expert_load(logits, every, self.top_k)
             self._load = self._load.to(load.device) + load if len(self._load) else load
             self._tokens += every.numel()
@@ -105,11 +104,12 @@ class Balance:
             self._tokens, 1
         )
         self._losses.append(loss.detach())
-        return replace(states, hidden=_Behind.apply(states.hidden, self.coef * loss))
+        hidden = _AttachLoss.apply(states.hidden, self.coef * loss)  # type: ignore[no-untyped-call]
+        return replace(states, hidden=hidden)
 
 
-class _Behind(torch.autograd.Function):
-    """States as they are, whose backward pass is that of a loss, too: nothing divides it as the algorithm's is."""
+class _AttachLoss(torch.autograd.Function):
+    """Identity on hidden states whose backward pass adds the gradient of a loss, unscaled."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, loss: Tensor) -> Tensor:

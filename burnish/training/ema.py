@@ -1,4 +1,4 @@
-"""A running average of trained weights, for judging and for export."""
+"""Exponential moving average of the trained weights, for validation and export."""
 
 from __future__ import annotations
 
@@ -10,31 +10,28 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from burnish.training.sharding import fill, held
+from burnish.training.sharding import copy_full, local_shard
 
-Growth = Literal["constant", "power", "linear", "piecewise_linear", "cosine", "warmup_cosine"]
+DecaySchedule = Literal["constant", "power", "linear", "piecewise_linear", "cosine", "warmup_cosine"]
 
 
 class Ema:
-    """Averages parameters once per optimizer step, with a decay that grows as ``decay_at`` says.
+    """Averages parameters once per optimizer step, with the decay of ``decay_at``; it starts as a copy of them."""
 
-    The average starts as a copy, so it never remembers weights that were not there.
-    """
-
-    def __init__(self, parameters: Mapping[str, Tensor], decay: float, **growth: Any) -> None:
-        self.parameters, self.decay, self.growth, self.steps = dict(parameters), decay, growth, 0
+    def __init__(self, parameters: Mapping[str, Tensor], decay: float, **schedule: Any) -> None:
+        self.parameters, self.decay, self.schedule, self.steps = dict(parameters), decay, schedule, 0
         self.average = {name: value.detach().float().clone() for name, value in parameters.items()}
 
     def update(self) -> None:
-        """Move the average towards the present weights."""
-        decay = decay_at(self.steps, self.decay, **self.growth)
-        present = [held(value).detach().float() for value in self.parameters.values()]
-        torch._foreach_lerp_([held(value) for value in self.average.values()], present, 1 - decay)
+        """Update the average with the current weights."""
+        decay = decay_at(self.steps, self.decay, **self.schedule)
+        present = [local_shard(value).detach().float() for value in self.parameters.values()]
+        torch._foreach_lerp_([local_shard(value) for value in self.average.values()], present, 1 - decay)
         self.steps += 1
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Put the average into the network for a while; the trained weights come back bit for bit."""
+        """Use the average as the network's weights in this context; the trained weights are restored bit for bit."""
         trained = {name: value.detach().clone() for name, value in self.parameters.items()}
         try:
             self._write(self.average)
@@ -48,12 +45,13 @@ class Ema:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.steps = state["steps"]
         for name, value in self.average.items():
-            fill(value, state["average"][name])
+            copy_full(value, state["average"][name])
 
     def _write(self, values: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
             torch._foreach_copy_(
-                [held(value) for value in self.parameters.values()], [held(values[name]) for name in self.parameters]
+                [local_shard(value) for value in self.parameters.values()],
+                [local_shard(values[name]) for name in self.parameters],
             )
 
 
@@ -61,23 +59,20 @@ def decay_at(
     step: int,
     decay: float,
     *,
-    kind: Growth = "power",
+    kind: DecaySchedule = "power",
     initial: float = 0.0,
     warm_up: int = 10,
     steps: int = 1000,
     flat: int = 0,
     ramp: float = 0.001,
 ) -> float:
-    """Weight of the past at an optimizer step: young averages forget faster, under the names of Flow-Factory.
+    """EMA decay at an optimizer step, with the schedules of Flow-Factory.
 
     Args:
         step: counted from 0.
-        decay: the largest weight, which ``constant`` has at once.
-        kind: ``power`` is (1 + n) / (warm_up + n), as in flow_grpo; ``linear`` grows from ``initial`` in ``warm_up``
-            steps, ``cosine`` along half a cosine in ``steps``; ``warmup_cosine`` grows to ``initial`` in ``warm_up``
-            steps and along half a cosine in the rest of ``steps``; ``piecewise_linear`` is 0 for ``flat`` steps and
-            grows by ``ramp`` in each one after them.
-        initial, warm_up, steps, flat, ramp: see above.
+        decay: final value, which ``constant`` has at once.
+        kind: see ``EmaOptions``, also for the arguments below.
+        initial, warm_up, steps, flat, ramp: of the schedules.
     """
     if kind == "power":
         return min((1 + step) / (warm_up + step), decay)

@@ -1,4 +1,4 @@
-"""AdamW, its learning rate, and the length of the gradient."""
+"""AdamW, learning rate schedules and gradient clipping."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from burnish.options import OptimizerOptions
-from burnish.training.sharding import held, is_sharded
+from burnish.training.sharding import is_sharded, local_shard
 
 
 def make_optimizer(parameters: Mapping[str, nn.Parameter], options: OptimizerOptions) -> torch.optim.AdamW:
-    """Fused AdamW over the trained parameters, in the order of their names in the network."""
+    """Fused AdamW over the trained parameters."""
     return torch.optim.AdamW(
         list(parameters.values()),
         lr=options.lr,
@@ -31,7 +31,7 @@ def learning_rate(step: int, options: OptimizerOptions, total_steps: int) -> flo
     Args:
         step: counted from 0.
         options: peak, warm-up and shape.
-        total_steps: optimizer steps of the schedule; linear and cosine reach zero just after the last one.
+        total_steps: of the schedule; linear and cosine reach zero after the last one.
     """
     if step < options.warmup_steps:
         return options.lr * (step + 1) / options.warmup_steps
@@ -44,26 +44,25 @@ def learning_rate(step: int, options: OptimizerOptions, total_steps: int) -> flo
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float | None) -> Tensor:
-    """Scale gradients down to a common length of at most ``max_norm`` and return the length they had.
+    """Clip the total gradient norm to ``max_norm`` and return the norm before clipping.
 
-    A length that is not finite is returned as it is, with the gradients untouched. Where gradients lie on several
-    ranks, the length is that of all parts together, and each rank scales its own.
+    With a non-finite norm, gradients are left as they are. Sharded gradients are clipped by their norm over all ranks.
     """
     found = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not found:
         return torch.tensor(0.0)
-    gradients = [held(gradient) for gradient in found]
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm([g.float() for g in gradients])))
+    gradients = [local_shard(gradient) for gradient in found]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm([g.float() for g in gradients])))
     if is_sharded(found[0]):
         norm = _over_ranks(norm, found[0])
-    norm = norm.cpu()  # once: whoever compares it on a GPU waits each time
+    norm = norm.cpu()  # once: every comparison on a GPU would synchronise
     if max_norm is not None and norm > max_norm and torch.isfinite(norm):
         torch._foreach_mul_(gradients, float(max_norm / norm))
     return norm
 
 
 def _over_ranks(norm: Tensor, example: Any) -> Tensor:
-    """The length of a vector of which each rank holds a part; further copies of the weights are not counted again."""
+    """Norm over all shards; replicas of the weights are not counted again."""
     square = norm.square()
     torch.distributed.all_reduce(square, group=example.device_mesh.get_group("shard"))
     return square.sqrt()

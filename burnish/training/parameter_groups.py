@@ -1,4 +1,4 @@
-"""Weights that learn together: one optimizer, one learning rate, one bound on the length of their gradient."""
+"""Parameters with one optimizer, one learning rate and one gradient clipping."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class ParameterGroup:
         """Make the optimizer.
 
         Args:
-            name: what its metrics begin with.
-            parameters: by the name that they have in the network.
-            options: learning rate and the rest.
-            total_steps: optimizer steps after which a falling learning rate is zero.
-            first_update: policy update from which on the group is stepped; it is frozen before.
+            name: prefix of its metrics.
+            parameters: by name in the network.
+            options: of the optimizer.
+            total_steps: optimizer steps after which a decaying learning rate is zero.
+            first_update: first policy update that trains the group; it is frozen before.
         """
         self.name, self.parameters, self.options = name, dict(parameters), options
         self.total_steps, self.first_update = total_steps, first_update
@@ -39,14 +39,14 @@ class ParameterGroup:
         self.steps = 0
 
     def learns(self, update: int) -> bool:
-        """Whether the group is stepped in a policy update, counted from 1."""
+        """Whether a policy update, counted from 1, trains the group."""
         return update >= self.first_update
 
     def zero_grad(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
 
     def clip(self) -> float:
-        """Bound the gradient; the length that it had."""
+        """Clip the gradient norm and return the norm before clipping."""
         return float(clip_gradients(list(self.parameters.values()), self.options.max_grad_norm))
 
     @property
@@ -55,7 +55,7 @@ class ParameterGroup:
         return learning_rate(self.steps, self.options, self.total_steps)
 
     def step(self) -> None:
-        """Move the weights."""
+        """One optimizer step."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr
         self.optimizer.step()

@@ -1,6 +1,6 @@
-"""Looks closely at some policy updates: traces, snapshots of memory, and ranges for Nsight Systems.
+"""Profiles of policy updates: PyTorch traces, memory snapshots, and ranges for Nsight Systems.
 
-The phases of an update carry in all of them the names that they have in the metrics ``timing_s/``.
+The phases of an update have the names of the metrics ``timing_s/``.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from burnish.utils.disk import writing
 from burnish.utils.errors import UserError
 from burnish.utils.timer import Stopwatch
 
-LOCAL = "local"  # the role of a process that has all of them
+LOCAL = "local"  # role of the single process of a local run
 CAPTURED = {"capture-range": "cudaProfilerApi"}
 SHOWN = {"trace": "cuda,nvtx", "cuda-memory-usage": "true"}
 
 
 class Profiler:
-    """Records the updates that its options name, if they name its process. It changes no number of the run."""
+    """Profiles the chosen updates, if this process is one of the chosen roles and ranks."""
 
     def __init__(
         self, options: ProfilerOptions | None, *, role: str, rank: int, folder: Path, watch: Stopwatch
     ) -> None:
-        """Get ready.
+        """Check that the tool is available.
 
         Args:
-            options: what is recorded; None records nothing.
-            role: of this process: trainer, rollout, reward, controller, or local, which has all of them.
-            rank: of this process among those of its role.
-            folder: where recordings go, update-00000003/trainer-0.json.gz for instance.
-            watch: that knows the phases of an update.
+            options: None profiles nothing.
+            role: of this process: trainer, rollout, reward, controller, or local.
+            rank: of this process within its role.
+            folder: of the profiles, such as update-00000003/trainer-0.json.gz.
+            watch: timer of the phases of an update.
 
         Raises:
             UserError: the tool needs a GPU, and there is none.
@@ -48,13 +48,12 @@ class Profiler:
             if role == "controller":
                 return  # Nsight Systems records it from outside
             raise UserError(
-                f"profiler.tool is {options.tool}, which looks at a GPU, but {self.name} has none; "
-                "profiler.tool=torch works without"
+                f"profiler.tool is {options.tool}, which needs a GPU, but {self.name} has none; set profiler.tool=torch"
             )
         self._steps = set(options.steps)
 
     def during(self, update: int) -> AbstractContextManager[None]:
-        """Record what happens meanwhile, if this update is to be; what ends with an error leaves no recording."""
+        """Profile this context if the update is chosen; an exception leaves no profile."""
         if self.options is None or update not in self._steps:
             return nullcontext()
         record = {"torch": self._trace, "memory": self._memory, "nsys": self._capture}[self.options.tool]
@@ -98,7 +97,7 @@ class Profiler:
 
     @contextmanager
     def _marked(self, mark: Callable[[str], AbstractContextManager[Any]], update: int) -> Iterator[None]:
-        """Give every phase a range of its name, and the update one around them."""
+        """Mark the update and each of its phases with a range."""
         self.watch.mark = mark
         try:
             with mark(f"update {update}"):
@@ -107,13 +106,13 @@ class Profiler:
             self.watch.mark = nullcontext
 
     def _write(self, update: int, ending: str, export: Callable[[str], Any]) -> None:
-        """Whole or not there: whoever looks at a run while it trains finds no half of a recording."""
+        """Write a profile atomically."""
         folder = self.folder / f"update-{update:08d}"
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            aside = folder / f".{self.name}.{ending}"
-            export(str(aside))
-            aside.rename(folder / f"{self.name}.{ending}")
+            temporary = folder / f".{self.name}.{ending}"
+            export(str(temporary))
+            temporary.rename(folder / f"{self.name}.{ending}")
 
 
 def _named(options: ProfilerOptions, role: str, rank: int) -> bool:
@@ -121,10 +120,10 @@ def _named(options: ProfilerOptions, role: str, rank: int) -> bool:
 
 
 def nsight(options: ProfilerOptions | None, role: str) -> dict[str, str] | None:
-    """What Ray's runtime environment gets as ``nsight``, so that a worker runs under Nsight Systems.
+    """``nsight`` of Ray's runtime environment, so that a worker runs under Nsight Systems.
 
-    Ray starts the worker by ``nsys profile`` with these options, and puts reports into logs/nsight of its assembly's
-    folder on the worker's machine.
+    Ray starts the worker with ``nsys profile`` and these options; reports are in logs/nsight of Ray's session folder on
+    the worker's machine.
     """
     if options is None or options.tool != "nsys" or role not in options.roles:
         return None
@@ -134,13 +133,13 @@ def nsight(options: ProfilerOptions | None, role: str) -> dict[str, str] | None:
 
 
 def controller_command(options: ProfilerOptions, *, local: bool, folder: Path) -> list[str]:
-    """How the user starts ``burnish train``, where Nsight Systems is to see that process, too.
+    """The command that starts ``burnish train`` under Nsight Systems.
 
     Args:
         options: with the tool nsys.
-        local: whether this process does everything, so that only the updates to be recorded are of interest. The
-            controller of a cluster is recorded from beginning to end: it may have no GPU, whose driver starts a range.
-        folder: where the report goes.
+        local: a local run captures only the chosen updates. The controller of a cluster is captured from start to end,
+            since it may have no GPU, whose driver would start a range.
+        folder: of the report.
     """
     ranges = _ranges(options) if local else {}
     words = ranges | SHOWN | {"output": str(folder / "controller")} | _words(options.controller)
@@ -148,7 +147,7 @@ def controller_command(options: ProfilerOptions, *, local: bool, folder: Path) -
 
 
 def _ranges(options: ProfilerOptions) -> dict[str, str]:
-    """Every recorded update is a range; the process goes on after the last one, which nsys would kill otherwise."""
+    """One range per profiled update; without kill=none, nsys would end the process after the last one."""
     return CAPTURED | {"capture-range-end": f"repeat:{len(set(options.steps))}", "kill": "none"}
 
 

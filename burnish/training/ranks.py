@@ -1,4 +1,4 @@
-"""What a rank of the trainer knows of the others: which one it is, and how all of them agree."""
+"""Trainer ranks and their collective operations."""
 
 from __future__ import annotations
 
@@ -16,62 +16,59 @@ P = TypeVar("P")
 
 
 class RanksLost(RuntimeError):
-    """The other ranks did not come to where all of them have to meet."""
+    """Other ranks did not take part in a collective operation."""
 
 
 class Ranks(Protocol):
-    """Processes that train one set of networks together. All of them call the same methods in the same order."""
+    """Processes that train together. All of them call the same methods in the same order."""
 
     @property
     def rank(self) -> int:
-        """Which one this is, from 0."""
+        """Rank of this process, from 0."""
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
 
     @property
     def timeout(self) -> float:
-        """Seconds that they wait for each other at most."""
+        """Timeout of a collective operation in seconds."""
 
     @property
     def group(self) -> Any:
-        """What torch.distributed knows them by; None is its default group."""
+        """Process group of torch.distributed; None is the default group."""
 
-    def apart(self) -> Ranks:
-        """The same ranks over connections of their own, for a thread that meets them beside this one.
-
-        All of them call it. It meets on the CPU.
-        """
+    def clone_group(self) -> Ranks:
+        """The same ranks with a new gloo process group, for a background thread; a collective operation."""
         ...
 
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Sums over ranks by name; a name may be missing on some of them."""
+        """Sums over ranks by name; a name may be missing on some ranks."""
         ...
 
     def max(self, value: int) -> int:
-        """The largest value that a rank has."""
+        """The maximum over ranks."""
         ...
 
     def gather(self, value: T) -> list[T]:
-        """The values of all ranks in their order. What they hold of tensors is on the CPU."""
+        """The values of all ranks in order; their tensors must be on the CPU."""
         ...
 
     def first(self, action: Callable[[], T]) -> T:
-        """What an action of the first rank alone returns; what it raises is raised on all."""
+        """Run an action on rank 0 alone; its result, or its exception, is that of all ranks."""
         ...
 
     def barrier(self, what: str) -> None:
-        """Wait until all ranks are here; ``what`` says where, in an error."""
+        """Wait for all ranks; ``what`` names the point in errors."""
         ...
 
 
-class Alone:
-    """The only rank: it agrees with itself."""
+class SingleRank:
+    """The only rank: collective operations are trivial."""
 
     rank, size, timeout, group = 0, 1, 0.0, None
 
-    def apart(self) -> Ranks:
+    def clone_group(self) -> Ranks:
         return self
 
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
@@ -87,35 +84,35 @@ class Alone:
         return action()
 
     def barrier(self, what: str) -> None:
-        """Nobody is waited for."""
+        """Nothing to wait for."""
 
 
-ALONE = Alone()
+SINGLE_RANK = SingleRank()
 
 
 class ProcessRanks:
-    """The processes of a group of torch.distributed that holds all of them, by default its own."""
+    """Ranks of a torch.distributed process group, by default the default group."""
 
     def __init__(self, timeout: float, group: Any = None) -> None:
-        """Args: ``timeout`` in seconds is the group's; errors name it."""
+        """Args: ``timeout`` is that of the group in seconds, for messages."""
         import torch.distributed as dist
 
         self._dist, self.timeout, self.group = dist, timeout, group
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._names: list[str] = []  # that any rank has ever summed, in the same order on all
+        self._names: list[str] = []  # of all sums so far, in the same order on all ranks
 
-    def apart(self) -> Ranks:
+    def clone_group(self) -> Ranks:
         limit = timedelta(seconds=self.timeout)
         return ProcessRanks(self.timeout, self._dist.new_group(backend="gloo", timeout=limit))
 
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
-        """One reduction, in float64; a second one only when a name is seen for the first time."""
+        """One all-reduce in float64, and further ones only when a name is new."""
         known = set(self._names)
-        news = [name for name in values if name not in known]
+        new = [name for name in values if name not in known]
         row = [[values.get(name, 0.0), float(name in values)] for name in self._names]
-        total = self._reduce(torch.tensor([[float(len(news)), 0.0], *row], dtype=torch.float64), "a sum").tolist()
+        total = self._reduce(torch.tensor([[float(len(new)), 0.0], *row], dtype=torch.float64), "a sum").tolist()
         if total[0][0]:
-            self._names += sorted({name for some in self.gather(news) for name in some})
+            self._names += sorted({name for some in self.gather(new) for name in some})
             return self.sum(values)
         return {name: value for name, (value, there) in zip(self._names, total[1:], strict=True) if there}
 
@@ -124,7 +121,7 @@ class ProcessRanks:
 
     def gather(self, value: T) -> list[T]:
         found: list[Any] = [None] * self.size
-        with self._waiting("gathering what each has computed"):
+        with self._waiting("an all-gather"):
             self._dist.all_gather_object(found, value, group=self.group)
         return found
 
@@ -135,17 +132,18 @@ class ProcessRanks:
                 outcome[0] = action()
             except Exception as error:
                 outcome[1] = error
-        with self._waiting("what the first one does alone"):
+        with self._waiting("a broadcast from rank 0"):
             self._dist.broadcast_object_list(outcome, src=0, group=self.group)
         if outcome[1] is not None:
             raise outcome[1]
-        return outcome[0]
+        value: T = outcome[0]
+        return value
 
     def barrier(self, what: str) -> None:
         self._reduce(torch.zeros(1), what)
 
     def close(self) -> None:
-        """Leave the group."""
+        """Destroy the process group."""
         self._dist.destroy_process_group()
 
     def _reduce(self, value: Tensor, what: str, *, largest: bool = False) -> Tensor:
@@ -160,35 +158,35 @@ class ProcessRanks:
             yield
         except RuntimeError as error:
             raise RanksLost(
-                f"rank {self.rank} of {self.size} waited up to {self.timeout:g} s for the others at {what}, and they "
-                f"did not come: look for what ended one of them ({error})"
+                f"rank {self.rank} of {self.size}: {what} failed or timed out after {self.timeout:g} s; check the logs "
+                f"of the other ranks ({error})"
             ) from error
 
 
 def join_ranks(rank: int, size: int, address: str, port: int, device: str, timeout: float) -> Ranks:
-    """Meet the other ranks, and be one of them from now on; a single rank meets nobody.
+    """Initialise torch.distributed, unless there is a single rank.
 
     Args:
         rank: of this process, from 0.
-        size: how many there are.
-        address, port: where the first one listens.
-        device: ``cpu``, or ``cuda`` for a GPU, which is the process's current one.
-        timeout: seconds that any wait for the others may take, this one included.
+        size: number of ranks.
+        address, port: where rank 0 listens.
+        device: ``cpu``, or ``cuda`` for the process's current GPU.
+        timeout: seconds, for the rendezvous and every collective operation.
 
     Raises:
-        RanksLost: they did not all come in time.
+        RanksLost: not all ranks joined in time.
     """
     if size == 1:
-        return ALONE
+        return SINGLE_RANK
     import torch.distributed as dist
 
     from burnish.training.rendezvous import open_store, reach_store
 
     try:
-        # not init_method=tcp://..., whose store listens on every network
+        # not init_method=tcp://..., whose store listens on all interfaces
         store = (reach_store if rank else open_store)(address, port, timeout)
         dist.init_process_group(
-            # what is on the CPU, metrics above all, is never moved to a GPU to be summed
+            # CPU tensors, such as metrics, are reduced on the CPU
             backend="cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
             store=store,
             rank=rank,
@@ -197,33 +195,33 @@ def join_ranks(rank: int, size: int, address: str, port: int, device: str, timeo
         )
     except (RuntimeError, OSError) as error:
         raise RanksLost(
-            f"rank {rank} did not meet all {size} ranks at {address}:{port} within {timeout:g} s: look for what ended "
-            f"one of them, and whether a firewall is between their machines ({error})"
+            f"rank {rank}: timed out after {timeout:g} s waiting for all {size} ranks at {address}:{port}; check the "
+            f"logs of the other ranks, and firewalls between the machines ({error})"
         ) from error
     return ProcessRanks(timeout)
 
 
-def spread(ranks: Ranks, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
-    """What ``function`` makes of every part, in order, the parts shared out among the ranks.
+def distribute(ranks: Ranks, function: Callable[[P], T], items: Iterable[P]) -> list[T]:
+    """``[function(item) for item in items]`` on every rank, with the items distributed over the ranks.
 
-    All ranks call it with the same parts. Each runs ``function`` equally often, so that a network that lies on all of
-    them can run in it: one that has a part less runs the first part once more for the others.
+    All ranks call it with the same items, and each runs ``function`` equally often, since it may run a sharded
+    network: a rank with one item less repeats the first one.
     """
     if ranks.size == 1:
-        return [function(part) for part in parts]
+        return [function(item) for item in items]
     own: list[T] = []
     count = 0
     first: P | None = None
-    for count, part in enumerate(parts, start=1):
-        first = part if count == 1 else first
+    for count, item in enumerate(items, start=1):
+        first = item if count == 1 else first
         if (count - 1) % ranks.size == ranks.rank:
-            own.append(function(part))
+            own.append(function(item))
     if first is not None and len(own) < math.ceil(count / ranks.size):
         function(first)
     gathered = ranks.gather(own)
-    return [gathered[place % ranks.size][place // ranks.size] for place in range(count)]
+    return [gathered[i % ranks.size][i // ranks.size] for i in range(count)]
 
 
 def own_rows(ranks: Ranks, count: int) -> slice:
-    """Which of so many rows this rank learns from: neighbours, as those of a prompt are, and as many as the others."""
+    """The rows of a batch of ``count`` that this rank trains on: contiguous, and as many as on other ranks ±1."""
     return slice(count * ranks.rank // ranks.size, count * (ranks.rank + 1) // ranks.size)

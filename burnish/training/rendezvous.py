@@ -1,4 +1,4 @@
-"""Where processes find each other: torch's key-value store, listening on one address instead of on every network."""
+"""Rendezvous of processes: torch's key-value store, listening on one address instead of all interfaces."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from torch import distributed as dist
 
 
 def open_store(address: str, port: int, seconds: float) -> dist.TCPStore:
-    """A store that this process keeps. Only who reaches ``address`` reaches it.
+    """A store of this process that listens on ``address`` alone.
 
-    Left to itself, ``TCPStore`` binds to all interfaces whatever address it is given, so it gets a socket that is
-    bound already.
+    ``TCPStore`` binds to all interfaces whatever its address is, so it gets a socket that is already bound.
 
     Args:
-        address: of this machine: loopback for a single machine, else the one that the others know it by.
-        port: to listen on; 0 takes a free one, which ``store.port`` tells.
-        seconds: that anything may take.
+        address: of this machine: loopback for a single machine, else the one that the others connect to.
+        port: to listen on; 0 takes a free one, see ``store.port``.
+        seconds: timeout of the store.
 
     Raises:
-        OSError: the address is not this machine's, or the port is taken.
+        OSError: the address is not this machine's, or the port is in use.
     """
     family, kind, protocol, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
@@ -41,9 +40,9 @@ def open_store(address: str, port: int, seconds: float) -> dist.TCPStore:
 
 
 def reach_store(address: str, port: int, seconds: float) -> dist.TCPStore:
-    """The store that another process keeps.
+    """The store of another process.
 
     Raises:
-        RuntimeError: it does not answer in time.
+        RuntimeError: timeout.
     """
     return dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=seconds))

@@ -1,4 +1,4 @@
-"""Networks that lie on several ranks: each holds a part of every weight, and all come together where they are used."""
+"""Sharded networks (FSDP2): each rank holds a shard of every weight, and gathers full weights where they are used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from burnish.options import ShardingOptions
-from burnish.training.ranks import ALONE, Ranks, spread
+from burnish.training.ranks import SINGLE_RANK, Ranks, distribute
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ P = TypeVar("P")
 
 
 class Unit(nn.Module):
-    """The outermost unit of sharding: weights outside of blocks are whole while a call of it runs.
+    """The root module of FSDP: weights outside of blocks are gathered while a call of it runs.
 
-    FSDP acts where a module is called. Models are used by their parts here (the embedding, the decoder, the weight of
-    the head), so what is called is this, with a function that does all of it.
+    FSDP acts on calls of modules. Networks are used by their submodules here (embedding, decoder, head), so this
+    module is called instead, with a function that uses them.
     """
 
     def __init__(self, networks: Sequence[nn.Module]) -> None:
@@ -39,21 +39,21 @@ class Unit(nn.Module):
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """A tensor that is no view: the backward pass of a unit begins where a gradient enters by what it returned."""
+    """A tensor that is no view: FSDP's backward hooks are on the tensors that the root module returns."""
     return tensor.clone() if tensor._base is not None else tensor
 
 
 class Sharded:
-    """A network, with what is called together with it, on all ranks."""
+    """A sharded network, with the modules that are called together with it."""
 
     def __init__(self, unit: Unit, options: ShardingOptions) -> None:
-        """Take over a unit that FSDP has sharded."""
+        """Args: ``unit`` is sharded already."""
         self.unit: Any = unit
         self.reshard = options.reshard_after_forward
         self._gathered = 0
         self._learned: set[str] = set()
-        self.unit(tuple)  # whatever is called first is the outermost unit to FSDP, and it may be a block in sampling
-        with self.gathered():  # the weights that gradients belong to exist from now on
+        self.unit(tuple)  # FSDP takes the module that is called first as the root, in sampling that may be a block
+        with self.gathered():  # creates the full parameters that gradients accumulate on
             for name, weight in unit.named_parameters():
                 if weight.requires_grad:
                     weight.register_post_accumulate_grad_hook(partial(self._note, name))
@@ -63,15 +63,15 @@ class Sharded:
         self._learned.add(name)
 
     def __call__(self, run: Callable[[], T]) -> T:
-        """Run something that uses the network. It returns tensors, alone or in tuples: gradients enter by them."""
-        found = self.unit(run)
+        """Run a function that uses the network and returns a tensor or a tuple of tensors."""
+        found: T = self.unit(run)
         if not (torch.is_grad_enabled() or self._gathered or self.reshard):
-            self._give_up()  # no backward pass comes that would, and the weights may change meanwhile
+            self._reshard()  # there is no backward pass that would, and the weights may change
         return found
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Whole weights on every rank for a while, which each may use as it likes. Ranks enter together."""
+        """Full weights on every rank in this context, which ranks enter together and may then use independently."""
         self._gathered += 1
         try:
             if self._gathered == 1:
@@ -82,15 +82,15 @@ class Sharded:
         finally:
             self._gathered -= 1
             if not self._gathered:
-                self._give_up()
+                self._reshard()
                 self.unit.set_reshard_after_forward(self.reshard)
 
     def learned(self) -> set[str]:
-        """Weights that a gradient has reached on this rank since this was asked last."""
+        """Weights that received a gradient on this rank since the last call."""
         learned, self._learned = self._learned, set()
         return learned
 
-    def _give_up(self) -> None:
+    def _reshard(self) -> None:
         for module in self._modules():
             module.reshard()
 
@@ -101,19 +101,19 @@ class Sharded:
 
 
 class Shards:
-    """The networks of a rank by name. Where it is alone there is none in here, and everything runs as it is."""
+    """The sharded networks of a rank by name; none for a single rank."""
 
-    def __init__(self, ranks: Ranks = ALONE) -> None:
+    def __init__(self, ranks: Ranks = SINGLE_RANK) -> None:
         self.ranks = ranks
         self.networks: dict[str, Sharded] = {}
 
     def inside(self, name: str, run: Callable[[], T]) -> T:
-        """Run something that uses a network; see ``Sharded``."""
+        """Run a function that uses a network; see ``Sharded``."""
         return self.networks[name](run) if name in self.networks else run()
 
     @contextmanager
     def gathered(self, names: Sequence[str] | None = None) -> Iterator[None]:
-        """Whole weights of some networks, or of all, on every rank for a while; see ``Sharded``."""
+        """Full weights of some networks, or of all, in this context; see ``Sharded``."""
         if not self.networks:
             yield
             return
@@ -121,20 +121,20 @@ class Shards:
         with self.networks[first].gathered(), self.gathered(others) if others else nullcontext():
             yield
 
-    def spread(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
-        """What ``function`` makes of every part, in order, shared out among the ranks."""
-        return spread(self.ranks, function, parts)
+    def distribute(self, function: Callable[[P], T], items: Iterable[P]) -> list[T]:
+        """``[function(item) for item in items]``, distributed over the ranks."""
+        return distribute(self.ranks, function, items)
 
     def learned(self) -> dict[str, float]:
-        """A 1 for every weight that a gradient has reached on this rank since this was asked last."""
+        """A 1 for every weight that received a gradient on this rank since the last call."""
         return {
             f"{network} {weight}": 1.0 for network, sharded in self.networks.items() for weight in sharded.learned()
         }
 
     def drop_unlearned(self, learned: Mapping[str, float]) -> None:
-        """Take away the zeros that stand for a gradient where none has reached a weight on any rank.
+        """Remove zero gradients of weights that received none on any rank.
 
-        An optimizer moves a weight with a gradient of 0, and leaves one alone that has none.
+        AdamW updates a weight with a zero gradient, but skips one without a gradient.
         """
         for network, sharded in self.networks.items():
             for name, weight in sharded.parameters.items():
@@ -151,27 +151,27 @@ def shard(
     compute: torch.dtype,
     device: torch.device,
 ) -> Sharded:
-    """Share networks out among ranks: block by block, and what lies outside of the blocks as one more unit.
+    """Shard networks over ranks: each block, and the weights outside of blocks together.
 
-    Gradients are summed over ranks, in float32: losses are divided by the size of the whole batch already.
+    Gradients are summed over ranks in float32: losses are already divided by the size of the full batch.
 
     Args:
-        networks: that are called together; none of them may be copied from now on.
-        blocks: modules of theirs that are called one after the other, by every rank.
-        mesh: of the ranks, at least two.
-        options: how.
-        compute: precision of a forward.
-        device: where it runs.
+        networks: that are called together; none of them may be copied afterwards.
+        blocks: their modules that every rank calls one after the other.
+        mesh: of at least two ranks.
+        options: of sharding.
+        compute: precision of the forward pass.
+        device: of the networks.
 
     Raises:
-        UserError: the options don't fit the device, or the installed PyTorch can't do it.
+        UserError: the options don't fit the device, or PyTorch is too old.
     """
     from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
     if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
         raise UserError(f"training on several ranks needs a newer PyTorch than {torch.__version__}: install 2.13")
     if options.offload and device.type == "cpu":
-        raise UserError("sharding.offload is true, but the networks run on the CPU already; leave it out")
+        raise UserError("sharding.offload is true, but the networks are on the CPU already; leave it out")
     lower = compute if options.gather == "compute" and compute != torch.float32 else None
     how: dict[str, Any] = {
         "mesh": mesh,
@@ -186,43 +186,43 @@ def shard(
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-    # a rank whose rows have no pictures, or no token to learn, still takes part in the sum of every gradient
+    # a rank without images or without response tokens still takes part in the reduction of every gradient
     unit.set_reduce_scatter_unused_params(True)
     _in_one_order(unit, blocks)
     return Sharded(unit, options)
 
 
 def _in_one_order(unit: Any, blocks: Sequence[Any]) -> None:
-    """Have a backward pass gather and sum in the same order on every rank, whatever its rows are.
+    """Make the backward pass run its collectives in the same order on every rank, whatever its rows are.
 
-    Left to itself, FSDP gathers ahead what came before in the forward passes that this rank has run; and it sums the
-    gradients of a block when they leave it by an input, or at the end of the pass if no input needs one. Both may
-    differ: a rank may have sampled more than another, and weights outside of blocks may be in what its blocks are
-    given, as those of a vision tower are where a row has a picture. Ranks that do not agree wait for ever.
+    By default FSDP prefetches in the order of this rank's earlier forward passes, and reduces the gradients of a block
+    when they leave it by an input, or at the end of the pass if no input needs a gradient. Both may differ by rank: one
+    may have sampled more than another, and inputs of blocks need a gradient only where weights outside of them are
+    trained, such as a vision tower for rows with images. Ranks in different orders would deadlock.
     """
     for module, ahead in zip([*blocks, unit], [unit, *blocks], strict=True):
         module.set_modules_to_backward_prefetch([ahead])
     inside = {weight for block in blocks for weight in block.parameters()}
     if any(weight.requires_grad for weight in unit.parameters() if weight not in inside):
         for block in blocks:
-            block.register_forward_pre_hook(_let_a_gradient_leave, prepend=True, with_kwargs=True)
+            block.register_forward_pre_hook(_require_input_gradient, prepend=True, with_kwargs=True)
 
 
-def _let_a_gradient_leave(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An input of a block that needs a gradient, where none does."""
+def _require_input_gradient(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Make an input of a block require a gradient if none does."""
     given = [*args, *kwargs.values()]
-    tensors = [place for place, value in enumerate(given) if isinstance(value, Tensor) and value.is_floating_point()]
-    if not torch.is_grad_enabled() or any(given[place].requires_grad for place in tensors):
+    tensors = [i for i, value in enumerate(given) if isinstance(value, Tensor) and value.is_floating_point()]
+    if not torch.is_grad_enabled() or any(given[i].requires_grad for i in tensors):
         return None
     given[tensors[0]] = given[tensors[0]].detach().requires_grad_()
     return tuple(given[: len(args)]), dict(zip(kwargs, given[len(args) :], strict=True))
 
 
 def mesh_of(ranks: Ranks, shard_size: int | None, device: str) -> DeviceMesh:
-    """The ranks in a row, or one row per copy of the weights.
+    """Device mesh of the ranks: one dimension, or (replicate, shard) with a ``shard_size``.
 
     Raises:
-        UserError: the ranks can't be divided like that.
+        UserError: ``shard_size`` does not divide the number of ranks.
     """
     from torch.distributed import new_subgroups_by_enumeration
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -232,7 +232,7 @@ def mesh_of(ranks: Ranks, shard_size: int | None, device: str) -> DeviceMesh:
     if ranks.size % shard_size:
         raise UserError(
             f"sharding.shard_size is {shard_size}, which does not divide the {ranks.size} ranks of the trainer; "
-            "give a divisor, or null to share one copy among all"
+            "give a divisor, or null to shard over all ranks"
         )
     rows, wait = torch.arange(ranks.size).view(-1, shard_size), timedelta(seconds=ranks.timeout)
     shard, _ = new_subgroups_by_enumeration(rows.tolist(), timeout=wait)
@@ -241,43 +241,44 @@ def mesh_of(ranks: Ranks, shard_size: int | None, device: str) -> DeviceMesh:
 
 
 def is_sharded(value: Any) -> bool:
-    """Whether a tensor lies on several ranks, without importing what makes such tensors."""
+    """Whether a tensor is a DTensor, without importing DTensor."""
     return isinstance(value, Tensor) and hasattr(value, "to_local")
 
 
-def held(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor, to be read or changed in place; a plain one as it is."""
+def local_shard(tensor: Tensor) -> Tensor:
+    """This rank's shard of a tensor, which shares its memory; an unsharded tensor as it is."""
     if not is_sharded(tensor):
         return tensor
     there: Any = tensor.detach()
-    return there.to_local()
+    local: Tensor = there.to_local()
+    return local
 
 
-def sharded_like(whole: Tensor, example: Tensor) -> Tensor:
-    """A tensor that every rank has whole, as it lies on the ranks where it is like ``example``; no rank is asked."""
-    if not is_sharded(example) or whole.shape != example.shape or is_sharded(whole):
-        return whole
+def sharded_like(full: Tensor, example: Tensor) -> Tensor:
+    """A full tensor sharded like ``example``, unless their shapes differ; no communication."""
+    if not is_sharded(example) or full.shape != example.shape or is_sharded(full):
+        return full
     from torch.distributed.tensor import distribute_tensor
 
     there: Any = example
-    return distribute_tensor(whole.to(there.to_local().device), there.device_mesh, there.placements, src_data_rank=None)
+    return distribute_tensor(full.to(there.to_local().device), there.device_mesh, there.placements, src_data_rank=None)
 
 
-def fill(target: Tensor, whole: Tensor) -> None:
-    """Copy a tensor that every rank has whole into one that may lie on several."""
+def copy_full(target: Tensor, full: Tensor) -> None:
+    """Copy a full tensor into one that may be sharded."""
     with torch.no_grad():
-        held(target).copy_(held(sharded_like(whole, target)))
+        local_shard(target).copy_(local_shard(sharded_like(full, target)))
 
 
 class CpuCopy:
-    """What this rank holds of a tensor, remembered in the memory of the CPU while the tensor itself moves on."""
+    """A copy of this rank's shard of a tensor in CPU memory."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._example = tensor
-        self._held = held(tensor.detach()).to("cpu", copy=True)
+        self._held = local_shard(tensor.detach()).to("cpu", copy=True)
 
     def restored(self) -> Tensor:
-        """The tensor as it was, lying on the ranks as before."""
+        """The tensor as it was, sharded as before."""
         if not is_sharded(self._example):
             return self._held
         from torch.distributed.tensor import DTensor
@@ -290,13 +291,8 @@ class CpuCopy:
         return restored
 
 
-def full_weights(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Whole weights, without gradients: all ranks ask for them together, and all of them get them."""
-    return {name: whole_weight(value.detach()) for name, value in parameters.items()}
-
-
-def whole_weight(tensor: Tensor) -> Tensor:
-    """All of a tensor that may lie on several ranks, which ask for it together."""
+def full_weight(tensor: Tensor) -> Tensor:
+    """The full tensor of one that may be sharded; a collective operation."""
     there: Any = tensor
-    whole: Tensor = there.full_tensor() if is_sharded(tensor) else tensor
-    return whole
+    full: Tensor = there.full_tensor() if is_sharded(tensor) else tensor
+    return full

@@ -4,95 +4,30 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from burnish.algorithms.base import Algorithm, Metrics
 from burnish.options import StepOptions
+from burnish.training.auxiliary import AuxiliaryLoss
+from burnish.training.balance import Balance
+from burnish.training.batching import mini_batches, rank_micro_batches
 from burnish.training.ema import Ema
 from burnish.training.parameter_groups import ParameterGroup
-from burnish.training.pieces import pieces
-from burnish.training.ranks import ALONE, Ranks
-from burnish.training.sharding import Shards
+from burnish.training.ranks import SINGLE_RANK, Ranks
+from burnish.training.roles import Publisher, TrainedRoles
+from burnish.training.step_metrics import signal_metrics, step_metrics
 from burnish.types.batch import Batch, numbers
 from burnish.types.rollout import Collected
-from burnish.utils import random
 from burnish.utils.errors import UserError
 from burnish.utils.timer import Stopwatch
 
 
 class Diverged(UserError):
     """The loss stayed non-finite; the last checkpoint is from before."""
-
-
-class TrainedRoles(Protocol):
-    """What a rank needs of its networks, whatever they are."""
-
-    moved: bool
-    optimizer_steps: int  # of the run so far
-    micro_batch_size: int
-    device: torch.device  # where the networks compute
-    shards: Shards  # how they lie on the ranks
-
-    def begin(self, collected: Any, *, moved: bool) -> None:
-        """Samples have come to learn from; ``moved`` says that the policy is no longer the one that made them."""
-
-    def stepped(self) -> None:
-        """The policy was moved away from what sampled and from what annotated."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
-class AuxiliaryLoss(Protocol):
-    """A second loss, which knows the size of its own batches."""
-
-    def backward(self, step: int, roles: Any, ranks: Ranks) -> tuple[float, Metrics]:
-        """Add its gradients at an optimizer step, counted from 0: its weighted loss, and what it reports.
-
-        Both are this rank's share; the sum over ranks is the whole.
-        """
-        ...
-
-
-class Balance(Protocol):
-    """A loss on what the policy computes for the algorithm, which has to see the whole optimizer batch beforehand."""
-
-    def counting(self) -> AbstractContextManager[None]:
-        """Forward passes in here are those of an optimizer batch."""
-        ...
-
-    def learning(self) -> AbstractContextManager[None]:
-        """Backward passes in here add its gradients."""
-        ...
-
-    def paused(self) -> AbstractContextManager[None]:
-        """Passes in here are neither."""
-        ...
-
-    def agree(self, ranks: Ranks) -> None:
-        """Make what each rank has counted that of the whole batch."""
-        ...
-
-    def metrics(self) -> Metrics:
-        """What it reports of that batch: this rank's share."""
-        ...
-
-
-class Publisher(Protocol):
-    """An engine that samples with weights of its own."""
-
-    def publish(self, version: int) -> None:
-        """Sample with the policy's present weights from now on."""
-        ...
-
-    def rest(self) -> None:
-        """Nothing is sampled until the next publication."""
-        ...
 
 
 class Trainer:
@@ -108,10 +43,10 @@ class Trainer:
         ema: Ema | None,
         seed: int,
         watch: Stopwatch,
-        besides: AuxiliaryLoss | None = None,
+        auxiliary: AuxiliaryLoss | None = None,
         balance: Balance | None = None,
         publisher: Publisher | None = None,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE_RANK,
     ) -> None:
         """Take over what an assembly made.
 
@@ -123,7 +58,7 @@ class Trainer:
             ema: average of the actor's weights.
             seed: of the run.
             watch: takes the time.
-            besides: what every optimizer step learns, too.
+            auxiliary: a loss that every optimizer step adds to the algorithm's.
             balance: of the experts of a mixture, if the network is one.
             publisher: who samples, where that has to be told of weights.
             ranks: that hold these networks together. Every verb is called on all of them, with the same arguments;
@@ -131,7 +66,7 @@ class Trainer:
         """
         self.roles, self.algorithm, self.groups = roles, algorithm, list(groups)
         self.trainer, self.ema, self.seed, self.watch = trainer, ema, seed, watch
-        self.besides, self.balance, self.publisher, self.ranks = besides, balance, publisher, ranks
+        self.auxiliary, self.balance, self.publisher, self.ranks = auxiliary, balance, publisher, ranks
         self.version = 0  # policy updates that the published weights have seen
         self.optimizer_steps = 0
         self.skipped_in_a_row = 0
@@ -154,7 +89,7 @@ class Trainer:
         metrics: defaultdict[str, list[float]] = defaultdict(list)
         skipped = empty = 0
         with self.watch("update_actor"):
-            for mini in self._mini_batches(batch, update):
+            for mini in mini_batches(batch, self.trainer, self.seed, update):
                 step = self._step(mini, update)
                 skipped += "actor/skipped" in step
                 empty += "actor/empty" in step
@@ -176,17 +111,6 @@ class Trainer:
         if self.publisher is not None:
             self.publisher.publish(version)
 
-    def _mini_batches(self, batch: Batch, update: int) -> list[Batch]:
-        count = len(batch)
-        size = self.trainer.mini_batch_size or max(count, 1)
-        minis = []
-        for epoch in range(self.trainer.epochs):
-            order = list(range(count))
-            if size < count:
-                order = random.permutation(count, self.seed, "mini_batches", update, epoch)
-            minis += [batch.select(order[start : start + size]) for start in range(0, count, size)]
-        return minis
-
     def _step(self, mini: Batch, update: int) -> Metrics:
         """One optimizer step. The loss is divided once, by the size of the whole mini-batch."""
         size = self.algorithm.size(mini)
@@ -195,21 +119,19 @@ class Trainer:
         for group in self.groups:
             group.zero_grad()
         share = self._backward(mini, size)
-        if self.besides is not None:
-            share["besides"], reported = self.besides.backward(self.optimizer_steps, self.roles, self.ranks)
+        if self.auxiliary is not None:
+            share["auxiliary"], reported = self.auxiliary.backward(self.optimizer_steps, self.roles, self.ranks)
             share |= {f"report {name}": value for name, value in reported.items()}
         whole = self.ranks.sum(share | self.roles.shards.learned())
         self.roles.shards.drop_unlearned(whole)
-        total, metrics = whole["loss"] + whole.get("besides", 0.0), summary(whole)
+        total, metrics = whole["loss"] + whole.get("auxiliary", 0.0), step_metrics(whole)
         metrics["actor/loss"] = whole["loss"] / size
         learning = [group for group in self.groups if group.learns(update)]
         norms = {}
         for group in learning:
             norms[group.name] = norm = group.clip()
             metrics |= {f"{group.name}/grad_norm": norm, f"{group.name}/lr": group.lr}
-        power, actor = metrics.get("variance_proxy/proxy2_total_power"), self.groups[0].name
-        if power is not None and actor in norms:
-            metrics |= signal_and_noise(power, norms[actor], whole["count variance_proxy/proxy2_total_power"])
+        metrics |= signal_metrics(whole, norms.get(self.groups[0].name))
         if not all(map(math.isfinite, [total, *norms.values()])):
             return self._skip(total, norms)
         for group in learning:
@@ -223,7 +145,7 @@ class Trainer:
         return metrics
 
     def _backward(self, mini: Batch, size: int) -> dict[str, float]:
-        """Gradients of a mini-batch, a micro-batch at a time: this rank's share of the sums that ``summary`` reads."""
+        """Gradients of a mini-batch, a micro-batch at a time: this rank's share of its sums."""
         share: defaultdict[str, float] = defaultdict(float, {"loss": 0.0})
         told: list[tuple[str, Tensor | float]] = []
         if self.balance is not None:
@@ -250,7 +172,7 @@ class Trainer:
 
     def _pieces(self, mini: Batch) -> Iterator[tuple[Batch, float]]:
         """What this rank runs of a mini-batch, on the networks' device, and the weight of each piece."""
-        for part, weight in pieces(self.algorithm, mini, self.roles.micro_batch_size, self.ranks):
+        for part, weight in rank_micro_batches(self.algorithm, mini, self.roles.micro_batch_size, self.ranks):
             yield part.to(self.roles.device), weight
 
     def _balanced(self, weight: float) -> AbstractContextManager[None]:
@@ -295,27 +217,3 @@ class Trainer:
         self.version = state["trainer"]["version"]
         self.optimizer_steps = state["trainer"]["optimizer_steps"]
         self.skipped_in_a_row = state["trainer"]["skipped_in_a_row"]
-
-
-def signal_and_noise(power: float, norm: float, terms: float) -> Metrics:
-    """verl's proxies of how much of the gradient is signal.
-
-    Args:
-        power: mean over the terms of the squared norms of their gradients.
-        norm: of the mean of those gradients.
-        terms: how many, whose mean has a variance of (power - norm^2) / (terms - 1).
-    """
-    noise = max(power - norm**2, 0.0) / (terms - 1) if terms > 1 else 0.0
-    return {"variance_proxy/proxy1_signal_strength": norm**2, "variance_proxy/proxy3_pure_noise": noise}
-
-
-def summary(whole: Mapping[str, float]) -> Metrics:
-    """Metrics of a mini-batch from sums over it: ``sum NAME`` by ``count NAME``, and ``report NAME`` as it is."""
-    named = [name.removeprefix("sum ") for name in whole if name.startswith("sum ")]
-    metrics = {name: whole[f"sum {name}"] / whole[f"count {name}"] for name in named if whole[f"count {name}"]}
-    for name in [name for name in metrics if name.startswith("actor/ratio_square")]:
-        spread = metrics.pop(name) - metrics[name.replace("square", "mean")] ** 2
-        metrics[name.replace("square", "std")] = max(spread, 0.0) ** 0.5
-    return metrics | {
-        name.removeprefix("report "): value for name, value in whole.items() if name.startswith("report ")
-    }

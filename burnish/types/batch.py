@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, Generic, Self, TypeVar
 
@@ -11,12 +12,12 @@ from torch import Tensor
 
 
 def shared(**kwargs: Any) -> Any:
-    """A field that describes the whole batch rather than one sample: not indexed, equal in batches that are joined."""
+    """A field of the batch rather than of one sample: never indexed, and equal in batches that are concatenated."""
     return dataclasses.field(metadata={"shared": True}, **kwargs)
 
 
 class Batch:
-    """What travels through the loop. Subclasses are dataclasses; a row is an atom that no shard or micro-batch cuts."""
+    """Base of the batches of the loop. Subclasses are dataclasses; shards and micro-batches never split a row."""
 
     def __len__(self) -> int:
         for _, value in self._rows():
@@ -25,9 +26,7 @@ class Batch:
 
     def select(self, index: Tensor | Sequence[int] | slice) -> Self:
         """The samples at ``index`` (positions or a slice), in that order."""
-        if isinstance(index, slice):
-            index = range(len(self))[index]
-        positions = torch.as_tensor(list(index) if not isinstance(index, Tensor) else index, dtype=torch.long)
+        positions = as_positions(index, len(self))
         return dataclasses.replace(self, **{n: _take(v, positions) for n, v in self._rows()})  # type: ignore[type-var]
 
     def to(self, device: torch.device | str) -> Self:
@@ -41,17 +40,17 @@ class Batch:
         return dataclasses.replace(self, **moved)  # type: ignore[type-var]
 
     def split(self, size: int) -> Iterator[Self]:
-        """Consecutive parts of at most ``size`` samples."""
+        """Consecutive chunks of at most ``size`` samples."""
         for start in range(0, len(self), size):
             yield self.select(slice(start, start + size))
 
     @classmethod
-    def cat(cls, parts: Sequence[Self]) -> Self:
-        """Join batches along the sample axis, in order."""
-        first = parts[0]
-        if len(parts) == 1:
+    def cat(cls, batches: Sequence[Self]) -> Self:
+        """Concatenate batches along the sample axis, in order."""
+        first = batches[0]
+        if len(batches) == 1:
             return first
-        joined = {name: _join([getattr(p, name) for p in parts]) for name, _ in first._rows()}
+        joined = {name: _join([getattr(batch, name) for batch in batches]) for name, _ in first._rows()}
         return dataclasses.replace(first, **joined)  # type: ignore[type-var]
 
     def _rows(self) -> Iterator[tuple[str, Any]]:
@@ -65,7 +64,7 @@ B = TypeVar("B", bound=Batch)
 
 @dataclasses.dataclass(kw_only=True)
 class Gathered(Batch, Generic[B]):
-    """Rows of a table by reference: what the samples of one prompt share is stored once per prompt."""
+    """Rows of a table by index: what the samples of one prompt share is stored once per prompt."""
 
     table: B = shared()
     index: Tensor  # [B] long, row of the table
@@ -78,29 +77,34 @@ class Gathered(Batch, Generic[B]):
         return dataclasses.replace(self, table=self.table.to(device), index=to_device(self.index, device))
 
     @classmethod
-    def cat(cls, parts: Sequence[Self]) -> Self:
-        if all(part.table is parts[0].table for part in parts):
-            return dataclasses.replace(parts[0], index=torch.cat([part.index for part in parts]))
-        starts = [0]
-        for part in parts:
-            starts.append(starts[-1] + len(part.table))
-        table = type(parts[0].table).cat([part.table for part in parts])
-        index = torch.cat([part.index + start for part, start in zip(parts, starts, strict=False)])
-        return dataclasses.replace(parts[0], table=table, index=index)
+    def cat(cls, batches: Sequence[Self]) -> Self:
+        first = batches[0]
+        if all(batch.table is first.table for batch in batches):
+            return dataclasses.replace(first, index=torch.cat([batch.index for batch in batches]))
+        starts = itertools.accumulate((len(batch.table) for batch in batches), initial=0)
+        table = type(first.table).cat([batch.table for batch in batches])
+        index = torch.cat([batch.index + start for batch, start in zip(batches, starts, strict=False)])
+        return dataclasses.replace(first, table=table, index=index)
 
 
 def to_device(value: Tensor, device: torch.device | str) -> Tensor:
-    """The tensor there. The CPU waits for what comes from a GPU, and does not for what goes to one."""
+    """The tensor on a device. Copies to a GPU are asynchronous; the CPU waits for copies from one."""
     return value.to(device, non_blocking=value.device.type == "cpu")
 
 
 def numbers(values: Sequence[Tensor | float]) -> list[float]:
-    """As Python numbers. Those that lie on a GPU leave it together, so that the CPU waits for it once."""
-    there = [value.double() for value in values if isinstance(value, Tensor) and value.device.type != "cpu"]
-    arrived = iter(torch.stack(there).tolist() if there else [])
-    return [
-        next(arrived) if isinstance(value, Tensor) and value.device.type != "cpu" else float(value) for value in values
-    ]
+    """Scalars as Python floats. Those on a GPU are copied together, so that the CPU waits for it once."""
+    on_gpu = [isinstance(value, Tensor) and value.device.type != "cpu" for value in values]
+    stacked = [value.double() for value, remote in zip(values, on_gpu, strict=True) if remote]  # type: ignore[union-attr]
+    copied = iter(torch.stack(stacked).tolist() if stacked else [])
+    return [next(copied) if remote else float(value) for value, remote in zip(values, on_gpu, strict=True)]
+
+
+def as_positions(index: Tensor | Sequence[int] | slice, count: int) -> Tensor:
+    """Positions, or a slice of ``count`` rows, as a long tensor."""
+    if isinstance(index, slice):
+        index = range(count)[index]
+    return torch.as_tensor(index if isinstance(index, Tensor) else list(index), dtype=torch.long)
 
 
 def _take(value: Any, positions: Tensor) -> Any:

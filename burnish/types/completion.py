@@ -1,4 +1,4 @@
-"""What a language model reads and what it writes: prompts as tokens with their media, and sampled responses."""
+"""What a language model reads and writes: tokenized prompts with their media, and sampled responses."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from burnish.types.batch import Batch, Gathered, shared
+from burnish.types.batch import Batch, Gathered, as_positions, shared
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Features:
-    """Processed pixels of one prompt, made once and passed by reference; what they look like is the family's affair."""
+    """Processed pixels of one prompt, computed once and passed by reference, in the layout of the model family."""
 
-    images: Tensor  # patches [P, D] of all images, or tiles [I, 3, H, W]; no rows without images
+    images: Tensor  # patches [P, D] of all images, or tiles [I, 3, H, W]; empty without images
     image_grid: Tensor  # [I, 3] long: patches (time, height, width) of an image, or (1, height, width) of a tile
     videos: Tensor  # the same for videos
     video_grid: Tensor  # [V, 3] long
@@ -35,22 +35,23 @@ class Features:
         )
 
     @classmethod
-    def joined(cls, parts: Sequence[Features]) -> Features:
-        """The media of several texts that follow one another."""
-        names = [field.name for field in dataclasses.fields(cls)]
-        columns = {name: [getattr(part, name) for part in parts if len(getattr(part, name))] for name in names}
-        nothing = cls.none()
-        return cls(**{name: torch.cat(some) if some else getattr(nothing, name) for name, some in columns.items()})
+    def joined(cls, several: Sequence[Features]) -> Features:
+        """The media of consecutive texts, in order."""
+        joined = vars(cls.none()).copy()
+        for name in joined:
+            if filled := [getattr(one, name) for one in several if len(getattr(one, name))]:
+                joined[name] = torch.cat(filled)
+        return cls(**joined)
 
     @property
     def patches(self) -> int:
-        """Rows that the vision tower sees."""
+        """Rows of the vision tower's input."""
         return len(self.images) + len(self.videos)
 
 
 @dataclass(kw_only=True)
 class Encoded(Batch):
-    """Prompts as the network reads them. Lists, because their lengths differ."""
+    """Tokenized prompts. Lists, because their lengths differ."""
 
     ids: list[Tensor]  # [L] long, placeholders repeated once per vision token
     positions: list[Tensor]  # [A, L] long: time, height and width, or A = 1 for models that count along the text
@@ -67,13 +68,13 @@ class Encoded(Batch):
         return [int(positions.max()) + 1 for positions in self.positions]
 
 
-def follow(encoded: Encoded, response: Tensor, turn: Encoded) -> Encoded:
-    """A conversation that goes on: one prompt, the response as it was sampled, and what comes after it.
+def append_turn(encoded: Encoded, response: Tensor, turn: Encoded) -> Encoded:
+    """A conversation as the next prompt: one prompt, the response as it was sampled, and the turn after it.
 
     Args:
         encoded: one prompt.
         response: [T] long.
-        turn: what the environment says next, its positions counted from 0.
+        turn: what the environment says next, with positions that count from 0.
     """
     start = encoded.next_position[0]
     first = encoded.positions[0]
@@ -87,7 +88,7 @@ def follow(encoded: Encoded, response: Tensor, turn: Encoded) -> Encoded:
 
 @dataclass(kw_only=True)
 class Lengths(Batch):
-    """How long prompts and responses are, in tokens: what is told of responses where they are not at hand."""
+    """Lengths of prompts and responses in tokens: all that the driver knows of responses that workers hold."""
 
     prompt: Tensor  # [B] long
     response: Tensor  # [B] long
@@ -98,8 +99,8 @@ class Lengths(Batch):
 class Completion(Batch):
     """Responses, token for token as they were sampled.
 
-    A response of several turns also holds what the environment answered, media included: those tokens are not masked
-    in, and their log-prob is 0.
+    A response of several turns also holds what the environment said, media included: the mask is false for those
+    tokens, and their log-prob is 0.
     """
 
     prompts: Gathered[Encoded]  # one row per group
@@ -107,23 +108,58 @@ class Completion(Batch):
     mask: Tensor  # [B, T] bool: tokens that the policy chose
     logprob: Tensor  # [B, T] float32 under the weights that sampled, at the sampling temperature; 0 where masked out
     positions: Tensor  # [B, A, T] long
-    length: Tensor  # [B] long: tokens of the response, whoever wrote them
-    finished: Tensor  # [B] bool: it ended by itself; false means cut at the limit
+    length: Tensor  # [B] long: tokens of the response, those of the environment included
+    finished: Tensor  # [B] bool: it ended by itself; false means truncated at the limit
     features: list[Features]  # [B] media inside the response
 
     @classmethod
-    def cat(cls, parts: Sequence[Self]) -> Self:
-        """Join batches along the sample axis; shorter ones are padded."""
-        longest = max(part.ids.shape[1] for part in parts)
-        return super().cat([part.padded(longest) for part in parts])
+    def of_text(
+        cls,
+        prompts: Gathered[Encoded],
+        ids: Tensor,
+        length: Tensor,
+        *,
+        axes: int,
+        logprob: Tensor | None = None,
+        finished: Tensor | None = None,
+    ) -> Self:
+        """Responses without media, all of whose tokens the policy chose: positions follow those of the prompts.
+
+        Args:
+            prompts: one per response.
+            ids: [B, T] long, 0 beyond the length.
+            length: [B] long.
+            axes: numbers per position (``LanguageModel.axes``).
+            logprob: [B, T] float32; None for responses that were not sampled.
+            finished: [B] bool; None if all are.
+        """
+        mask = torch.arange(ids.shape[1]) < length[:, None]
+        first = torch.tensor(prompts.table.next_position, dtype=torch.long)[prompts.index]
+        positions = (first[:, None] + torch.arange(ids.shape[1])) * mask
+        return cls(
+            prompts=prompts,
+            ids=ids,
+            mask=mask,
+            logprob=torch.zeros(mask.shape) if logprob is None else logprob,
+            positions=positions[:, None].expand(-1, axes, -1),
+            length=length,
+            finished=torch.ones(len(length), dtype=torch.bool) if finished is None else finished,
+            features=[Features.none()] * len(length),
+        )
+
+    @classmethod
+    def cat(cls, batches: Sequence[Self]) -> Self:
+        """Concatenate batches along the sample axis; shorter ones are padded."""
+        longest = max(batch.ids.shape[1] for batch in batches)
+        return super().cat([batch.padded(longest) for batch in batches])
 
     def to(self, device: torch.device | str) -> Self:
-        """These very responses: forward passes are laid out on the CPU, and losses send on what they compare with."""
+        """Unchanged: forward passes are laid out on the CPU, and losses move what they need to the device."""
         return self
 
     @property
     def lengths(self) -> Lengths:
-        """What they are told by where they are not at hand."""
+        """In tokens."""
         prompt = torch.tensor(self.prompts.table.lengths, dtype=torch.long)[self.prompts.index]
         return Lengths(prompt=prompt, response=self.length, finished=self.finished)
 
@@ -137,24 +173,18 @@ class Completion(Batch):
         wider: Any = {name: F.pad(getattr(self, name), (0, grow)) for name in names}
         return dataclasses.replace(self, **wider)
 
-    def trimmed(self) -> Self:
-        """The same responses without columns that are padding in every row."""
-        return self.padded(int(self.length.max()) if len(self) else 0)
-
 
 @dataclass(kw_only=True)
-class Together(Batch):
-    """Responses to one prompt that stay together, M to a row: one by itself, or a chosen and a rejected one."""
+class ResponseRows(Batch):
+    """Responses that no micro-batch separates, M to a row: a single one, or a chosen and a rejected one."""
 
-    trace: Completion  # [B * M], those of a row next to each other
+    trace: Completion  # [B * M], the M of a row adjacent
     members: int = shared()  # M
 
     def __len__(self) -> int:
         return len(self.trace) // self.members
 
     def select(self, index: Tensor | Sequence[int] | slice) -> Self:
-        if isinstance(index, slice):
-            index = range(len(self))[index]
-        rows = torch.as_tensor(index if isinstance(index, Tensor) else list(index), dtype=torch.long)
-        places = rows[:, None] * self.members + torch.arange(self.members, device=rows.device)
-        return dataclasses.replace(self, trace=self.trace.select(places.flatten()))
+        rows = as_positions(index, len(self))
+        members = rows[:, None] * self.members + torch.arange(self.members, device=rows.device)
+        return dataclasses.replace(self, trace=self.trace.select(members.flatten()))

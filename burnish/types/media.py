@@ -1,4 +1,4 @@
-"""Pictures and videos by reference: where the pixels come from, and a digest of what is there. Free of torch."""
+"""Pictures and videos by reference: where the pixels come from, and a digest of the content. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import io
 import stat
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -15,14 +16,14 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
-DEFAULT_FPS = 24.0  # of frames that come without a rate
+DEFAULT_FPS = 24.0  # where frames have no frame rate
 
 
 @dataclass(frozen=True, kw_only=True)
 class Media:
-    """One picture or one video. Two are equal when their content is, wherever it is kept.
+    """One picture or one video. Two are equal when their content is, wherever it is stored.
 
-    Pixels are decoded when they are asked for, and never before: a prompt travels as a reference.
+    Pixels are decoded when they are needed, never before: a prompt travels as a reference.
     """
 
     kind: Literal["image", "video"]
@@ -34,15 +35,16 @@ class Media:
 
     @classmethod
     def file(cls, path: str | Path, kind: Literal["image", "video"] = "image") -> Media:
-        """A file, which has to stay where it is.
+        """A file; it must not move while the run needs it.
 
         Raises:
             OSError: it can't be read.
+            ValueError: the path can't be resolved.
         """
         try:
             resolved = str(Path(path).expanduser().resolve())
-        except RuntimeError as error:  # a user that is not there, or links that lead in a circle
-            raise ValueError(f"{path} is no file: {error}; restore it") from None
+        except RuntimeError as error:  # ~ of an unknown user, or circular links
+            raise ValueError(f"{path} can't be resolved: {error}; correct the path") from None
         return cls(kind=kind, digest=_file_digest(resolved), path=resolved)
 
     @classmethod
@@ -52,17 +54,17 @@ class Media:
 
     @classmethod
     def array(cls, pixels: np.ndarray) -> Media:
-        """A picture, uint8 [H, W], [H, W, 3] or [H, W, 4]; kept as PNG, which loses nothing.
+        """A picture, uint8 [H, W], [H, W, 3] or [H, W, 4]; stored as PNG, which is lossless.
 
         Raises:
-            ValueError: it is no such array.
+            ValueError: the array has another type or shape.
         """
         from PIL import Image
 
         if pixels.dtype.name != "uint8" or pixels.ndim not in (2, 3) or 0 in pixels.shape:
-            raise ValueError(f"an array of {pixels.dtype} {list(pixels.shape)} is no picture; give uint8 [H, W, 3]")
+            raise ValueError(f"an array of {pixels.dtype} {list(pixels.shape)} is not a picture; give uint8 [H, W, 3]")
         if pixels.ndim == 3 and pixels.shape[2] not in (3, 4):
-            raise ValueError(f"an array {list(pixels.shape)} is no picture; its last axis must be 3 colours")
+            raise ValueError(f"an array {list(pixels.shape)} is not a picture; its last axis must be 3 colours")
         buffer = io.BytesIO()
         Image.fromarray(pixels).save(buffer, format="PNG")
         return cls.encoded(buffer.getvalue())
@@ -74,15 +76,15 @@ class Media:
         return cls(kind="video", digest=_digest(content.encode()), frames=tuple(frames), fps=fps)
 
     def read(self) -> bytes:
-        """The encoded file; a video of frames has none."""
-        assert not self.frames, "a video of frames is no file"
+        """The encoded file, which a video given as frames doesn't have."""
+        assert not self.frames, "a video of frames is not a file"
         return self.data if self.data is not None else Path(str(self.path)).read_bytes()
 
     def image(self) -> Image:
-        """The picture in RGB, turned upright as its camera noted.
+        """The picture in RGB, rotated by its EXIF orientation.
 
         Raises:
-            OSError: it can't be read or is no picture.
+            OSError: it can't be read or decoded.
         """
         from PIL import Image, ImageOps
 
@@ -90,17 +92,17 @@ class Media:
             return ImageOps.exif_transpose(opened).convert("RGB")
 
     def video(self, max_frames: int | None = None) -> tuple[np.ndarray, float]:
-        """Frames uint8 [T, H, W, 3], evenly spaced where there are more than asked for, and their rate per second.
+        """Frames uint8 [T, H, W, 3], at most ``max_frames`` and evenly spaced, and the frames per second of the result.
 
         Raises:
-            OSError: it can't be read or is no video.
+            OSError: it can't be read or decoded.
             ImportError: it is a file, and PyAV is not installed.
             ValueError: its frames differ in size.
         """
         import numpy as np
 
         if self.frames:
-            kept = _spread(len(self.frames), max_frames)
+            kept = _evenly_spaced(len(self.frames), max_frames)
             frames = [np.asarray(self.frames[i].image()) for i in kept]
             fps, total = self.fps, len(self.frames)
         else:
@@ -111,7 +113,7 @@ class Media:
         return np.stack(frames), fps * len(frames) / total
 
     def check(self) -> None:
-        """Look whether this is what it says, without decoding all of it.
+        """Check that this is a picture or a video, without decoding all of it.
 
         Raises:
             OSError, ImportError, ValueError: as ``image`` and ``video``.
@@ -128,7 +130,7 @@ class Media:
             _decode(self.read(), 1)
 
     def decode(self) -> tuple[int, int]:
-        """Go through all of it once, as cheaply as its format allows: width and height, not turned upright.
+        """Decode all of it once, as cheaply as its format allows; returns width and height before rotation.
 
         Raises:
             OSError, ImportError, ValueError: as ``image`` and ``video``; decoders may raise others.
@@ -141,17 +143,17 @@ class Media:
                 raise ValueError(f"its frames differ in size: {', '.join(f'{w}x{h}' for w, h in sorted(sizes))}")
             return sizes.pop()
         if self.kind == "video":
-            return _through(self.read())
+            return _decode_all(self.read())
         with Image.open(io.BytesIO(self.read())) as opened:
             width, height = opened.size
-            # a JPEG: all of its data are read, but few pixels made of them
+            # JPEG: draft mode reads all of the data, and decodes at an eighth of the size
             opened.draft("RGB", (max(width // 8, 1), max(height // 8, 1)))
             ImageOps.exif_transpose(opened).convert("RGB")
         return width, height
 
 
-def _spread(count: int, limit: int | None) -> list[int]:
-    """Numbers of at most ``limit`` frames, the first and the last among them."""
+def _evenly_spaced(count: int, limit: int | None) -> list[int]:
+    """Indices of at most ``limit`` of ``count`` frames, the first and the last among them."""
     if limit is None or count <= limit:
         return list(range(count))
     if limit == 1:
@@ -160,38 +162,26 @@ def _spread(count: int, limit: int | None) -> list[int]:
 
 
 def _decode(data: bytes, limit: int | None) -> tuple[list[np.ndarray], float, int]:
-    """Frames of a video file, its rate, and how many frames it has."""
-    try:
-        import av
-    except ImportError:
-        raise ImportError("video files need PyAV: pip install 'burnish[data]', or give lists of frames") from None
-    try:
-        if limit == 1:  # a look at the first frame tells whether it is a video
+    """Frames of a video file, its frames per second, and the number of frames in the file."""
+    with _pyav() as av:
+        if limit == 1:  # the first frame shows whether it is a video
             return [next(_frames(av, data))], DEFAULT_FPS, 1
         total = sum(1 for _ in _frames(av, data, pixels=False)) if limit else None
-        kept = set(_spread(total, limit)) if total is not None else None
+        kept = set(_evenly_spaced(total, limit)) if total is not None else None
         frames = [frame for i, frame in enumerate(_frames(av, data)) if kept is None or i in kept]
+        if not frames:
+            raise IndexError("it has no frames")
         with av.open(io.BytesIO(data)) as container:
             rate = container.streams.video[0].average_rate
-    except (av.FFmpegError, IndexError, StopIteration) as error:
-        raise OSError(f"no video that can be decoded: {error or 'it has no frames'}") from None
-    if not frames:
-        raise OSError("no video that can be decoded: it has no frames")
     return frames, float(rate or DEFAULT_FPS), len(frames) if total is None else total
 
 
-def _through(data: bytes) -> tuple[int, int]:
-    """Decode every frame of a video file, and keep none: width and height."""
-    try:
-        import av
-    except ImportError:
-        raise ImportError("video files need PyAV: pip install 'burnish[data]', or give lists of frames") from None
-    try:
+def _decode_all(data: bytes) -> tuple[int, int]:
+    """Width and height of a video file, after every frame was decoded once."""
+    with _pyav() as av:
         sizes = list(_frames(av, data, pixels=False))
-    except (av.FFmpegError, IndexError) as error:
-        raise OSError(f"no video that can be decoded: {error}") from None
-    if not sizes:
-        raise OSError("no video that can be decoded: it has no frames")
+        if not sizes:
+            raise IndexError("it has no frames")
     width, height = sizes[0]
     return width, height
 
@@ -202,17 +192,30 @@ def _frames(av: Any, data: bytes, *, pixels: bool = True) -> Iterator[Any]:
             yield frame.to_ndarray(format="rgb24") if pixels else (frame.width, frame.height)
 
 
+@contextmanager
+def _pyav() -> Iterator[Any]:
+    """The decoder; what it raises about a file becomes an OSError."""
+    try:
+        import av
+    except ImportError:
+        raise ImportError("video files need PyAV: pip install 'burnish[data]', or give lists of frames") from None
+    try:
+        yield av
+    except (av.FFmpegError, IndexError, StopIteration) as error:
+        raise OSError(f"the video can't be decoded: {str(error) or 'it has no frames'}") from None
+
+
 def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _regular(path: str) -> Path:
-    """A file that ends: a pipe or a device would be read for ever."""
+    """The path, unless it is a pipe or a device, whose end never comes."""
     if not stat.S_ISREG((found := Path(path)).stat().st_mode) and not found.is_dir():
-        raise OSError("it is a pipe or a device")
+        raise OSError("it is a pipe or a device, not a file")
     return found
 
 
 @cache
 def _file_digest(path: str) -> str:
-    return _digest(_regular(path).read_bytes())  # many prompts may show one file, which is read once
+    return _digest(_regular(path).read_bytes())  # many prompts may share a file, which is read once

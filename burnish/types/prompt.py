@@ -1,4 +1,4 @@
-"""What a user asks for; free of torch, because processes that only score samples read it too."""
+"""Prompts. Imports no torch, because scoring processes read prompts too."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHOWN = 60  # characters of a prompt in a message
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a message: text, or the place of the next picture or video."""
+    """A part of a message: text, or the position of the next picture or video."""
 
     kind: Literal["text", "image", "video"]
     text: str = ""
@@ -24,22 +24,22 @@ class Part:
 
 @dataclass(frozen=True)
 class Message:
-    """What one side of a conversation says. Placeholders are parts; what looks like one in a text is text."""
+    """One message of a conversation. Media are parts of their own; a placeholder written in a text is just text."""
 
     role: str
     parts: tuple[Part, ...]
 
     @property
     def text(self) -> str:
-        """Its words alone."""
+        """The text parts, joined."""
         return "".join(part.text for part in self.parts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """What a user asks for. ``uid`` is a hash of the content: stable across runs, files and machines.
+    """What the policy is asked. ``uid`` is a hash of the content: stable across runs, files and machines.
 
-    Media stand in the order of their places in the messages. Without messages the text is what one user says.
+    Media are in the order of their positions in the messages. Without messages the text is one user message.
     """
 
     text: str
@@ -49,22 +49,22 @@ class Prompt:
     messages: tuple[Message, ...] = ()
     images: tuple[Media, ...] = ()
     videos: tuple[Media, ...] = ()
-    label: str | None = None  # which rewards judge it
-    extra: str = ""  # a JSON object of the user's own, for rewards
-    where: str = field(default="", compare=False)  # file and line, for messages
+    label: str | None = None  # chooses the rewards that score it
+    extra: str = ""  # a JSON object with the user's own keys, for rewards
+    where: str = field(default="", compare=False)  # file and line, for error messages
 
     @cached_property
     def uid(self) -> str:
         content: list[Any] = [self.text, self.negative, self.answer, self.source]
         said = [(message.role, [(part.kind, part.text) for part in message.parts]) for message in self.messages]
         more = [said, [media.digest for media in (*self.images, *self.videos)], self.label, self.extra]
-        if any(more):  # prompts of text alone keep the hash that they had before there were others
+        if any(more):  # text-only prompts keep the hash that they had before messages and media existed
             content += more
         return hashlib.blake2b(json.dumps(content, ensure_ascii=False).encode(), digest_size=8).hexdigest()
 
     @property
     def name(self) -> str:
-        """What it is called in messages: its beginning, and where it stands."""
+        """For error messages: the beginning of its text, with file and line."""
         text = self.text if len(self.text) <= SHOWN else f"{self.text[:SHOWN]}..."
         return f"prompt {text!r}" + (f" ({self.where})" if self.where else "")
 

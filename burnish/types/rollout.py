@@ -1,15 +1,15 @@
-"""What travels through the loop: one type per stage, complete when it exists."""
+"""The batches that travel through the loop: one type per stage, with no field that is filled in later."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from burnish.types.batch import Batch, Gathered, shared
-from burnish.types.completion import Completion, Lengths, Together
+from burnish.types.completion import Completion, Lengths, ResponseRows
 from burnish.types.prompt import Prompt
 
 __all__ = [
@@ -30,15 +30,15 @@ __all__ = [
     "failures_of",
 ]
 
-REASONS = 20  # why rewards of one batch are missing, that are kept
+REASONS = 20  # distinct reasons for missing rewards that are kept of a batch
 
 
 @dataclass(kw_only=True)
 class Conditioning(Batch):
-    """What a flow model is told about a prompt: token embeddings [B, L, D] and a pooled embedding [B, P]."""
+    """Embeddings of prompts, which condition a flow model."""
 
-    tokens: Tensor
-    pooled: Tensor
+    tokens: Tensor  # [B, L, D]
+    pooled: Tensor  # [B, P]
 
 
 @dataclass(kw_only=True)
@@ -46,18 +46,30 @@ class Denoising(Batch):
     """Trajectories of a flow model. K steps are recorded per sample; K = 0 where none are needed."""
 
     conditioning: Gathered[Conditioning]
-    unconditional: Gathered[Conditioning]  # what guidance steers away from; the same rows without guidance
+    unconditional: Gathered[Conditioning]  # of the negative prompts, for guidance; the same rows without guidance
     latents: Tensor  # [B, ...] final, t = 0
     state: Tensor  # [B, K, ...] where a recorded step began
     next_state: Tensor  # [B, K, ...] where it ended
     time: Tensor  # [B, K] t of state, in (0, 1]
     time_next: Tensor  # [B, K] t of next_state
     logprob: Tensor  # [B, K] under the weights that sampled; 0 where a step has no noise
-    node: Tensor  # [B, K] long: samples of a prompt with equal numbers took this step as one, in a tree of samples
-    schedule: Tensor = shared()  # [N + 1] times of the denoising steps, falling from 1 to 0
+    node: Tensor  # [B, K] long, branch ids: samples of a prompt with equal ids share this step, in a tree of samples
+    schedule: Tensor = shared()  # [N + 1] times of the denoising steps, decreasing from 1 to 0
+
+    def nats(self, density: str, std: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+        """Factor [B, K] that makes a recorded step's log-prob, a mean over elements, that of the whole step.
+
+        A squared error is in nats once it is divided by twice the variance; ``std`` gives the standard deviation of
+        steps from their times and the schedule.
+        """
+        elements = self.state[0, 0].numel() if self.time.numel() else 0
+        if density == "gaussian":
+            return self.time.new_full(self.time.shape, elements)
+        found = std(self.time.flatten(), self.time_next.flatten(), self.schedule)
+        return elements / (2 * found.square().view_as(self.time))
 
     def steps(self) -> Steps:
-        """Every recorded step as a row of its own: [B * K], the steps of a sample next to each other."""
+        """Every recorded step as a row of its own: [B * K], the steps of a sample adjacent."""
         count, recorded = self.time.shape
         repeat = torch.arange(count).repeat_interleave(recorded)
         return Steps(
@@ -74,7 +86,7 @@ class Denoising(Batch):
 
 @dataclass(kw_only=True)
 class Steps(Batch):
-    """Stochastic denoising steps, whatever samples they belong to: what one row of a forward is about."""
+    """Stochastic denoising steps of any samples: one per row of a forward pass."""
 
     conditioning: Gathered[Conditioning]
     unconditional: Gathered[Conditioning]
@@ -83,20 +95,20 @@ class Steps(Batch):
     time: Tensor  # [M]
     time_next: Tensor  # [M]
     logprob: Tensor  # [M] under the weights that sampled
-    time_max: float = shared()  # the schedule's second time: where the SDE's noise is read at t = 1
+    time_max: float = shared()  # the schedule's second time: replaces t = 1 in the SDE's noise level
 
 
 @dataclass(kw_only=True)
 class Scores(Batch):
-    """Rewards of a batch of pictures. A component that could not be computed is missing, never zero."""
+    """Rewards of a batch. A component that could not be computed is missing, never zero."""
 
-    reward: Tensor  # [B] weighted sum; meaningless where missing
-    missing: Tensor  # [B] bool: a component that counts could not be computed
+    reward: Tensor  # [B] weighted sum; undefined where missing
+    missing: Tensor  # [B] bool: a component with a non-zero weight could not be computed
     components: Tensor  # [B, R] one column per name; NaN where missing
     names: tuple[str, ...] = shared()
-    weights: tuple[float, ...] = shared(default=())  # of each column in the sum; 0 is watched only
-    notes: list[str]  # [B] what a reward has to say about the sample, e.g. the text that it read
-    faults: list[str] = field(default_factory=list)  # [B] a reward that failed, why, and its traceback; else empty
+    weights: tuple[float, ...] = shared(default=())  # of each column in the sum; 0 is logged only
+    notes: list[str]  # [B] notes of the rewards on the sample, e.g. the text that OCR read
+    faults: list[str] = field(default_factory=list)  # [B] which reward failed, why, and its traceback; "" if none
 
     def __post_init__(self) -> None:
         self.faults = self.faults or [""] * len(self.notes)
@@ -106,15 +118,15 @@ class Scores(Batch):
 class Failure:
     """Samples whose rewards are missing for the same reason: the first of them, and how many there are."""
 
-    prompt: str  # its name for messages
-    sample: int  # its number among those of the prompt
+    prompt: str  # Prompt.name
+    sample: int  # number of the sample within its prompt
     why: str
     traceback: str  # where a reward raised
     count: int = 1
 
 
 def failures_of(prompts: Sequence[Prompt], sample: Tensor, scores: Scores) -> list[Failure]:
-    """Why rewards of a batch are missing, each reason once, in the order in which they are met."""
+    """Why rewards of a batch are missing: each reason once, in order of its first sample."""
     found: dict[str, Failure] = {}
     for row in scores.missing.nonzero().flatten().tolist():
         fault, _, trace = scores.faults[row].partition("\n")
@@ -128,22 +140,22 @@ def failures_of(prompts: Sequence[Prompt], sample: Tensor, scores: Scores) -> li
 
 @dataclass(kw_only=True)
 class Rollouts(Batch):
-    """What every sample is known by. Samples of one prompt share a group id."""
+    """Scored samples of either kind. Samples of one prompt share a group id."""
 
     prompts: list[Prompt]  # [B]
     group: Tensor  # [B] long
-    sample: Tensor  # [B] long: number of the sample among those of its prompt, part of its seeds
+    sample: Tensor  # [B] long: number of the sample within its prompt, part of its seeds
     scores: Scores
     update: int = shared()  # the policy update that this batch was collected for
     version: int = shared()  # policy updates behind the weights that sampled
-    seed: int = shared()  # of the run: with update, prompt and sample it names every further draw
-    metrics: dict[str, float] = shared(default_factory=dict)  # of its collection
-    counts: dict[str, float] = shared(default_factory=dict)  # what those that are means were taken over
-    failures: list[Failure] = shared(default_factory=list)  # of all that was sampled, also what is left out here
+    seed: int = shared()  # of the run: with update, prompt and sample it seeds every further draw
+    metrics: dict[str, float] = shared(default_factory=dict)  # of the rollout
+    counts: dict[str, float] = shared(default_factory=dict)  # number of values behind each metric that is a mean
+    failures: list[Failure] = shared(default_factory=list)  # of all samples, those that were filtered out included
 
     @property
     def lengths(self) -> Lengths | None:
-        """In tokens, where samples have some."""
+        """In tokens; None for pictures."""
         return None
 
 
@@ -159,9 +171,9 @@ class ScoredResponses(Rollouts):
     """Sampled responses with rewards."""
 
     trace: Completion
-    greedy: Tensor  # [B] reward of the likeliest response to the prompt; NaN where it is missing or not asked for
-    turn_rewards: Tensor  # [B, S] what the environment gave for single turns, as part of the reward; 0 for nothing
-    limit: int = shared()  # tokens that a response could have at most
+    greedy: Tensor  # [B] reward of the greedy response to the prompt; NaN where it is missing or was not sampled
+    turn_rewards: Tensor  # [B, S] weighted rewards of the environment for single turns; 0 where it gave none
+    limit: int = shared()  # longest response allowed, in tokens
 
     @property
     def lengths(self) -> Lengths:
@@ -170,29 +182,29 @@ class ScoredResponses(Rollouts):
 
 @dataclass(kw_only=True)
 class OfflineSamples(Batch):
-    """Finished pictures that nobody sampled: M to a row, one to imitate, or a chosen and a rejected one."""
+    """Pictures from a data set, M to a row: a single one (SFT), or a chosen and a rejected one (DPO)."""
 
     conditioning: Gathered[Conditioning]
     unconditional: Gathered[Conditioning]
     latents: Tensor  # [B, M, ...]
-    uid: list[str]  # [B] what the picture or the pair is: with seed and update it names every draw
-    schedule: Tensor = shared()  # [N + 1] times of the denoising steps that the policy samples in
+    uid: list[str]  # [B] hash of the picture or the pair: with seed and update it seeds every draw
+    schedule: Tensor = shared()  # [N + 1] times of the denoising steps that the policy samples with
     update: int = shared()
     version: int = shared()
     seed: int = shared()
 
     @property
     def lengths(self) -> None:
-        """Pictures have none in tokens."""
+        """Pictures have no lengths in tokens."""
         return None
 
 
 @dataclass(kw_only=True)
 class OfflineResponses(Batch):
-    """Finished responses that nobody sampled: one to imitate or to judge, or a chosen and a rejected one."""
+    """Responses from a data set: single ones (SFT, KTO), or a chosen and a rejected one (DPO)."""
 
-    answers: Together  # [B] rows
-    good: Tensor  # [B] bool: false where somebody found the response bad
+    answers: ResponseRows  # [B] rows
+    good: Tensor  # [B] bool: the label of single responses, true = desirable
     update: int = shared()
     version: int = shared()
     seed: int = shared()
@@ -205,22 +217,22 @@ class OfflineResponses(Batch):
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteBatch:
-    """A batch that those who learn from it hold themselves: whoever leads them knows its size."""
+    """A batch that the trainer ranks hold; the driver knows its size only."""
 
     rows: int
-    lengths: Lengths | None  # of every response, in tokens, where there are responses
+    lengths: Lengths | None  # of every response, in tokens; None for pictures
     version: int
 
     def __len__(self) -> int:
         return self.rows
 
 
-Collected = Rollouts | OfflineSamples | OfflineResponses | RemoteBatch  # what a source may give for an update
+Collected = Rollouts | OfflineSamples | OfflineResponses | RemoteBatch  # what a source returns for an update
 
 
 @dataclass
 class Loss:
-    """A sum over the terms of a micro-batch, and metrics as (sum, count); the worker divides, once, globally."""
+    """A sum over the terms of a micro-batch, and metrics as (sum, count); the trainer divides once, globally."""
 
     total: Tensor
     metrics: dict[str, tuple[Tensor | float, Tensor | float]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Work that goes on in a thread of its own, and whose end somebody will wait for."""
+"""Work in a background thread whose end is waited for."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from concurrent.futures import Future, wait
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 3600.0  # seconds to wait for an end
-SHORT = 3.0  # seconds of a wait that is not worth a line
+TIMEOUT = 3600.0  # seconds
+QUIET = 3.0  # seconds of a wait that is not logged
 
 
 class Background:
-    """One piece of work. Its thread does not keep a process alive that ends otherwise."""
+    """One task in a daemon thread, which does not keep the process alive."""
 
     def __init__(self, what: str, work: Callable[[], None]) -> None:
-        """Start it; ``what`` it is, messages say."""
+        """Start it; ``what`` describes the wait in messages, such as "checkpoint X is written"."""
         self.what = what
         self._future: Future[None] = Future()
         threading.Thread(target=self._run, args=(work,), name=what, daemon=True).start()
 
     @property
     def done(self) -> bool:
-        """Whether it is at its end, a good one or a bad one."""
+        """Whether it has finished or failed."""
         return self._future.done()
 
     def wait(self) -> None:
         """Wait for the end.
 
         Raises:
-            TimeoutError: it has not come within an hour.
+            TimeoutError: it takes longer than an hour.
             Exception: what the work raised.
         """
-        if not wait([self._future], timeout=SHORT).done:
+        if not wait([self._future], timeout=QUIET).done:
             log.warning("waiting until %s", self.what)
-        if not wait([self._future], timeout=PATIENCE).done:
-            raise TimeoutError(f"waited {PATIENCE:g} s until {self.what}")
+        if not wait([self._future], timeout=TIMEOUT).done:
+            raise TimeoutError(f"timed out after {TIMEOUT:g} s waiting until {self.what}")
         self._future.result()
 
     def _run(self, work: Callable[[], None]) -> None:
         try:
             work()
         except BaseException as error:
-            self._future.set_exception(error)  # whoever waits learns of it
+            self._future.set_exception(error)  # raised by wait()
         else:
             self._future.set_result(None)

@@ -11,6 +11,8 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from burnish.utils.user_code import path_of
+
 
 def unfulfilled(given: Any, contract: type) -> list[str]:
     """What a class or a function lacks, as ends of sentences."""
@@ -37,7 +39,7 @@ def place(thing: Any) -> str:
     try:
         return f"{thing.__qualname__}, {inspect.getsourcefile(thing)}:{inspect.getsourcelines(thing)[1]}"
     except (OSError, TypeError):
-        return f"{thing.__module__}.{thing.__qualname__}"
+        return path_of(thing)
 
 
 def shown(name: str, function: Callable[..., Any]) -> str:

@@ -1,4 +1,4 @@
-"""Writing files so that a crash leaves the old content or the new, and so that a disk's refusal is told in words."""
+"""Atomic writes, and readable errors for full or read-only disks."""
 
 from __future__ import annotations
 
@@ -13,49 +13,49 @@ from burnish.utils.errors import UserError
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
 CLOSED = {errno.EROFS, errno.EACCES, errno.EPERM}
-_NUMBER = re.compile(r"I/O error.*\(os error (\d+)\)")  # how safetensors tells what the system said
+_ERRNO = re.compile(r"I/O error.*\(os error (\d+)\)")  # in messages of safetensors
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Around whatever writes a file, or into a folder.
+    """Wrap writes to a file or folder.
 
     Raises:
-        UserError: the disk is full, read-only or broken; the message names the path and the way out.
+        UserError: the disk is full, read-only or broken; the message has the path and what to do.
     """
     try:
         yield
     except OSError as error:
-        if error.errno is None:  # not the system's: a picture that is none, say
+        if error.errno is None:  # not of the system: an invalid image, for instance
             raise
-        raise UserError(refusal(path, error)) from error
+        raise UserError(write_error(path, error)) from error
     except Exception as error:
-        if type(error).__name__ != "SafetensorError" or not (found := _NUMBER.search(str(error))):
+        if type(error).__name__ != "SafetensorError" or not (found := _ERRNO.search(str(error))):
             raise
-        raise UserError(refusal(path, OSError(int(found[1]), os.strerror(int(found[1]))))) from error
+        raise UserError(write_error(path, OSError(int(found[1]), os.strerror(int(found[1]))))) from error
 
 
-def refusal(path: Path, error: OSError) -> str:
-    """What the user is told."""
+def write_error(path: Path, error: OSError) -> str:
+    """Message for a failed write."""
     if error.errno in FULL:
-        return f"no space is left for {path}; make room there and give the same command again"
+        return f"no space is left for {path}; free some space and run the same command again"
     why = error.strerror or str(error)
     if error.errno in CLOSED:
-        return f"{path} can't be written: {why}; change its permissions, or give another folder to write to"
-    return f"{path} can't be written: {why}; see whether its disk is there and in order"
+        return f"{path} can't be written: {why}; change its permissions, or write to another folder"
+    return f"{path} can't be written: {why}; check its disk"
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Replace a file in one step, so that a reader or a crash finds the old content or the new.
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file atomically: readers, and a crash, see the old content or the new.
 
     Raises:
-        UserError: see ``writing``; the old content is there.
+        UserError: see ``writing``; the old content is kept.
     """
     new = path.with_name(f".{path.name}.new")
     with writing(path):
         try:
             new.unlink(missing_ok=True)
-            with new.open("xb") as file:  # never through a link, which a stranger may have left there
+            with new.open("xb") as file:  # never through a link: the folder may come from somebody else
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -67,8 +67,8 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Put the names in a folder on the disk, not only the files: they, too, have to survive a power cut."""
-    if os.name == "nt":  # where folders can't be opened, and names are written with the files
+    """Flush a folder's entries to disk, so that new file names survive a power cut."""
+    if os.name == "nt":  # folders can't be opened there
         return
     handle = os.open(folder, os.O_RDONLY)
     try:

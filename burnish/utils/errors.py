@@ -1,4 +1,4 @@
-"""What the user can put right, shown as a message and never as a traceback; and the end that a user asks for."""
+"""Errors that are shown as a message, without a traceback."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Something that the user asked for can't be done; the message names it, its value and the way out."""
+    """An error that the user can fix; the message names the option or record, its value, and what to do."""
 
 
 class ConfigError(UserError):
-    """Several things that are wrong, with a configuration or with a file, one complaint a line."""
+    """Several problems of a configuration or file, one per line."""
 
     def __init__(self, complaints: str | Iterable[str], *, count: int | None = None, way_out: str = "") -> None:
-        """Give what is wrong, a line each.
+        """Collect them.
 
         Args:
-            complaints: what is wrong.
-            count: how many things are wrong, where not all of them are among the complaints.
-            way_out: what to do about all of them, which whoever shows them adds.
+            complaints: one message per problem.
+            count: number of problems, if ``complaints`` has not all of them.
+            way_out: what to do about all of them.
         """
         lines = [complaints] if isinstance(complaints, str) else list(dict.fromkeys(complaints))
         self.complaints, self.count, self.way_out = lines, count or len(lines), way_out
@@ -27,13 +27,13 @@ class ConfigError(UserError):
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether Python, or torch on a CPU or a GPU, found no memory for what was asked for."""
-    torchs = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
-    return isinstance(error, MemoryError) or torchs
+    """Whether Python, or torch on CPU or GPU, ran out of memory."""
+    of_torch = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+    return isinstance(error, MemoryError) or of_torch
 
 
 class Cancelled(KeyboardInterrupt):
-    """The run is to stop, so what was being sampled or judged is given up. Nobody has learned from it.
+    """The run stops, so sampling or evaluation was cancelled; nothing was trained on its samples.
 
-    It is no ``Exception``: code of users, such as a reward, must not take it for an error of theirs.
+    No ``Exception``, so that users' code, such as a reward, does not catch it as an error.
     """

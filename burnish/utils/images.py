@@ -1,4 +1,4 @@
-"""Many pictures in one."""
+"""Contact sheets of images."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 GAP, FRAME, LABEL_WIDTH, FONT_SIZE, LINE = 6, 3, 240, 14, 18
-SMALL, LARGE = 128, 384  # pixels: smaller pictures are enlarged to about SMALL, larger ones shrunk to LARGE
-PAPER = (236, 238, 240)  # not white, so that one sees where a white picture ends
-RIGHT, WRONG = (0, 114, 178), (213, 94, 0)  # blue and vermilion: told apart by everybody
+SMALL, LARGE = 128, 384  # pixels: smaller images are enlarged to about SMALL, larger ones shrunk to LARGE
+PAPER = (236, 238, 240)  # not white, so that the edge of a white image is visible
+RIGHT, WRONG = (0, 114, 178), (213, 94, 0)  # blue and vermilion, distinguishable with any colour vision
 
-NOT_FINITE = "the picture has values that are not finite"
+NOT_FINITE = "the image has non-finite values"
 
 
-class Spoilt(np.ndarray):
-    """A picture some of whose values were not finite: black there, to be looked at and never to be judged."""
+class NonFiniteImage(np.ndarray):
+    """An image with non-finite values, which are shown black; it is never scored."""
 
     @classmethod
-    def of(cls, picture: np.ndarray) -> Spoilt:
+    def of(cls, picture: np.ndarray) -> NonFiniteImage:
         """The same pixels, marked."""
         return picture.view(cls)
 
@@ -34,15 +34,14 @@ def grid(
     verdicts: Sequence[bool | None] | None = None,
     scale: int | None = None,
 ) -> Image.Image:
-    """Pictures of one size in rows, all of a prompt in one row.
+    """Images of one size in rows, one row per prompt.
 
     Args:
         pictures: uint8, [H, W] or [H, W, 3].
-        columns: pictures in a row.
+        columns: images per row.
         labels: text to the left of each row.
-        verdicts: a blue frame around what is right, a vermilion one around what is wrong, none for None.
-        scale: how many pixels one pixel becomes; None enlarges small pictures and shrinks large ones until
-            they can be looked at.
+        verdicts: a blue frame for True, a vermilion one for False, none for None.
+        scale: integer magnification; None enlarges small images and shrinks large ones.
     """
     font = ImageFont.load_default(FONT_SIZE)
     width, height = _size(pictures[0], scale)
@@ -65,7 +64,7 @@ def grid(
 
 
 def _size(picture: np.ndarray, scale: int | None) -> tuple[int, int]:
-    """Width and height of a picture in the grid."""
+    """Width and height of an image in the sheet."""
     height, width = picture.shape[:2]
     longest = max(height, width)
     if scale is None and longest > LARGE:
@@ -81,9 +80,9 @@ def _label_width(labels: Sequence[str] | None, font: Font) -> int:
 
 
 def _write(draw: ImageDraw.ImageDraw, text: str, box: tuple[int, int, int, int], font: Font) -> None:
-    """Text in a box, in lines, cut with an ellipsis where the box is full."""
+    """Text wrapped into a box, cut with an ellipsis."""
     x, y, width, height = box
-    room = max(1, height // LINE)
+    most = max(1, height // LINE)
     lines = [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".strip()
@@ -91,8 +90,8 @@ def _write(draw: ImageDraw.ImageDraw, text: str, box: tuple[int, int, int, int],
             lines[-1] = longer
         else:
             lines.append(word)
-    if len(lines) > room:
-        lines = [*lines[: room - 1], f"{lines[room - 1]} …"]
+    if len(lines) > most:
+        lines = [*lines[: most - 1], f"{lines[most - 1]} …"]
     top = y + max(0, (height - len(lines) * LINE) // 2)
     for i, line in enumerate(lines):
         draw.text((x, top + i * LINE), _fit(draw, line, width, font), fill="black", font=font)

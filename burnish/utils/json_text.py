@@ -1,4 +1,4 @@
-"""JSON that somebody else wrote: whatever is wrong with it is one kind of error."""
+"""JSON from untrusted files: every defect is a ValueError or a UserError."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from burnish.utils.errors import UserError
+from burnish.utils.reading import read_file
 
-DEEPEST = 100  # lists and objects inside each other
-LARGEST = 64 << 20  # bytes of a file that describes a model; a vocabulary has a few
+DEEPEST = 100  # nesting depth
+LARGEST = 64 << 20  # bytes of a model's JSON file; vocabularies have a few MB
 
 
 def parse_json(content: str | bytes | bytearray, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """The value that a text is.
+    """Parse JSON.
 
     Args:
         content: text, or bytes in UTF-8.
         pairs: makes a value of an object's names and values; None makes a dict.
 
     Raises:
-        ValueError: it is not JSON (json.JSONDecodeError), not UTF-8, or nested deeper than what handles it can follow.
+        ValueError: it is not JSON (json.JSONDecodeError), not UTF-8, or nested too deeply.
     """
     try:
         value = json.loads(content, object_pairs_hook=pairs)
@@ -34,7 +35,7 @@ def parse_json(content: str | bytes | bytearray, pairs: Callable[[list[tuple[str
 
 
 def _is_deep(value: Any) -> bool:
-    """Whether lists and objects are inside each other more often than pickles, prints and copies of them can stand."""
+    """Whether a value is nested deeper than pickle, print and copy can handle."""
     level = [value]
     for _ in range(DEEPEST):
         inside = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
@@ -45,24 +46,23 @@ def _is_deep(value: Any) -> bool:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object in a file that describes a model or data.
+    """The JSON object in a file of a model or data set.
 
     Raises:
         FileNotFoundError: there is no such file.
         UserError: it can't be read, or is no JSON object.
     """
     try:
-        if file.stat().st_size > LARGEST:
-            raise UserError(f"{file} has {file.stat().st_size} bytes, too many for a file that describes something")
-        content = parse_json(file.read_bytes())
+        file.lstat()
     except FileNotFoundError:
         raise
-    except OSError as error:
-        raise UserError(f"{file} can't be read: {error.strerror}; restore it") from None
-    except UserError:
-        raise
+    except OSError:
+        pass  # read_file says what is wrong
+    raw = read_file(file, LARGEST)
+    try:
+        content = parse_json(raw)
     except ValueError as error:
         raise UserError(f"{file} is not JSON: {error}; fetch it again") from None
     if not isinstance(content, dict):
-        raise UserError(f"{file} holds {type(content).__name__}, not a JSON object; fetch it again")
+        raise UserError(f"{file} contains {type(content).__name__}, not a JSON object; fetch it again")
     return content

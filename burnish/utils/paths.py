@@ -1,4 +1,4 @@
-"""Where files are: ``burnish:NAME`` means one that ships with Burnish, anything else is a user's path."""
+"""Paths of options: ``burnish:NAME`` is a file that ships with Burnish, anything else a user's path."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ CHECKPOINTS = "checkpoints"
 
 
 def resolve(path: str) -> Path:
-    """The file that an option means.
+    """The path that an option names.
 
     Raises:
-        UserError: it is no path; or a ``burnish:`` path that does not exist, or leads out of what ships with Burnish.
+        UserError: it is no path, or a ``burnish:`` path that does not exist or leads outside the shipped files.
     """
     if not path.startswith(PREFIX):
         return checked_path(path)
     found = (ASSETS / path.removeprefix(PREFIX)).resolve()
     if not found.is_relative_to(ASSETS.resolve()):
-        raise UserError(f"{path} leads out of the files that ship with Burnish; give it without {PREFIX}")
+        raise UserError(f"{path} leads outside the files that ship with Burnish; give it without {PREFIX}")
     if not found.exists():
         shipped = sorted(entry.name for entry in ASSETS.iterdir()) if ASSETS.is_dir() else []
         raise UserError(f"{path} does not ship with Burnish, which has: {', '.join(shipped) or 'nothing'}")
@@ -34,5 +34,5 @@ def resolve(path: str) -> Path:
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether a run has written into a folder."""
+    """Whether a folder contains files of a run."""
     return any((folder / name).exists() for name in (METRICS, CONFIG, CHECKPOINTS))

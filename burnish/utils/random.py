@@ -1,4 +1,4 @@
-"""Counter-based randomness: every draw is a function of what it is for, never of when or where it is made."""
+"""Counter-based randomness: every draw is a function of its key, never of order, batch or worker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Part = int | str
 
 
 def key(*parts: Part) -> int:
-    """A 63-bit seed from (run seed, purpose, policy update, prompt, sample, step, ...); any change gives another."""
+    """A 63-bit seed from (run seed, purpose, policy update, prompt, sample, step, ...)."""
     return int.from_bytes(hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).digest(), "big") >> 1
 
 
@@ -25,7 +25,7 @@ def generator(*parts: Part) -> torch.Generator:
 def normal(shape: Sequence[int], rows: Sequence[tuple[Part, ...]]) -> Tensor:
     """Standard normal noise [len(rows), *shape] in float32; row i depends on ``rows[i]`` alone.
 
-    It is drawn on the CPU, so that every device and every batch composition sees the same numbers.
+    It is drawn on the CPU, so that it does not depend on the device.
     """
     out = torch.empty(len(rows), *shape)
     for target, parts in zip(out, rows, strict=True):

@@ -1,4 +1,4 @@
-"""Files that somebody else wrote: whatever is wrong with one is told with its name, and none is waited for."""
+"""Reading untrusted files: errors name the file, and pipes or devices never block."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from burnish.utils.errors import UserError, out_of_memory
 
 
 def checked_path(text: str, what: str = "") -> Path:
-    """The path that a text is, with ``~`` resolved; nothing need be there.
+    """A path with ``~`` expanded; it need not exist.
 
     Args:
         text: what the user wrote.
-        what: the option that it was written for, for messages.
+        what: the option, for messages.
 
     Raises:
-        UserError: no system could have such a path.
+        UserError: it is no valid path.
     """
     if not text:
         raise UserError(f"{what or 'a path'} is empty; give a path, or leave the option out")
@@ -31,25 +31,27 @@ def checked_path(text: str, what: str = "") -> Path:
     except RuntimeError:
         raise UserError(f"{subject}, but there is no such user; write the path of the home folder") from None
     except ValueError as error:  # a NUL, or half of a surrogate pair
-        raise UserError(f"{subject}, which is no path: {error}; write another") from None
+        raise UserError(f"{subject}, which is no path: {error}; give another") from None
     except OSError as error:
         if not isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
-            raise UserError(f"{subject}, which is no path: {error.strerror}; write another") from None
+            raise UserError(f"{subject}, which is no path: {error.strerror}; give another") from None
     return path
 
 
-def read_file(path: Path) -> bytes:
-    """The content of a file.
+def read_file(path: Path, largest: int | None = None) -> bytes:
+    """The content of a file, of at most ``largest`` bytes.
 
     Raises:
-        UserError: it can't be read, or is no file that ends.
+        UserError: it can't be read, is no regular file, or is too large.
     """
     try:
-        kind = path.stat().st_mode
-        if stat.S_ISDIR(kind):
+        about = path.stat()
+        if stat.S_ISDIR(about.st_mode):
             raise UserError(f"{path} is a folder; give a file")
-        if not stat.S_ISREG(kind):
+        if not stat.S_ISREG(about.st_mode):
             raise UserError(f"{path} is a pipe or a device; give a file")
+        if largest is not None and about.st_size > largest:
+            raise UserError(f"{path} has {about.st_size} bytes, too many (limit {largest}); restore it")
         return path.read_bytes()
     except FileNotFoundError:
         raise UserError(f"{path} can't be read: there is no such file; give another, or restore it") from None
@@ -58,7 +60,7 @@ def read_file(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """The content of a text file, without the byte order mark that some editors write.
+    """The content of a text file, without a byte order mark.
 
     Raises:
         UserError: it can't be read, or is not UTF-8.
@@ -70,10 +72,10 @@ def read_text(path: Path) -> str:
 
 
 def check_folder(path: Path) -> None:
-    """Refuse a folder with something in it that whoever reads it would wait for without end.
+    """Refuse a folder with a file that would block its reader.
 
     Raises:
-        UserError: a pipe, a socket or a device lies in it.
+        UserError: it contains a pipe, a socket or a device.
     """
     for folder, _, names in os.walk(path):
         for name in names:
@@ -84,13 +86,13 @@ def check_folder(path: Path) -> None:
 
 @contextmanager
 def understood(what: str) -> Iterator[None]:
-    """Whatever a library raises about a user's file becomes a UserError: libraries raise whatever they like.
+    """Turn any exception of a library about a user's file into a UserError.
 
     Args:
         what: begins the message, such as "model.path is x, which can't be loaded".
 
     Raises:
-        UserError: with the first line of what the library said.
+        UserError: with the first line of the library's message.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Everything that is printed passes here: text of others, in prompts, responses, names and errors, moves no cursor."""
+"""Printing untrusted text (prompts, responses, names, errors) without terminal control codes."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from burnish.utils.errors import ConfigError, UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-# what a terminal obeys instead of showing it, and what turns the direction of reading
-_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# control characters, and those that change the reading direction
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 LINES = 10  # of a message
 LONGEST_LINE = 600  # characters
 
 
 def printable(text: str) -> str:
-    r"""Text with escape codes spelled out, as ``\x1b``; tabs and ends of lines stay."""
-    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    r"""Text with control characters escaped, as ``\x1b``; tabs and newlines stay."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def cut(text: str, longest: int = LONGEST_LINE) -> str:
-    """A line that fits on a screen: what is too long loses its middle, since the way out stands at the end."""
+    """A line of limited length, cut in its middle since the end says what to do."""
     if len(text) <= longest:
         return text
     left = longest * 2 // 3
@@ -33,17 +33,17 @@ def cut(text: str, longest: int = LONGEST_LINE) -> str:
 
 
 def message(error: UserError) -> str:
-    """What an error says, in ten lines at most."""
+    """Message of an error in at most ten lines."""
     if not isinstance(error, ConfigError):
         return _one(str(error))
     if error.count == 1:
         return _one("\n".join([*error.complaints, *([error.way_out] if error.way_out else [])]))
-    # several in one message share its length, so that the last is no less readable than the first
+    # several problems share the length, so that the last is as readable as the first
     shown = [cut(" ".join(one.split()), LONGEST_LINE // 2) for one in error.complaints]
     shown = shown[: LINES - 2]
-    more, way_out = error.count - len(shown), error.way_out or "put these right first"
+    more, way_out = error.count - len(shown), error.way_out or "fix these first"
     rest = [f"and {more} more; {way_out}"] if more else [error.way_out] if error.way_out else []
-    return "\n  ".join([f"{error.count} things are wrong", *shown, *rest])
+    return "\n  ".join([f"{error.count} problems", *shown, *rest])
 
 
 def _one(text: str) -> str:
@@ -54,7 +54,7 @@ def _one(text: str) -> str:
 
 
 def console(**options: Any) -> Console:
-    """A console of rich that prints nothing raw; whoever makes text for it need not think of that."""
+    """A rich console that escapes control characters."""
     from rich.console import Console
     from rich.segment import Segment
 
@@ -72,10 +72,10 @@ class _Lines(logging.Formatter):
 
 
 def prepare() -> None:
-    """Make what is written without a console harmless, too.
+    """Make output that bypasses the console safe.
 
-    Letters that the terminal's encoding lacks are spelled out, since an error about them would hide what was to be
-    told; and so are escape codes in warnings, unless whoever embeds Burnish has set up logging.
+    Characters that the terminal's encoding lacks are escaped instead of raising; so are control characters in
+    warnings, unless a program that embeds Burnish has configured logging.
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

@@ -1,4 +1,4 @@
-"""Seconds by name, for the timing metrics of a step."""
+"""Wall time by name, for the timing metrics."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 
 class Stopwatch:
-    """Adds up wall time per name until it is read."""
+    """Accumulates seconds by name until they are read."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = defaultdict(float)
-        self.mark: Callable[[str], AbstractContextManager[Any]] = nullcontext  # what a profiler makes of a name
+        self.mark: Callable[[str], AbstractContextManager[Any]] = nullcontext  # range of a profiler
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -26,12 +26,12 @@ class Stopwatch:
             self._seconds[name] += time.perf_counter() - start
 
     def add(self, seconds: Mapping[str, float]) -> None:
-        """Add what somebody else has measured."""
+        """Add seconds that were measured elsewhere."""
         for name, value in seconds.items():
             self._seconds[name] += value
 
     def drain(self) -> dict[str, float]:
-        """What was measured since the last call."""
+        """Seconds since the last call, by name."""
         seconds = dict(self._seconds)
         self._seconds.clear()
         return seconds

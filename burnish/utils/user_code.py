@@ -24,6 +24,8 @@ from burnish.utils.reading import checked_path
 
 FILE = "burnish_file:"  # begins the names of modules that were made of files
 OURS = Path(__file__).parents[1]
+OBJECT = "object"  # in the place of a module: what ``burnish.load`` was given, by the name that it was given for
+GIVEN: dict[str, Any] = {}  # of this process
 
 
 class _Files(importlib.abc.MetaPathFinder):
@@ -61,6 +63,12 @@ def load_module(where: str) -> ModuleType:
     return importlib.import_module(FILE + absolute(where).replace("%", "%25").replace(".", "%2E"))
 
 
+def path_of(thing: Any) -> str:
+    """Where a class or a function is, as ``load_object`` takes it."""
+    module = thing.__module__
+    return f"{unquote(module.removeprefix(FILE)) if module.startswith(FILE) else module}:{thing.__qualname__}"
+
+
 def load_object(path: str, what: str) -> Any:
     """What package.module:name or path/to/file.py:name is; it can be called.
 
@@ -74,6 +82,13 @@ def load_object(path: str, what: str) -> Any:
     where, colon, name = path.rpartition(":")
     if not colon or not where or not name:
         raise UserError(f"path of {what} is {path!r}; write package.module:function or file.py:function")
+    if where == OBJECT:
+        if name not in GIVEN:
+            raise UserError(
+                f"path of {what} is {path!r}: it was a Python object of the process that made this configuration; give "
+                f"it to burnish.load again, or write it into a module and give package.module:function"
+            )
+        return GIVEN[name]
     try:
         module = load_module(where)
     except (Exception, SystemExit) as error:  # the module is the user's: anything may go wrong in it

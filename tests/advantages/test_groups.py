@@ -11,8 +11,8 @@ from burnish.advantages.groups import (
     optimality,
 )
 from burnish.advantages.rewards import Rewards
+from burnish.algorithms.base import advantages_of
 from burnish.algorithms.flow.forward_process import DECAYS
-from burnish.algorithms.policy_gradient import advantages_of
 from burnish.registry import lookup
 from burnish.types.rollout import Scores
 from tests.conformance import Case, case, cases

@@ -5,7 +5,7 @@ import torch
 
 from burnish.advantages.groups import normalise_each
 from burnish.advantages.rewards import Advantages, Rewards
-from burnish.algorithms.policy_gradient import advantages_of
+from burnish.algorithms.base import advantages_of
 from burnish.registry import lookup
 from burnish.types.rollout import Scores
 

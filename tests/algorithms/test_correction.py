@@ -13,7 +13,7 @@ from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.flow.transitions import Transition
 from burnish.flow.windows import Window
 from tests.support.factory import tiny_pipeline
-from tests.training.test_trainer import Bench
+from tests.support.flow_bench import Bench
 
 WINDOW = Window(kind="fixed", size=2)
 SHIFT = torch.tensor([0.1, -0.1, 1.5, -1.5, 0.0, 0.2, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])  # nats by step

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from burnish.advantages.groups import group_advantages
 from burnish.advantages.rewards import Rewards
+from burnish.algorithms.base import advantages_of
 from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.algorithms.language.policy_gradient import GRPO
-from burnish.algorithms.policy_gradient import advantages_of
 from burnish.config import load
 from burnish.losses.kl import kl_estimate
 from burnish.losses.policy import Surrogate, log_ratio, masked

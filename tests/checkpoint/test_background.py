@@ -100,7 +100,7 @@ def test_until_it_is_whole_the_earlier_one_is_the_newest(tmp_path, gate):
 
 
 def test_one_is_written_at_a_time_and_says_what_it_waits_for(tmp_path, gate, caplog, monkeypatch):
-    monkeypatch.setattr(background, "SHORT", 0.1)
+    monkeypatch.setattr(background, "QUIET", 0.1)
     store = make(tmp_path, keep_last=3, asynchronous=True)
     save(store, 1)
     threading.Timer(0.3, gate.opened.set).start()

@@ -81,7 +81,7 @@ def test_shards_come_back_as_they_were(path):
 def test_a_pickle_that_runs_a_command_runs_nothing(path, tmp_path, name):
     (path / name).write_bytes(pickle.dumps(Payload(tmp_path / "ran")))
     forge(path)
-    with pytest.raises(UserError, match=r"nothing of it was run|can't be read"):
+    with pytest.raises(UserError, match=r"nothing of it was executed|can't be read"):
         read(path).load(IDENTITY)
     assert not (tmp_path / "ran").exists()
 
@@ -89,7 +89,7 @@ def test_a_pickle_that_runs_a_command_runs_nothing(path, tmp_path, name):
 def test_a_command_in_a_file_of_tensors_runs_nothing(path, tmp_path):
     torch.save({"version": Payload(tmp_path / "ran")}, path / "trainer.pt")
     forge(path)
-    with pytest.raises(UserError, match="nothing of it was run"):
+    with pytest.raises(UserError, match="nothing of it was executed"):
         read(path).load(IDENTITY)
     assert not (tmp_path / "ran").exists()
 
@@ -98,7 +98,7 @@ def test_a_file_that_grows_when_it_is_read_is_refused(path):
     with zipfile.ZipFile(path / "trainer.pt", "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr("archive/data.pkl", b"0" * 10_000_000)
     forge(path)
-    with pytest.raises(UserError, match="it would grow"):
+    with pytest.raises(UserError, match="it is compressed"):
         read(path).load(IDENTITY)
 
 
@@ -109,7 +109,7 @@ def test_a_manifest_that_leads_out_of_the_folder_is_refused_before_anything_is_o
     (path.parent / "secret.pt").write_bytes(b"secret")
     content = json.loads((path / MANIFEST).read_text())
     forge(path, files=content["files"] | {name: {"size": 6, "sha256": hashlib.sha256(b"secret").hexdigest()}})
-    with pytest.raises(UserError, match="is no name of a file in a checkpoint"):
+    with pytest.raises(UserError, match="is not a file name of a checkpoint"):
         read(path)
 
 
@@ -117,11 +117,11 @@ def test_links_out_of_the_folder_and_pipes_are_refused(path):
     outside = path.parent / "outside.pt"
     (path / "trainer.pt").rename(outside)
     (path / "trainer.pt").symlink_to(outside)
-    with pytest.raises(UserError, match="leads out of the checkpoint"):
+    with pytest.raises(UserError, match="links outside the checkpoint"):
         read(path)
     (path / "trainer.pt").unlink()
     os.mkfifo(path / "trainer.pt")
-    with pytest.raises(UserError, match=r"is a pipe or a device|leads out of the checkpoint"):
+    with pytest.raises(UserError, match=r"is a pipe or a device|links outside the checkpoint"):
         read(path)
 
 
@@ -180,7 +180,7 @@ def test_a_list_of_shards_that_says_something_else_is_refused_or_harmless(path, 
     if case == "a function":  # of a module that the list may name, and it is not even looked up
         read(path).load(IDENTITY)
         return
-    with pytest.raises(UserError, match="is no list of these shards"):
+    with pytest.raises(UserError, match="is no index of these shards"):
         read(path).load(IDENTITY)
 
 
@@ -206,7 +206,7 @@ def pickled(*opcodes: bytes) -> bytes:
 def test_pickles_that_mean_harm_are_refused(path, raw):
     (path / INDEX).write_bytes(raw)
     forge(path)
-    with pytest.raises(UserError, match="nothing of it was run"):
+    with pytest.raises(UserError, match="nothing of it was executed"):
         read(path).load(IDENTITY)
 
 

@@ -192,7 +192,7 @@ def test_a_path_that_is_no_checkpoint_is_refused(tmp_path):
         make(tmp_path).open(tmp_path / "nothing")
     save(make(tmp_path), 7)
     (tmp_path / "00000007").rename(tmp_path / "00000008")
-    with pytest.raises(UserError, match="holds policy update 7"):
+    with pytest.raises(UserError, match="is of policy update 7"):
         make(tmp_path).open(tmp_path / "00000008")
     assert make(tmp_path).latest() is None
 

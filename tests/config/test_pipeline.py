@@ -10,7 +10,7 @@ from burnish.options import PipelineOptions
 from burnish.registry import lookup, names
 from burnish.utils.errors import ConfigError
 
-ALGORITHMS = [(task, name) for task in TASKS.values() for name in names(task.algorithm_kind)]
+ALGORITHMS = [(task.config, name) for task in TASKS.values() for name in names(task.config.algorithm_kind)]
 
 
 @pytest.mark.parametrize(("depth", "bound", "lag"), [(0, None, 0), (1, None, 1), (3, 1, 1), (1, 3, 1), (2, 0, 0)])
@@ -31,7 +31,7 @@ def test_options_of_sampling_ahead_are_refused_where_nothing_is(recipe, option):
 
 
 def test_where_nothing_is_sampled_nothing_is_sampled_ahead(recipe):
-    with pytest.raises(ConfigError, match="learns from data here, and nothing is sampled"):
+    with pytest.raises(ConfigError, match="trains offline here and samples nothing"):
         load(recipe, ["algorithm=sft", "pipeline.depth=2"])
 
 
@@ -62,11 +62,14 @@ def test_samples_of_older_weights_are_corrected_unless_the_user_says_otherwise(t
 
 
 def test_who_trusts_the_samplers_log_probs_gets_the_form_that_does():
-    task = TASKS["image-text-to-text"]
+    task = TASKS["image-text-to-text"].config
     assert corrected(task, {"name": "grpo", "old_logprob": "sampler"}) == {"mode": "bypass"}
     assert lookup(task.algorithm_kind, "grpo")(old_logprob="sampler", rollout_correction={"mode": "bypass"})
 
 
 @pytest.mark.parametrize("tree", [{}, {"algorithm": "grpo"}, {"algorithm": {"name": "no_such"}}, {"pipeline": 3}])
 def test_a_tree_that_will_be_refused_is_left_as_it_is(tree):
-    assert with_derived({"pipeline": {"depth": 1}} | tree, TASKS["text-to-image"]) == {"pipeline": {"depth": 1}} | tree
+    assert (
+        with_derived({"pipeline": {"depth": 1}} | tree, TASKS["text-to-image"].config)
+        == {"pipeline": {"depth": 1}} | tree
+    )

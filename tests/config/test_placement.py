@@ -17,27 +17,27 @@ REFUSED = {
         "sharding.shard_size is 2, which does not divide the 3 processes",
     ),
     "ahead in one process": (["pipeline.depth=1"], "pipeline.depth is 1, but runtime is local"),
-    "ahead by those that learn": ([RAY, "pipeline.depth=1"], "pipeline.depth is 1, but there is no pool rollout"),
-    "ahead of data": ([RAY, SUPERVISED, "pipeline.depth=1"], "pipeline.depth is 1, but sft learns from data"),
+    "ahead by those that learn": ([RAY, "pipeline.depth=1"], "pipeline.depth is 1, but there is no rollout pool"),
+    "ahead of data": ([RAY, SUPERVISED, "pipeline.depth=1"], "pipeline.depth is 1, but sft trains offline"),
     "bound of nothing": ([RAY, "pipeline.max_staleness=1"], "pipeline.max_staleness is given, but pipeline.depth is 0"),
     "drop of nothing": ([RAY, "pipeline.drop=true"], "pipeline.drop is given, but pipeline.depth is 0"),
     "patience for nothing": ([RAY, "pipeline.timeout=9"], "pipeline.timeout is given, but pipeline.depth is 0"),
     "samplers of data": (
         [RAY, SUPERVISED, "pools.rollout.processes=1"],
-        "pools.rollout is given, but sft learns from data",
+        "pools.rollout is given, but sft trains offline",
     ),
     "publication to nobody": (
         [RAY, "ray.publication.carrier=store"],
-        "ray.publication.carrier is given, but there is no pool rollout",
+        "ray.publication.carrier is given, but there is no rollout pool",
     ),
     "no such runtime": (["runtime=slurm"], "runtime is slurm"),
     "half a GPU too many": ([RAY, "pools.train.gpus=1.5"], "above 1 it must be a whole number"),
     "GPU on the CPU": ([RAY, "pools.train={device: cpu, gpus: 1}"], "gpus is 1, but device is cpu"),
     "no GPU on the GPU": ([RAY, "pools.train={device: cuda, gpus: 0}"], "gpus is 0, but device is cuda"),
-    "Ray Client": ([RAY, "ray.address=ray://somewhere:10001"], "which is Ray Client"),
+    "Ray Client": ([RAY, "ray.address=ray://somewhere:10001"], "a Ray Client address"),
     "CPUs of a running cluster": (
         [RAY, "ray={address: 'somewhere:6379', init: {num_cpus: 4}}"],
-        "init.num_cpus is given, but a running cluster",
+        "init.num_cpus has no effect on a running cluster",
     ),
     "address twice": ([RAY, "ray.init={address: auto}"], "init.address is given; use ray.address"),
 }  # fmt: skip
@@ -66,7 +66,5 @@ SLEEPER = [RAY, "rollout.engine=vllm", "rollout.vllm={python: /usr/bin/python3, 
 
 def test_vllm_rests_beside_ranks_that_learn_and_nowhere_else():
     assert load("vlm_quickstart", [*SLEEPER, "pools.train.processes=2"]).rollout.vllm.sleep
-    with pytest.raises(
-        ConfigError, match=r"rollout\.vllm\.sleep is true, but vLLM runs beside workers of pools\.rollout"
-    ):
+    with pytest.raises(ConfigError, match=r"rollout\.vllm\.sleep is true, but vLLM runs in the rollout pool"):
         load("vlm_quickstart", [*SLEEPER, "pools.rollout.processes=1"])

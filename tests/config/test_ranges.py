@@ -31,7 +31,7 @@ REFUSED = {
         "rollout.guidance_scale=.inf": "rollout.guidance_scale is .inf",
         "rollout.guidance_scale=.nan": "rollout.guidance_scale is .nan",
         "optimizer.lr=1e30": "optimizer.lr is 1.0e+30; it must be <= 10",
-        "optimizer.eps=1e-300": "too small: in float32 it is zero",
+        "optimizer.eps=1e-300": "too small: it underflows in float32",
         "scoring.timeout=1e10": "scoring.timeout is 10000000000.0; it must be <= 2e6",
         "seed=9223372036854775808": "seed is 9223372036854775808",
         "validation.n=900000000": "validation.n",

@@ -69,7 +69,8 @@ def test_a_published_recipe_makes_a_session(recipe, folder, monkeypatch):
     assert (config.model.lora is None) == (len(trained) == len(list(roles.model.network.parameters())))
     for name in ("reference", "old"):
         if getattr(assembly.needs, name):
-            roles.activate(name)
+            with roles.active(name):
+                pass
 
 
 @pytest.mark.parametrize("recipe", PUBLISHED)
@@ -134,7 +135,7 @@ def test_a_complaint_names_the_file_that_an_option_is_in(recipe, tmp_path):
     ("text", "words"),
     [
         ("extends: 3", ["extends is 3 (in upper.yaml)", "name of a recipe"]),
-        ("extends: nothing.yaml", ["extends is nothing.yaml (in upper.yaml)", "not there"]),
+        ("extends: nothing.yaml", ["extends is nothing.yaml (in upper.yaml)", "does not exist"]),
         ("extends: quickstrat", ["extends is quickstrat (in upper.yaml)", "did you mean quickstart"]),
         ("extends: upper.yaml", ["extends is upper.yaml (in upper.yaml)", "in turn"]),
     ],

@@ -56,7 +56,7 @@ COMMAND_LINE = {
     ),
     "reward of another task": (
         ["rewards.exact.weight=1"],
-        ["rewards.exact belongs to task image-text-to-text", "set task=", "ocr", "gives it another label"],
+        ["rewards.exact belongs to task image-text-to-text", "set task=", "ocr", "to use another label"],
     ),
     "unknown algorithm": (["algorithm=flow_gpro"], ["algorithm is flow_gpro", "did you mean flow_grpo"]),
     "algorithm is not a name": (["algorithm=3"], ["algorithm is 3", "diffusion_nft"]),
@@ -180,8 +180,8 @@ RECIPES = {
     "tab": ("model:\n\tpath: x", ["line 2"]),
     "key twice": ("steps: 3\nsteps: 4", ["line 2", "steps is given twice"]),
     "key is no word": ("1: x", ["line 1", "words"]),
-    "a list": ("[1, 2]", ["must hold options"]),
-    "empty": ("", ["must hold options", "null"]),
+    "a list": ("[1, 2]", ["must contain options"]),
+    "empty": ("", ["must contain options", "null"]),
     "required": (
         "algorithm: diffusion_nft\nrewards: {ocr: {}}\nmodel: {}",
         [
@@ -208,7 +208,7 @@ RECIPES = {
         "algorithm: {name: [flow_grpo]}",
         ["algorithm is [flow_grpo]", "(in broken.yaml)"],
     ),
-    "rewards are a list": ("rewards: [ocr]", ["rewards is [ocr]", "by name"]),
+    "rewards are a list": ("rewards: [ocr]", ["rewards is [ocr]", "map names"]),
 }
 
 

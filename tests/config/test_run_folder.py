@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from burnish.config import load
-from burnish.config.run_folder import STEP, RunFolder, write_whole
+from burnish.config.run_folder import STEP, RunFolder, write_atomically
 from burnish.utils.errors import UserError
 
 
@@ -128,10 +128,10 @@ def test_metrics_are_read_without_the_line_that_was_torn(tmp_path):
 
 def test_a_file_is_replaced_as_a_whole(tmp_path, monkeypatch):
     target = tmp_path / "file"
-    write_whole(target, b"old")
+    write_atomically(target, b"old")
     monkeypatch.setattr("os.fsync", lambda number: (_ for _ in ()).throw(OSError("disk is full")))
     with pytest.raises(OSError, match="full"):
-        write_whole(target, b"new and longer")
+        write_atomically(target, b"new and longer")
     assert target.read_bytes() == b"old"
 
 
@@ -158,14 +158,14 @@ def test_one_process_at_a_time_trains_in_a_folder(tmp_path):
     folder = RunFolder(tmp_path)
     try:
         assert other.stdout.readline() == "claimed\n"
-        with pytest.raises(UserError, match=rf"another process trains in it right now: process {other.pid} on"):
+        with pytest.raises(UserError, match=rf"which another process is training in \(process {other.pid} on"):
             folder.claim()
     finally:
         other.kill()  # which lets go
         other.wait(timeout=30)
     folder.claim()
     folder.claim()
-    with pytest.raises(UserError, match="another process trains"):
+    with pytest.raises(UserError, match="another process is training"):
         RunFolder(tmp_path).claim()
     folder.close()
     RunFolder(tmp_path).claim()
@@ -182,7 +182,7 @@ def test_a_run_that_goes_on_says_which_of_the_users_functions_changed(tmp_path, 
     code.write_text("def a(): ...\ndef b(): return 1\n")
     folder.begin(config(*given), resumed_at=5)
     assert [message for message in caplog.messages if f"rewards.a ({code}:a), rewards.b ({code}:b)" in message]
-    assert "goes on with what is there now" in caplog.text
+    assert "the run continues with the new code" in caplog.text
     caplog.clear()
     folder.begin(config(*given), resumed_at=6)
     assert not caplog.messages, "it is said once"

@@ -13,13 +13,22 @@ FILES = ["correction", "credit", "ema", "flow", "losses", "metrics", "rewards"]
 COUNT = 148  # of verl-omni 104, of the other diffusion projects 44
 READERS = {"case", "cases", "every"}
 
-KNOWN = {(file, c["id"]) for file in FILES for c in json.loads((HERE / f"{file}.json").read_text())}
+
+def ids(file: str) -> set[str]:
+    return {c["id"] for c in json.loads((HERE / f"{file}.json").read_text())}
+
+
+KNOWN = {(file, name) for file in FILES for name in ids(file)}
+
+
+def first_column(table: str) -> set[str]:
+    """Ids that the rows of a table start with."""
+    return set(re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE))
 
 
 def listed() -> set[str]:
-    """Ids that the rows of the README's first table start with."""
-    table = (HERE / "README.md").read_text().split("## Not tested")[1].split("\n## ")[0]
-    return set(re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE))
+    """Those in the README's first table."""
+    return first_column((HERE / "README.md").read_text().split("## Not tested")[1].split("\n## ")[0])
 
 
 def strings(node: ast.AST) -> list[str]:
@@ -57,6 +66,20 @@ def test_every_case_is_tested_or_explained():
 def test_what_is_explained_exists_and_is_not_tested():
     assert listed() <= {name for _, name in KNOWN}
     assert not listed() & asked_for()
+
+
+def test_every_case_of_lightrft_is_tested_or_explained():
+    known, explained = ids("lightrft"), first_column((HERE / "lightrft.md").read_text())
+    calls = [
+        node
+        for file in HERE.glob("test_lightrft*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "every"
+    ]
+    tested = {name for name in known if name.startswith(tuple(text for call in calls for text in strings(call)))}
+    assert not explained - known
+    assert not explained & tested
+    assert not known - tested - explained
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ import torch
 from burnish.advantages.rewards import Rewards
 from burnish.advantages.shaping import clip_values
 from burnish.advantages.whitening import RunningMoments, moments, whiten
+from burnish.algorithms.base import advantages_of
 from burnish.algorithms.kl import TokenKl
 from burnish.algorithms.language.shaping import shape
-from burnish.algorithms.policy_gradient import advantages_of
 from burnish.language.head import chosen_scores
 from burnish.losses.entropy import entropy, high_entropy_mask
 from burnish.losses.kl import AdaptiveKl
@@ -24,19 +24,12 @@ from burnish.losses.responses import dpo, ipo, kto, kto_reference_point, sft
 from burnish.losses.value import value_loss
 from burnish.registry import lookup
 from burnish.rollout.filter import varied
-from tests.conformance import Case, cases
+from tests.conformance import Case
+from tests.conformance.lightrft import every
 from tests.support.language_tables import annotated, judged
 from tests.support.token_losses import aggregate
 
 GRPO = "seq-mean-token-mean"  # LightRFT's only aggregation
-TESTED: set[str] = set()
-
-
-def every(*prefixes: str):
-    """One test per case; what it runs is remembered, so that no case is forgotten."""
-    found = cases("lightrft", *prefixes)
-    TESTED.update(c.id for c in found)
-    return pytest.mark.parametrize("c", found, ids=lambda c: c.id)
 
 
 def mask_of(c: Case, like: str) -> torch.Tensor:
@@ -354,21 +347,3 @@ def test_high_entropy_mask(c):
         assert chosen.equal(mask)
     else:
         c.close(chosen.float(), c.expected["mask"])
-
-
-def elsewhere() -> set[str]:
-    """Ids in the first column of the table of ``lightrft.md``."""
-    from pathlib import Path
-
-    lines = (Path(__file__).parent / "lightrft.md").read_text().splitlines()
-    return {line.split("`")[1] for line in lines if line.startswith("| `")}
-
-
-def test_every_case_is_tested_or_explained():
-    import tests.conformance.test_lightrft_runs  # noqa: F401 - it adds its own to TESTED
-
-    ids = {c.id for c in cases("lightrft", "")}
-    explained = elsewhere()
-    assert not explained - ids
-    assert not explained & TESTED
-    assert not ids - TESTED - explained

@@ -9,7 +9,7 @@ from burnish.data.stream import PromptStream
 from burnish.types.rollout import Prompt
 from burnish.utils.errors import ConfigError
 from tests.conformance import Case
-from tests.conformance.test_lightrft import every
+from tests.conformance.lightrft import every
 from tests.support.language_samples import model_of
 from tests.support.tiny_language import chat, picture
 

@@ -104,7 +104,7 @@ def test_records_that_were_taken_out_are_told_and_every_later_epoch_holds_each_o
     after.load_state_dict(before.state_dict())
     assert after.position == 6 + 6  # the second epoch of six is over with six
     assert sorted(texts(after, 2)) == sorted(prompt.text for prompt in after.items)
-    assert "had 8 records at the checkpoint and have 6; taken out or changed: record 2, record 7." in caplog.text
+    assert "had 8 records at the checkpoint and have 6 now; removed or changed: record 2, record 7." in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from burnish.config import load
 from burnish.tasks import assemble
 from burnish.types.prompt import Prompt
 from burnish.utils.user_code import load_object
-from tests.tasks.language.test_evaluate import trained, weights
+from tests.support.language_runs import trained, weights
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "grid_game.py"
 game = sys.modules[load_object(f"{EXAMPLE}:GridGame", "environment").__module__]
@@ -48,7 +48,7 @@ def test_walls_hold():
     assert game.moved((2, 1), "right") == game.moved((2, 2), "right") == (2, 2)
 
 
-def session_of(*overrides):
+def assembly_of(*overrides):
     assembly = assemble(load(str(EXAMPLE.with_suffix(".yaml")), list(overrides)))
     assembly.check_data()
     return assembly
@@ -63,9 +63,9 @@ def test_the_recipes_run_on_the_files_that_it_writes(tmp_path):
         "data.train_batch_size=4", "validation.n=1", "scoring.processes=0", "optimizer.warmup_steps=0", "steps=2",
         "output_dir=unused", "model.path=burnish:vlm_quickstart/model",
     ]  # fmt: skip
-    warm = session_of(*small, "algorithm=sft", f"data.train_files={tmp_path}/demonstrations.jsonl")
+    warm = assembly_of(*small, "algorithm=sft", f"data.train_files={tmp_path}/demonstrations.jsonl")
     assert trained(warm, 1, 1)[0]["actor/sft_loss"] > 0
-    assembly = session_of(
+    assembly = assembly_of(
         *small, "rollout.n=2", f"data.train_files={tmp_path}/questions.jsonl", f"environment.path={EXAMPLE}:GridGame",
     )  # fmt: skip
     rows = trained(assembly, 1, 2)

@@ -38,7 +38,7 @@ def test_what_is_written_is_read_again(tmp_path):
         (["environment.max_turns=5"], "environment.name=NAME"),
         (["environment.name=fuction"], "environment.name is fuction.*did you mean function"),
         (["environment.name=function"], "environment.path is required: where it is"),
-        (["environment=tools"], "environment is tools; it must hold options, as in environment.name="),
+        (["environment=tools"], "environment is tools; it must contain options, as in environment.name="),
         ([*GAME, "environment.max_turns=0"], "environment.max_turns is 0; it must be >= 1"),
     ],
 )

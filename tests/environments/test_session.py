@@ -10,33 +10,21 @@ from burnish.advantages.shaping import turn_numbers
 from burnish.algorithms.language.shaping import shape
 from burnish.config import load
 from burnish.language.logprobs import response_logprobs
-from burnish.tasks.evaluate import judge
 from burnish.utils.errors import ConfigError
-from tests.tasks.language.test_evaluate import SMALL, saved, session_of, trained, weights
-
-GAME = [
-    *SMALL, "trainer.mini_batch_size=null", "rollout.max_new_tokens=6", "environment.max_turns=4",
-    "environment.name=function",
-    "environment.path=tests.support.games:Show", "rewards.environment.weight=0.5", "rewards.exact=null",
-]  # fmt: skip
-
+from tests.support.language_runs import assembly_of, game, saved, trained, weights
 
 BY_TURN = ["algorithm=ppo", "algorithm.turn_rewards=true", "critic.warmup_updates=0"]
-
-
-def game(fails="", turns=3):
-    return [*GAME, f"environment.arguments={{opening: true, pictures: true, fails: '{fails}', turns: {turns}}}"]
 
 
 @pytest.mark.parametrize("algorithm", [["algorithm=grpo"], BY_TURN], ids=["grpo", "ppo"])
 def test_a_resumed_run_goes_on_bit_by_bit(algorithm):
     varied = "rewards.varied={name: function, path: 'tests.support.games:written'}"
     overrides = [*game(), *algorithm, varied]
-    whole = session_of(*overrides)
+    whole = assembly_of(*overrides)
     trained(whole, 1, 1)
     state = saved(whole.state_dict())
     rows = trained(whole, 2, 2)
-    resumed = session_of(*overrides)
+    resumed = assembly_of(*overrides)
     resumed.load_state_dict(state)
     again = trained(resumed, 2, 2)
     assert torch.equal(weights(resumed), weights(whole))
@@ -47,7 +35,7 @@ def test_a_resumed_run_goes_on_bit_by_bit(algorithm):
 
 
 def test_what_is_learned_from_is_what_was_sampled():
-    assembly = session_of(*game(), "algorithm=grpo")
+    assembly = assembly_of(*game(), "algorithm=grpo")
     answered = assembly.source.collect(1)
     assert answered.limit == 4 * 6
     scores = response_logprobs(
@@ -61,7 +49,7 @@ def test_what_is_learned_from_is_what_was_sampled():
 
 
 def test_dialogues_that_break_are_missing_and_the_run_goes_on(caplog):
-    assembly = session_of(*game(fails="type"), "algorithm=grpo")
+    assembly = assembly_of(*game(fails="type"), "algorithm=grpo")
     answered = assembly.source.collect(1)
     assert answered.scores.missing.all()
     assert answered.scores.components.isnan().all()
@@ -74,8 +62,8 @@ def test_dialogues_that_break_are_missing_and_the_run_goes_on(caplog):
 
 
 def test_a_validation_keeps_the_whole_dialogue(tmp_path):
-    assembly = session_of(*game(turns=2), "algorithm=grpo", "validation.max_prompts=2")
-    metrics = judge(assembly, tmp_path, n=1)
+    assembly = assembly_of(*game(turns=2), "algorithm=grpo", "validation.max_prompts=2")
+    metrics = assembly.evaluate(tmp_path, n=1)
     assert metrics["val-aux/dialogue/turns/mean"] == 2
     first = json.loads((tmp_path / "samples.jsonl").read_text().splitlines()[0])
     assert first["response"].startswith("[user] [picture]Begin.\n")
@@ -86,7 +74,7 @@ def test_a_validation_keeps_the_whole_dialogue(tmp_path):
 
 
 def test_rewards_of_turns_stand_at_the_end_of_their_turns():
-    assembly = session_of(*game(), *BY_TURN, "algorithm.kl=null")
+    assembly = assembly_of(*game(), *BY_TURN, "algorithm.kl=null")
     answered = assembly.source.collect(1)
     algorithm, trace = assembly.config.algorithm, answered.trace
     reward = torch.full((8,), 2.0)  # 1.5 of the environment's, and something else

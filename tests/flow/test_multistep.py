@@ -6,7 +6,7 @@ import torch
 from burnish.flow.multistep import thinned
 from burnish.flow.sampling import Plan, denoise
 from burnish.flow.schedules import schedule
-from tests.flow.test_transitions import gaussian_velocity
+from tests.support.exact_flows import gaussian_velocity
 
 TIMES = schedule(8, {"shift": 3.0})
 START = torch.linspace(-2, 2, 5)[:, None]

@@ -10,7 +10,7 @@ from burnish.flow.schedules import schedule
 from burnish.flow.transitions import transition
 from burnish.flow.windows import Window
 from burnish.utils import random
-from tests.flow.test_transitions import gaussian_velocity
+from tests.support.exact_flows import gaussian_velocity
 
 STEPS, GROUPS, MEMBERS, SHAPE = 8, 3, 4, (2, 3)
 TIMES = schedule(STEPS, {"shift": 3.0})
@@ -98,7 +98,7 @@ def test_a_window_of_neighbours_is_a_chain():
 )
 def test_sharing_a_prefix_changes_no_sample(kind, window):
     alone, all_rows = run(plan_of(window, kind), shared=True)
-    together, rows = run(plan_of(window, kind, node=node_of(windows_of(window))), shared=True)
+    together, rows = run(plan_of(window, kind, branch=node_of(windows_of(window))), shared=True)
     for name in ("latents", "state", "next_state", "logprob"):
         torch.testing.assert_close(getattr(together, name), getattr(alone, name), rtol=0, atol=0)
     assert torch.equal(together.time, alone.time)
@@ -121,7 +121,7 @@ def test_batch_composition_changes_no_sample(window):
 
 def test_without_stochastic_steps_nothing_is_recorded_and_no_noise_is_drawn():
     nothing = torch.zeros(12, STEPS, dtype=torch.bool)
-    plan = Plan(times=TIMES, kind="ode", noise=0.0, recorded=nothing, node=node_of(nothing))
+    plan = Plan(times=TIMES, kind="ode", noise=0.0, recorded=nothing, branch=node_of(nothing))
 
     def no_noise(step):
         raise AssertionError("noise was drawn")

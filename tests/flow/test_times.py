@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from burnish.flow.solvers import extrapolation
-from burnish.flow.times import diffuse, discrete, logit_normal, stratify, to_normal, training_table, uniform
+from burnish.flow.multistep import extrapolation
+from burnish.flow.times import diffuse, logit_normal, stratify, to_normal, uniform
 
 
 def draws(count: int, seed: int = 0) -> torch.Tensor:
@@ -41,15 +41,6 @@ def test_one_draw_of_each_part():
     assert (draw * 64).floor().tolist() == list(range(64))
     together = stratify(torch.rand(3, 5))
     assert ((together * 5).floor() == torch.arange(5)).all()
-
-
-def test_every_entry_of_a_table_is_drawn_alike():
-    table = training_table(3.0, steps=10)
-    assert table[0] == 1
-    assert (table.diff() < 0).all()
-    times = discrete(stratify(draws(1000)), table)
-    assert [int((times == entry).sum()) for entry in table] == [100] * 10
-    assert discrete(torch.tensor([0.0, 1.0]), table).tolist() == [table[0], table[-1]]
 
 
 def test_a_picture_is_diffused_to_noise():

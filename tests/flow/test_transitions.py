@@ -8,6 +8,7 @@ import torch
 
 from burnish.flow.schedules import schedule
 from burnish.flow.transitions import transition
+from tests.support.exact_flows import gaussian_velocity
 
 KINDS = ["sde", "cps", "dance", "ddim", "ode"]
 NOISY = ["sde", "cps", "dance", "ddim"]
@@ -41,19 +42,6 @@ def test_rows_know_nothing_of_each_other(kind):
         torch.testing.assert_close(alone.mean, whole.mean[row], rtol=0, atol=0)
         torch.testing.assert_close(alone.std, whole.std[row], rtol=0, atol=0)
         torch.testing.assert_close(alone.logprob(landed[row]), whole.logprob(landed)[row], equal_nan=True)
-
-
-def gaussian_velocity(mean: float, std: float):
-    """The exact velocity of a flow from N(0, 1) at t = 1 to N(mean, std^2) at t = 0."""
-
-    def velocity(x, t):
-        variance = (1 - t) ** 2 * std**2 + t**2
-        centred = x - (1 - t) * mean
-        expected_noise = t * centred / variance
-        expected_clean = mean + (1 - t) * std**2 * centred / variance
-        return expected_noise - expected_clean
-
-    return velocity
 
 
 def walk(kind: str, noise: float, steps: int, mean: float, std: float, stop: float, count: int = 40_000):

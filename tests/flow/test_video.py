@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from burnish.flow.guidance import guide
 from torch import nn
 
 from burnish.algorithms.flow.base import Needs, Recording
@@ -11,7 +12,6 @@ from burnish.algorithms.flow.diffusion_nft import DiffusionNFT
 from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.batches.levels import NoiseLevels
 from burnish.batches.samples import judge
-from burnish.flow.guidance import guide
 from burnish.flow.sampling import Plan, denoise
 from burnish.flow.schedules import schedule
 from burnish.flow.transitions import transition
@@ -21,8 +21,8 @@ from burnish.losses.kl import gaussian_kl, squared_distance
 from burnish.losses.matching import awm_logprob, matching_error, negative_aware
 from burnish.losses.surrogates import guard_log_ratio
 from burnish.options import RolloutOptions
-from burnish.tasks.flow.engine import FlowEngine, Job
-from burnish.tasks.flow.roles import NetworkRoles
+from burnish.tasks.flow.engine import FlowEngine, FlowJob
+from burnish.tasks.flow.roles import FlowRoles
 from burnish.types.rollout import Conditioning, Denoising, Prompt, Scored, Scores
 from burnish.utils import random
 
@@ -160,12 +160,10 @@ RECORDING = Recording("sde", 0.7, Window())
 PROMPTS = [Prompt(text="a"), Prompt(text="a longer one")]
 
 
-def rollout(model: Painter, needs: Needs, guidance: float) -> tuple[Scored, NetworkRoles]:
-    roles = NetworkRoles(
-        model, needs, None, guidance=guidance, rescale=True, micro_batch_size=3, on_policy=False, seed=0
-    )
+def rollout(model: Painter, needs: Needs, guidance: float) -> tuple[Scored, FlowRoles]:
+    roles = FlowRoles(model, needs, None, guidance=guidance, rescale=True, micro_batch_size=3, on_policy=False, seed=0)
     engine = FlowEngine(roles, RolloutOptions(num_inference_steps=5, batch_size=3), seed=2)
-    job = Job.groups(PROMPTS, 2, purpose="rollout", update=1, recording=needs.recording, role=needs.sampler)
+    job = FlowJob.groups(PROMPTS, 2, purpose="rollout", update=1, recording=needs.recording, role=needs.sampler)
     trace = Denoising.cat([part for _, part, _ in engine.sample(job)])
     reward = trace.latents.flatten(1).mean(1)
     scores = Scores(

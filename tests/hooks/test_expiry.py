@@ -2,7 +2,7 @@
 
 import pytest
 
-from burnish.hooks.expiry import VARIABLES, Announced, Expiry, announced
+from burnish.hooks.expiry import VARIABLES, Expiry, ReclaimTime, reclaim_time
 from burnish.hooks.stop import StopRequest
 from burnish.options import StepOptions, unix_seconds
 from burnish.utils.errors import UserError
@@ -17,14 +17,14 @@ SAGEMAKER, MLP = VARIABLES
 )
 def test_a_moment_is_a_time_with_its_zone_or_seconds(moment):
     assert unix_seconds(moment) == NOON
-    assert announced(StepOptions(expires_at=moment), {}, lambda: NOON - 1) == Announced(
+    assert reclaim_time(StepOptions(expires_at=moment), {}, lambda: NOON - 1) == ReclaimTime(
         at=NOON, by="trainer.expires_at"
     )
 
 
 @pytest.mark.parametrize(
     ("moment", "words"),
-    [("tomorrow", "it must be a time"), ("2026-01-31T12:00:00", "time zone is missing"), ("inf", "that comes")],
+    [("tomorrow", "it must be a time"), ("2026-01-31T12:00:00", "time zone is missing"), ("inf", "finite time")],
 )
 def test_what_is_no_moment_is_refused(moment, words):
     with pytest.raises(ValueError, match=words):
@@ -33,9 +33,9 @@ def test_what_is_no_moment_is_refused(moment, words):
 
 def test_the_option_goes_first_and_then_the_earlier_variable():
     environment = {SAGEMAKER: str(NOON + 50), MLP: str(NOON + 40), "OTHER": "1"}
-    assert announced(StepOptions(), environment, lambda: NOON) == Announced(at=NOON + 40, by=MLP)
-    assert announced(StepOptions(expires_at=NOON + 90), environment, lambda: NOON).at == NOON + 90
-    assert announced(StepOptions(), {SAGEMAKER: ""}, lambda: NOON) is None
+    assert reclaim_time(StepOptions(), environment, lambda: NOON) == ReclaimTime(at=NOON + 40, by=MLP)
+    assert reclaim_time(StepOptions(expires_at=NOON + 90), environment, lambda: NOON).at == NOON + 90
+    assert reclaim_time(StepOptions(), {SAGEMAKER: ""}, lambda: NOON) is None
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_the_option_goes_first_and_then_the_earlier_variable():
 )
 def test_what_is_past_or_nonsense_is_refused_at_the_start(option, environment, words):
     with pytest.raises(UserError, match=words):
-        announced(StepOptions(expires_at=option), environment, lambda: NOON)
+        reclaim_time(StepOptions(expires_at=option), environment, lambda: NOON)
 
 
 class Bench:
@@ -56,7 +56,7 @@ class Bench:
 
     def __init__(self, *, margin: float = 0.0) -> None:
         self.now, self.saving, self.stop = 0.0, 0.0, StopRequest()
-        end = Announced(at=100.0, by="a test")
+        end = ReclaimTime(at=100.0, by="a test")
         self.expiry = Expiry(end, self.stop, margin=margin, saving=lambda: self.saving, clock=lambda: self.now)
         self.expiry.start(0)
 

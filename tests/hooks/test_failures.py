@@ -43,7 +43,8 @@ def hook(tmp_path):
 def test_a_missing_reward_is_named_kept_and_its_first_traceback_shown_once(hook, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         for update in (1, 2):
-            hook.see(update, rollouts("", f"mine: ValueError: no (rewards.py:3, in score)\n{TRACE}", "mine: gave text"))
+            raised = f"mine: ValueError: no (rewards.py:3, in score)\n{TRACE}"
+            hook.observe(update, rollouts("", raised, "mine: gave text"))
             hook(update, dict(LEARNED))
     assert caplog.text.count("Traceback") == 1
     lines = [json.loads(line) for line in (tmp_path / "failures.jsonl").read_text().splitlines()]
@@ -56,14 +57,15 @@ def test_a_missing_reward_is_named_kept_and_its_first_traceback_shown_once(hook,
 
 def test_updates_in_a_row_without_rewards_end_the_run_with_the_cause(hook, tmp_path):
     for update in (1, 2):
-        hook.see(update, rollouts("mine: gave text"))
+        hook.observe(update, rollouts("mine: gave text"))
         hook(update, dict(EMPTY))
     hook(3, dict(LEARNED))  # only those in a row count
     for update in (4, 5):
-        hook.see(update, rollouts("mine: gave text"))
+        hook.observe(update, rollouts("mine: gave text"))
         hook(update, dict(EMPTY))
-    hook.see(6, rollouts("mine: gave text"))
-    with pytest.raises(NothingLearned, match=r"3 updates in a row have learned nothing \(trainer\.max_empty") as ended:
+    hook.observe(6, rollouts("mine: gave text"))
+    message = r"3 updates in a row have no training signal \(trainer\.max_empty"
+    with pytest.raises(NothingLearned, match=message) as ended:
         hook(6, dict(EMPTY))
     message = str(ended.value)
     assert "mine: gave text" in message
@@ -74,7 +76,7 @@ def test_updates_in_a_row_without_rewards_end_the_run_with_the_cause(hook, tmp_p
 
 def test_equal_rewards_are_borne_ten_times_as_long(hook):
     for update in range(1, 21):
-        hook.see(update, rollouts(""))
+        hook.observe(update, rollouts(""))
         hook(update, dict(EMPTY))
     with pytest.raises(NothingLearned, match="those of a prompt are all equal"):
         hook(21, dict(EMPTY))
@@ -85,17 +87,17 @@ def test_a_short_run_that_never_learned_is_no_success(tmp_path, done):
     hook = Failures(RunFolder(tmp_path), StepOptions(), steps=done + 2)
     hook.start(done)
     for update in (done + 1, done + 2):
-        hook.see(update, rollouts("mine: gave text"))
+        hook.observe(update, rollouts("mine: gave text"))
         hook(update, dict(EMPTY))
     if done:
         hook.finish()  # earlier updates learned something
     else:
-        with pytest.raises(NothingLearned, match="all updates have learned nothing"):
+        with pytest.raises(NothingLearned, match="all updates have no training signal"):
             hook.finish()
 
 
 def test_a_run_that_was_asked_to_stop_is_saved_first(hook):
-    hook.see(1, rollouts("mine: gave text"))
+    hook.observe(1, rollouts("mine: gave text"))
     hook(1, dict(EMPTY))
     hook.finish()
 

@@ -55,7 +55,7 @@ def test_a_signal_lets_the_loop_finish(number):
     child.send_signal(number)
     out, err = child.communicate(timeout=40)
     assert (child.returncode, out) == (EXIT_STOPPED, f"saved {number.name}\n")
-    assert f"{number.name}: giving up the samples that are being made, or finishing this update" in err
+    assert f"{number.name}: cancelling sampling or finishing this update" in err
     assert ("Ctrl-C again" in err) == (number == signal.SIGINT)
     assert EXIT_STOPPED == os.EX_TEMPFAIL
 
@@ -104,16 +104,16 @@ def test_what_is_needed_no_more_ends_at_once():
         time.sleep(60)
 
     with StopRequest() as stop:
-        with pytest.raises(Cancelled), stop.giving_up():
+        with pytest.raises(Cancelled), stop.cancellable():
             work()
         assert stop.requested == "SIGTERM"
         os.kill(os.getpid(), signal.SIGTERM)  # outside, and once more: nothing happens
-        with pytest.raises(Cancelled), stop.giving_up():
+        with pytest.raises(Cancelled), stop.cancellable():
             pytest.fail("it was asked for before")
 
 
 def test_an_interrupt_that_nobody_asked_for_goes_on():
-    with StopRequest() as stop, pytest.raises(KeyboardInterrupt) as raised, stop.giving_up():
+    with StopRequest() as stop, pytest.raises(KeyboardInterrupt) as raised, stop.cancellable():
         raise KeyboardInterrupt
     assert raised.type is KeyboardInterrupt
 

@@ -149,16 +149,20 @@ WORKS: dict[str, list[str]] = {
 }
 
 
+LINES: dict[Expect, dict[str, list[str]]] = {"refused": REFUSED, "works": WORKS}
+# those that are also given where the terminal can show ASCII alone
+ON_AN_OLD_TERMINAL = {
+    "a command of another alphabet", "an option of another alphabet", "a question of another alphabet",
+    "a folder with odd letters", "a prompt of another alphabet",
+}  # fmt: skip
+
+
 def cases() -> Iterator[Case]:
-    for name, line in REFUSED.items():
-        yield _case(name, line, "refused")
-    for name, line in WORKS.items():
-        yield _case(name, line, "works")
-    ascii_only = (("PYTHONIOENCODING", "ascii"),)
-    for name in ("a question of another alphabet", "a folder with odd letters", "a prompt of another alphabet"):
-        yield _case(f"{name}, on an old terminal", WORKS[name], "works", ascii_only)
-    for name in ("a command of another alphabet", "an option of another alphabet"):
-        yield _case(f"{name}, on an old terminal", REFUSED[name], "refused", ascii_only)
+    for expect, lines in LINES.items():
+        for name, line in lines.items():
+            yield _case(name, line, expect)
+            if name in ON_AN_OLD_TERMINAL:
+                yield _case(f"{name}, on an old terminal", line, expect, (("PYTHONIOENCODING", "ascii"),))
 
 
 def _case(name: str, line: list[str], expect: Expect, environment: tuple[tuple[str, str], ...] = ()) -> Case:

@@ -15,8 +15,8 @@ from burnish.language.attention import Plan, Segment, attend
 from burnish.language.decoding import decode
 from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
+from burnish.models.language.base import TextModel
 from burnish.models.language.loading import load_language_model
-from burnish.models.language.text import TextModel
 from burnish.options import ModelOptions
 from burnish.utils import random
 from burnish.utils.errors import UserError
@@ -115,5 +115,5 @@ def test_attention_of_other_kinds_is_refused(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     kinds = ["full_attention", "chunked_attention", "full_attention"]
     (folder / "config.json").write_text(json.dumps(config | {"layer_types": kinds}))
-    with pytest.raises(UserError, match="layers of chunked_attention"):
+    with pytest.raises(UserError, match="layers of type chunked_attention"):
         load_language_model(ModelOptions(path=str(folder), device="cpu"))

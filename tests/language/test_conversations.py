@@ -9,9 +9,9 @@ from burnish.language.decoding import decode
 from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
 from burnish.types.batch import Gathered
-from burnish.types.completion import Completion, Encoded, Features, follow
+from burnish.types.completion import Completion, Encoded, Features, append_turn
 from burnish.utils import random
-from tests.support.language_samples import model_of, their_logits, theirs_of
+from tests.support.language_samples import model_of, their_logits, theirs_of, trimmed
 from tests.support.tiny_language import SEEING, chat, picture
 
 
@@ -24,7 +24,7 @@ def play(family):
     first = decode(model, model.network, prompt, [0], [key], options)
     said = first.ids[0, : first.length[0]]
     turn = model.turn(said.tolist(), *chat("And ", picture(1, 24, 16), "?"))
-    longer = follow(prompt, said, turn)
+    longer = append_turn(prompt, said, turn)
     second = decode(model, model.network, longer, [0], [random.key(0, "turn", 1)], options)
     parts = [(said, True), (turn.ids[0], False), (second.ids[0, : second.length[0]], True)]
     ids = torch.cat([part for part, _ in parts])
@@ -70,7 +70,7 @@ def test_a_response_that_ended_itself_is_not_ended_twice():
     assert cut.ids[0][0] == model.stop[0]
     assert ended.ids[0].tolist() == cut.ids[0][1:].tolist()
     assert ended.positions[0].tolist() == torch.arange(len(ended.ids[0])).expand(3, -1).tolist()
-    whole = model.decode([*model.answer("on"), *cut.ids[0].tolist()])
+    whole = model.decode([*model.response_ids("on"), *cut.ids[0].tolist()])
     assert whole.endswith("assistant\n")
 
 
@@ -79,7 +79,7 @@ def test_completions_of_different_lengths_join_and_part():
     longer = one.padded(one.ids.shape[1] + 4)
     both = Completion.cat([one, longer])
     assert both.ids.shape == (2, longer.ids.shape[1])
-    assert both.select([0]).trimmed().ids.tolist() == one.ids.tolist()
+    assert trimmed(both.select([0])).ids.tolist() == one.ids.tolist()
     scores = response_logprobs(model, model.network, both, temperature=0.9)
     torch.testing.assert_close(scores.logprob, both.logprob, rtol=0, atol=1e-5)
     with pytest.raises(AssertionError, match="cut"):

@@ -114,7 +114,7 @@ def test_a_look_at_nothing_changes_no_number_and_reaches_the_whole_tower(monkeyp
     completion = responses(model, encode_all(model, family), [0, 0], [3, 5])
     weights = torch.ones(completion.ids.shape)
     plain = gradients(model, completion, "auto", weights)
-    monkeypatch.setattr(model, "look_always", True)
+    monkeypatch.setattr(model, "always_run_vision", True)
     always = gradients(model, completion, "auto", weights)
     for name, gradient in always.items():
         if "visual" in name or "vision" in name or "connector" in name:

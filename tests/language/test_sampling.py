@@ -7,8 +7,7 @@ import torch
 
 from burnish.language.decoding import decode
 from burnish.language.logprobs import response_logprobs
-from burnish.language.noise import uniforms
-from burnish.language.sampling import BLOCK, Sampling, choose, keep_likely, penalise
+from burnish.language.sampling import BLOCK, Sampling, choose, keep_likely, penalise, uniforms
 from burnish.utils import random
 from tests.support.language_samples import encode_all, model_of
 from tests.support.tiny_language import chat

@@ -14,15 +14,16 @@ from transformers import AutoModelForCausalLM
 from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.algorithms.language.policy_gradient import GRPO
 from burnish.commands import export as command
-from burnish.models.lora import layers, merged_state
+from burnish.models.lora import lora_layers, merged_state
 from burnish.options import LoraOptions
-from burnish.tasks import LanguageAssembly
+from burnish.tasks.flow.assembly import FlowAssembly
+from burnish.tasks.language.assembly import LanguageAssembly
 from burnish.utils.errors import UserError
+from tests.support.flow_bench import WINDOW
+from tests.support.flow_bench import Bench as FlowBench
 from tests.support.forwards import learned
 from tests.support.language_samples import folder_of
 from tests.support.token_batches import Bench as LanguageBench
-from tests.training.test_trainer import WINDOW
-from tests.training.test_trainer import Bench as FlowBench
 
 
 def stepped(half, sd3):
@@ -40,7 +41,7 @@ def exact(network):
     return {
         f"{name}.weight": layer.get_base_layer().weight.float() + layer.get_delta_weight("policy")
         for name, layer in network.named_modules()
-        if layer in set(layers(network))
+        if layer in set(lora_layers(network))
     }
 
 
@@ -69,7 +70,7 @@ def exported(sd3, monkeypatch):
     def run(half, target, **how):
         bench = stepped(half, sd3)
         config = SimpleNamespace(model=SimpleNamespace(lora=LoraOptions(rank=4), path=str(folder_of("qwen2"))))
-        kind = LanguageAssembly if half == "language" else object
+        kind = LanguageAssembly if half == "language" else FlowAssembly
         assembly = type("Run", (kind,), {"roles": bench.roles, "config": config, "trained_weights": nullcontext})
         monkeypatch.setattr(command, "open_run", lambda *_, **__: (assembly.__new__(assembly), 3))
         assert command.export("run", output=str(target), **how) == 0

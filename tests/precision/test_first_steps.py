@@ -9,12 +9,12 @@ import torch
 
 from burnish.algorithms.correction import RolloutCorrection
 from burnish.options import CriticOptions, OptimizerOptions
-from tests.algorithms.flow.test_policy_gradients import ALGORITHMS as FLOW
+from tests.support.flow_bench import POLICY_GRADIENTS as FLOW
+from tests.support.flow_bench import Bench as FlowBench
 from tests.support.forwards import learned, repeated
 from tests.support.token_batches import ALGORITHMS as LANGUAGE
 from tests.support.token_batches import Bench as LanguageBench
 from tests.support.token_batches import asked
-from tests.training.test_trainer import Bench as FlowBench
 
 BOTH = pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
 CLIPS = ("actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/pg_clipfrac_higher", "actor/masked_fraction")

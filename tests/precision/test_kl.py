@@ -18,9 +18,9 @@ from burnish.config import load
 from burnish.losses.kl import AdaptiveKl
 from burnish.options import CriticOptions
 from burnish.tasks import assemble
+from tests.support.flow_bench import WINDOW
+from tests.support.flow_bench import Bench as FlowBench
 from tests.support.token_batches import Bench as LanguageBench
-from tests.training.test_trainer import WINDOW
-from tests.training.test_trainer import Bench as FlowBench
 
 REWARD = [TokenKl(route="reward", kind=kind, coef=0.1) for kind in ("k1", "k2", "k3")]
 LOSS = [TokenKl(kind=kind, coef=0.1) for kind in ("k1", "k2", "k3", "k1+", "k3+", "unbiased")]

@@ -7,12 +7,12 @@ import torch
 
 from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.algorithms.language.policy_gradient import GRPO
+from tests.support.flow_bench import WINDOW
+from tests.support.flow_bench import Bench as FlowBench
 from tests.support.forwards import LAYOUTS, apart, from_sampler, learned, load, repeated, sampled, theirs
 from tests.support.language_samples import encode_all, folder_of
 from tests.support.tiny_language import SEEING
 from tests.support.token_batches import Bench as LanguageBench
-from tests.training.test_trainer import WINDOW
-from tests.training.test_trainer import Bench as FlowBench
 
 FAMILIES = ["llama", "qwen2", "qwen3_moe", "qwen3_vl", "qwen2_5_vl"]
 # sampler against trainer over transformers' cached forward against its uncached one, mean differences of log-probs of

@@ -1,6 +1,6 @@
 """How often sampling waits for the GPU, and how many bytes it sends, per denoising step and per token.
 
-What an update may cost is asked of every run, in runs.py.
+What an update may cost is asked of every run, in tests/support/pretend_runs.py.
 """
 
 from __future__ import annotations
@@ -9,13 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.pretend_gpu import test_flow, test_language
+from tests.support import pretend_flow, pretend_language
 from tests.support.pretend_runs import Outcome, train
 
 pytestmark = pytest.mark.slow
-
-flow_folder = test_flow.folder
-language_folder = test_language.folder
 
 
 def sampled(recipe: Path, given: list[str], *more: str) -> Outcome:
@@ -31,7 +28,7 @@ def further(few: Outcome, many: Outcome, kind: str) -> float:
 
 @pytest.mark.parametrize("name", ["flow_grpo told guidance", "branch_grpo"])
 def test_a_denoising_step_waits_for_nothing(name: str, flow_folder: Path) -> None:
-    recipe, given = test_flow.options(flow_folder, name)
+    recipe, given = pretend_flow.options(flow_folder, name)
     few, many = (sampled(recipe, given, f"rollout.num_inference_steps={steps}") for steps in (3, 6))
     assert many.asked > few.asked
     assert further(few, many, "sync") == 0, many.gpu.lines("sync", "gen")
@@ -44,7 +41,7 @@ def test_a_denoising_step_waits_for_nothing(name: str, flow_folder: Path) -> Non
     [("ppo warm", 1), ("grpo filters", 3)],  # how many rows have ended; and the last tokens, for stop texts
 )
 def test_a_token_waits_once(name: str, waits: int, language_folder: Path) -> None:
-    recipe, given = test_language.options(language_folder, name)
+    recipe, given = pretend_language.options(language_folder, name)
     few, many = (
         sampled(recipe, given, f"rollout.max_new_tokens={count}", "rollout.batch_size=64") for count in (5, 25)
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,25 +11,13 @@ import pytest
 from burnish.cli import main
 from tests.support.factory import tiny_flux, tiny_pipeline
 from tests.support.pretend_gpu import PretendGpu
-from tests.support.pretend_runs import PRECISIONS, write_recipe
+from tests.support.pretend_runs import PRECISIONS
 from tests.support.runs import last_state, metrics_of
-from tests.support.tiny_language import picture, tiny_language
+from tests.support.tiny_recipes import flow_recipe, language_recipe, write_language_models, write_recipe
 
 pytestmark = pytest.mark.slow
 
-REWARDS = """
-def brightness(images, prompts):
-    return [float(image.mean()) for image in images]
-
-
-def odd(responses, prompts):
-    return [sum(map(ord, one.text)) % 11 / 10 for one in responses]
-"""
-COMMON: dict[str, Any] = {
-    "optimizer": {"lr": 1e-2},
-    "scoring": {"processes": 0},
-    "checkpoint": {"every": 1, "keep_last": 1},
-}
+DRAWING = ("sd3", "flux")
 RUNS = {
     "old policy": ("sd3", ["algorithm=diffusion_nft", "algorithm.train_timesteps=2", "ema.decay=0.5"]),
     "all weights": ("flux", ["algorithm=flow_grpo", "model.lora=null", "rollout.embedded_guidance=3"]),
@@ -42,31 +29,16 @@ RUNS = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pretend")
-    (folder / "rewards.py").write_text(REWARDS)
+    tiny_pipeline(folder / "sd3", vae=False)
+    tiny_flux(folder / "flux")
     (folder / "prompts.txt").write_text("a cat\ntwo dogs\n")
-    picture(0).save(folder / "0.png")
-    models = {
-        "sd3": tiny_pipeline(folder / "sd3", vae=False),
-        "flux": tiny_flux(folder / "flux"),
-        "llama": tiny_language(folder / "llama", "llama"),
-        "qwen2_5_vl": tiny_language(folder / "qwen2_5_vl", "qwen2_5_vl"),
-    }
-    for family, model in models.items():
-        draws = family in ("sd3", "flux")
-        image = ["0.png"] if family == "qwen2_5_vl" else []
-        lines = [{"prompt": "<image>" * len(image) + f"No. {n}?", "images": image} for n in range(2)]
-        (folder / f"{family}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        reward = "brightness" if draws else "odd"
-        size = {"num_inference_steps": 3, "max_sequence_length": 12, "height": 8, "width": 8}
-        tree = COMMON | {
-            "model": {"path": str(model), "lora": {"rank": 2}},
-            "data": {"train_files": str(folder / ("prompts.txt" if draws else f"{family}.jsonl"))},
-            "rewards": {reward: {"name": "function", "path": f"{folder / 'rewards.py'}:{reward}"}},
-            "rollout": {"n": 2} | (size if draws else {"max_new_tokens": 4}),
-            "validation": {"every": 1, "n": 1},
-        }
-        tree["data"]["train_batch_size"] = 2  # type: ignore[index]
-        write_recipe(folder / f"{family}.yaml", tree if draws else tree | {"task": "image-text-to-text"})
+    write_language_models(folder, ["llama", "qwen2_5_vl"])
+    for family, _ in RUNS.values():
+        draws = family in DRAWING
+        tree = (flow_recipe if draws else language_recipe)(folder, family)
+        tree |= {"checkpoint": {"every": 1, "keep_last": 1}, "validation": {"every": 1, "n": 1}}
+        tree["rollout"] |= {"n": 2} if draws else {"n": 2, "max_new_tokens": 4}
+        write_recipe(folder / f"{family}.yaml", tree)
     return folder
 
 
@@ -89,10 +61,10 @@ def test_a_run_is_broken_off_resumed_judged_and_exported(
         assert main([*command, f"output_dir={tmp_path / 'run'}", "steps=1"]) == 0, capsys.readouterr()
         assert main([*command, f"output_dir={tmp_path / 'run'}", "steps=2"]) == 0, capsys.readouterr()
         assert main(["eval", str(tmp_path / "run"), "-o", str(tmp_path / "judged")]) == 0, capsys.readouterr()
-        if family in ("sd3", "flux"):
+        if family in DRAWING:
             assert main(["sample", str(tmp_path / "run"), "a cat", "-o", str(tmp_path / "drawn")]) == 0
         else:
-            assert main(["sample", str(tmp_path / "run"), "Which?"]) == 0
+            assert main(["sample", str(tmp_path / "run"), "Which?", "-o", str(tmp_path / "said")]) == 0
         assert main(["export", str(tmp_path / "run"), "--output", str(tmp_path / "exported")]) == 0
         assert not gpu.draws
         assert gpu.bytes("to device")

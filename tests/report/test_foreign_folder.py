@@ -15,8 +15,7 @@ from burnish.config.yaml_text import parse
 from burnish.report import write_report
 from burnish.report.samples import read_samples
 from burnish.utils.errors import UserError
-from tests.report.test_report import page_of
-from tests.support.reports import Story, run_folder
+from tests.support.reports import Story, page_of, run_folder
 
 EVIL = "\"'></title></style></script><script>alert(1)</script><img src=http://example.org/x onerror=alert(1)>"
 SECRET = 77  # pixels of a picture that is not the run's

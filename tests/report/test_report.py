@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
 
@@ -17,53 +16,9 @@ from burnish.report.curves import WIDTH
 from burnish.report.summary import Summary
 from burnish.report.verdict import headline, verdict
 from burnish.utils.errors import UserError
-from tests.support.reports import Story, run_folder
+from tests.support.reports import Story, page_of, run_folder
 
-VOID = {"meta", "img"}
 NO_PICTURES = Story(pictures=False)
-
-
-class Page(HTMLParser):
-    """Checks that tags are balanced, and collects text, cells and addresses."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.addresses: list[str] = []
-        self.rows: list[list[str]] = []
-        self.text = ""
-        self.feed(html)
-        self.close()
-        assert not self.open, self.open
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.addresses += [value for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("td", "th"):
-            self.rows[-1].append("")
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.handle_starttag(tag, attrs)
-        self.handle_endtag(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if "style" in self.open:
-            return
-        self.text += data
-        if {"td", "th"} & set(self.open) and "small" not in self.open:
-            self.rows[-1][-1] += data.replace("\N{NO-BREAK SPACE}", " ")
-
-
-def page_of(folder) -> Page:
-    return Page(write_report(folder).read_text(encoding="utf-8"))
 
 
 def said(folder) -> dict[str, str]:

@@ -63,7 +63,7 @@ def test_it_is_tried_in_the_process_that_will_judge():
 def test_one_that_kills_its_process_or_never_ends_is_refused():
     with pytest.raises(UserError, match=r"died twice \(signal 9"):
         tried(1, mine=function("kills_its_process"))
-    with pytest.raises(UserError, match=r"longer than scoring\.timeout=4 seconds"):
+    with pytest.raises(UserError, match=r"timed out after 4 s \(scoring\.timeout\)"):
         tried(1, timeout=4.0, mine=function("never_ends"))
 
 

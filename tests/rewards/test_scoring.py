@@ -13,54 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from burnish.options import ScoringOptions
 from burnish.registry import lookup
 from burnish.rewards.base import Reward, Verdict
-from burnish.rewards.scoring import Scorer
-from burnish.types.prompt import Prompt
 from burnish.types.rollout import Scores
 from tests.support.drawing import line, noise
-
-LIMIT = 45.0  # seconds after which a test fails rather than waits; nothing here takes more than a few
-
-
-def function(name: str, weight: float = 1.0, **arguments) -> Reward:
-    path = f"tests.support.reward_functions:{name}"
-    return lookup("flow reward", "function")(path=path, weight=weight, arguments=arguments)
-
-
-def scorer(processes: int = 1, timeout: float = LIMIT, **rewards: Reward) -> Scorer:
-    return Scorer(rewards, ScoringOptions(processes=processes, timeout=timeout))
-
-
-def grey(level: int, count: int = 1) -> list[np.ndarray]:
-    return [np.full((4, 4, 3), level, dtype=np.uint8)] * count
-
-
-def ask(*texts: str) -> list[Prompt]:
-    return [Prompt(text=text, answer="472") for text in texts]
+from tests.support.processes import alive, gone
+from tests.support.scoring import LIMIT, ask, function, grey, scorer
 
 
 def wait(pending: Future[Scores]) -> Scores:
     return pending.result(timeout=LIMIT)
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; one that nobody has collected yet does not."""
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def gone(*pids: int, within: float = 20.0) -> bool:
-    until = time.monotonic() + within
-    while any(alive(pid) for pid in pids):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def assert_equal(one: Scores, other: Scores) -> None:
@@ -154,9 +116,9 @@ def test_a_batch_that_hangs_is_missing_and_names_what_it_waited_for(caplog):
         lost = wait(hung)
         assert lost.missing.tolist() == [True, True]
         assert lost.components[:, 1].tolist() == pytest.approx([0.2, 0.2])
-        assert "verdicts on 2 pictures longer than scoring.timeout=5 seconds" in lost.notes[0]
+        assert "timed out after 5 s (scoring.timeout) waiting for its verdicts on 2 pictures" in lost.notes[0]
         assert wait(after).components.flatten().tolist() == pytest.approx([0.2] * 4)
-    assert "reward hangs is missing: waited for" in caplog.text
+    assert "reward hangs is missing: timed out after" in caplog.text
 
 
 def test_a_process_that_takes_nothing_is_not_waited_for():
@@ -166,7 +128,7 @@ def test_a_process_that_takes_nothing_is_not_waited_for():
         os.kill(first, signal.SIGSTOP)
         lost = wait(scoring.submit(large, ask("a")))
         assert lost.missing.tolist() == [True]
-        assert "scoring.timeout=5" in lost.notes[0]
+        assert "5 s (scoring.timeout)" in lost.notes[0]
         assert scoring.score(large, ask("a")).missing.tolist() == [False]
     assert gone(first)
 
@@ -177,7 +139,7 @@ def test_rewards_that_never_load_are_missing(tmp_path):
     with scorer(timeout=1, slow=slow) as scoring:
         lost = wait(scoring.submit(grey(0), ask("a")))
     assert lost.missing.tolist() == [True]
-    assert "to load its rewards, longer than scoring.timeout=1" in lost.notes[0]
+    assert "timed out after 1 s (scoring.timeout) waiting for its rewards to load" in lost.notes[0]
 
 
 @pytest.mark.parametrize("processes", [0, 1])
@@ -219,7 +181,7 @@ def test_processes_follow_a_parent_that_is_killed(tmp_path, busy):
 import sys, time
 sys.path[:] = {sys.path!r}
 print("started", flush=True)
-from tests.rewards.test_scoring import ask, function, grey, scorer
+from tests.support.scoring import ask, function, grey, scorer
 scoring = scorer(it=function("{name}"{f", file={str(file)!r}" if busy else ""}))
 scores = scoring.submit(grey(0), ask("a"))
 if not {busy}:

@@ -7,40 +7,19 @@ import torch
 from burnish.algorithms.flow.diffusion_nft import DiffusionNFT
 from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.data.stream import PromptStream
-from burnish.flow.windows import Window
 from burnish.loop import run
 from burnish.options import RolloutOptions, ScoringOptions
 from burnish.options.flow import CandidateOptions, FilterOptions
-from burnish.registry import options
-from burnish.rewards.base import Reward, Verdict
 from burnish.rewards.scoring import Scorer
 from burnish.rollout.online import OnlineSource
 from burnish.rollout.prompt_schedule import PromptSchedule
-from burnish.tasks.flow.engine import Job
+from burnish.tasks.flow.engine import FlowJob
 from burnish.tasks.flow.rollouts import FlowRollouts
-from burnish.types.rollout import Denoising, Prompt
+from burnish.types.rollout import Denoising
 from burnish.utils.timer import Stopwatch
 from tests.support.factory import tiny_pipeline
-from tests.training.test_trainer import Bench
-
-WINDOW = Window(kind="random", size=2, scattered=True)
-PROMPTS = [Prompt(text=text) for text in ("one", "two", "three", "four", "five", "six")]
-
-
-@options
-class Brightness(Reward):
-    """Mean brightness; equal for all pictures of some prompts, missing for others."""
-
-    dull: tuple[str, ...] = ()
-    lost: tuple[str, ...] = ()
-
-    def score(self, images, prompts):
-        return [
-            Verdict(None, (), "lost")
-            if p.text in self.lost
-            else Verdict(0.5 if p.text in self.dull else float(i.mean()))
-            for i, p in zip(images, prompts, strict=True)
-        ]
+from tests.support.flow_bench import WINDOW, Bench
+from tests.support.flow_rollouts import PROMPTS, Brightness
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +31,13 @@ def made(pipeline, algorithm=None, *, reward=None, n=4, **chosen):
     bench = Bench(pipeline, algorithm or FlowGRPO(window=WINDOW))
     rollout = RolloutOptions(n=n, num_inference_steps=5, max_sequence_length=4, **chosen)
     scorer = Scorer({"bright": reward or Brightness()}, ScoringOptions(processes=0))
-    questions = PromptSchedule(
+    schedule = PromptSchedule(
         stream=PromptStream(PROMPTS, 2, seed=0, shuffle=False),
         n=rollout.candidates.n if rollout.candidates else n,
         filtering=rollout.filter_groups,
     )
     rollout_worker = FlowRollouts(bench.engine, scorer, bench.needs, rollout=rollout, watch=Stopwatch())
-    return bench, OnlineSource(questions, rollout_worker)
+    return bench, OnlineSource(schedule, rollout_worker)
 
 
 def test_without_choice_every_sample_is_there(pipeline):
@@ -92,7 +71,7 @@ def test_the_chosen_are_what_sampling_them_directly_gives(pipeline, algorithm, c
     # by cheap pictures or by whole ones, it is the extremes that are kept
     judged = everything.scores.reward
     if cheap:
-        job = Job.groups(PROMPTS[:2], 8, purpose="rollout", update=1, steps=cheap, role=bench.needs.sampler)
+        job = FlowJob.groups(PROMPTS[:2], 8, purpose="rollout", update=1, steps=cheap, role=bench.needs.sampler)
         sampled = list(bench.engine.sample(job))
         assert Denoising.cat([trace for _, trace, _ in sampled]).schedule.tolist() != everything.trace.schedule.tolist()
         judged = torch.tensor([float(picture.mean()) for _, _, pictures in sampled for picture in pictures])

@@ -9,7 +9,17 @@ import torch
 
 from burnish.rollout.online import OnlineSource
 from burnish.utils.errors import UserError
-from tests.support.toy_source import START, Here, RemoteBatch, facts, pipelined, publish, questions, sampled, train
+from tests.support.toy_source import (
+    START,
+    Here,
+    RemoteBatch,
+    facts,
+    pipelined,
+    prompt_schedule,
+    publish,
+    sampled,
+    train,
+)
 
 BOUNDS = [None, 0, 1, 2]
 ROUNDS = [None, 3]
@@ -48,7 +58,7 @@ def test_so_many_batches_are_ahead_and_no_more(depth):
 @pytest.mark.parametrize("rounds", ROUNDS)
 def test_without_depth_it_is_the_synchronous_source(rounds):
     ahead = pipelined(0, filtering=rounds)
-    plain = OnlineSource(questions(filtering=rounds), Here())
+    plain = OnlineSource(prompt_schedule(filtering=rounds), Here())
     (first, mine, states), (second, theirs, others) = (train(one, 1, 8, save_at=[4]) for one in (ahead, plain))
     assert [facts(batch, pipeline=False) for batch in first] == [facts(batch) for batch in second]
     assert torch.equal(mine, theirs)
@@ -131,13 +141,13 @@ def test_batches_of_a_checkpoint_that_are_too_old_are_dropped_if_asked_and_count
 def test_batches_ahead_are_not_lost_on_a_source_that_samples_in_turn():
     _, _, states = train(pipelined(1), 1, 3, save_at=[3])
     with pytest.raises(UserError, match="1 batches that were sampled ahead"):
-        OnlineSource(questions(), Here()).load_state_dict(states[3][0])
+        OnlineSource(prompt_schedule(), Here()).load_state_dict(states[3][0])
 
 
 @pytest.mark.parametrize("rounds", ROUNDS)
 def test_a_lost_sample_ends_the_wait_with_its_name(rounds):
     source = pipelined(1, rollout_worker=RemoteBatch(lost="three"), timeout=0.2, filtering=rounds)
-    with pytest.raises(UserError, match=r"update \d, by weights of version \d.*sample three did not come back"):
+    with pytest.raises(UserError, match=r"update \d, by weights v\d.*sample three did not come back"):
         train(source, 1, 8)
 
 
@@ -146,7 +156,7 @@ def test_weights_that_are_never_published_end_the_wait_with_their_version():
     publish(source, 0, START)
     source.collect(1)
     source.collect(2)
-    with pytest.raises(UserError, match="weights of version 1, which are to sample for update 3"):
+    with pytest.raises(UserError, match=r"waiting for weights v1 to reach the rollout workers \(update 3\)"):
         source.collect(3)
 
 
@@ -216,8 +226,8 @@ def test_a_batch_that_nobody_needs_any_more_asks_for_nothing_more():
     state = source.state_dict()
     filling = source._ahead[0].handle
     source.load_state_dict(state)
-    asked = questions(filtering=3).ask(2, 0, Counter())
+    asked = prompt_schedule(filtering=3).request(2, 0, Counter())
     before = len(source.rollout_worker.asked)
-    with pytest.raises(RuntimeError, match="update 2 are not needed any more"):
-        filling._make(asked)
+    with pytest.raises(RuntimeError, match="update 2 are no longer needed"):
+        filling._generate(asked)
     assert len(source.rollout_worker.asked) == before

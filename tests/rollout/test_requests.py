@@ -9,7 +9,6 @@ import torch
 from burnish.algorithms.flow.branch_grpo import BranchGRPO
 from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.data.stream import PromptStream
-from burnish.flow.windows import Window
 from burnish.options import RolloutOptions, ScoringOptions
 from burnish.options.flow import CandidateOptions
 from burnish.rewards.scoring import Scorer
@@ -18,14 +17,11 @@ from burnish.rollout.requests import join, split
 from burnish.tasks.flow.rollouts import FlowRollouts
 from burnish.types.batch import Gathered
 from burnish.utils.timer import Stopwatch
-from tests.environments.test_session import game
-from tests.rollout.test_online import PROMPTS, Brightness
 from tests.support.factory import tiny_pipeline
-from tests.support.toy_source import START, questions, sampled
-from tests.tasks.language.test_evaluate import SMALL, session_of
-from tests.training.test_trainer import Bench
-
-WINDOW = Window(kind="random", size=2, scattered=True)
+from tests.support.flow_bench import WINDOW, Bench
+from tests.support.flow_rollouts import PROMPTS, Brightness
+from tests.support.language_runs import SMALL, assembly_of, game
+from tests.support.toy_source import START, prompt_schedule, sampled
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +70,7 @@ def flow(pipeline, algorithm, *, lost=(), **chosen):
     stream = PromptStream(PROMPTS, 5, seed=0, shuffle=False)
     count = rollout.candidates.n if rollout.candidates else rollout.n
     rollout_worker = FlowRollouts(bench.engine, scorer, bench.needs, rollout=rollout, watch=Stopwatch())
-    return rollout_worker, PromptSchedule(stream=stream, n=count).ask(3, 1, Counter())
+    return rollout_worker, PromptSchedule(stream=stream, n=count).request(3, 1, Counter())
 
 
 CASES = {
@@ -91,11 +87,11 @@ CASES = {
 def test_pictures_made_in_parts_are_those_of_the_whole(pipeline, case):
     algorithm, chosen = CASES[case]
     rollout_worker, asked = flow(pipeline, algorithm, **chosen)
-    whole = rollout_worker.make(asked)
+    whole = rollout_worker.generate(asked)
     assert (whole.update, whole.version) == (3, 1)
     assert "actor/velocity_distance" in whole.metrics
     for count in (2, 5):
-        same(whole, join([rollout_worker.make(part) for part in split(asked, count)]))
+        same(whole, join([rollout_worker.generate(part) for part in split(asked, count)]))
 
 
 LANGUAGE = {
@@ -106,17 +102,17 @@ LANGUAGE = {
 
 @pytest.mark.parametrize("case", LANGUAGE)
 def test_responses_made_in_parts_are_those_of_the_whole(case):
-    assembly = session_of(*LANGUAGE[case])
-    asked = assembly.questions.ask(2, 1, Counter())
-    whole = assembly.rollout_worker.make(asked)
+    assembly = assembly_of(*LANGUAGE[case])
+    asked = assembly.prompt_schedule.request(2, 1, Counter())
+    whole = assembly.rollout_worker.generate(asked)
     assert whole.version == 1
     assert whole.greedy.isnan().all() == (case != "greedy")
     for count in (2, 4):
-        same(whole, join([assembly.rollout_worker.make(part) for part in split(asked, count)]))
+        same(whole, join([assembly.rollout_worker.generate(part) for part in split(asked, count)]))
 
 
 def test_a_split_keeps_groups_whole_and_loses_nobody():
-    asked = questions().ask(1, 0, Counter()).select([0, 1, 2, 3, 4, 5])
+    asked = prompt_schedule().request(1, 0, Counter()).select([0, 1, 2, 3, 4, 5])
     assert [part.group.tolist() for part in split(asked, 2)] == [[0] * 3, [1] * 3]
     assert [part.group.tolist() for part in split(asked, 9)] == [[0] * 3, [1] * 3]
     (alone,) = split(asked, 1)
@@ -125,7 +121,7 @@ def test_a_split_keeps_groups_whole_and_loses_nobody():
 
 
 def test_means_are_joined_by_what_they_were_taken_over_and_others_by_the_largest():
-    first, second = (sampled(part, START) for part in split(questions().ask(1, 0, Counter()), 2))
+    first, second = (sampled(part, START) for part in split(prompt_schedule().request(1, 0, Counter()), 2))
     first.metrics, first.counts = {"a": 1.0, "b": math.nan, "max": 3.0, "mine": 5.0}, {"a": 3, "b": 0, "mine": 2}
     second.metrics, second.counts = {"a": 5.0, "b": 2.0, "max": 1.0}, {"a": 1, "b": 4}
     assert join([first, second]).metrics == {"a": 2.0, "b": 2.0, "max": 3.0, "mine": 5.0}

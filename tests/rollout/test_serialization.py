@@ -14,7 +14,7 @@ from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, Features
 from burnish.types.media import Media
 from burnish.types.rollout import Prompt, ScoredResponses, Scores
-from tests.support.toy_source import START, questions, sampled, saved
+from tests.support.toy_source import START, prompt_schedule, sampled, saved
 
 
 def same(one, other) -> None:
@@ -74,7 +74,7 @@ def answered() -> ScoredResponses:
 def rollouts(request):
     if request.param == "responses":
         return answered()
-    made = sampled(questions().ask(4, 2, Counter()), START)
+    made = sampled(prompt_schedule().request(4, 2, Counter()), START)
     return made.select([]) if request.param == "nothing" else made
 
 

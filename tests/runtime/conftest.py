@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import pytest
 
 from burnish.options.ray import PoolOptions, PoolsOptions, RayOptions
+from tests.support.ray_runs import SLOW
 
-SLOW = 240.0  # seconds that a busy machine may take to start what takes two
 OPTIONS = RayOptions(address="local", start_timeout=SLOW, call_timeout=SLOW, placement_timeout=60.0)
 
 

@@ -22,10 +22,10 @@ def test_what_fits_is_no_complaint():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (PoolOptions(nodes=3, device="cpu"), "needs 3 machines, each with 1 CPU, and 2 of 2 machines are so"),
-        (PoolOptions(processes=20, device="cpu"), "needs a machine with 20 CPUs, and 0 of 2 machines are so"),
+        (PoolOptions(nodes=3, device="cpu"), "needs 3 machines, each with 1 CPU, but only 2 of 2 machines have that"),
+        (PoolOptions(processes=20, device="cpu"), "needs a machine with 20 CPUs, but only 0 of 2 machines have that"),
         (PoolOptions(processes=9, cpus=0.5), "needs a machine with 4.5 CPUs and 9 GPUs"),
-        (PoolOptions(nodes=2, device="cuda"), "each with 1 CPU and 1 GPU, and 1 of 2 machines is so"),
+        (PoolOptions(nodes=2, device="cuda"), "each with 1 CPU and 1 GPU, but only 1 of 2 machines has that"),
     ],
 )
 def test_a_pool_that_never_fits_is_told_with_what_there_is(options, words):
@@ -38,7 +38,7 @@ def test_a_pool_that_never_fits_is_told_with_what_there_is(options, words):
 
 def test_pools_that_fit_one_by_one_but_not_together_are_told():
     pools = PoolsOptions(train=PoolOptions(processes=3), rollout=PoolOptions(processes=2))
-    assert "the pools need 5 CPUs together (train 3, rollout 2), and the cluster has 4" in why(pools, SMALL)
+    assert "the pools need 5 CPUs together (train 3, rollout 2), but the cluster has 4" in why(pools, SMALL)
 
 
 def test_a_pool_takes_gpus_where_there_are_any_unless_it_is_told_otherwise():
@@ -61,7 +61,7 @@ def test_a_pool_takes_gpus_where_there_are_any_unless_it_is_told_otherwise():
         (lambda: PoolOptions(gpus=1.5), "gpus is 1.5; above 1 it must be a whole number"),
         (lambda: PoolOptions(cpus=2.5), "cpus is 2.5; above 1 it must be a whole number"),
         (lambda: RayOptions(address="ray://10.0.0.1:10001"), "Ray Client"),
-        (lambda: RayOptions(address="10.0.0.1:6379", init={"num_cpus": 4}), "init.num_cpus is given, but a running"),
+        (lambda: RayOptions(address="10.0.0.1:6379", init={"num_cpus": 4}), "init.num_cpus has no effect on a running"),
         (lambda: RayOptions(init={"address": "auto"}), "use ray.address for that"),
         (lambda: RayOptions(init={"runtime_env": {}}), "use ray.runtime_env for that"),
     ],

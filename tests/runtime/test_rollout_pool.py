@@ -7,7 +7,7 @@ import pytest
 from burnish.options.ray import RayOptions
 from burnish.runtime.faults import Unschedulable, WorkerDied, WorkerTimeout
 from burnish.runtime.rollout_pool import RolloutPool
-from tests.support.toy_source import questions
+from tests.support.toy_source import prompt_schedule
 
 
 class Workers:
@@ -34,16 +34,14 @@ class Workers:
         return []
 
 
-class WeightSyncs:
+class WeightSync:
     """Tells what was sent; ``trouble`` is met by the next publication."""
 
     def __init__(self):
         self.sent, self.trouble = [], None
 
-    def begin(self, version, *, whole):
-        self.sent.append((version, whole))
-
-    def finish(self, flight):
+    def send(self, version, *, full):
+        self.sent.append((version, full))
         trouble, self.trouble = self.trouble, None
         if trouble is not None:
             trouble()
@@ -57,16 +55,16 @@ class WeightSyncs:
 
 
 def make(size=2):
-    workers, publications = Workers(size), WeightSyncs()
+    workers, syncs = Workers(size), WeightSync()
     options = RayOptions(call_timeout=5.0)
     samplers = RolloutPool(
-        workers, publications, options, needed=lambda version: True, phases=lambda seconds: None, stop=lambda: False
+        workers, syncs, options, needed=lambda version: True, add_phases=lambda seconds: None, stop=lambda: False
     )  # fmt: skip
-    return samplers, workers, publications
+    return samplers, workers, syncs
 
 
 def ask(version):
-    return questions().ask(version + 1, version, Counter())
+    return prompt_schedule().request(version + 1, version, Counter())
 
 
 def dies(samplers, rank=0):
@@ -76,30 +74,30 @@ def dies(samplers, rank=0):
     return trouble
 
 
-def test_the_first_publication_brings_everything_and_later_ones_what_is_trained():
-    samplers, workers, publications = make()
+def test_the_first_sync_brings_everything_and_later_ones_what_is_trained():
+    samplers, workers, syncs = make()
     for version in range(3):
         samplers.publish(version)
         samplers.submit(ask(version))
-    assert publications.sent == [(0, True), (1, False), (2, False)]
-    assert workers.asked == [(rank, "make", version) for version in range(3) for rank in range(2)]
+    assert syncs.sent == [(0, True), (1, False), (2, False)]
+    assert workers.asked == [(rank, "generate", version) for version in range(3) for rank in range(2)]
 
 
-def test_a_worker_that_dies_in_a_publication_is_replaced_once_and_everybody_gets_everything():
-    samplers, workers, publications = make()
+def test_a_worker_that_dies_in_a_sync_is_replaced_once_and_everybody_gets_everything():
+    samplers, workers, syncs = make()
     samplers.publish(0)
     samplers.submit(ask(0))
-    publications.trouble = dies(samplers, rank=1)
+    syncs.trouble = dies(samplers, rank=1)
     samplers.publish(1)
     assert workers.restarted == [1]
     # the fresh one gets what its unfinished order needs, and then all of what is new
-    assert publications.sent == [(0, True), (1, False), (0, 1), (1, True)]
-    assert workers.asked[-1] == (1, "make", 0)
+    assert syncs.sent == [(0, True), (1, False), (0, 1), (1, True)]
+    assert workers.asked[-1] == (1, "generate", 0)
 
 
 @pytest.mark.parametrize("noticed", [True, False], ids=["noticed by both", "noticed by the other alone"])
 def test_a_worker_that_another_thread_has_replaced_meanwhile(noticed):
-    samplers, workers, publications = make()
+    samplers, workers, syncs = make()
     samplers.publish(0)
     samplers.submit(ask(0))
 
@@ -108,48 +106,48 @@ def test_a_worker_that_another_thread_has_replaced_meanwhile(noticed):
         if noticed:
             raise WorkerDied("rollout", 1, "killed")
 
-    publications.trouble = trouble
+    syncs.trouble = trouble
     samplers.publish(1)
     assert workers.restarted == [1]
-    assert publications.sent[-1] == (1, True)
+    assert syncs.sent[-1] == (1, True)
     samplers.submit(ask(1))
-    assert publications.sent[-1] == (1, True), "its spare place is filled"
+    assert syncs.sent[-1] == (1, True), "its second buffer is filled"
 
 
 def test_a_death_among_the_trainers_is_none_of_the_samplers():
-    samplers, workers, publications = make()
+    samplers, workers, syncs = make()
 
     def trouble():
         raise WorkerDied("train", 0, "killed")
 
-    publications.trouble = trouble
+    syncs.trouble = trouble
     with pytest.raises(WorkerDied, match="pool train"):
         samplers.publish(0)
     assert not workers.restarted
 
 
 def test_after_a_reset_only_what_is_published_again_may_be_asked_for():
-    samplers, _, publications = make()
+    samplers, _, syncs = make()
     for version in range(4):
         samplers.publish(version)
         samplers.submit(ask(version))
     samplers.reset()
-    with pytest.raises(RuntimeError, match="version 3 of the weights is published no more"):
+    with pytest.raises(RuntimeError, match="weights v3 are no longer published"):
         samplers.submit(ask(3))
     samplers.publish(2)
     for version in (1, 3):
-        with pytest.raises(RuntimeError, match="published no more"):
+        with pytest.raises(RuntimeError, match="no longer published"):
             samplers.submit(ask(version))
     samplers.submit(ask(2))
-    assert publications.sent[-1] == (2, False), "they still have what is not trained"
+    assert syncs.sent[-1] == (2, False), "they still have what is not trained"
 
 
 @pytest.mark.parametrize("error", [Unschedulable("nowhere"), WorkerTimeout("too slow")])
 def test_who_can_not_be_replaced_is_not_tried_again(error):
-    samplers, workers, publications = make()
+    samplers, workers, syncs = make()
     samplers.publish(0)
     samplers.submit(ask(0))
-    workers.refusal, publications.trouble = error, dies(samplers)
+    workers.refusal, syncs.trouble = error, dies(samplers)
     for attempt in (samplers.publish, lambda version: samplers.submit(ask(0))):
         with pytest.raises(type(error)):
             attempt(1)

@@ -65,9 +65,9 @@ def test_a_checksum_sees_order_and_nothing_of_strides():
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"b": torch.zeros(33, dtype=torch.bfloat16)}, "tensor b (bfloat16 [33]) of version 3 differs"),
-        ({"a": torch.zeros(5, 7)}, "has a (float32 [7, 5]), and a test has a (float32 [5, 7]) there"),
-        ({"z": torch.zeros(1)}, "has 5 tensors, and a test has 6"),
+        ({"b": torch.zeros(33, dtype=torch.bfloat16)}, "weight sync v3: tensor b (bfloat16 [33]) differs"),
+        ({"a": torch.zeros(5, 7)}, "the trainer has a (float32 [7, 5]) where a test has a (float32 [5, 7])"),
+        ({"z": torch.zeros(1)}, "the trainer has 5 tensors, a test has 6"),
     ],
 )
 def test_the_first_tensor_that_differs_is_named(changed, words):
@@ -78,24 +78,24 @@ def test_the_first_tensor_that_differs_is_named(changed, words):
 
 
 def test_another_version_is_a_difference():
-    with pytest.raises(Mismatch, match="a test holds version 2 of the weights, and the trainer 3"):
+    with pytest.raises(Mismatch, match="weight sync v3: a test has v2"):
         Fingerprint.of(some(), 3).check(Fingerprint.of(some(), 2), "a test")
 
 
 @pytest.mark.parametrize(
-    ("sent", "whole", "words"),
+    ("sent", "full", "words"),
     [
-        (some(new=torch.zeros(2)), False, "brings new (float32 [2]), and the receiver has no such tensor"),
-        (some(a=torch.zeros(2)), False, "brings a (float32 [2]), and the receiver has a (float32 [7, 5])"),
-        (some(c=torch.zeros(11)), False, "brings c (float32 [11]), and the receiver has c (uint8 [11])"),
+        (some(new=torch.zeros(2)), False, "brings new (float32 [2]), but the receiver has no such tensor"),
+        (some(a=torch.zeros(2)), False, "brings a (float32 [2]), but the receiver has a (float32 [7, 5])"),
+        (some(c=torch.zeros(11)), False, "brings c (float32 [11]), but the receiver has c (uint8 [11])"),
         ({"a": some()["a"]}, True, "it lacks b (bfloat16 [33]) and 3 more"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(sent, whole, words):
+def test_weights_that_do_not_fit_are_refused(sent, full, words):
     with pytest.raises(Mismatch) as caught:
-        Layout.of(sent).check(Layout.of(some()), 1, whole=whole)
+        Layout.of(sent).check(Layout.of(some()), 1, full=full)
     assert words in str(caught.value)
 
 
 def test_a_part_of_the_weights_fits_when_it_may():
-    Layout.of({"c": some()["c"]}).check(Layout.of(some()), 1, whole=False)
+    Layout.of({"c": some()["c"]}).check(Layout.of(some()), 1, full=False)

@@ -36,7 +36,7 @@ class Trainer:
 
     def __init__(self) -> None:
         self.now = weights(1)
-        self.sender = Sender(lambda whole: self.now, rank=0, bucket_mb=BUCKET)
+        self.sender = Sender(lambda full: self.now, rank=0, bucket_mb=BUCKET)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def joined():
     trainer = Trainer()
     receivers = [Receiver(weights(0), bucket_mb=BUCKET) for _ in range(2)]
     with ThreadPoolExecutor(3) as pool:
-        port = trainer.sender.meet("127.0.0.1", LIMIT)
+        port = trainer.sender.rendezvous("127.0.0.1", LIMIT)
         came = [pool.submit(trainer.sender.join, 3, "cpu", LIMIT)]
         came += [
             pool.submit(receiver.join, "127.0.0.1", port, 1 + i, 3, "cpu", LIMIT)
@@ -64,7 +64,9 @@ def joined():
             one.result(LIMIT)
 
         def publish(version: int):
-            received = [pool.submit(receiver.from_broadcast, version) for receiver in receivers]
+            received = [
+                pool.submit(receiver.from_broadcast, version, trainer.sender.layout(True)) for receiver in receivers
+            ]
             sent = pool.submit(trainer.sender.broadcast, version, True)
             return sent.result(LIMIT), [one.result(LIMIT) for one in received]
 
@@ -73,11 +75,11 @@ def joined():
 
 def test_a_broadcast_fills_the_second_buffer_and_a_switch_takes_it_over(joined):
     _, receivers, publish = joined
-    payload, receipts = publish(4)
-    assert {receipt.digest for receipt in receipts} == {payload.fingerprint.digest}
-    assert {receipt.version for receipt in receipts} == {4}
+    payload, acks = publish(4)
+    assert [ack.fingerprint for ack in acks] == [payload.fingerprint] * 2
+    assert payload.fingerprint.version == 4
     assert payload.seconds.keys() == {"gather", "check", "transfer"}
-    assert receipts[0].seconds.keys() == {"transfer", "load", "check"}
+    assert acks[0].seconds.keys() == {"transfer", "load", "check"}
     for receiver in receivers:
         assert equal(receiver._weights, weights(0))  # sampling goes on with these
         assert receiver.version is None
@@ -108,8 +110,7 @@ def test_the_store_brings_the_same(store):
     trainer, receiver = Trainer(), Receiver(weights(0), bucket_mb=BUCKET)
     payload = trainer.sender.to_store(7, True)
     assert len(payload.buckets) == len(store) == -(-(20 * 7 * 4 + 9 * 2 + 3 * 5 * 4) // 100)
-    receipt = receiver.from_store(payload, LIMIT)
-    assert (receipt.version, receipt.digest) == (7, payload.fingerprint.digest)
+    assert receiver.from_store(payload, LIMIT).fingerprint == payload.fingerprint
     assert equal(receiver._weights, weights(0))
     receiver.switch(7)
     assert equal(receiver._weights, weights(1))
@@ -119,18 +120,19 @@ def test_a_byte_that_differs_is_found_and_its_tensor_named(store):
     trainer, receiver = Trainer(), Receiver(weights(0), bucket_mb=BUCKET)
     payload = trainer.sender.to_store(1, True)
     store[payload.buckets[5]][70] ^= 1  # byte 570: behind the 560 of base.weight
-    with pytest.raises(Mismatch, match=r"tensor base\.bias \(bfloat16 \[9\]\) of version 1 differs"):
-        receiver.from_store(payload, LIMIT)
-    with pytest.raises(Mismatch, match="version 1 of the weights was asked for, and the second buffer holds nothing"):
-        receiver.switch(1)
+    ack = receiver.from_store(payload, LIMIT)
+    with pytest.raises(Mismatch, match=r"weight sync v1: tensor base\.bias \(bfloat16 \[9\]\) differs .* a receiver"):
+        payload.fingerprint.check(ack.fingerprint, "a receiver")
     assert equal(receiver._weights, weights(0))
 
 
 def test_a_bucket_that_is_missing_is_found(store):
-    payload = Trainer().sender.to_store(1, True)
+    receiver, payload = Receiver(weights(0), bucket_mb=BUCKET), Trainer().sender.to_store(1, True)
     payload.buckets.pop()
-    with pytest.raises(Mismatch, match="ends 38 bytes too early"):
-        Receiver(weights(0), bucket_mb=BUCKET).from_store(payload, LIMIT)
+    with pytest.raises(Mismatch, match="stream truncated, 38 bytes missing"):
+        receiver.from_store(payload, LIMIT)
+    with pytest.raises(Mismatch, match="weight sync v1: asked to switch, but the second buffer holds nothing"):
+        receiver.switch(1)
 
 
 def test_a_network_that_did_not_take_the_weights_over_is_found(store):
@@ -148,7 +150,7 @@ def test_a_network_that_did_not_take_the_weights_over_is_found(store):
 def test_only_the_version_that_is_held_can_be_switched_to(store):
     trainer, receiver = Trainer(), Receiver(weights(0), bucket_mb=BUCKET)
     receiver.from_store(trainer.sender.to_store(1, True), LIMIT)
-    with pytest.raises(Mismatch, match="version 2 of the weights was asked for, and the second buffer holds version 1"):
+    with pytest.raises(Mismatch, match="weight sync v2: asked to switch, but the second buffer holds v1"):
         receiver.switch(2)
     digest = receiver.switch(1)
     with pytest.raises(Mismatch, match="holds nothing"):
@@ -162,12 +164,12 @@ def test_only_the_version_that_is_held_can_be_switched_to(store):
 def test_the_first_publication_has_to_bring_everything(store):
     trainer, receiver = Trainer(), Receiver(weights(0), bucket_mb=BUCKET)
     trainer.now = adapter(2)
-    with pytest.raises(Mismatch, match=r"the first that this receiver gets, and it lacks base\.weight"):
+    with pytest.raises(Mismatch, match=r"a receiver's first sync must bring all weights, but it lacks base\.weight"):
         receiver.from_store(trainer.sender.to_store(1, True), LIMIT)
 
 
 def test_other_ranks_than_the_first_send_nothing(store):
-    sender = Sender(lambda whole: weights(1), rank=1, bucket_mb=BUCKET)
+    sender = Sender(lambda full: weights(1), rank=1, bucket_mb=BUCKET)
     assert sender.to_store(1, True) is None
     assert sender.broadcast(1, True) is None
     assert not store
@@ -175,10 +177,10 @@ def test_other_ranks_than_the_first_send_nothing(store):
 
 def test_a_receiver_that_waits_alone_gives_up(monkeypatch):
     trainer, receiver = Trainer(), Receiver(weights(0), bucket_mb=BUCKET)
-    port = trainer.sender.meet("127.0.0.1", 2.0)
+    port = trainer.sender.rendezvous("127.0.0.1", 2.0)
     both = threading.Thread(target=trainer.sender.join, args=(2, "cpu", 2.0))
     both.start()
     receiver.join("127.0.0.1", port, 1, 2, "cpu", 2.0)
     both.join(LIMIT)
     with pytest.raises(RuntimeError):
-        receiver.from_broadcast(1)
+        receiver.from_broadcast(1, trainer.sender.layout(True))

@@ -6,7 +6,7 @@ import torch
 
 from burnish.checkpoint.store import CheckpointStore
 from burnish.options import CheckpointOptions
-from burnish.training.ranks import ALONE, Ranks
+from burnish.training.ranks import SINGLE_RANK, Ranks
 
 IDENTITY = {"model": "tiny", "algorithm": "diffusion_nft", "parameters": "0123abcd"}
 NEWEST = CheckpointOptions(keep_last=1, keep_best=False)
@@ -26,7 +26,7 @@ def state(update: int, variant: int = 0) -> dict:
     }
 
 
-def make(folder: Path, *, ranks: Ranks = ALONE, **options) -> CheckpointStore:
+def make(folder: Path, *, ranks: Ranks = SINGLE_RANK, **options) -> CheckpointStore:
     return CheckpointStore(folder, CheckpointOptions(**options), ranks)
 
 

@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,8 +67,11 @@ def judge(samples: Sequence[Any], prompts: Sequence[Any], folder: str) -> list[f
 def _spoil(receiver: Receiver) -> None:
     fill = receiver._fill
 
-    def filling(*arguments: Any) -> None:
-        fill(*arguments)
-        next(iter(receiver._spare.values())).view(torch.uint8).flatten()[0] ^= 4
+    def filling(layout: Any, version: int, buckets: Iterator[torch.Tensor]) -> Any:
+        return fill(layout, version, map(spoiled, buckets))
+
+    def spoiled(bucket: torch.Tensor) -> torch.Tensor:
+        bucket[0] ^= 4
+        return bucket
 
     receiver._fill = filling  # type: ignore[method-assign]

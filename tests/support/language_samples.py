@@ -92,3 +92,8 @@ def their_logits(family: str, network: Any, encoded: Encoded, row: int, response
         media["pixel_values"] = features.images[None]
     logits = network(input_ids=ids, attention_mask=torch.ones_like(ids), **media).logits[0]
     return logits[len(encoded.ids[row]) - 1 : -1]
+
+
+def trimmed(completion: Completion) -> Completion:
+    """The same responses without columns that are padding in every row."""
+    return completion.padded(int(completion.length.max()))

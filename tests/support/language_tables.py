@@ -12,7 +12,7 @@ from burnish.algorithms.base import Algorithm
 from burnish.batches.tokens import AnnotatedTokens
 from burnish.language.logprobs import TokenScores
 from burnish.types.batch import Gathered
-from burnish.types.completion import Completion, Encoded, Features, Together
+from burnish.types.completion import Completion, Encoded, Features, ResponseRows
 from burnish.types.rollout import OfflineResponses, Prompt, ScoredResponses, Scores
 
 INDEX = [0, 0, 0, 1, 1, 1, 2, 2, 2]
@@ -117,7 +117,7 @@ def given(members: int) -> OfflineResponses:
     """The first responses as if they came from a file, the second one in two to be avoided."""
     trace = answered().trace.select(torch.arange(6))
     good = torch.arange(6 // members) % 2 == 0
-    return OfflineResponses(answers=Together(trace=trace, members=members), good=good, update=1, version=0, seed=0)
+    return OfflineResponses(answers=ResponseRows(trace=trace, members=members), good=good, update=1, version=0, seed=0)
 
 
 class Tables:
@@ -152,7 +152,7 @@ class Tables:
     def scores_and_values(self, completion: Completion) -> tuple[TokenScores, Tensor]:
         return self.policy(completion), self.values(completion)
 
-    def spread(self, function: Any, parts: Any) -> list[Any]:
+    def distribute(self, function: Any, parts: Any) -> list[Any]:
         return [function(part) for part in parts]
 
     def step(self) -> None:

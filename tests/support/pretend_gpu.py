@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,109 +42,15 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.cuda_rules import (
-    CPU_SCALARS,
     INDEXING,
-    SCALAR_ARGUMENTS,
     WAITING,
     autocast_rule,
     operator_name,
 )
+from tests.support.pretend_tensor import HIDDEN, PretendTensor, is_gpu, is_pretended, refuse_mixtures, tensors_in
 
-GPU = torch.device("cuda:0")
-HIDDEN = torch.device("meta")  # where C++ believes the tensors to be
 PACKAGE = str(Path(__file__).parents[2] / "burnish")
 aten = torch.ops.aten
-
-
-class PretendTensor(torch.Tensor):
-    """Holds a CPU tensor and says that it lies on the GPU."""
-
-    inner: torch.Tensor
-    gpu: PretendGpu
-
-    @staticmethod
-    def __new__(cls, inner: torch.Tensor, gpu: PretendGpu) -> PretendTensor:
-        made = torch.Tensor._make_wrapper_subclass(
-            cls, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
-            layout=inner.layout, device=HIDDEN, requires_grad=False,
-        )  # fmt: skip
-        made.inner, made.gpu = inner, gpu
-        return made
-
-    __torch_function__ = torch._C._disabled_torch_function_impl
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # reached where the modes are off: in other threads, and after the end
-        found = next(value.gpu for value in _tensors((*args, *(kwargs or {}).values())) if _pretended(value))
-        assert found.on, f"a tensor of a pretended GPU is used after its end, in {func}"
-        return found.run(func, args, kwargs or {})
-
-    device = property(lambda self: GPU)
-    is_cuda = property(lambda self: True)
-    is_cpu = property(lambda self: False)
-    is_meta = property(lambda self: False)
-
-    @property
-    def data(self) -> torch.Tensor:
-        return PretendTensor(self.inner, self.gpu)
-
-    @data.setter
-    def data(self, value: torch.Tensor) -> None:
-        assert _pretended(value), "data of a tensor on the GPU is replaced by some on the CPU"
-        torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
-        self.inner = value.inner
-
-    def new_tensor(self, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
-        return torch.tensor(data, dtype=dtype or self.dtype, device=device or GPU, requires_grad=requires_grad)
-
-    def tolist(self) -> Any:
-        return self.detach().cpu().tolist()
-
-    def numpy(self, *args: Any, **kwargs: Any) -> Any:
-        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first (pretended)")
-
-    __array__ = numpy
-
-    def get_device(self) -> int:
-        return 0
-
-    def data_ptr(self) -> int:
-        return self.inner.data_ptr()
-
-    def untyped_storage(self) -> Any:
-        return self.inner.untyped_storage()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> PretendTensor:
-        if id(self) not in memo:
-            memo[id(self)] = copied = PretendTensor(self.inner.clone(), self.gpu).requires_grad_(self.requires_grad)
-            if getattr(self, "_is_param", False):
-                copied._is_param = True
-        return memo[id(self)]
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError("a tensor of a pretended GPU leaves the process; move it to the CPU first")
-
-    def __repr__(self, **kwargs: Any) -> str:
-        return f"pretended_cuda({self.inner})"
-
-
-def _pretended(value: Any) -> bool:
-    return type(value) is PretendTensor
-
-
-def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
-
-
-def _is_gpu(device: Any) -> bool:
-    if isinstance(device, str):
-        return device.split(":")[0] == "cuda"
-    return isinstance(device, torch.device) and device.type == "cuda"
 
 
 class PretendGpu:
@@ -223,10 +129,10 @@ class PretendGpu:
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """One operator, as a GPU would."""
-        tensors = list(_tensors((*args, *kwargs.values())))
-        some = any(map(_pretended, tensors))
+        tensors = list(tensors_in((*args, *kwargs.values())))
+        some = any(map(is_pretended, tensors))
         device = kwargs.get("device")
-        asked = device is not None and (_is_gpu(device) or (self.inside and torch.device(device) == HIDDEN))
+        asked = device is not None and (is_gpu(device) or (self.inside and torch.device(device) == HIDDEN))
         if not some and not asked:
             return func(*args, **kwargs)
         about = _about(func)
@@ -238,7 +144,7 @@ class PretendGpu:
         if about.name in ("_to_copy", "copy", "_foreach_copy"):
             return self._copy(about, func, args, kwargs)
         if some:
-            _refuse_mixtures(about, args, kwargs, tensors)
+            refuse_mixtures(about, args, kwargs, tensors)
         target = some if device is None else asked
         if target and about.random:
             generator = kwargs.get("generator")
@@ -276,11 +182,11 @@ class PretendGpu:
             pairs = [args[:2]] if about.name == "copy" else zip(args[0], args[1], strict=True)
             waits = not (kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
             for target, source in pairs:
-                self._note_move(source, _pretended(target), target.dtype, waits=waits)
+                self._note_move(source, is_pretended(target), target.dtype, waits=waits)
             func(*_bare(args), **kwargs)
             return args[0] if about.name == "copy" else None
         source, device = args[0], kwargs.get("device")
-        target = _pretended(source) if device is None else torch.device(device) != torch.device("cpu")
+        target = is_pretended(source) if device is None else torch.device(device) != torch.device("cpu")
         dtype = kwargs.get("dtype") or source.dtype
         self._note_move(source, target, dtype, waits=not kwargs.get("non_blocking"))
         plain = {name: value for name, value in kwargs.items() if name in ("dtype", "layout", "memory_format")}
@@ -289,9 +195,9 @@ class PretendGpu:
 
     def _note_move(self, source: torch.Tensor, target: bool, dtype: torch.dtype, *, waits: bool) -> None:
         """CUDA converts on the CPU: what goes up has its new dtype already, and what comes down still its old one."""
-        if _pretended(source) and not target:
+        if is_pretended(source) and not target:
             self.note("to host", source.numel() * source.element_size(), waits=waits)
-        elif target and not _pretended(source):
+        elif target and not is_pretended(source):
             self.note("to device", source.numel() * dtype.itemsize, waits=waits)
 
     def _note_waiting(self, about: SimpleNamespace, args: Any, kwargs: Any) -> None:
@@ -300,54 +206,22 @@ class PretendGpu:
                 return
             size = args[0].element_size() if about.name == "_local_scalar_dense" else 8
             self.note("to host", size)
-        elif about.name in INDEXING and _pretended(args[0]):
-            number = "put" in about.name and not _pretended(args[2])  # a 0-dim one, the others were refused
+        elif about.name in INDEXING and is_pretended(args[0]):
+            number = "put" in about.name and not is_pretended(args[2])  # a 0-dim one, the others were refused
             filled = number and any(index is not None and index.dtype == torch.bool for index in args[1])
             if number and not filled:
                 self.note("to device", args[2].element_size())
             for index in args[1]:
                 if index is None:
                     continue
-                if not _pretended(index):
+                if not is_pretended(index):
                     self.note("to device", 8 * index.numel())
                 elif index.dtype in (torch.bool, torch.uint8) and not filled:
                     self.note("to host", 8)  # how many are true
 
 
-def _refuse_mixtures(about: SimpleNamespace, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> None:
-    """Raise where CUDA does."""
-    plain = [value for value in tensors if not _pretended(value)]
-    if about.name in INDEXING:
-        _refuse_indices(about, args)
-        return
-    allowed: Any = None
-    if about.name in SCALAR_ARGUMENTS:
-        name = SCALAR_ARGUMENTS[about.name]
-        allowed = kwargs.get(name, args[about.names.index(name)] if name in about.names[: len(args)] else None)
-    for value in plain:
-        if value.device == HIDDEN:
-            raise RuntimeError(f"{about.name}: a meta tensor among tensors on cuda:0 (pretended)")
-        if value.dim() == 0 and (about.name in CPU_SCALARS or value is allowed) and value is not about.written(args):
-            continue
-        shapes = ", ".join(f"{tuple(t.shape)} on {t.device}" for t in tensors)
-        raise RuntimeError(
-            f"Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
-            f"({about.name} of {shapes}, pretended)"
-        )
-
-
-def _refuse_indices(about: SimpleNamespace, args: Any) -> None:
-    self, indices = args[0], args[1]
-    if not _pretended(self) and any(index is not None and _pretended(index) for index in indices):
-        raise RuntimeError(
-            "indices should be either on cpu or on the same device as the indexed tensor (cpu) (pretended)"
-        )
-    if "put" in about.name and _pretended(self) != _pretended(args[2]) and (args[2].dim() > 0 or _pretended(args[2])):
-        raise RuntimeError(f"index_put_: self is on {self.device}, values are on {args[2].device} (pretended)")
-
-
 def _bare(value: Any) -> Any:
-    if _pretended(value):
+    if is_pretended(value):
         return value.inner
     if isinstance(value, list | tuple):
         return type(value)(_bare(one) for one in value)
@@ -357,8 +231,8 @@ def _bare(value: Any) -> Any:
 def _written(about: SimpleNamespace, args: Any, kwargs: Any, result: Any) -> Any:
     """What an operator that writes into its arguments returns: those very arguments."""
     found = [args[i] if i is not None and i < len(args) else kwargs[name] for i, name in about.writes]
-    for one in _tensors(found):
-        assert not _pretended(one) or one.shape == one.inner.shape, f"{about.name} changed the shape of a tensor"
+    for one in tensors_in(found):
+        assert not is_pretended(one) or one.shape == one.inner.shape, f"{about.name} changed the shape of a tensor"
     if not about.returns:
         return None
     return found[0] if about.returns == 1 else tuple(found)
@@ -423,8 +297,8 @@ class _Functions(TorchFunctionMode):
         name, kwargs = func.__name__, kwargs or {}
         if name in ("__get__", "__set__", "_parse_to") or func is torch.device:
             return func(*args, **kwargs)
-        asks = any(_is_gpu(value) for value in (*args, *kwargs.values())) or name == "cuda"
-        if not asks and not any(map(_pretended, _tensors((*args, *kwargs.values())))):
+        asks = any(is_gpu(value) for value in (*args, *kwargs.values())) or name == "cuda"
+        if not asks and not any(map(is_pretended, tensors_in((*args, *kwargs.values())))):
             return func(*args, **kwargs)
         before, self.gpu.inside = self.gpu.inside, True
         try:
@@ -442,8 +316,8 @@ class _Functions(TorchFunctionMode):
         if asks:
             if func in (torch.tensor, torch.as_tensor, torch.asarray):
                 return self._from_data(func, *args, **kwargs)
-            args = [HIDDEN if _is_gpu(value) else value for value in args]
-            kwargs = {key: HIDDEN if _is_gpu(value) else value for key, value in kwargs.items()}
+            args = [HIDDEN if is_gpu(value) else value for value in args]
+            kwargs = {key: HIDDEN if is_gpu(value) else value for key, value in kwargs.items()}
         if name in ("__getitem__", "__setitem__"):
             args = [args[0], self._index(args[0], args[1]), *args[2:]]
             if name == "__setitem__" and isinstance(args[2], int | float):
@@ -462,7 +336,7 @@ class _Functions(TorchFunctionMode):
 
     def _index(self, indexed: Any, index: Any) -> Any:
         """Lists and arrays among indices, which go up to the GPU."""
-        if not _pretended(indexed):
+        if not is_pretended(indexed):
             return index
         if isinstance(index, tuple):
             return tuple(self._index(indexed, one) for one in index)
@@ -471,7 +345,7 @@ class _Functions(TorchFunctionMode):
 
 def _cast(rule: str, args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
     """Arguments in the precision that CUDA's autocast gives them."""
-    floats = [t.dtype for t in _tensors((*args, *kwargs.values())) if _castable(t)]
+    floats = [t.dtype for t in tensors_in((*args, *kwargs.values())) if _castable(t)]
     if not floats:
         return args, kwargs
     dtype = torch.get_autocast_dtype("cuda") if rule == "lower" else torch.float32
@@ -487,7 +361,7 @@ def _cast(rule: str, args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]
 
 
 def _castable(value: Any) -> bool:
-    return _pretended(value) and value.is_floating_point() and value.dtype != torch.float64
+    return is_pretended(value) and value.is_floating_point() and value.dtype != torch.float64
 
 
 _CUDA: dict[str, Any] = {

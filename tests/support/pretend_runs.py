@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections import Counter
@@ -118,8 +117,3 @@ def stay_within_budget(outcome: Outcome, of_a_micro_batch: int) -> None:
     assert waits <= allowed, gpu.lines("sync", "update_actor")
     kib = KIB_WITH_PICTURES if sees else KIB_OF_A_MICRO_BATCH
     assert up <= kib * 1024 * outcome.micro_batches, gpu.lines("bytes to device", "update_actor")
-
-
-def write_recipe(path: Path, tree: dict[str, Any]) -> Path:
-    path.write_text(json.dumps(tree))
-    return path

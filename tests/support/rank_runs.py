@@ -25,18 +25,17 @@ from burnish.algorithms.language.policy_gradient import GRPO
 from burnish.algorithms.language.ppo import PPO
 from burnish.algorithms.language.sft import SFT
 from burnish.options import CriticOptions, OptimizerOptions, ShardingOptions
-from burnish.training.auxiliary import Supervised
-from burnish.training.ranks import ALONE, Ranks, join_ranks
-from burnish.training.sharding import full_weights, held
-from burnish.types.completion import Together
+from burnish.training.auxiliary import AuxiliaryLoss
+from burnish.training.ranks import SINGLE_RANK, Ranks, join_ranks
+from burnish.training.sharding import full_weight, local_shard
+from burnish.types.completion import ResponseRows
 from burnish.types.rollout import OfflineResponses
-from tests.algorithms.flow.test_draft import Red
 from tests.support.checkpoints import IDENTITY, make
+from tests.support.flow_bench import WINDOW, Red
+from tests.support.flow_bench import Bench as FlowBench
 from tests.support.language_samples import responses
 from tests.support.token_batches import PROMPTS, asked
 from tests.support.token_batches import Bench as TokenBench
-from tests.training.test_trainer import WINDOW
-from tests.training.test_trainer import Bench as FlowBench
 
 UPDATES, SAVED = 2, 1  # of three or more optimizer steps each
 # a bound that every gradient exceeds, and an epsilon that keeps Adam from making rounding errors of nothing to steps
@@ -54,9 +53,9 @@ def imitating(ranks: Ranks) -> TokenBench:
     bench = TokenBench(GRPO(), lora=True, ranks=ranks, **TOKENS)
     trace = responses(bench.roles.model, bench.engine.encode(PROMPTS).table, [0, 1, 2], [4, 2, 0])
     given = OfflineResponses(
-        answers=Together(trace=trace, members=1), good=torch.ones(3, dtype=torch.bool), update=1, version=0, seed=0
+        answers=ResponseRows(trace=trace, members=1), good=torch.ones(3, dtype=torch.bool), update=1, version=0, seed=0
     )
-    bench.workers.besides = Supervised(SFT(), lambda step: given, 0.3, metric="actor/ptx_loss")
+    bench.workers.auxiliary = AuxiliaryLoss(SFT(), lambda step: given, 0.3, metric="actor/ptx_loss")
     return bench
 
 
@@ -130,22 +129,24 @@ def update(bench: Any, number: int) -> dict[str, float]:
 
 def outcome(bench: Any, metrics: list[dict[str, float]]) -> dict[str, Any]:
     roles = [role for role in ("policy", "old", "critic") if role == "policy" or getattr(bench.needs, role, False)]
-    weights = {f"{role} {k}": v for role in roles for k, v in full_weights(bench.roles.parameters(role)).items()}
-    weights |= {f"ema {name}": value for name, value in full_weights(bench.workers.ema.average).items()}
-    return {"metrics": metrics, "weights": {name: value.clone() for name, value in weights.items()}}
+    weights = {f"{role} {k}": v for role in roles for k, v in bench.roles.parameters(role).items()}
+    weights |= {f"ema {name}": value for name, value in bench.workers.ema.average.items()}
+    return {"metrics": metrics, "weights": {name: full_weight(v.detach()).clone() for name, v in weights.items()}}
 
 
 def train(name: str, pipeline: Path, ranks: Ranks, folder: Path) -> dict[str, Any]:
     """All updates of a run, which leaves a checkpoint behind on its way."""
     bench, metrics = bench_of(name, pipeline, ranks), []
-    start = {name: held(weight.detach()).clone() for name, weight in bench.roles.parameters().items()}
+    start = {name: local_shard(weight.detach()).clone() for name, weight in bench.roles.parameters().items()}
     for number in range(1, UPDATES + 1):
         metrics.append(update(bench, number))
         if number == SAVED and name in SAVING:
             make(folder / name / str(ranks.size), ranks=ranks).save(
                 number, bench.workers.state_dict(), identity=IDENTITY, score=None
             )
-    moved = [(held(weight.detach()) - start[name]).flatten() for name, weight in bench.roles.parameters().items()]
+    moved = [
+        (local_shard(weight.detach()) - start[name]).flatten() for name, weight in bench.roles.parameters().items()
+    ]
     return outcome(bench, metrics) | {"moved": float(torch.cat(moved).abs().max())}
 
 
@@ -214,4 +215,4 @@ def runs_on_four(ranks: Ranks, folder: Path) -> dict[str, Any]:
 
 def alone(name: str, folder: Path) -> dict[str, Any]:
     """A run in this process."""
-    return train(name, folder / "pipeline", ALONE, folder)
+    return train(name, folder / "pipeline", SINGLE_RANK, folder)

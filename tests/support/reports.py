@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
+from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ from PIL import Image, ImageDraw, ImageFont
 from burnish.config import dump, load
 from burnish.config.run_folder import RunFolder
 from burnish.metrics import timing_metrics
+from burnish.report import write_report
 
+VOID = {"meta", "img"}
 GUIDED = {"reward": 0.978, "ocr_exact": 0.948, "border_darkness": 0.003, "variety": 0.051}
 
 
@@ -158,3 +161,46 @@ def _number(text: str, border: float, size: tuple[int, int], sample: int) -> Ima
     font = ImageFont.load_default(round(size[1] * 0.75))
     ImageDraw.Draw(sheet).text((size[0] * (0.1 + 0.02 * sample), size[1] * 0.1), text, font=font, fill="black")
     return sheet
+
+
+class Page(HTMLParser):
+    """Checks that tags are balanced, and collects text, cells and addresses."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.rows: list[list[str]] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.addresses += [value for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" in self.open:
+            return
+        self.text += data
+        if {"td", "th"} & set(self.open) and "small" not in self.open:
+            self.rows[-1][-1] += data.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def page_of(folder) -> Page:
+    return Page(write_report(folder).read_text(encoding="utf-8"))

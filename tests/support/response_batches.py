@@ -14,9 +14,10 @@ from burnish.batches.responses import ResponseBatch, trace_of
 from burnish.models.language.loading import load_language_model
 from burnish.options import CriticOptions, LanguageTrainerOptions, ModelOptions, OptimizerOptions
 from burnish.tasks.language.roles import LanguageRoles
+from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.parameter_groups import ParameterGroup
-from burnish.training.trainer import AuxiliaryLoss, Trainer
-from burnish.types.completion import Together
+from burnish.training.trainer import Trainer
+from burnish.types.completion import ResponseRows
 from burnish.types.rollout import OfflineResponses, Prompt, ScoredResponses, Scores
 from burnish.utils.timer import Stopwatch
 from tests.support.language_samples import encode_all, folder_of, responses
@@ -60,7 +61,7 @@ def given(sampled: ScoredResponses, rows: Sequence[int], members: int, good: Seq
     trace = sampled.trace.select(torch.tensor(rows))
     count = len(rows) // members
     return OfflineResponses(
-        answers=Together(trace=trace, members=members),
+        answers=ResponseRows(trace=trace, members=members),
         good=torch.tensor(list(good) or [True] * count),
         update=1,
         version=0,
@@ -77,7 +78,7 @@ class Bench:
         *,
         budget: int = 10_000,
         lr: float = 1e-2,
-        besides: AuxiliaryLoss | None = None,
+        auxiliary: AuxiliaryLoss | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.model = load_language_model(ModelOptions(path=str(folder_of(FAMILY)), device="cpu"))
@@ -92,7 +93,7 @@ class Bench:
         group = ParameterGroup("actor", self.roles.parameters(), OptimizerOptions(lr=lr), total_steps=10)
         self.workers = Trainer(
             self.roles, algorithm, [group], trainer=LanguageTrainerOptions(), ema=None, seed=0, watch=Stopwatch(),
-            besides=besides,
+            auxiliary=auxiliary,
         )  # fmt: skip
 
     def learned(self, collected: ScoredResponses | OfflineResponses) -> tuple[ResponseBatch, dict[str, float]]:

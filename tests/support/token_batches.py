@@ -40,7 +40,7 @@ from burnish.tasks.language.engine import LanguageEngine, ResponseJob
 from burnish.tasks.language.roles import LanguageRoles
 from burnish.training.ema import Ema
 from burnish.training.parameter_groups import ParameterGroup
-from burnish.training.ranks import ALONE, Ranks
+from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.training.trainer import Trainer
 from burnish.types.media import Media
 from burnish.types.prompt import Message, Part, Prompt
@@ -88,7 +88,7 @@ class Bench:
         family: str = "qwen2_5_vl",
         router_aux_loss_coef: float = 0.0,
         checkpointing: bool = False,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE_RANK,
         dtype: Any = "float32",
         device: Any = "cpu",
     ) -> None:
@@ -166,3 +166,7 @@ def with_rewards(answered: ScoredResponses, reward: Tensor, missing: Tensor | No
     """The same responses, judged otherwise."""
     scores = replace(answered.scores, reward=reward, components=reward[:, None])
     return replace(answered, scores=scores if missing is None else replace(scores, missing=missing))
+
+
+def close(one, other):
+    torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5 * float(other.abs().max()))

@@ -25,7 +25,7 @@ DULL = ("two", "five")  # prompts whose samples are all worth the same
 START = torch.tensor([1.0, -1.0])
 
 
-def questions(*, filtering=None):
+def prompt_schedule(*, filtering=None):
     stream = PromptStream(PROMPTS, 2, seed=0, shuffle=True)
     return PromptSchedule(
         stream=stream, n=3, filtering=FilterOptions(max_num_gen_batches=filtering) if filtering else None
@@ -65,7 +65,7 @@ class Here:
     def __init__(self):
         self.weights = START
 
-    def make(self, asked):
+    def generate(self, asked):
         return sampled(asked, self.weights)
 
     def publish(self, version, weights):
@@ -111,7 +111,7 @@ class RemoteBatch:
 
 def pipelined(depth, bound=None, *, steps=8, rollout_worker=None, filtering=None, timeout=60.0, drop=False):
     options = PipelineOptions(depth=depth, max_staleness=bound, timeout=timeout, drop=drop)
-    return PipelinedSource(questions(filtering=filtering), rollout_worker or RemoteBatch(), options, steps=steps)
+    return PipelinedSource(prompt_schedule(filtering=filtering), rollout_worker or RemoteBatch(), options, steps=steps)
 
 
 def train(source, first, last, weights=START, *, save_at=()):

@@ -81,3 +81,15 @@ class Refusing(Toy):
         super().__init__(place)
         if place.rank == bad_rank:
             raise ConfigError(f"rank {bad_rank} has nothing to do")
+
+
+class Judging:
+    """Gives back what it is to judge, and writes its process id down."""
+
+    def __init__(self, place: RankInfo, folder):
+        (folder / "pid").write_text(str(os.getpid()))
+
+    def score(self, samples, prompts, update):
+        if samples == ["slow"]:
+            time.sleep(3.0)
+        return samples, prompts, update

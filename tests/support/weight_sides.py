@@ -18,7 +18,7 @@ def weights(version: int) -> dict[str, torch.Tensor]:
 class Trains:
     def __init__(self, place: RankInfo, bucket_mb: float):
         self.now = weights(0)
-        self.sender = Sender(lambda whole: self.now, rank=place.rank, bucket_mb=bucket_mb)
+        self.sender = Sender(lambda full: self.now, rank=place.rank, bucket_mb=bucket_mb)
 
     def learn(self, version):
         self.now = weights(version)
@@ -43,11 +43,12 @@ class Samples:
         self.released.release()
 
     def spoil_next(self):
-        def fill(*arguments):
-            self.fill(*arguments)
-            self.receiver._spare["lora.a"].view(torch.uint8)[1, 2] ^= 4
+        def spoil(buckets):
+            *others, last = buckets
+            last[-10] ^= 4
+            yield from [*others, last]
 
-        self.receiver._fill = fill
+        self.receiver._fill = lambda layout, version, buckets: self.fill(layout, version, spoil(buckets))
 
     def die_in_next(self):
         self.receiver._fill = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)

@@ -12,12 +12,6 @@ COLOCATED = ["pools.train.processes=2"]
 POOLED = ["pools.rollout.processes=2", "pools.reward.processes=1"]
 AHEAD = ["pools.rollout.processes=1", "pipeline.depth=1"]
 BROADCAST = ["ray.publication.carrier=broadcast"]
-FORWARD = [
-    "algorithm=flow_grpo", "algorithm.window={kind: random, size: 2}", "pools.rollout.processes=1", "pipeline.depth=3"
-]  # fmt: skip
-DATA = [
-    "algorithm=sft", "algorithm.online=false", "data.train_files=burnish:vlm_quickstart/supervised.jsonl"
-]  # fmt: skip
 # options of runs that nothing befalls, and whether they run on a cluster
 REFERENCES = {
     "drawing": (["quickstart", *DRAWING, "algorithm.train_timesteps=2"], False),

@@ -11,7 +11,7 @@ from diffusers import StableDiffusion3Pipeline
 from PIL import Image
 
 from burnish.cli import main
-from burnish.tasks.flow.engine import Job
+from burnish.tasks.flow.engine import FlowJob
 from burnish.types.rollout import Prompt
 from burnish.utils import random
 from tests.support.factory import tiny_pipeline
@@ -49,7 +49,7 @@ def ours(folder, source):
     """Pictures of the trained policy from our own engine, and the noise that they began from."""
     assert main(["sample", str(source), *PROMPTS, "-n", "2", "-o", str(folder / "ours"), "--seed", "5"]) == 0
     files = sorted((folder / "ours").glob("*-*.png"))
-    job = Job.groups([Prompt(text=text) for text in PROMPTS], 2, purpose="sample", update=0)
+    job = FlowJob.groups([Prompt(text=text) for text in PROMPTS], 2, purpose="sample", update=0)
     keys = [(5, "sample", 0, p.uid, s, "start") for p, s in zip(job.prompts, job.sample.tolist(), strict=True)]
     return np.stack([np.asarray(Image.open(file)) for file in files]).astype(int), random.normal((1, 8, 8), keys)
 

@@ -55,7 +55,7 @@ def test_a_reward_that_gives_up_ends_the_run_and_locks_nothing(recipe, tmp_path,
     calls.mkdir()
     code, told = train(recipe, folder, capsys, mine("tires", folder=str(calls)))
     assert code == 2
-    assert "4 updates in a row have learned nothing (trainer.max_empty_updates=3)" in told
+    assert "4 updates in a row have no training signal (trainer.max_empty_updates=3)" in told
     assert "mine: RuntimeError: tired" in told
     assert "prompts.txt:" in told
     assert caplog.text.count("Traceback (most recent call last)") == 1
@@ -70,7 +70,7 @@ def test_a_reward_that_gives_up_ends_the_run_and_locks_nothing(recipe, tmp_path,
     code, _ = train(recipe, folder, capsys, "optimizer.lr=1e-4", "steps=1")
     assert code == 0
     assert (folder / "earlier" / "1" / "failures.jsonl").exists()
-    assert f"what it left is in {folder / 'earlier' / '1'}" in caplog.text
+    assert f"its files are now in {folder / 'earlier' / '1'}" in caplog.text
     assert not (folder / "failures.jsonl").exists()
 
     # now there is something to protect
@@ -82,7 +82,7 @@ def test_a_reward_that_gives_up_ends_the_run_and_locks_nothing(recipe, tmp_path,
 def test_a_run_that_is_too_short_for_the_limit_is_no_success_either(recipe, tmp_path, capsys):
     code, told = train(recipe, tmp_path / "run", capsys, mine("gives_nan"), "steps=2")
     assert code == 2
-    assert "all updates have learned nothing" in told
+    assert "all updates have no training signal" in told
     assert "gave nan, which is not finite" in told
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
@@ -13,14 +12,14 @@ from burnish.config.text import fields
 from burnish.loop import run
 from burnish.registry import lookup, names
 from burnish.tasks import assemble
-from tests.support.tiny_language import SEEING, picture, tiny_language
+from tests.support.tiny_language import SEEING
+from tests.support.tiny_recipes import language_recipe, write_language_models, write_recipe
 
 pytestmark = pytest.mark.slow
 
 ALGORITHMS = names("language algorithm")
 FAMILIES = [*SEEING, "llama"]
 TOWER = {"smolvlm": "model.vision_model"}  # the others call it model.visual
-REWARD = "def odd(responses, prompts):\n    return [sum(map(ord, one.text)) % 11 / 10 for one in responses]\n"
 
 
 def trains_all_weights(algorithm: str, family: str) -> bool:
@@ -33,61 +32,29 @@ def has_responses(algorithm: str, family: str) -> bool:
     return "online" in fields(lookup("language algorithm", algorithm)) and FAMILIES.index(family) % 3 != 0
 
 
-def records(folder, family: str) -> None:
-    """Questions with one picture, with none and with two, and responses of every kind."""
-    shown: list[list[str]] = [[], [], []]
-    if family in SEEING:
-        shown = [["0.png"], [], ["1.png", "0.png"]]
-    lines = []
-    for number, images in enumerate(shown):
-        lines.append({"prompt": "<image>" * len(images) + f"No. {number}?", "answer": str(number), "images": images})
-    kinds = {
-        "prompts": [{}],
-        "demonstrations": [{"response": "yes"}],
-        "preferences": [{"chosen": "a", "rejected": "bcd"}],
-        "judgements": [{"response": "yes", "label": True}, {"response": "no", "label": False}],
-    }
-    for kind, more in kinds.items():
-        text = "".join(json.dumps(line | one) + "\n" for line in lines for one in more)
-        (folder / f"{family}-{kind}.jsonl").write_text(text)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("matrix")
-    (folder / "rewards.py").write_text(REWARD)
-    for number in range(2):
-        picture(number).save(folder / f"{number}.png")
+    write_language_models(folder, FAMILIES)
     for family in FAMILIES:
-        tiny_language(folder / family, family)
-        records(folder, family)
+        tree = language_recipe(folder, family)
+        tree["model"] |= {"device": "cpu", "lora": None}
+        tree["data"]["train_batch_size"] = 3
+        write_recipe(folder / f"{family}.yaml", tree | {"steps": 1})
     return folder
 
 
 def configure(folder, algorithm: str, family: str):
-    recipe = {
-        "task": "image-text-to-text",
-        "model": {"path": str(folder / family), "device": "cpu"},
-        "data": {"train_batch_size": 3},
-        "algorithm": {"name": algorithm},
-        "rewards": {"odd": {"name": "function", "path": f"{folder / 'rewards.py'}:odd"}},
-        "rollout": {"n": 4, "max_new_tokens": 5},
-        "optimizer": {"lr": 1e-2},
-        "scoring": {"processes": 0},
-        "steps": 1,
-        "output_dir": str(folder / "run"),
-    }
-    given = []
+    given = [f"algorithm={algorithm}"]
     if "online" in fields(lookup("language algorithm", algorithm)):
         given.append(f"algorithm.online={'false' if has_responses(algorithm, family) else 'true'}")
     if not trains_all_weights(algorithm, family):
         given.append("model.lora.rank=2")
     elif family in SEEING and ALGORITHMS.index(algorithm) % 3 == 0:
         given.append(f"model.freeze=[{TOWER.get(family, 'model.visual')}]")
-    recipe["data"]["train_files"] = str(folder / f"{family}-prompts.jsonl")
-    (folder / "recipe.yaml").write_text(json.dumps(recipe))
-    needs = load(str(folder / "recipe.yaml"), given).algorithm.needs()
-    return load(str(folder / "recipe.yaml"), [*given, f"data.train_files={folder / f'{family}-{needs.data}.jsonl'}"])
+    recipe = str(folder / f"{family}.yaml")
+    needs = load(recipe, given).algorithm.needs()
+    return load(recipe, [*given, f"data.train_files={folder / f'{family}-{needs.data}.jsonl'}"])
 
 
 def everything(assembly) -> dict[str, torch.Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -18,6 +17,7 @@ from burnish.options import EmaOptions
 from burnish.training.ema import decay_at
 from burnish.utils.errors import ConfigError
 from tests.support.tiny_language import tiny_language
+from tests.support.tiny_recipes import reward, write_lines, write_recipe, write_rewards
 
 # whoever reads these checks options, copies them or writes them down, and does nothing by them
 CHECKS = ("/burnish/config/", "/burnish/options/", "/pydantic/", "dataclasses.py")
@@ -33,7 +33,6 @@ ELSEWHERE = {
     "critic.optimizer.schedule_updates": "tests/system/test_stopping.py",
     "trainer.max_skipped_updates": "tests/test_language_traps.py",  # of losses that are not finite
 }
-REWARD = "def odd(responses, prompts):\n    return [sum(map(ord, one.text)) % 11 / 10 for one in responses]\n"
 BASE = [
     "rollout.n=2", "rollout.max_new_tokens=3", "steps=2", "checkpoint.every=1", "checkpoint.keep_last=1",
     "scoring.processes=0", "validation.max_prompts=2", "optimizer.warmup_steps=1",
@@ -74,16 +73,16 @@ OPTIONS = options_of(LanguageConfig)
 def recipe(tmp_path_factory):
     folder = tmp_path_factory.mktemp("options")
     tiny_language(folder / "llama", "llama")
-    (folder / "rewards.py").write_text(REWARD)
+    write_rewards(folder)
     questions = [{"prompt": text, "response": "y"} for text in ("What?", "Which?", "Why? " * 20, "Who?")]
-    (folder / "questions.jsonl").write_text("".join(json.dumps(one) + "\n" for one in questions))
+    write_lines(folder / "questions.jsonl", questions)
     tree = {
         "task": "image-text-to-text",
         "model": {"path": str(folder / "llama"), "device": "cpu"},
         "data": {"train_files": str(folder / "questions.jsonl"), "val_files": str(folder / "questions.jsonl")},
-        "rewards": {"odd": {"name": "function", "path": f"{folder / 'rewards.py'}:odd"}},
+        "rewards": {"odd": reward(folder, "odd")},
     }
-    (folder / "recipe.yaml").write_text(json.dumps(tree))
+    write_recipe(folder / "recipe.yaml", tree)
     return folder
 
 

@@ -1,6 +1,5 @@
 """Every algorithm with every kind of transition on every family: one real update, or a refusal that says why."""
 
-import json
 import math
 from typing import get_args
 
@@ -16,18 +15,17 @@ from burnish.registry import lookup, names
 from burnish.tasks import assemble
 from burnish.utils.errors import ConfigError
 from tests.support.factory import tiny_flux, tiny_pipeline
+from tests.support.tiny_recipes import flow_recipe, write_lines, write_recipe, write_rewards
 
 ALGORITHMS = names("flow algorithm")
 FAMILIES = {"sd3": tiny_pipeline, "flux": tiny_flux}
 KINDS = [None, *get_args(Kind)]  # None: as the algorithm comes
-STEPS = 3
-# where an algorithm's own setting does not fit into three steps and four samples
+# where an algorithm's own setting does not fit into the three steps of the recipe and four samples
 SMALLER = {
     "branch_grpo": ["algorithm.splits=[0, 1]"],
     "flow_grpo_fast": ["algorithm.window={kind: random, size: 1}"],
     "mix_grpo": ["algorithm.window={kind: progressive, size: 1}"],
 }
-REWARD = "def brightness(images, prompts):\n    return [float(image.mean()) for image in images]\n"
 
 
 def has_transition(algorithm: str) -> bool:
@@ -52,24 +50,12 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("matrix")
     for family, make in FAMILIES.items():
         make(folder / family, vae=False)
-    (folder / "rewards.py").write_text(REWARD)
+    write_rewards(folder)
     Image.new("RGB", (8, 8), "white").save(folder / "white.png")
     (folder / "prompts.txt").write_text("a cat\ntwo dogs\n")
-    (folder / "pictures.jsonl").write_text(json.dumps({"prompt": "a cat", "image": "white.png"}) + "\n")
+    write_lines(folder / "pictures.jsonl", [{"prompt": "a cat", "image": "white.png"}])
     for family in FAMILIES:
-        recipe = {
-            "model": {"path": str(folder / family / "pipeline"), "lora": {"rank": 2}},
-            "data": {"train_files": str(folder / "prompts.txt"), "train_batch_size": 2},
-            "rewards": {"brightness": {"name": "function", "path": f"{folder / 'rewards.py'}:brightness"}},
-            "rollout": {
-                "n": 4, "num_inference_steps": STEPS, "height": 8, "width": 8, "max_sequence_length": 12,
-            },
-            "optimizer": {"lr": 1e-2},
-            "scoring": {"processes": 0},
-            "steps": 1,
-            "output_dir": str(folder / "run"),
-        }  # fmt: skip
-        (folder / f"{family}.yaml").write_text(json.dumps(recipe))
+        write_recipe(folder / f"{family}.yaml", flow_recipe(folder, family) | {"steps": 1})
     return folder
 
 

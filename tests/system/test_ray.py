@@ -7,11 +7,12 @@ import pytest
 from burnish.cli import main
 from burnish.hooks.stop import EXIT_STOPPED
 from burnish.runtime.faults import RestartLimit
-from burnish.runtime.weight_stream import Mismatch
-from burnish.runtime.weight_sync import WeightSyncs
+from burnish.runtime.weight_stream import Fingerprint, Mismatch
+from burnish.runtime.weight_sync import WeightSync
 from tests.support import deadly
 from tests.support.ray_runs import (
     DRAWING,
+    ROUNDING,
     SEEING,
     STEPS,
     assert_close,
@@ -21,14 +22,15 @@ from tests.support.ray_runs import (
     terminate,
 )
 from tests.support.runs import metrics_of
-from tests.system.conftest import DATA, FORWARD
 
 pytestmark = pytest.mark.cluster
 
-# Two ranks add up a gradient in another order than one, and two workers that sample share batches out in other widths:
-# differences begin with the last bit of fp32, 1e-7. Adam's first steps divide by the gradient's own size, so they grow
-# in weights whose gradient is next to nothing; after so few updates they are below
-ROUNDING = 1e-3
+FORWARD = [
+    "algorithm=flow_grpo", "algorithm.window={kind: random, size: 2}", "pools.rollout.processes=1", "pipeline.depth=3"
+]  # fmt: skip
+DATA = [
+    "algorithm=sft", "algorithm.online=false", "data.train_files=burnish:vlm_quickstart/supervised.jsonl"
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("many", "one"), [("pooled", "seeing"), ("colocated", "adapter")])
@@ -90,13 +92,18 @@ def bounded(options, depth):
 def test_the_bound_decides_and_every_publication_is_compared(options, reference, monkeypatch, tmp_path):
     undisturbed = reference("adapter ahead")
     compared = []
-    original = WeightSyncs._compare
+    arrived, used = Fingerprint.check, WeightSync._compare
 
-    def compare(self, rank, version, *rest):
+    def check(self, *rest):
+        compared.append(self.version)
+        arrived(self, *rest)
+
+    def compare(self, switch, version, *rest):
         compared.append(version)
-        original(self, rank, version, *rest)
+        used(self, switch, version, *rest)
 
-    monkeypatch.setattr(WeightSyncs, "_compare", compare)
+    monkeypatch.setattr(Fingerprint, "check", check)
+    monkeypatch.setattr(WeightSync, "_compare", compare)
     assert run(tmp_path / "run", *bounded(options("adapter ahead"), depth=3)) == 0
     assert_same(tmp_path / "run", undisturbed)
     # each of the versions that sample: when it has come, and when it is used
@@ -121,7 +128,7 @@ def test_weights_that_change_on_the_way_stop_the_run_and_what_was_learned_stays(
     given = [*options("adapter"), *machines.options(), "pools.rollout.processes=1"]
     undisturbed = reference("adapter")
     deadly.spoil_at(notes, deadly.calls(notes) + 5)  # after a trial and validation, while the third batch is judged
-    with pytest.raises(Mismatch, match="of version 3 differs between the trainer and a receiver"):
+    with pytest.raises(Mismatch, match=r"weight sync v3: .* differs between the trainer and worker"):
         run(tmp_path / "run", *given)
     assert saved_updates(tmp_path / "run") == [2, 3]
     assert run(tmp_path / "run", *given) == 0

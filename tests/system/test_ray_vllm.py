@@ -7,9 +7,8 @@ import os
 
 import pytest
 
-from tests.support.ray_runs import ADAPTER, SEEING, assert_close, run
+from tests.support.ray_runs import ADAPTER, ROUNDING, SEEING, assert_close, run
 from tests.support.runs import metrics_of
-from tests.system.test_ray import ROUNDING
 
 PYTHON = os.environ.get("BURNISH_VLLM_PYTHON")
 pytestmark = [

@@ -135,7 +135,10 @@ def asking(patch: pytest.MonkeyPatch, told: Callable[[str], None]) -> None:
 
     noting("samples", OnlineSource, "collect", lambda update: update)
     noting(
-        "validation", LocalController, "judge", lambda target, _: 0 if target.name == "reference" else int(target.name)
+        "validation",
+        LocalController,
+        "evaluate",
+        lambda target, _: 0 if target.name == "reference" else int(target.name),
     )
     ask = Assembly.between
 

@@ -13,8 +13,9 @@ from burnish.options import CriticOptions, LanguageModelOptions, LanguageTrainer
 from burnish.tasks import assemble
 from burnish.tasks.language.roles import LanguageRoles
 from burnish.training.parameter_groups import ParameterGroup
-from burnish.training.trainer import Trainer, summary
-from burnish.types.completion import Together
+from burnish.training.step_metrics import step_metrics
+from burnish.training.trainer import Trainer
+from burnish.types.completion import ResponseRows
 from burnish.types.rollout import OfflineResponses
 from burnish.utils.errors import UserError
 from burnish.utils.timer import Stopwatch
@@ -44,12 +45,12 @@ class Bench:
         self.trace = responses(model, type(encoded[0]).cat(encoded), [0, 0, 1, 1, 0], [4, 1, 6, 3, 0])
 
     def gradient(self):
-        answers = Together(trace=self.trace, members=1)
+        answers = ResponseRows(trace=self.trace, members=1)
         given = OfflineResponses(answers=answers, good=torch.ones(5, dtype=torch.bool), update=1, version=0, seed=0)
         batch, _ = self.algorithm.credit(given)
         self.workers.groups[0].zero_grad()
         share = self.workers._backward(batch, self.algorithm.size(batch))
-        return flat(self.roles), summary(share)
+        return flat(self.roles), step_metrics(share)
 
 
 def flat(roles):
@@ -67,8 +68,8 @@ def test_it_adds_transformers_gradient_at_the_states_of_the_responses():
     for layer in without.roles.model.text(network).layers:
         layer.mlp.gate.register_forward_hook(lambda module, inputs, output: heard.append(output[0]))
     states = response_states(without.roles.model, network, bench.trace, layout="packed")
-    assert len(states.places) == 4 + 1 + 6 + 3
-    expected = load_balancing_loss_func(tuple(layer[states.places] for layer in heard), 4, 2)
+    assert len(states.index) == 4 + 1 + 6 + 3
+    expected = load_balancing_loss_func(tuple(layer[states.index] for layer in heard), 4, 2)
     without.workers.groups[0].zero_grad()
     (COEF * expected).backward()
     torch.testing.assert_close(added - plain, flat(without.roles), rtol=1e-4, atol=1e-5)
@@ -94,7 +95,7 @@ def test_no_cut_and_no_layout_changes_it(how):
 
 def test_a_dense_model_is_refused_before_weights_load():
     assembly = assemble(load("vlm_quickstart", ["model.router_aux_loss_coef=0.01", "output_dir=unused"]))
-    with pytest.raises(UserError, match="no mixture of experts"):
+    with pytest.raises(UserError, match="not a mixture of experts"):
         assembly.check_data()
     assert "roles" not in vars(assembly)
 

@@ -80,7 +80,7 @@ def test_an_update_that_fails_leaves_nothing_and_the_watch_as_it_was(tmp_path):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("tool", ["memory", "nsys"])
 def test_what_looks_at_a_gpu_needs_one(tmp_path, tool):
-    with pytest.raises(UserError, match=f"profiler.tool is {tool}, which looks at a GPU, but trainer-0 has none"):
+    with pytest.raises(UserError, match=f"profiler.tool is {tool}, which needs a GPU, but trainer-0 has none"):
         recorded(tmp_path, ProfilerOptions(steps=[1], tool=tool), role="trainer")
 
 
@@ -161,7 +161,7 @@ def test_the_controller_is_started_by_the_user(tmp_path):
         ({"tool": "memory", "with_stack": True}, "with_stack is never read when tool is memory"),
         ({"max_entries": 5}, "max_entries is never read when tool is torch"),
         ({"worker": {"trace": "cuda"}}, "worker is never read when tool is torch"),
-        ({"tool": "nsys", "worker": {"capture-range": "none"}}, "what is captured is said by steps"),
+        ({"tool": "nsys", "worker": {"capture-range": "none"}}, "which profiler.steps decides"),
         ({"tool": "memory", "roles": ["controller"]}, "roles has controller"),
         ({"steps": []}, "at least 1"),
         ({"steps": [0]}, "greater than or equal to 1"),

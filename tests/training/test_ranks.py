@@ -20,9 +20,9 @@ import torch
 
 from burnish.checkpoint.files import MANIFEST
 from burnish.options import ShardingOptions
-from burnish.training.pieces import pieces
-from burnish.training.ranks import ALONE, RanksLost, join_ranks, own_rows, spread
-from burnish.training.sharding import full_weights, mesh_of, shard
+from burnish.training.batching import rank_micro_batches
+from burnish.training.ranks import SINGLE_RANK, RanksLost, distribute, join_ranks, own_rows
+from burnish.training.sharding import full_weight, mesh_of, shard
 from burnish.types.batch import Batch
 from burnish.utils.errors import UserError
 from tests.support import rank_runs
@@ -63,7 +63,7 @@ def test_every_row_counts_once_and_every_rank_runs_equally_many_pieces(count, si
     for rank in range(size):
         ranks = Fake(rank, size)
         ranks.max = lambda own, rank=rank: -(-max(every) // micro) if own == -(-every[rank] // micro) else None
-        found = list(pieces(cuts, Rows(number=torch.arange(count)), micro, ranks))
+        found = list(rank_micro_batches(cuts, Rows(number=torch.arange(count)), micro, ranks))
         counted += [row for part, weight in found if weight == 1.0 for row in part.number.tolist()]
         assert {weight for _, weight in found} <= {0.0, 1.0}
         runs.add(len(found))
@@ -82,18 +82,18 @@ def test_parts_are_shared_out_and_every_rank_runs_equally_often(count):
             asked.append(part)
             return part.upper()
 
-        assert spread(Fake(rank, 2, {1 - rank: own[1 - rank]}), upper, iter(parts)) == [p.upper() for p in parts]
+        assert distribute(Fake(rank, 2, {1 - rank: own[1 - rank]}), upper, iter(parts)) == [p.upper() for p in parts]
         runs[rank] = len(asked)
     assert runs[0] == runs[1] == -(-count // 2)
 
 
 def test_alone_nothing_is_asked_and_nothing_changes():
-    assert join_ranks(0, 1, "nowhere", 0, "cpu", 1.0) is ALONE
-    assert ALONE.sum({"a": 0.1}) == {"a": 0.1}
-    assert ALONE.gather("x") == ["x"]
-    assert ALONE.first(lambda: 3) == ALONE.max(3) == 3
+    assert join_ranks(0, 1, "nowhere", 0, "cpu", 1.0) is SINGLE_RANK
+    assert SINGLE_RANK.sum({"a": 0.1}) == {"a": 0.1}
+    assert SINGLE_RANK.gather("x") == ["x"]
+    assert SINGLE_RANK.first(lambda: 3) == SINGLE_RANK.max(3) == 3
     weight = torch.nn.Parameter(torch.ones(2))
-    assert full_weights({"w": weight})["w"].data_ptr() == weight.data_ptr()
+    assert full_weight(weight).data_ptr() == weight.data_ptr()
 
 
 def test_copies_of_unequal_size_are_refused():
@@ -190,7 +190,7 @@ def test_a_rank_without_pictures_sums_its_gradients_where_the_other_does(tmp_pat
 
 def test_weights_on_the_cpu_have_nowhere_to_be_kept_besides():
     options = ShardingOptions(offload=True)
-    with pytest.raises(UserError, match=r"sharding\.offload is true, but the networks run on the CPU already"):
+    with pytest.raises(UserError, match=r"sharding\.offload is true, but the networks are on the CPU already"):
         shard([Towered()], [], None, options, compute=torch.float32, device=torch.device("cpu"))
 
 
@@ -259,7 +259,7 @@ def test_a_rank_that_is_gone_is_not_waited_for_without_end(tmp_path):
         rank_runs.together(lose, tmp_path, deadline=200)
     said = torch.load(tmp_path / "rank-0.pt", weights_only=False).decode()
     assert "rank 0 of 2" in said
-    assert "at the update" in said
+    assert "the update failed or timed out" in said
 
 
 @pytest.fixture(scope="module")
@@ -308,7 +308,7 @@ def test_two_ranks_go_on_from_the_checkpoint_of_one(both, name):
 def test_one_goes_on_from_the_checkpoint_of_two_ranks(both, name):
     folder, alone, _ = both
     expected = alone[name] | {"metrics": alone[name]["metrics"][rank_runs.SAVED :]}
-    compare(rank_runs.resume(name, folder / "pipeline", ALONE, folder, size=2), expected)
+    compare(rank_runs.resume(name, folder / "pipeline", SINGLE_RANK, folder, size=2), expected)
 
 
 @pytest.mark.cluster
@@ -318,7 +318,7 @@ def test_four_ranks_with_a_copy_on_each_two_train_as_one(both):
     for found in rank_runs.together(rank_runs.runs_on_four, folder, size=4):
         compare(found["copies"], expected)
     rest = expected | {"metrics": expected["metrics"][rank_runs.SAVED :]}
-    compare(rank_runs.resume("copies", folder / "pipeline", ALONE, folder, size=4), rest)
+    compare(rank_runs.resume("copies", folder / "pipeline", SINGLE_RANK, folder, size=4), rest)
 
 
 @pytest.mark.cluster

@@ -9,107 +9,14 @@ import torch
 
 from burnish.algorithms.flow.diffusion_nft import DiffusionNFT
 from burnish.algorithms.flow.policy_gradient import FlowGRPO
-from burnish.flow.windows import Window
-from burnish.models.flow.loading import load_model
-from burnish.options import (
-    LoraOptions,
-    ModelOptions,
-    OptimizerOptions,
-    RolloutOptions,
-    ShardingOptions,
-    TrainerOptions,
-)
-from burnish.tasks.flow.engine import FlowEngine, Job
-from burnish.tasks.flow.roles import NetworkRoles
-from burnish.training.ema import Ema
-from burnish.training.parameter_groups import ParameterGroup
-from burnish.training.ranks import ALONE
-from burnish.training.trainer import Diverged, Trainer
-from burnish.types.rollout import Denoising, Prompt, Scored, Scores
-from burnish.utils.timer import Stopwatch
+from burnish.training.trainer import Diverged
 from tests.support.factory import tiny_pipeline
-
-PROMPTS = [Prompt(text=text) for text in ("one", "two", "three")]
-WINDOW = Window(kind="random", size=2, scattered=True)
+from tests.support.flow_bench import WINDOW, Bench
 
 
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory):
     return tiny_pipeline(tmp_path_factory.mktemp("sd3"), vae=False)
-
-
-class Bench:
-    """A worker with an engine, and rewards that are a fixed function of the picture."""
-
-    def __init__(
-        self,
-        pipeline,
-        algorithm,
-        *,
-        lora=True,
-        guidance=1.0,
-        micro=100,
-        mini=None,
-        epochs=1,
-        dtype="float32",
-        device="auto",
-        length=4,
-        load_teacher=None,
-        rewards=None,
-        optimizer=None,
-        ranks=ALONE,
-        sharding=None,
-        **rollout,
-    ):
-        options = LoraOptions(rank=4) if lora else None
-        self.rollout = RolloutOptions(
-            n=4, num_inference_steps=5, guidance_scale=guidance, max_sequence_length=length, **rollout
-        )
-        model = load_model(
-            ModelOptions(path=str(pipeline), lora=options, dtype=dtype, device=device), max_sequence_length=length
-        )
-        self.algorithm, self.needs = algorithm, algorithm.needs()
-        self.roles = NetworkRoles(
-            model, self.needs, options, guidance=guidance, rescale=False, micro_batch_size=micro,
-            on_policy=mini is None and epochs == 1, seed=0, load_teacher=load_teacher, rewards=rewards,
-        )  # fmt: skip
-        if ranks.size > 1:
-            self.roles.shard(ranks, sharding or ShardingOptions())
-        self.engine = FlowEngine(self.roles, self.rollout, seed=0)
-        self.workers = Trainer(
-            self.roles, algorithm,
-            [ParameterGroup("actor", self.roles.parameters(), optimizer or OptimizerOptions(lr=1e-2), total_steps=10)],
-            trainer=TrainerOptions(mini_batch_size=mini, epochs=epochs), ema=Ema(self.roles.parameters(), 0.9),
-            seed=0, watch=Stopwatch(), ranks=ranks,
-        )  # fmt: skip
-
-    def collect(self, update=1):
-        job = Job.groups(
-            PROMPTS,
-            4,
-            purpose="rollout",
-            update=update,
-            recording=self.needs.recording,
-            role=self.needs.sampler,
-        )
-        trace = Denoising.cat([trace for _, trace, _ in self.engine.sample(job)])
-        reward = trace.latents.flatten(1).mean(1)
-        none = torch.zeros(12, dtype=torch.bool)
-        scores = Scores(reward=reward, missing=none, components=reward[:, None], names=("mean",), notes=[""] * 12)
-        return Scored(
-            prompts=job.prompts, group=job.group, sample=job.sample, trace=trace, scores=scores,
-            update=update, version=update - 1, seed=0,
-        )  # fmt: skip
-
-    def train(self, updates=1, scored=None):
-        for update in range(1, updates + 1):
-            annotated = self.workers.annotate(scored or self.collect(update))
-            metrics = self.workers.update(self.algorithm.credit(annotated)[0], update)
-            self.workers.publish(update)
-        return metrics
-
-    def weights(self):
-        return torch.cat([value.detach().flatten() for value in self.roles.parameters().values()])
 
 
 ALGORITHMS = [

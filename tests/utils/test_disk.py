@@ -15,10 +15,9 @@ from burnish.checkpoint.store import CheckpointStore
 from burnish.cli import main
 from burnish.config import load
 from burnish.config.run_folder import RunFolder
-from burnish.hooks.board import Board
-from burnish.hooks.metrics import MetricsLog
+from burnish.hooks.metrics import MetricsLog, ScalarWriter
 from burnish.report import write_report
-from burnish.utils.disk import write_whole, writing
+from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError
 from tests.support.checkpoints import NEWEST, save
 from tests.support.disks import fill, make_read_only, small_disk
@@ -51,10 +50,10 @@ def log(folder: RunFolder) -> None:
 WRITERS: dict[str, Callable[[RunFolder], object]] = {
     "beginning a run": begin,
     "metrics": log,
-    "tensorboard": lambda folder: Board(folder.tensorboard, None).add(1, {"a": 1.0}),
+    "tensorboard": lambda folder: ScalarWriter(folder.tensorboard, None).add(1, {"a": 1.0}),
     "a checkpoint": lambda folder: save(CheckpointStore(folder.checkpoints, NEWEST), 1),
     "the claim": lambda folder: folder.claim(),
-    "a file": lambda folder: write_whole(folder.report, b"0" * 2_000_000),
+    "a file": lambda folder: write_atomically(folder.report, b"0" * 2_000_000),
 }
 
 
@@ -65,17 +64,17 @@ def test_a_disk_that_refuses_is_named(disk, writer, way):
     (fill if way == "full" else make_read_only)(disk)
     with pytest.raises(UserError, match=(FULL if way == "full" else CLOSED).format(disk)) as refused:
         WRITERS[writer](folder)
-    ways_out = ("make room", "another folder", "start again to go on")
+    ways_out = ("free some space", "another folder", "run the same command to resume")
     assert any(way in str(refused.value) for way in ways_out)
     folder.close()
 
 
 def test_what_was_there_before_is_there_afterwards(disk):
     file = disk / "file"
-    write_whole(file, b"old")
+    write_atomically(file, b"old")
     fill(disk)
     with pytest.raises(UserError):
-        write_whole(file, b"new" * 10_000)
+        write_atomically(file, b"new" * 10_000)
     assert file.read_bytes() == b"old"
     assert sorted(path.name for path in disk.iterdir()) == ["file", "filler"]
 
@@ -98,7 +97,7 @@ def test_the_command_line_says_it_once(disk, capsys):
     fill(disk)
     assert main(["report", str(folder.path)]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"burnish: error: no space is left for {folder.report}; make room")
+    assert said.startswith(f"burnish: error: no space is left for {folder.report}; free some space")
     assert said.count("\n") == 1
 
 
@@ -121,7 +120,7 @@ def test_only_what_the_system_said_is_a_refusal(tmp_path):
         with pytest.raises(type(error), match=str(error)) as passed, writing(tmp_path):
             raise error
         assert passed.value is error
-    with pytest.raises(UserError, match="see whether its disk is there"), writing(tmp_path):
+    with pytest.raises(UserError, match="check its disk"), writing(tmp_path):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 

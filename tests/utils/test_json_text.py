@@ -39,7 +39,7 @@ def test_files_that_describe_something_hold_an_object(tmp_path):
     file = tmp_path / "config.json"
     with pytest.raises(FileNotFoundError):
         read_object(file)
-    for text, why in (("[1]", "holds list"), ("{", "is not JSON"), ("[" * 10_000, "nested too deeply")):
+    for text, why in (("[1]", "contains list"), ("{", "is not JSON"), ("[" * 10_000, "nested too deeply")):
         file.write_text(text)
         with pytest.raises(UserError, match=why):
             read_object(file)
@@ -49,5 +49,5 @@ def test_files_that_describe_something_hold_an_object(tmp_path):
         read_object(file)
     file.unlink()
     file.mkdir()
-    with pytest.raises(UserError, match="can't be read"):
+    with pytest.raises(UserError, match="is a folder; give a file"):
         read_object(file)

@@ -65,20 +65,20 @@ def test_one_thing_is_counted_as_one_however_many_lines_it_has():
     assert said.startswith("first\n")
     assert said.endswith("\nlast")
     assert said.count("\n") == terminal.LINES - 1
-    assert "things are wrong" not in said
+    assert "problems" not in said
 
 
 def test_many_things_are_counted_and_the_first_ones_shown():
     said = terminal.message(ConfigError([f"option{i} is wrong" for i in range(42)])).split("\n")
-    assert said[0] == "42 things are wrong"
+    assert said[0] == "42 problems"
     assert said[1] == "  option0 is wrong"
-    assert said[-1] == "  and 34 more; put these right first"
+    assert said[-1] == "  and 34 more; fix these first"
     assert len(said) == terminal.LINES
 
 
 def test_what_is_not_among_the_complaints_is_counted_too_and_the_way_out_is_told():
     said = terminal.message(ConfigError(["a", "b"], count=7, way_out="mend such records")).split("\n")
-    assert said == ["7 things are wrong", "  a", "  b", "  and 5 more; mend such records"]
+    assert said == ["7 problems", "  a", "  b", "  and 5 more; mend such records"]
     assert terminal.message(ConfigError(["a"], way_out="mend it")) == "a\nmend it"
 
 

@@ -78,10 +78,10 @@ PARTS = {  # a part of the pipeline, and a tensor of its first layer
     "vae": "down_blocks.0.",
 }
 DAMAGES = {
-    leave_out: r"lacks {name}, which \w+ needs by its config\.json and which would be random",
-    lengthen: r"holds {name} in another shape than config\.json says",
-    spoil: r"holds values that are not finite in {name}",
-    another_layer: r"has no place by its config\.json",
+    leave_out: r"lacks {name}, which \w+ needs by its config\.json",
+    lengthen: r"does not match config\.json in the shapes of {name}",
+    spoil: r"has non-finite values in {name}",
+    another_layer: r"layers that \w+ does not have by its config\.json",
 }
 
 
@@ -125,7 +125,7 @@ def test_infinities_that_cancel_out_are_found_and_large_numbers_are_none(damaged
         tensors[name][:2] = torch.tensor([float("inf"), -float("inf")])
 
     rewrite(folder, cancel, "layers.0.input_layernorm")
-    with pytest.raises(UserError, match="not finite"):
+    with pytest.raises(UserError, match="non-finite"):
         load_language_model(LanguageModelOptions(path=str(folder)))
 
 
@@ -135,7 +135,7 @@ def test_files_are_judged_by_their_heads(damaged):
     file = folder / "model.safetensors"
     content = file.read_bytes()
     for kept, why in (
-        (len(content) - 100, "is cut off: 100 of"), (40, "is no safetensors file, or cut off: 40 bytes"),
+        (len(content) - 100, "is truncated: 100 of"), (40, "is no safetensors file, or truncated: 40 bytes"),
         (3, "3 bytes"), (0, "0 bytes"),
     ):  # fmt: skip
         file.write_bytes(content[:kept])
@@ -174,7 +174,7 @@ def test_a_vision_language_folder_that_lacks_a_file_is_refused_before_torch_is_n
 def test_a_tokenizer_without_words_is_refused(damaged, capsys, tmp_path):
     pipeline = damaged("pipeline")
     (pipeline / "tokenizer" / "tokenizer.json").unlink()
-    for there, why in ((None, "has no tokenizer"), ("vocab.json", "without its merges.txt")):
+    for there, why in ((None, "has no tokenizer"), ("vocab.json", "but no merges.txt")):
         if there is not None:
             (pipeline / "tokenizer" / there).write_text("{}")
         code = main(["train", "quickstart", f"model.path={pipeline}", f"output_dir={tmp_path / 'run'}"])
@@ -204,7 +204,7 @@ def test_a_truncated_part_of_a_pipeline_is_refused_before_torch_is_needed(damage
     code = main(["train", "quickstart", f"model.path={pipeline}", f"output_dir={tmp_path / 'run'}"])
     told = " ".join(capsys.readouterr().err.split())
     assert code == 2
-    assert f"{file} is cut off: 10 of" in told
+    assert f"{file} is truncated: 10 of" in told
 
 
 def test_a_model_without_a_chat_template_may_read_and_not_see(damaged):

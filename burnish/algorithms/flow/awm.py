@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
 
-from burnish.algorithms.base import Metrics
+from burnish.algorithms.base import Metrics, weighted
 from burnish.algorithms.flow.base import Needs, Roles
 from burnish.algorithms.flow.forward_process import WithOldPolicy, summed
-from burnish.algorithms.policy_gradient import weighted
 from burnish.options import NonNegative, Positive
 from burnish.registry import register
 

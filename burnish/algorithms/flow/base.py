@@ -121,7 +121,7 @@ class Roles(Protocol):
     def blend_old(self, decay: float) -> None:
         """old = decay * old + (1 - decay) * policy."""
 
-    def spread(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
+    def distribute(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
         """What ``function`` makes of every part, in order, shared out among the ranks; its tensors are on the CPU
         where there are several."""
 
@@ -134,4 +134,4 @@ def in_parts(function: Callable[[Steps], Tensor], steps: Steps, roles: Roles) ->
 
     with torch.no_grad():
         parts = steps.split(roles.micro_batch_size)
-        return torch.cat(roles.spread(lambda part: function(part.to(roles.device)).to(home), parts))
+        return torch.cat(roles.distribute(lambda part: function(part.to(roles.device)).to(home), parts))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from burnish.algorithms.base import weighted
 from burnish.algorithms.flow.policy_gradient import StepPolicyGradient
-from burnish.algorithms.policy_gradient import weighted
 from burnish.options import Positive
 from burnish.registry import register
 

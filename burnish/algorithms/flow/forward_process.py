@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from burnish.advantages.metrics import advantage_metrics
-from burnish.algorithms.base import Algorithm, ChosenAdvantage, Metrics
+from burnish.algorithms.base import Algorithm, Metrics, advantages_of
 from burnish.algorithms.flow.base import Needs, Role, Roles
-from burnish.algorithms.policy_gradient import advantages_of, part_of
+from burnish.algorithms.parts import chosen, refuse_of_responses
 from burnish.options import BelowOne, Count, Finite, Fraction, NonNegative, Positive, clip_range
-from burnish.registry import options
+from burnish.registry import Choice, options
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,7 +108,7 @@ DECAYS = {
 class WithOldPolicy(ForwardProcess, advantage="flow_group"):
     """Base of those that sample online and keep an old policy beside the one that learns."""
 
-    advantage: ChosenAdvantage = None
+    advantage: Annotated[Any, Choice("advantage")] = None
     """How rewards become advantages, in place of this algorithm's own way: the name of a registered advantage, or
     {name: NAME} with its options; null takes its own."""
     old_decay: Literal["copy", "ema", "linear", "linear_to_0_5", "delayed_linear_to_0_999"] = "copy"
@@ -143,14 +143,12 @@ class WithOldPolicy(ForwardProcess, advantage="flow_group"):
         if self.old_decay in ("copy", "ema") and self.old_decay_counts != "gradient_steps":
             raise ValueError(f"old_decay_counts is never read when old_decay is {self.old_decay}; leave it out")
         clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
-        advantage = part_of(self, "advantage")
-        if advantage.critic or advantage.greedy or advantage.turn_rewards:
-            raise ValueError(f"advantage is {advantage.name}, which is for responses alone; choose another")
+        refuse_of_responses(chosen(self, "advantage"))
         return self
 
     def needs_of(self, **needs: Any) -> Needs:
         """What these options need, and whatever a subclass needs beside it."""
-        advantage = part_of(self, "advantage")
+        advantage = chosen(self, "advantage")
         return Needs(
             schedule_times=self.schedule_times, schedule_range=self.time_range, groups=advantage.groups,
             each_reward=advantage.advantage_aggregation == "each", **needs,

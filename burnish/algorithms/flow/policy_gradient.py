@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from burnish.algorithms.base import Metrics
+from burnish.algorithms.base import Metrics, PolicyGradient, advantages_of
 from burnish.algorithms.flow.base import Needs, Recording, Role, Roles, in_parts
-from burnish.algorithms.kl import StepKlKind, estimate
-from burnish.algorithms.policy_gradient import PolicyGradient, advantages_of
+from burnish.algorithms.kl import StepKlKind, step_kl
+from burnish.algorithms.parts import refuse_of_responses
 from burnish.flow.windows import Window
 from burnish.options import NonNegative, Positive, Several
 from burnish.registry import options, register
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from burnish.batches.steps import AnnotatedSteps, StepBatch, StepTerms
     from burnish.flow.transitions import Density, Transition
-    from burnish.types.rollout import Denoising, Loss, Scored, Steps
+    from burnish.types.rollout import Loss, Scored, Steps
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -76,10 +75,8 @@ class StepPolicyGradient(PolicyGradient):
                 f"{self.name} compares the means of steps, and those of the sampler are not recorded; "
                 "leave out old_logprob=sampler and rollout_correction.mode=bypass"
             )
-        advantage, surrogate = self.part("advantage"), self.part("surrogate")
-        for option in ("critic", "greedy", "turn_rewards"):
-            if getattr(advantage, option):
-                raise ValueError(f"advantage is {advantage.name}, which is for responses alone; choose another")
+        refuse_of_responses(self.part("advantage"))
+        surrogate = self.part("surrogate")
         if surrogate.whole_samples and not self.fold_timesteps:
             raise ValueError(
                 f"fold_timesteps is false, but surrogate {surrogate.name} needs all steps of a sample in one forward"
@@ -154,10 +151,10 @@ class StepPolicyGradient(PolicyGradient):
         # rewards and masks are on the CPU, the trace may be on a GPU: advantages are given where the former are
         weight, metrics = self.step_weights(scored).to(trained.device), dict(annotated.metrics)
         if self.rollout_correction is not None:
-            given = annotated.learner, trace.logprob, trace.time, self._nats(trace)
+            given = annotated.learner, trace.logprob, trace.time, trace.nats(self.density, self.step_std)
             learner, sampled, time, nats = (one.to(trained.device) for one in given)
-            weight, trained, corrected = self.correct(learner, sampled, weight, trained, time, nats)
-            metrics |= corrected
+            factor, trained, corrected = self.rollout_correction.apply(learner, sampled, trained, time, nats)
+            weight, metrics = weight * factor, metrics | corrected
         batch = StepBatch(
             trace=trace,
             advantage=advantage,
@@ -185,16 +182,13 @@ class StepPolicyGradient(PolicyGradient):
 
     def trained_steps(self, scored: Scored) -> Tensor:
         """Which recorded steps are learned from, [B, K] bool; none of a sample without a reward."""
-        from burnish.advantages.selection import select_best_worst
-        from burnish.batches.steps import subset, taken_once
+        from burnish.batches.steps import best_worst, subset, taken_once
 
         trained = taken_once(scored.trace, scored.group, ~scored.scores.missing)
         if self.timestep_fraction < 1:
             trained &= subset(scored, self.timestep_fraction)
         if self.best_of is not None:
-            scores = scored.scores
-            rows = select_best_worst(scores.reward, scored.group, scores.missing, self.best_of)
-            trained &= trained.new_zeros(len(trained), 1).index_fill(0, rows, True)
+            trained &= best_worst(scored, self.best_of)
         return trained
 
     def micro_batches(self, batch: StepBatch, size: int) -> Iterator[StepTerms]:
@@ -203,7 +197,7 @@ class StepPolicyGradient(PolicyGradient):
         )
 
     def loss(self, part: StepTerms, roles: Roles) -> Loss:
-        from burnish.losses.policy import variance_proxies
+        from burnish.losses.variance_metrics import variance_proxies
         from burnish.types.rollout import Loss
 
         count = len(part)
@@ -218,7 +212,8 @@ class StepPolicyGradient(PolicyGradient):
         if not roles.moved:
             values["rollout_corr/logprob_abs_diff"] = (logprob - part.steps.logprob).abs()
         if self.kl_coef > 0:
-            values["actor/kl_loss"] = kl = self._kl(part, step, logprob, old)
+            form = "exact" if self.kl_form == "published" and self.transition != "sde" else self.kl_form
+            values["actor/kl_loss"] = kl = step_kl(form, step, part, logprob, old, self.density)
             loss = loss + self.kl_coef * kl
         metrics: dict[str, Any] = {name: (value.detach().sum(), count) for name, value in values.items()}
         return Loss(loss.sum(), metrics | part.metrics_by_step(values))
@@ -231,34 +226,8 @@ class StepPolicyGradient(PolicyGradient):
         loss, values = self.objective(logprob, old, advantage, part.mask(logprob.device), weight)
         return part.by_term(loss), {name: part.by_term(value) for name, value in values.items()}
 
-    def _kl(self, part: StepTerms, step: Transition, logprob: Tensor, old: Tensor) -> Tensor:
-        """Of a step and the reference's, in the form that is asked for: [M]."""
-        import torch
-
-        from burnish.losses.kl import gaussian_kl, squared_distance
-
-        if self.kl_form == "means":
-            return squared_distance(step.mean, part.reference_mean)
-        if self.kl_form in ("published", "exact"):
-            published = self.kl_form == "published" and self.transition == "sde"
-            return gaussian_kl(step.mean, part.reference_mean, step.std / step.step.sqrt() if published else step.std)
-        reference = replace(step, mean=part.reference_mean).logprob(part.steps.next_state, self.density)
-        given = old if self.kl_form == "unbiased" else None
-        return estimate(logprob, reference, torch.ones_like(logprob, dtype=torch.bool), self.kl_form, old=given)
-
     def size(self, batch: StepBatch) -> int:
         return int(batch.trained.sum())
-
-    def _nats(self, trace: Denoising) -> Tensor:
-        """Factor [B, K] that makes a recorded step's log-prob, a mean over elements, that of the whole step.
-
-        A squared error is in nats once it is divided by twice the variance.
-        """
-        elements = trace.state[0, 0].numel() if trace.time.numel() else 0
-        if self.density == "gaussian":
-            return trace.time.new_full(trace.time.shape, elements)
-        std = self.step_std(trace.time.flatten(), trace.time_next.flatten(), trace.schedule)
-        return elements / (2 * std.square().view_as(trace.time))
 
     def step_std(self, time: Tensor, time_next: Tensor, schedule: Tensor) -> Tensor:
         """Standard deviation of steps [M]; it depends on nothing but their times."""

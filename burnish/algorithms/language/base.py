@@ -61,7 +61,7 @@ class LanguageRoles(Protocol):
         """Both with gradients, from one forward where policy and critic share a trunk."""
         ...
 
-    def spread(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
+    def distribute(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
         """What ``function`` makes of every part, in order, shared out among the ranks; its tensors are on the CPU."""
         ...
 
@@ -88,6 +88,6 @@ def in_parts(
 
     with torch.no_grad():
         batches = list(token_budget_batches(trace, roles.micro_batch_size))
-        parts = roles.spread(run, batches)
+        parts = roles.distribute(run, batches)
     order = torch.tensor([row for some in batches for row in some]).argsort()
     return [torch.cat(list(column))[order] for column in zip(*parts, strict=True)]

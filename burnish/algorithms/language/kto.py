@@ -89,7 +89,7 @@ class KTO(AgainstReference):
 
         from burnish.batches.responses import ResponseBatch, trace_of
         from burnish.losses.responses import kto_reference_point
-        from burnish.types.completion import Together
+        from burnish.types.completion import ResponseRows
         from burnish.types.rollout import ScoredResponses
 
         collected, drift, metrics = annotated.collected, annotated.drift, {}
@@ -101,7 +101,7 @@ class KTO(AgainstReference):
         metrics |= {"train/judged": float(len(rows)), "actor/reference_point": point}
         if len(rows):
             metrics["train/desirable_ratio"] = float(good.float().mean())
-        answers = Together(trace=trace_of(collected).select(rows), members=1)
+        answers = ResponseRows(trace=trace_of(collected).select(rows), members=1)
         return ResponseBatch(
             answers=answers, reference=annotated.reference[rows, None], good=good, point=point
         ), metrics

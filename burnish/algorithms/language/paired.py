@@ -77,7 +77,7 @@ class Paired(AgainstReference):
         import torch
 
         from burnish.batches.responses import ResponseBatch
-        from burnish.types.completion import Together
+        from burnish.types.completion import ResponseRows
         from burnish.types.rollout import OfflineResponses
 
         collected, metrics = annotated.collected, {}
@@ -86,7 +86,7 @@ class Paired(AgainstReference):
         else:
             chosen, rejected = self._pairs(collected)
             members = torch.stack([chosen, rejected], 1)
-            answers = Together(trace=collected.trace.select(members.flatten()), members=2)
+            answers = ResponseRows(trace=collected.trace.select(members.flatten()), members=2)
             reference = annotated.reference[members]
             reward = collected.scores.reward
             judged = reward[~collected.scores.missing]

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.algorithms.base import Metrics
+from burnish.algorithms.base import Metrics, PolicyGradient, advantages_of
 from burnish.algorithms.kl import TokenKl
 from burnish.algorithms.language.base import LanguageNeeds, LanguageRoles, in_parts
 from burnish.algorithms.language.shaping import Overlong, complaints, memory_of, shape
-from burnish.algorithms.policy_gradient import PolicyGradient, advantages_of
 from burnish.language.cost import token_budget_batches
 from burnish.options import Count, Finite, NonNegative, Positive, clip_range
 from burnish.registry import options, register
@@ -169,7 +168,9 @@ class TokenPolicyGradient(PolicyGradient):
         advantage, clipped = self.clipped(found.advantage, rewards.mask)
         trained = rewards.mask & trace.finished[:, None] if self.mask_truncated else rewards.mask
         weight, selected = self._selected(annotated, trained)
-        weight, trained, corrected = self.correct(annotated.learner, trace.logprob, weight, trained)
+        if self.rollout_correction is not None:
+            factor, trained, corrected = self.rollout_correction.apply(annotated.learner, trace.logprob, trained)
+            weight, metrics = weight * factor, metrics | corrected
         batch = TokenBatch(
             trace=trace,
             mask=trained,
@@ -185,7 +186,7 @@ class TokenPolicyGradient(PolicyGradient):
             limit=scored.limit,
             update=scored.update,
         )
-        return batch.select(trained.any(1).nonzero().flatten()), metrics | clipped | selected | corrected
+        return batch.select(trained.any(1).nonzero().flatten()), metrics | clipped | selected
 
     def _selected(self, annotated: AnnotatedTokens, trained: Tensor) -> tuple[Tensor, Metrics]:
         """Weight [B, T] of each token in the policy's loss, by its entropy."""

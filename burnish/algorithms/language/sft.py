@@ -52,7 +52,7 @@ class SFT(WholeResponses):
         import torch
 
         from burnish.batches.responses import ResponseBatch
-        from burnish.types.completion import Together
+        from burnish.types.completion import ResponseRows
         from burnish.types.rollout import OfflineResponses
 
         metrics: Metrics = {}
@@ -60,7 +60,7 @@ class SFT(WholeResponses):
             answers = annotated.answers
         else:
             rows = self._best(annotated)
-            answers = Together(trace=annotated.trace.select(rows), members=1)
+            answers = ResponseRows(trace=annotated.trace.select(rows), members=1)
             judged = annotated.scores.reward[~annotated.scores.missing]
             metrics = range_metrics(score=judged, rewards=judged) | {"train/imitated": float(len(rows))}
             if len(rows):

@@ -1,4 +1,4 @@
-"""Finished pictures from files: to imitate, or in pairs of a chosen and a rejected one. Nothing is decoded here."""
+"""Pictures of a data set from files: single ones, or pairs of a chosen and a rejected one. Nothing is decoded here."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ from typing import Any, Literal
 
 from burnish.data.flow.prompts import prompt_of
 from burnish.data.language.pixels import media_of
-from burnish.data.lines import decoded, parse_object, read_lines, told
+from burnish.data.lines import decoded, parse_object, read_all, read_lines
+from burnish.data.values import find, listed
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
 
 Holds = Literal["pictures", "pairs"]
 
-# the keys of the pictures of a record, by what a file holds
+# keys of a record's pictures, by what the file holds
 KEYS: dict[Holds, tuple[tuple[str, ...], ...]] = {
     "pictures": (("image", "picture", "file_name"),),
     "pairs": (("chosen",), ("rejected",)),
 }
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-TURNED = (5, 6, 7, 8)  # values of EXIF's orientation that swap height and width
-ORIENTATION = 0x0112
+ORIENTATION = 0x0112  # EXIF tag
+ROTATED = (5, 6, 7, 8)  # its values that swap height and width
 
 
 @dataclass(frozen=True)
 class PictureRecord:
-    """A prompt with its finished pictures: one to imitate, or the chosen and the rejected one."""
+    """A prompt with its picture, or with the chosen and the rejected one."""
 
     prompt: Prompt
     pictures: tuple[Media, ...]
-    where: str  # file and line, for complaints
+    where: str  # file and line, for error messages
 
     @cached_property
     def uid(self) -> str:
@@ -53,95 +54,78 @@ def read_pictures(path: Path, holds: Holds, *, size: tuple[int | None, int | Non
     Args:
         path: file or folder.
         holds: single pictures or pairs.
-        size: height and width that every picture must have, None for any; None as a whole if sizes don't matter.
+        size: height and width that every picture must have; None for a side takes that of most pictures, and None
+            for both in place of a pair checks nothing.
 
     Raises:
         UserError: with everything that is wrong, by file and line.
     """
+
+    def check(records: list[PictureRecord]) -> Iterator[str]:
+        return iter(()) if size is None else _wrong_sizes(records, size)
+
     if path.is_dir() and holds == "pictures":
-        found = _from_folder(path)
+        files = [file for file in sorted(path.rglob("*")) if file.suffix.lower() in SUFFIXES]
+        records = read_all(((str(file), file) for file in files), _captioned, check)
     elif path.suffix == ".jsonl":
-        found = _from_lines(path, holds)
+        records = read_all(read_lines(path), lambda where, line: [_record(where, line, holds, path.parent)], check)
     else:
         wanted = "a .jsonl file or a folder of pictures with .txt captions" if holds == "pictures" else "a .jsonl file"
-        raise UserError(f"{path} is no file of {holds}; it must be {wanted}, or .safetensors with latents")
-    records: list[PictureRecord] = []
-    problems: list[str] = []
-    for item in found:
-        if isinstance(item, str):
-            problems.append(item)
-        else:
-            records.append(item)
-    if size is not None:
-        problems += _sizes(records, size)
-    if problems:
-        raise told(problems)
+        raise UserError(f"{path} can't be read as {holds}; give {wanted}, or .safetensors with latents")
     if not records:
         raise UserError(f"{path} holds no {holds}; give a folder or a file that does")
     return records
 
 
-def _from_lines(path: Path, holds: Holds) -> Iterator[PictureRecord | str]:
-    for number, line in read_lines(path):
-        where = f"{path}:{number}"
-        try:
-            record = parse_object(decoded(line))
-            pictures = tuple(_picture(record, keys, path.parent) for keys in KEYS[holds])
-            if len(pictures) == 2 and pictures[0] == pictures[1]:
-                raise ValueError("has the same picture as chosen and as rejected")
-            yield PictureRecord(prompt_of(record, where), pictures, where)
-        except ValueError as error:
-            yield f"{where}: {error}"
+def _record(where: str, line: bytes, holds: Holds, folder: Path) -> PictureRecord:
+    record = parse_object(decoded(line))
+    pictures = tuple(_picture(record, keys, folder) for keys in KEYS[holds])
+    if len(pictures) == 2 and pictures[0] == pictures[1]:
+        raise ValueError("has the same picture as chosen and as rejected")
+    return PictureRecord(prompt_of(record, where), pictures, where)
 
 
 def _picture(record: Mapping[str, Any], keys: tuple[str, ...], folder: Path) -> Media:
-    found = [key for key in keys if record.get(key) is not None]
-    if not found:
-        raise ValueError(f"has no {keys[0]}; its keys are {', '.join(map(repr, record)) or 'none'}")
-    if len(found) > 1:
-        raise ValueError(f"has {found[0]!r} and {found[1]!r}, which mean the same; keep one")
-    return media_of(record[found[0]], "image", folder)
+    key, value = find(record, keys)
+    if not key:
+        raise ValueError(f"has no {keys[0]}; {listed(record)}")
+    return media_of(value, "image", folder)
 
 
-def _from_folder(path: Path) -> Iterator[PictureRecord | str]:
-    for file in sorted(path.rglob("*")):
-        if file.suffix.lower() not in SUFFIXES:
-            continue
-        caption = file.with_suffix(".txt")
-        if not caption.is_file():  # a pipe would be waited for
-            yield f"{file}: has no prompt beside it; write one into {caption.name}"
-            continue
-        try:
-            text = decoded(caption.read_bytes())
-            if not text:
-                raise ValueError(f"has an empty prompt in {caption.name}")
-            # absolute: a relative path would be taken to start in the folder, and is part of it already
-            picture = media_of(str(file.absolute()), "image", path)
-            yield PictureRecord(Prompt(text=text, where=str(file)), (picture,), str(file))
-        except OSError:
-            yield f"{file}: has no prompt beside it; write one into {caption.name}"
-        except ValueError as error:
-            yield f"{file}: {error}"
+def _captioned(where: str, file: Path) -> Iterator[PictureRecord]:
+    caption = file.with_suffix(".txt")
+    missing = f"has no caption; write its prompt into {caption.name} in the same folder"
+    if not caption.is_file():  # reading a pipe would never end
+        raise ValueError(missing)
+    try:
+        text = decoded(caption.read_bytes())
+        if not text:
+            raise ValueError(f"has an empty prompt in {caption.name}")
+        # absolute, because relative paths are resolved against the folder, which is part of this one already
+        picture = media_of(str(file.absolute()), "image", file.parent)
+    except OSError:
+        raise ValueError(missing) from None
+    yield PictureRecord(Prompt(text=text, where=where), (picture,), where)
 
 
-def _sizes(records: list[PictureRecord], size: tuple[int | None, int | None]) -> Iterator[str]:
-    """What is wrong with the sizes of pictures; where none is asked for, the commonest is the measure."""
+def _wrong_sizes(records: list[PictureRecord], size: tuple[int | None, int | None]) -> Iterator[str]:
+    """Pictures of the wrong size; a side that is None must be that of most pictures."""
     measured = [(record.where, size_of(media)) for record in records for media in record.pictures]
     common = Counter(got for _, got in measured).most_common(1)[0][0] if measured else (0, 0)
     wanted = tuple(side or usual for side, usual in zip(size, common, strict=True))
-    asked = "rollout.height x width" if None not in size else "most others"
+    source = "rollout.height x width" if None not in size else "the size of most others"
     for where, got in measured:
         if got != wanted:
             yield (
-                f"{where}: has a picture of {got[0]} x {got[1]} pixels (height x width), but {asked} "
-                f"is {wanted[0]} x {wanted[1]}; resize it, or let fit=centre_crop do it"
+                f"{where}: has a picture of {got[0]} x {got[1]} pixels (height x width), but {source} "
+                f"is {wanted[0]} x {wanted[1]}; resize it, or set fit=centre_crop beside train_files"
             )
 
 
 def size_of(media: Media) -> tuple[int, int]:
-    """Height and width of a picture, upright, by its header alone."""
+    """Height and width of a picture after its EXIF rotation, by its header alone."""
     from PIL import Image
 
     with Image.open(io.BytesIO(media.read())) as opened:
         width, height = opened.size
-        return (width, height) if opened.getexif().get(ORIENTATION) in TURNED else (height, width)
+        return (width, height) if opened.getexif().get(ORIENTATION) in ROTATED else (height, width)

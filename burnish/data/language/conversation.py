@@ -1,4 +1,4 @@
-"""Plain questions and chat messages as conversations, each picture in its place."""
+"""Plain questions and chat messages as conversations, each picture at its position."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from burnish.data.language.pixels import Kind, images_of, media_of, videos_of
-from burnish.data.language.values import shown, text_of
+from burnish.data.values import shown, text_of
 from burnish.types.media import Media
 from burnish.types.prompt import Message, Part
 
@@ -20,38 +20,35 @@ IMAGE_KEYS, VIDEO_KEYS = ("image", "image_url", "url", "path", "bytes"), ("video
 
 @dataclass
 class Conversation:
-    """Messages with their media, in the order of their places."""
+    """Messages with their media, in the order of their positions."""
 
     messages: list[Message]
     images: list[Media]
     videos: list[Media]
 
     def text(self) -> str:
-        """What the user says, with a marker for each picture and video."""
-        said = [_marked(message) for message in self.messages if message.role == "user"]
-        return "\n".join(said)
+        """The user's messages, with a marker for each picture and video."""
+        return "\n".join(_marked(message) for message in self.messages if message.role == "user")
 
 
 @dataclass
 class _Supply:
-    """Media of a record, handed out to the places that ask for one."""
+    """Media of a record, assigned to placeholders in order."""
 
-    given: dict[Kind, list[Media]]
+    media: dict[Kind, list[Media]]
     taken: dict[Kind, list[Media]] = field(default_factory=lambda: {"image": [], "video": []})
-    asked: dict[Kind, int] = field(default_factory=lambda: {"image": 0, "video": 0})
+    placeholders: dict[Kind, int] = field(default_factory=lambda: {"image": 0, "video": 0})  # met so far
 
     def take(self, kind: Kind) -> None:
-        if self.asked[kind] < len(self.given[kind]):
-            self.taken[kind].append(self.given[kind][self.asked[kind]])
-        self.asked[kind] += 1
+        if self.placeholders[kind] < len(self.media[kind]):
+            self.taken[kind].append(self.media[kind][self.placeholders[kind]])
+        self.placeholders[kind] += 1
 
-    def check(self, place: str) -> None:
-        for kind, given in self.given.items():
-            if self.asked[kind] != len(given):
+    def check(self, way_out: str) -> None:
+        for kind, media in self.media.items():
+            if (count := self.placeholders[kind]) != len(media):
                 name = "pictures" if kind == "image" else "videos"
-                raise ValueError(
-                    f"has {len(given)} {name}, but {self.asked[kind]} places for them; {place.format(kind)}"
-                )
+                raise ValueError(f"has {len(media)} {name}, but {count} placeholders for them; {way_out.format(kind)}")
 
 
 def converse(
@@ -65,60 +62,60 @@ def converse(
 ) -> Conversation:
     """Read a question.
 
-    In plain text every ``<image>`` and ``<video>`` is a place. In chat messages places are parts
-    ({"type": "image"}); only where a record has media and its messages are all plain strings are markers in them
-    places. Anywhere else they are words.
+    In plain text every ``<image>`` and ``<video>`` is a placeholder. In chat messages placeholders are parts
+    ({"type": "image"}); markers in their texts are placeholders only if the record has media and all of its messages
+    are plain strings. Everywhere else they are text.
 
     Args:
         value: plain text or a list of messages.
-        images: what the record holds under its key for pictures, or None.
-        videos: the key for videos ("" if there is none) and what is under it.
-        folder: where relative paths start.
-        system: what the system says first, if the messages have no system message.
-        unmarked: where media go that there are no places for at all: before or behind what the user says first.
+        images: the record's pictures, or None.
+        videos: the key of the record's videos ("" without) and its value.
+        folder: that relative paths are resolved against.
+        system: system message, if the messages have none.
+        unmarked: position of media without any placeholder: before or after the first user message's text.
 
     Raises:
-        ValueError: anything is not what it must be, or places and media don't match.
+        ValueError: a value has the wrong type, or placeholders and media don't match.
     """
-    key, moving = videos
+    video_key, clips = videos
     supply = _Supply(
         {
             "image": [] if images is None else list(images_of(images, folder)),
-            "video": [] if moving is None else list(videos_of(moving, folder, single=key == "video")),
+            "video": [] if clips is None else list(videos_of(clips, folder, single=video_key == "video")),
         }
     )
     if isinstance(value, str):
         messages = [Message("user", tuple(_split(text_of(value, "prompt"), supply)))]
-        way_out = "write <{0}> into the question where each belongs, or chat messages, whose texts have no places"
+        way_out = "write <{0}> into the question at each position, or use chat messages, where it is text"
     else:
         messages = _messages(value, supply, folder)
-        way_out = 'give a part {{"type": "{0}"}} where each belongs'
+        way_out = 'add a part {{"type": "{0}"}} at each position'
     if unmarked != "error":
-        messages = _placed(messages, supply, behind=unmarked == "last")
+        messages = _with_placeholders(messages, supply, last=unmarked == "last")
     supply.check(way_out)
     if system is not None and messages[0].role != "system":
         messages.insert(0, Message("system", (Part("text", system),)))
     return Conversation(messages, supply.taken["image"], supply.taken["video"])
 
 
-def _placed(messages: list[Message], supply: _Supply, *, behind: bool) -> list[Message]:
-    """Messages with places for the media of kinds that they have none for, by what the user says first."""
-    first = next((place for place, message in enumerate(messages) if message.role == "user"), None)
+def _with_placeholders(messages: list[Message], supply: _Supply, *, last: bool) -> list[Message]:
+    """Messages with placeholders in the first user message, for each kind of media that has none."""
+    first = next((i for i, message in enumerate(messages) if message.role == "user"), None)
     if first is None:
         return messages
     further: list[Part] = []
-    for kind, given in supply.given.items():
-        if not supply.asked[kind]:
-            for _ in list(given):
+    for kind, media in supply.media.items():
+        if not supply.placeholders[kind]:
+            for _ in list(media):
                 supply.take(kind)
                 further.append(Part(kind))
     parts = messages[first].parts
-    placed = Message("user", (*parts, *further) if behind else (*further, *parts))
-    return [*messages[:first], placed, *messages[first + 1 :]]
+    completed = Message("user", (*parts, *further) if last else (*further, *parts))
+    return [*messages[:first], completed, *messages[first + 1 :]]
 
 
-def answered(value: Any, key: str) -> str:
-    """A response: text, or a list with the one message of the assistant.
+def response_text(value: Any, key: str) -> str:
+    """A response: text, or a list with a single message of the assistant.
 
     Raises:
         ValueError: it is neither.
@@ -134,7 +131,7 @@ def answered(value: Any, key: str) -> str:
 def _texts(parts: Sequence[Any], key: str) -> Iterator[str]:
     for part in parts:
         if not isinstance(part, Mapping) or part.get("type") != "text":
-            raise ValueError(f"{key!r} has a part {shown(part)}; a response is text alone")
+            raise ValueError(f"{key!r} has a part {shown(part)}; a response must be text only")
         yield text_of(part.get("text"), key)
 
 
@@ -145,7 +142,7 @@ def _messages(value: Any, supply: _Supply, folder: Path) -> list[Message]:
         if not isinstance(message, Mapping) or message.get("role") not in ROLES:
             raise ValueError(f"has a message {shown(message)}; its role must be one of {', '.join(ROLES)}")
     strings = all(isinstance(message.get("content"), str) for message in value)
-    marked = strings and any(supply.given.values())
+    marked = strings and any(supply.media.values())
     return [Message(m["role"], tuple(_parts(m.get("content"), supply, folder, marked=marked))) for m in value]
 
 
@@ -163,23 +160,23 @@ def _parts(content: Any, supply: _Supply, folder: Path, *, marked: bool) -> Iter
         if kind == "text":
             yield Part("text", text_of(part.get("text"), "text"))
         elif kind == "image":
-            yield _place(part, "image", IMAGE_KEYS, supply, folder)
+            yield _placeholder(part, "image", IMAGE_KEYS, supply, folder)
         elif kind == "video":
-            yield _place(part, "video", VIDEO_KEYS, supply, folder)
+            yield _placeholder(part, "video", VIDEO_KEYS, supply, folder)
         else:
             raise ValueError(f"has a part of type {part.get('type')!r}; it must be text, image or video")
 
 
-def _place(part: Mapping[str, Any], kind: Kind, keys: Sequence[str], supply: _Supply, folder: Path) -> Part:
+def _placeholder(part: Mapping[str, Any], kind: Kind, keys: Sequence[str], supply: _Supply, folder: Path) -> Part:
     found = next((part[key] for key in keys if part.get(key) is not None), None)
-    if found is not None:  # it brings its own, which stands behind those that were placed so far
-        supply.given[kind].insert(supply.asked[kind], media_of(found, kind, folder))
+    if found is not None:  # its own media, which comes next in order
+        supply.media[kind].insert(supply.placeholders[kind], media_of(found, kind, folder))
     supply.take(kind)
     return Part(kind)
 
 
 def _split(text: str, supply: _Supply) -> Iterator[Part]:
-    """Text around its markers."""
+    """Text split at its markers."""
     for piece in re.split("(<image>|<video>)", text):
         if piece in MARKERS:
             supply.take(MARKERS[piece])

@@ -1,4 +1,4 @@
-"""Pictures and videos as records hold them: paths, bytes, base64, arrays, lists of frames."""
+"""Pictures and videos of records: paths, bytes, base64, arrays, lists of frames."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from burnish.data.language.values import shown
+from burnish.data.values import shown
 from burnish.types.media import Media
 
 Kind = Literal["image", "video"]
@@ -19,37 +19,33 @@ def images_of(value: Any, folder: Path) -> tuple[Media, ...]:
     """One picture or a list of them.
 
     Raises:
-        ValueError: something in it is no picture.
+        ValueError: one of them is not a picture.
     """
-    return tuple(_image(item, folder) for item in (value if _is_list_of_media(value) else [value]))
+    several = isinstance(value, list) and not _is_array(value)
+    return tuple(_image(item, folder) for item in (value if several else [value]))
 
 
 def videos_of(value: Any, folder: Path, *, single: bool) -> tuple[Media, ...]:
-    """One video or a list of them; a list is a video frame by frame where ``single``.
+    """One video or a list of them; with ``single`` a list holds the frames of one video.
 
     Raises:
-        ValueError: something in it is no video.
+        ValueError: one of them is not a video.
     """
     several = isinstance(value, list) and not single
     return tuple(_video(item, folder) for item in (value if several else [value]))
 
 
 def media_of(value: Any, kind: Kind, folder: Path) -> Media:
-    """What a part of a message brings with it.
+    """One picture or video.
 
     Raises:
-        ValueError: it is no picture or video.
+        ValueError: it is neither.
     """
     return _image(value, folder) if kind == "image" else _video(value, folder)
 
 
-def _is_list_of_media(value: Any) -> bool:
-    """Whether this is a list of pictures and not the pixels of one."""
-    return isinstance(value, list) and not _is_array(value)
-
-
 def _is_array(value: Any) -> bool:
-    """Whether this holds the pixels of one picture: [H, W] or [H, W, colours]."""
+    """Whether this is the pixels of one picture: [H, W] or [H, W, colours]."""
     if hasattr(value, "dtype"):
         return True
     lengths = []
@@ -85,7 +81,7 @@ def _inside(value: Mapping[str, Any], keys: tuple[str, ...], what: str) -> Any:
     for key in keys:
         if value.get(key) is not None:
             return value[key]
-    raise ValueError(f"has a {what} with keys {', '.join(map(repr, value))}; one of {', '.join(keys)} must hold it")
+    raise ValueError(f"has a {what} with keys {', '.join(map(repr, value))}; give one of {', '.join(keys)}")
 
 
 def _encoded(value: Any, kind: Kind, folder: Path) -> Media:
@@ -95,14 +91,14 @@ def _encoded(value: Any, kind: Kind, folder: Path) -> Media:
     if not isinstance(value, str) or not value:
         raise ValueError(f"has a {what} that is {shown(value)}; it must be a path, bytes, base64 or an array")
     if value.startswith(("http://", "https://")):
-        raise ValueError(f"has a {what} at {shown(value)}; download it, Burnish opens no addresses")
+        raise ValueError(f"has a {what} at {shown(value)}; download it: Burnish opens no URLs")
     if value.startswith("data:"):
         return Media.encoded(_base64(value.partition(",")[2], what), kind)
     path = folder / Path(value.removeprefix("file://")).expanduser()
     try:
         return Media.file(path, kind)
     except (OSError, ValueError) as error:
-        if len(value) > 64 and "." not in value:  # longer than names are, and without a suffix
+        if len(value) > 64 and "." not in value:  # longer than file names are, and without a suffix
             return Media.encoded(_base64(value, what), kind)
         reason = getattr(error, "strerror", None) or error
         raise ValueError(f"has a {what} {shown(str(path))} that can't be read: {reason}") from None
@@ -120,7 +116,7 @@ def _array(value: Any) -> Media:
 
     pixels = np.asarray(value)
     if pixels.dtype.kind in "iu" and pixels.size and pixels.min() >= 0 and pixels.max() <= 255:
-        pixels = pixels.astype(np.uint8)  # Parquet gives lists of numbers, whose type is lost
+        pixels = pixels.astype(np.uint8)  # Parquet returns lists of numbers without their type
     if pixels.ndim == 3 and pixels.shape[2] == 1:
         pixels = pixels[..., 0]
     return Media.array(pixels)
@@ -135,10 +131,10 @@ def _checked(media: Media) -> Media:
 
 @lru_cache(maxsize=100_000)
 def _problem(media: Media) -> str:
-    """Why it can't be decoded; equal media are looked at once."""
+    """Why it can't be decoded, "" if it can; equal media are checked once."""
     what = "picture" if media.kind == "image" else "video"
     try:
         media.check()
-    except Exception as error:  # decoders raise whatever they like
+    except Exception as error:  # decoders raise errors of any type
         return f"has a {what} {media.path or 'in bytes'} that can't be decoded: {error}"
     return ""

@@ -1,4 +1,4 @@
-"""Questions for a language model from records. Every problem is reported with its file and row."""
+"""Questions for a language model from files. Every problem is reported with its file and row."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from burnish.data.language.conversation import Conversation, converse
-from burnish.data.language.options import LanguageDataOptions
-from burnish.data.language.records import Record, files_of, read_records
-from burnish.data.language.values import ANSWER, IMAGES, PROMPT, VIDEOS, extra_of, find, text_of, value_at
-from burnish.data.lines import told
+from burnish.data.language.records import ANSWER, IMAGES, PROMPT, VIDEOS, Record, files_of, read_records
+from burnish.data.lines import data_error, read_all
+from burnish.data.values import extra_of, find, listed, text_of, value_at
+from burnish.options import LanguageDataOptions
 from burnish.types.prompt import Message, Prompt
 
 T = TypeVar("T")
@@ -22,47 +22,41 @@ def read_questions(files: str | Sequence[str], options: LanguageDataOptions) -> 
         UserError: a file can't be read, holds nothing, or has wrong records; the message names file and row of the
             first ones and counts the others.
     """
-    return read_all(files, lambda record: [question(record, options)])
+    return read_files(files, lambda record: [question(record, options)])
 
 
-def read_all(files: str | Sequence[str], read: Callable[[Record], Iterable[T]]) -> list[T]:
-    """What ``read`` makes of every record; the problems of all of them together.
+def read_files(files: str | Sequence[str], read: Callable[[Record], Iterable[T]]) -> list[T]:
+    """What ``read`` returns for every record of the files, in order.
 
     Raises:
         UserError: as ``read_questions``.
     """
-    found: list[T] = []
-    problems: list[str] = []
-    for path in files_of(files):
-        empty = True
-        for record in read_records(path):
-            empty = False
-            try:
-                found += _read(record, read)
-            except ValueError as error:
-                problems.append(f"{record.where}: {error}")
-        if empty:
-            problems.append(f"{path} holds no records")
-    if problems:
-        raise told(problems)
-    return found
 
+    def sources() -> Iterator[tuple[str, Record]]:
+        for path in files_of(files):
+            record = None
+            for record in read_records(path):
+                yield record.where, record
+            if record is None:
+                yield str(path), Record(str(path), path, {}, "holds no records")
 
-def _read(record: Record, read: Callable[[Record], Iterable[T]]) -> Iterable[T]:
-    if record.problem:
-        raise ValueError(record.problem)
-    return read(record)
+    def checked(where: str, record: Record) -> Iterable[T]:
+        if record.problem:
+            raise ValueError(record.problem)
+        return read(record)
+
+    return read_all(sources(), checked)
 
 
 def question(record: Record, options: LanguageDataOptions) -> Prompt:
-    """One question with its media, its right answer and what else rewards want to know.
+    """One question with its media, its right answer and the keys that rewards read.
 
     Raises:
-        ValueError: anything in it is not what it must be.
+        ValueError: a value has the wrong type, or media and placeholders don't match.
     """
     conversation = conversation_of(record, options)
     if conversation.messages[-1].role == "assistant":
-        raise ValueError("has a prompt whose last message is the assistant's: nothing is left to answer")
+        raise ValueError("has a prompt that ends with a message of the assistant; remove that message")
     return prompt_of(record, conversation, conversation.messages, options)
 
 
@@ -72,21 +66,21 @@ def conversation_of(record: Record, options: LanguageDataOptions) -> Conversatio
     Raises:
         ValueError: as ``question``.
     """
-    key, value = find(record.values, options.prompt_key, PROMPT, "prompt_key")
+    key, value = find(record.values, PROMPT, options.prompt_key, "prompt_key")
     if not key:
         wanted = options.prompt_key or " or ".join(PROMPT)
-        raise ValueError(f"has no {wanted}; its keys are {', '.join(map(repr, record.values)) or 'none'}")
+        raise ValueError(f"has no {wanted}; {listed(record.values)}")
     if isinstance(value, str) and not value.strip():
         raise ValueError("has an empty prompt")
-    _, images = find(record.values, options.images_key, IMAGES, "images_key")
-    videos = find(record.values, options.videos_key, VIDEOS, "videos_key")
+    _, images = find(record.values, IMAGES, options.images_key, "images_key")
+    videos = find(record.values, VIDEOS, options.videos_key, "videos_key")
     return converse(value, images, videos, record.folder, system=options.system_prompt, unmarked=options.unmarked)
 
 
 def prompt_of(
     record: Record, conversation: Conversation, messages: Sequence[Message], options: LanguageDataOptions
 ) -> Prompt:
-    """A prompt of some of a conversation's first messages, with the record's answer.
+    """A prompt of the first ``messages`` of a conversation, with the record's answer.
 
     Raises:
         ValueError: as ``question``.
@@ -94,9 +88,8 @@ def prompt_of(
     kinds = [part.kind for message in messages for part in message.parts]
     images, videos = conversation.images[: kinds.count("image")], conversation.videos[: kinds.count("video")]
     plain = len(messages) == 1 and messages[0].role == "user" and not images and not videos
-    shortened = Conversation(list(messages), images, videos)
     return Prompt(
-        text=shortened.text(),
+        text=Conversation(list(messages), images, videos).text(),
         source=_text_at(record.values, "data_source") or "default",
         answer=_answer(record.values, options),
         messages=() if plain else tuple(messages),
@@ -109,7 +102,7 @@ def prompt_of(
 
 
 def _answer(values: dict[str, Any], options: LanguageDataOptions) -> str | None:
-    key, value = find(values, options.answer_key, ANSWER, "answer_key")
+    key, value = find(values, ANSWER, options.answer_key, "answer_key")
     return text_of(value, key, numbers=True) if key else None
 
 
@@ -127,12 +120,12 @@ def _text_at(values: dict[str, Any], key: str) -> str | None:
 
 
 def within_length(prompts: Sequence[Prompt], lengths: Sequence[int], options: LanguageDataOptions) -> list[Prompt]:
-    """The prompts that are short enough; nothing is ever cut, least of all through a picture.
+    """The prompts that are short enough; none is truncated.
 
     Args:
         prompts: questions.
-        lengths: tokens of each, placeholders of pictures included.
-        options: the limit, and what happens to longer ones.
+        lengths: tokens of each, vision tokens included.
+        options: the limit, and what to do with longer ones.
 
     Raises:
         UserError: some are too long and ``overlong`` is error, or all of them are.
@@ -140,11 +133,12 @@ def within_length(prompts: Sequence[Prompt], lengths: Sequence[int], options: La
     limit = options.max_prompt_length
     if limit is None:
         return list(prompts)
-    kept = [prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= limit]
-    longer = sorted(_longer(prompts, lengths, limit), reverse=True)
+    measured = list(zip(prompts, lengths, strict=True))
+    kept = [prompt for prompt, length in measured if length <= limit]
+    longer = sorted(((length, prompt.name) for prompt, length in measured if length > limit), reverse=True)
     if longer and (options.overlong == "error" or not kept):
-        raise told(
-            [f"{length} tokens: {text}" for length, text in longer],
+        raise data_error(
+            [f"{length} tokens: {name}" for length, name in longer],
             f"data.max_prompt_length is {limit}, but {len(longer)} of {len(prompts)} prompts are longer; raise it, or "
             "leave them out with data.overlong=filter",
         )
@@ -152,33 +146,26 @@ def within_length(prompts: Sequence[Prompt], lengths: Sequence[int], options: La
 
 
 def check_positions(prompts: Sequence[Prompt], longest: int, length: Callable[[Prompt], int]) -> None:
-    """Refuse questions whose words alone are more than a model has positions for.
+    """Refuse questions whose text alone has more tokens than the model has positions.
 
-    What a question takes with its pictures shows when it is read. Most are shorter in bytes already, and a token is no
-    less than one.
+    Vision tokens are counted later, when the question is processed. Most questions are shorter in bytes already, and a
+    token has at least one byte.
 
     Args:
         prompts: questions.
-        longest: positions.
+        longest: positions of the model.
         length: tokens of a question, each picture and video counted as one.
 
     Raises:
-        UserError: there are some; the message names the first ones.
+        UserError: there are such questions; the message names the first ones.
     """
     problems = []
     for prompt in prompts:
         if sum(len(message.text.encode()) for message in prompt.turns) >= longest and length(prompt) >= longest:
             problems.append(f"{length(prompt)} tokens: {prompt.name}")
     if problems:
-        raise told(
+        raise data_error(
             problems,
-            f"{len(problems)} of {len(prompts)} questions leave no room for a response: the model has {longest} "
-            "positions (max_position_embeddings). Shorten them, or set data.max_prompt_length and "
-            "data.overlong=filter",
+            f"{len(problems)} of {len(prompts)} questions leave no position for a response: the model has {longest} "
+            "(max_position_embeddings). Shorten them, or set data.max_prompt_length and data.overlong=filter",
         )
-
-
-def _longer(prompts: Sequence[Prompt], lengths: Sequence[int], limit: int) -> Iterator[tuple[int, str]]:
-    for prompt, length in zip(prompts, lengths, strict=True):
-        if length > limit:
-            yield length, prompt.name

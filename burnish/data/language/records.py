@@ -1,4 +1,4 @@
-"""Records from files: an object each, with where it stands."""
+"""Records from files: one object each, with its location."""
 
 from __future__ import annotations
 
@@ -13,22 +13,29 @@ from burnish.utils.json_text import parse_json, read_object
 from burnish.utils.paths import resolve
 from burnish.utils.reading import read_text
 
-ROWS = 256  # rows of a table that are made into Python objects at once
+ROWS = 256  # rows of a table that are converted to Python objects at once
 SUFFIXES = (".jsonl", ".json", ".parquet")
+
+# keys of published data sets
+PROMPT = ("prompt", "messages", "question", "problem", "query")
+IMAGES = ("images", "image")
+VIDEOS = ("videos", "video")
+ANSWER = ("answer", "solution", "ground_truth", "reward_model.ground_truth", "reference", "target")
+RESPONSE = ("response", "completion", "output")
 
 
 @dataclass(frozen=True)
 class Record:
-    """An object of a file, or why there is none."""
+    """An object of a file, or what is wrong with it."""
 
     where: str  # file:line, or file, row n
-    folder: Path  # where relative paths start
+    folder: Path  # that relative paths are resolved against
     values: dict[str, Any]
     problem: str = ""
 
 
 def files_of(files: str | Sequence[str]) -> list[Path]:
-    """The paths that an option names.
+    """The files of an option.
 
     Raises:
         UserError: it names none.
@@ -40,18 +47,17 @@ def files_of(files: str | Sequence[str]) -> list[Path]:
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """The records of a file or of a directory that the datasets library saved, in order, counted from 1.
+    """The records of a file, or of a directory that the datasets library saved, in order.
 
     Raises:
-        UserError: it can't be read at all.
+        UserError: the file can't be read.
     """
     if path.is_dir():
         yield from _dataset(path)
     elif not path.exists():
-        raise UserError(f"{path} can't be read: there is no such file")
+        raise UserError(f"{path} can't be read: there is no such file; correct the path")
     elif path.suffix == ".jsonl":
-        for number, line in read_lines(path):
-            where = f"{path}:{number}"
+        for where, line in read_lines(path):
             try:
                 yield Record(where, path.parent, parse_object(decoded(line)))
             except ValueError as error:
@@ -61,7 +67,9 @@ def read_records(path: Path) -> Iterator[Record]:
     elif path.suffix == ".parquet":
         yield from _table(path)
     else:
-        raise UserError(f"{path} is none of {', '.join(SUFFIXES)} or a directory that the datasets library saved")
+        raise UserError(
+            f"{path} can't be read; give {', '.join(SUFFIXES)}, or a directory that the datasets library saved"
+        )
 
 
 def _list(path: Path) -> Iterator[Record]:
@@ -69,9 +77,11 @@ def _list(path: Path) -> Iterator[Record]:
     try:
         records = parse_json(text)
     except ValueError as error:
-        raise UserError(f"{path} is not JSON that can be read: {error}; mend it, or give another file") from None
+        raise UserError(f"{path} can't be read as JSON: {error}; correct it, or give another file") from None
     if not isinstance(records, list):
-        raise UserError(f"{path} holds {type(records).__name__}; it must be a list of objects")
+        raise UserError(
+            f"{path} holds {type(records).__name__}; it must be a list of objects; use .jsonl for one object per line"
+        )
     for number, record in enumerate(records, 1):
         where = f"{path}, record {number}"
         if isinstance(record, dict):
@@ -109,9 +119,9 @@ def _dataset(path: Path) -> Iterator[Record]:
         table = datasets.Dataset.load_from_disk(str(path))
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
-            f"{path} is no directory that the datasets library saved ({error}); give a file, or what save_to_disk wrote"
+            f"{path} was not saved by the datasets library ({error}); give a file, or a folder that save_to_disk wrote"
         ) from None
-    stored = table.with_format("arrow")  # as it is kept: pictures stay encoded
+    stored = table.with_format("arrow")  # as stored: pictures stay encoded
     for start in range(0, len(table), ROWS):
         for number, values in enumerate(stored[start : start + ROWS].to_pylist(), start + 1):
             yield Record(f"{path}, row {number}", path, values)

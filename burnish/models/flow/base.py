@@ -1,4 +1,4 @@
-"""What a family of flow models provides; algorithms and samplers know nothing more about it."""
+"""What a family of flow models provides; algorithms and samplers use nothing else of it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class FlowModel(Protocol):
     """A text-to-image model whose network predicts a velocity."""
 
     name: ClassVar[str]
-    pipeline_class: ClassVar[str]  # the _class_name in model_index.json that this family reads
-    placement: ClassVar[Kind]  # where diffusers' own pipeline of this family places the noise levels
-    lora_targets: ClassVar[tuple[str, ...]]  # layers that adapters go to unless the user names others
+    pipeline_class: ClassVar[str]  # the _class_name in model_index.json
+    placement: ClassVar[Kind]  # how diffusers' own pipeline of this family spaces the noise levels
+    lora_targets: ClassVar[tuple[str, ...]]  # layers that get adapters unless the user names others
     network: nn.Module  # what is trained
-    compute: torch.dtype  # precision of the network's forward
+    compute: torch.dtype  # precision of the network's forward pass
     scheduler_config: dict[str, Any]
-    embedded_guidance: float | None  # guidance that the network is told; None where it has no embedding of it
+    embedded_guidance: float | None  # guidance input of a guidance-distilled network; None for others
 
     @classmethod
     def check_options(cls, path: Path, *, max_sequence_length: int | None, embedded_guidance: float | None) -> None:
@@ -49,7 +49,11 @@ class FlowModel(Protocol):
         ...
 
     def check(self, texts: Sequence[str]) -> None:
-        """Refuse prompts that the text encoders would cut: UserError says which."""
+        """Refuse prompts that the text encoders would truncate.
+
+        Raises:
+            UserError: with the first such prompt.
+        """
         ...
 
     def encode(self, texts: Sequence[str]) -> Conditioning:
@@ -57,11 +61,15 @@ class FlowModel(Protocol):
         ...
 
     def latent_shape(self, height: int | None, width: int | None) -> tuple[int, ...]:
-        """Shape of one sample's latents for a picture of that size; None takes the model's own size."""
+        """Shape of one sample's latents for a picture size; None takes the model's default.
+
+        Raises:
+            UserError: the model doesn't support the size.
+        """
         ...
 
     def image_tokens(self, shape: Sequence[int]) -> int:
-        """Tokens that the network sees for latents of that shape; dynamic schedules depend on it."""
+        """Image tokens of latents of a shape; dynamic schedules depend on them."""
         ...
 
     def velocity(self, network: nn.Module, x: Tensor, time: Tensor, conditioning: Conditioning) -> Tensor:
@@ -69,7 +77,7 @@ class FlowModel(Protocol):
         ...
 
     def decode(self, latents: Tensor) -> list[np.ndarray]:
-        """Pictures uint8 [H, W, 3] of latents [B, ...]; one with values that are not finite is ``pictures.Spoilt``."""
+        """Pictures uint8 [H, W, 3] of latents [B, ...]; with NaN or infinite values, ``images.NonFiniteImage``."""
         ...
 
     def decode_tensor(self, latents: Tensor) -> Tensor:
@@ -80,16 +88,16 @@ class FlowModel(Protocol):
         """Latents [B, ...] of pictures uint8 [H, W, 3] of one size, without gradients: the VAE's means.
 
         Raises:
-            UserError: the pictures differ in size, or have a size that the model can't draw.
+            UserError: the pictures differ in size, or the model doesn't support it.
         """
         ...
 
     def recompute_activations(self) -> None:
-        """Keep few activations of the network and of decoding, and compute the others again in the backward pass."""
+        """Activation checkpointing in the network and the VAE's decoder."""
         ...
 
     def absent_parts(self) -> list[str]:
-        """Parts that the pipeline could have but does without."""
+        """Names of the pipeline's parts that are missing."""
         ...
 
     def save_lora(self, folder: Path, weights: dict[str, Tensor], metadata: dict[str, object]) -> None:
@@ -97,9 +105,9 @@ class FlowModel(Protocol):
         ...
 
     def fold_lora(self, folder: Path) -> None:
-        """Add an adapter to the network's weights for good; it is read as ``load_lora_weights`` does."""
+        """Merge an adapter, as ``load_lora_weights`` reads it, into the network's weights permanently."""
         ...
 
     def save_pipeline(self, folder: Path, weights: dict[str, Tensor]) -> None:
-        """Write the whole pipeline with other weights of the network, as diffusers' ``from_pretrained`` reads it."""
+        """Write the full pipeline with other weights of the network, as diffusers' ``from_pretrained`` reads it."""
         ...

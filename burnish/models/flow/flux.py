@@ -18,14 +18,14 @@ PATCH = 2
 
 @register("flow model", "flux")
 class FLUX(PipelineModel):
-    """A transformer over packed latents and T5's tokens; CLIP gives the pooled embedding.
+    """A transformer over packed latents and T5's tokens; CLIP computes the pooled embedding.
 
-    Outside ``velocity`` latents are pictures [B, C, H, W] like those of any family.
+    Packing happens in ``velocity``; everywhere else latents are [B, C, H, W].
     """
 
     pipeline_class = "FluxPipeline"
     placement = "shift_once"
-    # in the single blocks the first three match too; their feed-forward has other names, and the field leaves it out
+    # the first three also match in the single blocks, whose feed-forward layers are usually not adapted
     lora_targets = (
         "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
         "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
@@ -60,7 +60,7 @@ class FLUX(PipelineModel):
         with self._autocast():
             velocity = network(
                 hidden_states=pack(x),
-                timestep=time,  # the network multiplies by 1000, guidance too
+                timestep=time,  # the network multiplies time and guidance by 1000
                 guidance=guidance,
                 encoder_hidden_states=conditioning.tokens,
                 pooled_projections=conditioning.pooled,
@@ -73,20 +73,20 @@ class FLUX(PipelineModel):
 
 def pack(latents: Tensor) -> Tensor:
     """Patches of 2 x 2 as tokens: [B, C, H, W] -> [B, (H / 2) (W / 2), 4 C], row by row."""
-    patches = latents.unflatten(-1, (-1, PATCH)).unflatten(-3, (-1, PATCH))
+    patches: Tensor = latents.unflatten(-1, (-1, PATCH)).unflatten(-3, (-1, PATCH))
     return patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
 def unpack(tokens: Tensor, rows: int, columns: int) -> Tensor:
     """The inverse of ``pack``: [B, rows columns, 4 C] -> [B, C, 2 rows, 2 columns]."""
-    patches = tokens.unflatten(2, (-1, PATCH, PATCH)).unflatten(1, (rows, columns))
+    patches: Tensor = tokens.unflatten(2, (-1, PATCH, PATCH)).unflatten(1, (rows, columns))
     return patches.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
 
 
 def positions(rows: int, columns: int) -> Tensor:
-    """Where each image token lies, for rotary embeddings: [rows columns, 3] of 0, row, column. Text lies at 0, 0, 0."""
+    """Rotary positions of image tokens: [rows columns, 3] of 0, row, column. Text has 0, 0, 0."""
     import torch
 
-    place = torch.zeros(rows, columns, 3)
-    place[..., 1], place[..., 2] = torch.arange(rows)[:, None], torch.arange(columns)
-    return place.flatten(0, 1)
+    ids = torch.zeros(rows, columns, 3)
+    ids[..., 1], ids[..., 2] = torch.arange(rows)[:, None], torch.arange(columns)
+    return ids.flatten(0, 1)

@@ -1,4 +1,4 @@
-"""What families that come as a diffusers pipeline share: loading, lengths of prompts, pictures in and out, export."""
+"""What families of diffusers pipelines share: loading, checks of prompts, encoding and decoding of pictures, export."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from burnish.models.lora import rounded_by_folding
+from burnish.models.lora import merging_rounds
 from burnish.utils.errors import UserError
-from burnish.utils.images import Spoilt
+from burnish.utils.images import NonFiniteImage
 from burnish.utils.json_text import read_object
-from burnish.utils.weights import load_network, refuse_endless, refuse_not_finite
+from burnish.utils.weights import load_network, refuse_non_finite, refuse_oversized
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 
     from burnish.flow.schedules import Kind
 
-LONGEST_TEXT = 512  # diffusers' pipelines refuse to read more tokens through T5
-DISTILLED_GUIDANCE = 3.5  # what FluxPipeline embeds when it is not told
-LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as PIL makes grey of colour
+LONGEST_TEXT = 512  # T5 tokens that diffusers' pipelines read at most
+DISTILLED_GUIDANCE = 3.5  # default guidance input of FluxPipeline
+LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as in PIL's conversion to grey
 
 
 @dataclass(frozen=True)
 class Grid:
-    """How a family lays out latents and image tokens."""
+    """Layout of latents and image tokens."""
 
     channels: int  # of latents
-    patch: int  # latent positions to a side of an image token
-    side: int  # latent positions to a side of the picture that is drawn when no size is asked for
-    largest: int | None  # image tokens to a side at most
+    patch: int  # latent positions per side of an image token
+    side: int  # latent positions per side of the default picture
+    largest: int | None  # image tokens per side at most
 
 
 class PipelineModel:
-    """The pipeline's own parts, driven one at a time. A pipeline without a VAE draws in pixel space.
+    """A model that calls the parts of a diffusers pipeline. Without a VAE it works in pixel space.
 
     A family adds how prompts are encoded and how its network is called.
     """
@@ -47,8 +47,8 @@ class PipelineModel:
     pipeline_class: ClassVar[str]
     placement: ClassVar[Kind]
     lora_targets: ClassVar[tuple[str, ...]]
-    may_lack: ClassVar[tuple[str, ...]]  # parts that the pipeline runs without
-    t5: ClassVar[str]  # which tokenizer is T5's
+    may_lack: ClassVar[tuple[str, ...]]  # optional parts
+    t5: ClassVar[str]  # name of T5's tokenizer
     default_text_length: ClassVar[int]
 
     def __init__(
@@ -71,15 +71,15 @@ class PipelineModel:
 
     @classmethod
     def check_options(cls, path: Path, *, max_sequence_length: int | None, embedded_guidance: float | None) -> None:
-        """Refuse what the pipeline at ``path`` can't do, by its configuration files alone.
+        """Refuse options that the pipeline at ``path`` doesn't support, by its configuration files alone.
 
         Raises:
-            UserError: T5 can't read so many tokens, or the network has no guidance embedding.
+            UserError: the text is too long for T5, or the network has no guidance embedding.
         """
         if max_sequence_length is not None and max_sequence_length > LONGEST_TEXT:
             raise UserError(
-                f"rollout.max_sequence_length is {max_sequence_length}; "
-                f"a {cls.pipeline_class} reads at most {LONGEST_TEXT} tokens"
+                f"rollout.max_sequence_length is {max_sequence_length}, but a {cls.pipeline_class} reads at most "
+                f"{LONGEST_TEXT} tokens; lower it"
             )
         if embedded_guidance is None:
             return
@@ -109,18 +109,21 @@ class PipelineModel:
             path: directory with model_index.json.
             index: that file's content.
             dtype: precision of the weights of the network; the VAE is always float32.
-            compute: precision of the network's forward.
-            device: where it goes.
+            compute: precision of the network's forward pass.
+            device: of the network.
             max_sequence_length: tokens of the T5 encoder; None takes diffusers' default.
-            embedded_guidance: guidance that a guidance-distilled network is told; None takes diffusers' default.
-            network_only: leave the text encoders on disk.
+            embedded_guidance: guidance input of a guidance-distilled network; None takes diffusers' default.
+            network_only: load no text encoders.
+
+        Raises:
+            UserError: weights are missing, wrong or not finite, or the latents have an unsupported shape.
         """
         import torch
 
         absent = {name: None for name in cls.may_lack if index.get(name, [None])[0] is None}
         if network_only:
             absent |= {name: None for name in index if name.startswith("text_encoder")}
-        refuse_endless(path / "scheduler" / "scheduler_config.json")
+        refuse_oversized(path / "scheduler" / "scheduler_config.json")
         precision = {"default": dtype, "vae": torch.float32}
         with _quietly():
             import diffusers
@@ -136,44 +139,44 @@ class PipelineModel:
         for name, part in pipeline.components.items():
             if isinstance(part, torch.nn.Module):
                 part.requires_grad_(False).eval().to(device)
-                refuse_not_finite(part, path / name)
+                refuse_non_finite(part, path / name)
         model = cls(
             pipeline, compute=compute, max_sequence_length=max_sequence_length, embedded_guidance=embedded_guidance
         )
         if pipeline.vae is None and model.grid.channels not in (1, 3):
             raise UserError(
-                f"without a VAE its {model.grid.channels} latent channels would be those of a picture, which has 1 or 3"
+                f"without a VAE its latents are pictures of 1 or 3 channels, but they have {model.grid.channels}"
             )
         return model
 
     @property
     def grid(self) -> Grid:
-        """How latents and image tokens are laid out."""
+        """Layout of latents and image tokens."""
         raise NotImplementedError
 
     @property
     def scale(self) -> int:
-        """Pixels to a side of a latent position."""
+        """Pixels per side of a latent position."""
         return 1 if self.pipeline.vae is None else self.pipeline.vae_scale_factor
 
     def check(self, texts: Sequence[str]) -> None:
-        # cutting a prompt would silently train on another one than the user wrote
+        # truncation would silently train on another prompt than the user wrote
         p = self.pipeline
         tokenizer, limit, what = p.tokenizer, p.tokenizer_max_length, "tokens of the CLIP tokenizer"
         if (t5 := getattr(p, self.t5)) is not None:
             tokenizer, limit, what = t5, self.text_length, "tokens of the T5 tokenizer (rollout.max_sequence_length)"
         if tokenizer is None:
-            raise UserError("model.path has no tokenizer by its model_index.json; fetch the model again")
+            raise UserError("model.path has no tokenizer in its model_index.json; fetch the model again")
         for text in texts:
             if (length := len(tokenizer(text).input_ids)) > limit:
                 shown = text if len(text) <= 60 else f"{text[:57]}..."
                 raise UserError(
-                    f"prompt {shown!r} has {length} tokens; this model reads at most {limit} {what}; shorten it"
+                    f"prompt {shown!r} has {length} tokens, but this model reads at most {limit} {what}; shorten it"
                 )
             self._check_tokens(text)
 
     def _check_tokens(self, text: str) -> None:
-        """Refuse a tokenizer that is not its encoder's, as far as a text can tell."""
+        """Refuse a tokenizer of another model: one with ids beyond the encoder's vocabulary."""
         parts = self.pipeline.components
         for name, encoder in parts.items():
             tokenizer = parts.get(name.replace("text_encoder", "tokenizer")) if "text_encoder" in name else None
@@ -182,8 +185,8 @@ class PipelineModel:
             last, known = max(tokenizer(text).input_ids, default=0), encoder.get_input_embeddings().num_embeddings
             if last >= known:
                 raise UserError(
-                    f"prompt {text!r:.60} has token {last}, but {name} knows only {known}: its tokenizer is another "
-                    "model's; fetch the model again"
+                    f"prompt {text!r:.60} has token id {last}, but {name} has only {known}: the tokenizer belongs to "
+                    "another model; fetch the model again"
                 )
 
     def latent_shape(self, height: int | None, width: int | None) -> tuple[int, ...]:
@@ -200,7 +203,7 @@ class PipelineModel:
 
         vae, pixels = self.pipeline.vae, latents.float()
         if vae is not None:
-            # a picture at a time: decoding needs far more memory than denoising
+            # one picture at a time, because decoding needs far more memory than denoising
             scaled = pixels / vae.config.scaling_factor + (vae.config.shift_factor or 0.0)
             pixels = torch.cat([vae.decode(one, return_dict=False)[0] for one in scaled.split(1)])
         pixels = (pixels / 2 + 0.5).clamp(0, 1)
@@ -211,12 +214,12 @@ class PipelineModel:
 
         with torch.no_grad():
             pixels = self.decode_tensor(latents)
-            # an infinite pixel is cut to 1, so it is the latents that tell; what a VAE made of finite ones can be NaN
+            # both are checked: clamping hides infinite latents, and a VAE can turn finite ones into NaN
             finite = (latents.flatten(1).isfinite().all(1) & pixels.flatten(1).isfinite().all(1)).tolist()
-            # the same rounding as diffusers' image processor
-            whole = (pixels.nan_to_num(0.0) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu()
-        pictures = [picture.contiguous().numpy() for picture in whole]
-        return [picture if good else Spoilt.of(picture) for picture, good in zip(pictures, finite, strict=True)]
+            # rounded as by diffusers' image processor
+            rounded = (pixels.nan_to_num(0.0) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu()
+        pictures = [picture.contiguous().numpy() for picture in rounded]
+        return [picture if good else NonFiniteImage.of(picture) for picture, good in zip(pictures, finite, strict=True)]
 
     def encode_pictures(self, pictures: Sequence[np.ndarray]) -> Tensor:
         import numpy as np
@@ -224,7 +227,7 @@ class PipelineModel:
 
         shapes = {picture.shape for picture in pictures}
         if len(shapes) != 1 or (shape := shapes.pop())[2:] != (3,):
-            raise UserError(f"pictures have the shapes {sorted(shapes)}; those of a batch must share one [H, W, 3]")
+            raise UserError(f"pictures have shapes {sorted(shapes)}; all must have the same shape [H, W, 3]")
         for what, side in zip(("height", "width"), shape[:2], strict=True):
             self._positions(f"the {what} of a picture", side)
         pixels = torch.from_numpy(np.stack(pictures)).to(self._device).permute(0, 3, 1, 2).float() / 127.5 - 1
@@ -234,7 +237,8 @@ class PipelineModel:
             return grey if self.grid.channels == 1 else pixels
         with torch.no_grad():
             means = torch.cat([vae.encode(one, return_dict=False)[0].mode() for one in pixels.split(1)])
-        return (means - (vae.config.shift_factor or 0.0)) * vae.config.scaling_factor
+        latents: Tensor = (means - (vae.config.shift_factor or 0.0)) * vae.config.scaling_factor
+        return latents
 
     def recompute_activations(self) -> None:
         self.network.enable_gradient_checkpointing()  # type: ignore[operator]
@@ -253,7 +257,7 @@ class PipelineModel:
     def fold_lora(self, folder: Path) -> None:
         with _quietly():
             self.pipeline.load_lora_weights(folder)
-            if not rounded_by_folding(self.network):
+            if not merging_rounds(self.network):
                 self.pipeline.fuse_lora(components=["transformer"])
                 self.pipeline.unload_lora_weights()
         self.network.requires_grad_(False)
@@ -272,52 +276,52 @@ class PipelineModel:
             type(self.pipeline)(**(parts | absent | {"transformer": plain})).save_pretrained(folder)
 
     def _positions(self, what: str, side: int) -> int:
-        """Latent positions along a side of so many pixels; ``what`` names it in complaints."""
+        """Latent positions along a side of ``side`` pixels; ``what`` is its name in messages."""
         unit, largest = self.scale * self.grid.patch, self.grid.largest
         if side % unit:
             raise UserError(
-                f"{what} is {side}; this model draws in units of {unit} pixels: "
+                f"{what} is {side}, but this model needs multiples of {unit} pixels; "
                 f"use {max(side // unit, 1) * unit} or {(side // unit + 1) * unit}"
             )
         if largest is not None and side // unit > largest:
-            raise UserError(f"{what} is {side}; this model draws at most {largest * unit} pixels")
+            raise UserError(f"{what} is {side}, but this model supports at most {largest * unit} pixels; lower it")
         return side // self.scale
 
     def _autocast(self) -> AbstractContextManager[None]:
-        """The precision of a forward."""
+        """The precision of a forward pass."""
         import torch
 
         return torch.autocast(self._device.type, self.compute, enabled=self.compute != torch.float32)
 
 
 def _networks(index: dict[str, Any]) -> dict[str, type[nn.Module]]:
-    """The parts of a pipeline that have weights, by the classes that its model_index.json names."""
+    """Classes of the parts that have weights, by model_index.json."""
     import torch
 
     found: dict[str, type[nn.Module]] = {}
     for name, value in index.items():
         library, kind = value if isinstance(value, list) and len(value) == 2 else (None, None)
         if library in ("diffusers", "transformers"):
-            made = getattr(import_module(library), str(kind), None)
-            if isinstance(made, type) and issubclass(made, torch.nn.Module):
-                found[name] = made
+            found_class = getattr(import_module(library), str(kind), None)
+            if isinstance(found_class, type) and issubclass(found_class, torch.nn.Module):
+                found[name] = found_class
     return found
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without the bars of two libraries, and without their advice to install what is not needed here."""
+    """Without progress bars and advice of diffusers and transformers."""
     import diffusers
     import transformers
 
     loggers = (diffusers.utils.logging, transformers.utils.logging)
-    spoken = [logger.get_verbosity() for logger in loggers]
+    verbosities = [logger.get_verbosity() for logger in loggers]
     for logger in loggers:
         logger.disable_progress_bar()
         logger.set_verbosity_error()
     try:
         yield
     finally:
-        for logger, verbosity in zip(loggers, spoken, strict=True):
+        for logger, verbosity in zip(loggers, verbosities, strict=True):
             logger.enable_progress_bar()
             logger.set_verbosity(verbosity)

@@ -1,4 +1,4 @@
-"""Teachers from disk: whether one fits a student, by their configuration files alone, and loading it."""
+"""Teachers for distillation: whether one fits its student, by their configuration files, and loading it."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from burnish.models.flow.base import FlowModel
 
 SHAPES = ("in_channels", "joint_attention_dim", "pooled_projection_dim")  # of latents and of embeddings
-NAMES = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")  # in a configuration that say nothing
+IGNORED = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")  # keys of a configuration
 
 
 def check_teacher(student: ModelOptions, path: str | None, lora: str | None, option: str) -> None:
     """Refuse a teacher that can't read the student's latents and embeddings.
 
     Args:
-        student: the model that learns.
+        student: the model that is trained.
         path: directory of the teacher's pipeline; None is the student's.
         lora: directory of an adapter for it, or None.
-        option: what the teacher is called in the configuration.
+        option: the teacher's option in the configuration.
 
     Raises:
-        UserError: it is another family, or has other latents, embeddings or text encoders; or there is no adapter.
+        UserError: its family, latents, embeddings or text encoders differ, or the adapter is missing.
     """
     if lora is not None and not list(resolve(lora).glob("*.safetensors")):
         raise UserError(f"{option}.lora is {lora}, which is not a directory with an adapter (.safetensors) in it")
@@ -48,26 +48,28 @@ def check_teacher(student: ModelOptions, path: str | None, lora: str | None, opt
         raise UserError(f"{option}.path is {path}: {'; '.join(cut)}")
     kinds = their_index.get("_class_name"), our_index.get("_class_name")
     if kinds[0] != kinds[1]:
-        raise UserError(f"{option}.path is {path}, a {kinds[0]}; model.path is a {kinds[1]}: a teacher must be one too")
+        raise UserError(
+            f"{option}.path is {path}, a {kinds[0]}, but model.path is a {kinds[1]}; use one of the same class"
+        )
     for name in SHAPES:
         values = [_config(where, "transformer").get(name) for where in (theirs, ours)]
         if values[0] != values[1]:
             raise UserError(
-                f"{option}.path is {path}, whose {name} is {values[0]}; that of model.path is {values[1]}: "
+                f"{option}.path is {path}, whose {name} is {values[0]}, but that of model.path is {values[1]}; "
                 "a teacher must read the same latents and embeddings"
             )
     for part in sorted(_encoders(their_index) | _encoders(our_index)):
         if _config(theirs, part) != _config(ours, part):
             raise UserError(
-                f"{option}.path is {path}, whose {part} is another one than that of model.path; "
-                "a teacher reads the embeddings of the student's text encoders, so they must be the same"
+                f"{option}.path is {path}, whose {part} differs from that of model.path; a teacher must have the "
+                "student's text encoders, because it reads their embeddings"
             )
 
 
 def load_teacher(
     student: ModelOptions, path: str | None, lora: str | None, *, embedded_guidance: float | None = None
 ) -> FlowModel:
-    """A frozen model in the student's precision, without text encoders, with an adapter if one is given."""
+    """A frozen model in the student's precision, without text encoders, with an optional adapter merged."""
     options = replace(student, path=path or student.path)
     try:
         model = load_model(options, embedded_guidance=embedded_guidance, network_only=True)
@@ -83,8 +85,8 @@ def _encoders(index: dict[str, Any]) -> set[str]:
 
 
 def _config(pipeline: Path, part: str) -> dict[str, Any]:
-    """The configuration of a part of a pipeline; that of a part that is not there is empty."""
+    """The configuration of a part of a pipeline; {} if there is none."""
     file = pipeline / part / "config.json"
     if not file.is_file():
         return {}
-    return {key: value for key, value in read_object(file).items() if key not in NAMES}
+    return {key: value for key, value in read_object(file).items() if key not in IGNORED}

@@ -1,16 +1,16 @@
-"""From a directory to a language model: which family it is, and whether it is a model at all."""
+"""Language models from directories: the family, checks of the files, and loading."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from burnish.models.loading import placement_of, read_folder
 from burnish.options import LanguageModelOptions, ModelOptions
-from burnish.registry import lookup, names
+from burnish.registry import entries, lookup
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
-from burnish.utils.paths import resolve
-from burnish.utils.reading import check_folder, understood
+from burnish.utils.reading import understood
 from burnish.utils.weights import complaints_about, tokenizer_complaint
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 KIND = "language model"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
-EXPERTS = ("num_experts", "num_local_experts")  # what config.json may call them: transformers has renamed them
+EXPERTS = ("num_experts", "num_local_experts")  # keys of config.json in different versions of transformers
 
 
 def read_config(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
@@ -28,24 +28,14 @@ def read_config(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
     Raises:
         UserError: there is no such directory, or it is not in transformers layout.
     """
-    path = resolve(options.path)
-    if not path.is_dir():
-        raise UserError(f"model.path is {options.path}, which is not a directory; it must hold a transformers model")
-    check_folder(path)
-    try:
-        return path, read_object(path / "config.json")
-    except FileNotFoundError:
-        raise UserError(
-            f"model.path is {options.path}, which has no config.json; "
-            "it must be a model as transformers' save_pretrained writes it"
-        ) from None
+    return read_folder(options, "config.json", "transformers", "model")
 
 
 def check_experts(options: LanguageModelOptions) -> None:
-    """Refuse to balance experts that are not there, by config.json alone.
+    """Refuse a router loss for a model without experts, by config.json alone.
 
     Raises:
-        UserError: the model is dense, and has a coefficient.
+        UserError: the coefficient is set, and the model is dense.
     """
     if not options.router_aux_loss_coef:
         return
@@ -53,27 +43,28 @@ def check_experts(options: LanguageModelOptions) -> None:
     text = config.get("text_config") or config
     if not any(text.get(name) for name in EXPERTS):
         raise UserError(
-            f"model.router_aux_loss_coef is {options.router_aux_loss_coef:g}, but {options.path} is no mixture of "
-            f"experts (its config.json has no {' or '.join(EXPERTS)}); leave it out"
+            f"model.router_aux_loss_coef is {options.router_aux_loss_coef:g}, but {options.path} is not a "
+            f"mixture of experts (its config.json has no {' or '.join(EXPERTS)}); leave it out"
         )
 
 
 def family_of(options: ModelOptions, config: dict[str, Any]) -> Any:
-    """The family that reads a language model.
+    """The family of a language model.
 
     Raises:
-        UserError: no family does.
+        UserError: no family supports its model_type.
     """
     written = config.get("model_type")
     if options.family != "auto":
         named = lookup(KIND, options.family)
         if written not in named.model_types:
             raise UserError(
-                f"model.family is {options.family}, which computes {', '.join(named.model_types)}, but the model_type "
-                f"of {options.path} is {written}, and would be computed wrongly; leave model.family out"
+                f"model.family is {options.family}, which supports {', '.join(named.model_types)}, but the model_type "
+                f"of {options.path} is {written}; leave model.family out"
             )
         return named
-    families = {kind: lookup(KIND, name) for name in names(KIND) for kind in lookup(KIND, name).model_types}
+    # of two that read the same models, a plugin's is taken only where it is named
+    families = {kind: family for family in reversed(entries(KIND)) for kind in family.model_types}
     if not isinstance(written, str) or written not in families:
         known = ", ".join(sorted(families))
         raise UserError(
@@ -83,22 +74,20 @@ def family_of(options: ModelOptions, config: dict[str, Any]) -> Any:
 
 
 def check_files(options: ModelOptions) -> None:
-    """Refuse a directory that lacks what a model of its family needs beside its configuration, or holds half of it.
+    """Refuse a directory without the weights, tokenizer, processor or chat template that its family needs.
 
     Raises:
-        UserError: with all that is wrong.
+        UserError: files are missing or truncated; the message lists all.
     """
     path, config = read_config(options)
     family = family_of(options, config)
     found = list(complaints_about(path))
     if complaint := tokenizer_complaint(path):
         found.append(complaint)
-    if family.sees and not any((path / name).is_file() for name in PROCESSORS):
-        found.append(f"{path} has no {PROCESSORS[0]}, which says how pictures are processed; fetch the model again")
-    if family.sees and not _has_template(path):
-        found.append(
-            f"{path} has no chat template (chat_template.jinja), which says where pictures stand in a prompt; fetch it"
-        )
+    if family.has_vision and not any((path / name).is_file() for name in PROCESSORS):
+        found.append(f"{path} has no {PROCESSORS[0]}, which configures its processor; fetch the model again")
+    if family.has_vision and not _has_template(path):
+        found.append(f"{path} has no chat template (chat_template.jinja) to position pictures; fetch the model again")
     if found:
         raise UserError("\n".join(f"model.path: {one}" for one in found))
 
@@ -112,17 +101,8 @@ def _has_template(path: Path) -> bool:
 
 def load_language_model(options: ModelOptions) -> LanguageModel:
     """Load the model that ``options`` describe, frozen and in evaluation mode."""
-    import torch
-
     path, config = read_config(options)
-    device = options.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("model.device is cuda, but PyTorch sees no GPU; use model.device=cpu or auto")
-    compute = getattr(torch, options.dtype)
-    # frozen weights may rest in half precision; trained ones keep a float32 master copy
-    stored = compute if options.lora is not None else torch.float32
+    device, stored, compute = placement_of(options)
     family = family_of(options, config)
     with understood(f"model.path is {options.path}, which can't be loaded as {family.name}"):
         model: LanguageModel = family.load(path, dtype=stored, compute=compute, device=device)
@@ -132,10 +112,10 @@ def load_language_model(options: ModelOptions) -> LanguageModel:
 
 
 def _checkpoint(network: Any) -> None:
-    """Have the inside of each layer computed again in the backward pass.
+    """Recompute the activations of each layer in the backward pass.
 
-    transformers does so only for layers that are in training mode. What is inside them stays as it is, since that is
-    where dropout would begin.
+    transformers does so only for layers in training mode. Their submodules stay in evaluation mode, where dropout is
+    off.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 

@@ -1,4 +1,4 @@
-"""Videos for towers that see one square picture at a time."""
+"""Videos for vision towers that encode one square picture at a time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "nin
 
 @dataclass(frozen=True)
 class TileVideos:
-    """Every frame that is looked at becomes a square tile."""
+    """Every sampled frame becomes a square tile."""
 
-    longest: int  # a frame's longer side, before it is made square
+    longest: int  # a frame's longer side in pixels, before it is resized to a square
     side: int  # of the square
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    fps: float | None  # frames per second that are looked at; None looks at all
-    most: int  # frames that are looked at
+    fps: float | None  # frames per second that are sampled; None takes all
+    most: int  # sampled frames at most
 
     @classmethod
     def read(cls, config: dict[str, Any]) -> TileVideos:
@@ -42,7 +42,7 @@ class TileVideos:
         )
 
     def sample(self, video: Video) -> list[int]:
-        """Numbers of the frames that are looked at; of a long video neither the first second nor the last."""
+        """Indices of the sampled frames; of a long video neither the first second nor the last."""
         import numpy as np
 
         total = len(video.frames)
@@ -53,10 +53,11 @@ class TileVideos:
         first, last = 0, total - 1
         if seconds - 2 > self.most * self.fps:
             first, last = int(video.fps), min(int(total - video.fps), total - 1)
-        return np.unique(np.linspace(first, last, wanted, dtype=int)).tolist()
+        frames: list[int] = np.unique(np.linspace(first, last, wanted, dtype=int)).tolist()
+        return frames
 
     def process(self, video: Video) -> tuple[Tensor, list[int]]:
-        """Tiles [F, 3, S, S] float32, and the numbers of the frames they show."""
+        """Tiles [F, 3, S, S] float32, and the indices of the sampled frames."""
         import numpy as np
         import torch
 
@@ -71,7 +72,7 @@ class TileVideos:
 
         height, width = frame.shape[:2]
         scale = self.longest / max(height, width)
-        # the shorter side is made even
+        # the shorter side is rounded up to an even number
         across, down = (max(int(side * scale), 1) for side in (width, height))
         across, down = (side if side == self.longest else side + side % 2 for side in (across, down))
         picture = Image.fromarray(frame).resize((across, down), Image.Resampling.LANCZOS)

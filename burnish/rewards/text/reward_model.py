@@ -12,7 +12,7 @@ from burnish.rewards.base import Verdict
 from burnish.rewards.text.base import LanguageReward, Response
 from burnish.utils.errors import UserError
 from burnish.utils.paths import resolve
-from burnish.utils.weights import complaints_about, load_network, refuse_not_finite
+from burnish.utils.weights import complaints_about, load_network, refuse_non_finite
 
 if TYPE_CHECKING:
     from burnish.types.prompt import Prompt
@@ -106,7 +106,8 @@ def _logits(network: Any, rows: Sequence[dict[str, list[int]]]) -> list[float]:
             logits = network(**{name: value.to(network.device) for name, value in padded.items()}).logits
     finally:
         config.pad_token_id = known
-    return logits[:, 0].float().tolist()
+    scores: list[float] = logits[:, 0].float().tolist()
+    return scores
 
 
 @cache
@@ -120,7 +121,7 @@ def _load(path: str, dtype: str, device: str) -> tuple[Any, Any]:
         network = load_network(
             AutoModelForSequenceClassification, folder, dtype=getattr(torch, dtype), trust_remote_code=False
         )
-        refuse_not_finite(network, folder)
+        refuse_non_finite(network, folder)
     except UserError as error:
         raise UserError(f"{folder} is no reward model: {error}") from None
     if network.config.num_labels != 1:

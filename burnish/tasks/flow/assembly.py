@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from burnish.algorithms.flow.sft import SFT
 from burnish.config.flow import FlowConfig
-from burnish.data.flow.finished import FinishedData
+from burnish.data.flow.offline import OfflinePictures
 from burnish.data.flow.prompts import read_prompts
-from burnish.data.stream import PromptStream, Stream
+from burnish.data.stream import Stream
 from burnish.models.flow.loading import load_model, read_index, standard_side
 from burnish.models.flow.teachers import check_teacher, load_teacher
-from burnish.rollout.base import StreamSource
-from burnish.rollout.offline_flow import OfflineFlowSource
-from burnish.rollout.online import OnlineSource
-from burnish.rollout.prompt_schedule import PromptSchedule
 from burnish.tasks.assembly import Assembly
-from burnish.tasks.flow.engine import FlowEngine, Job
+from burnish.tasks.flow.engine import FlowEngine, FlowJob
+from burnish.tasks.flow.evaluate import FlowEvaluation
 from burnish.tasks.flow.pictures import PictureFiles
-from burnish.tasks.flow.roles import NetworkRoles
+from burnish.tasks.flow.roles import FlowRoles
 from burnish.tasks.flow.rollouts import FlowRollouts
-from burnish.training.auxiliary import Supervised
+from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.types.media import Media
 from burnish.types.rollout import OfflineSamples, Prompt
 from burnish.utils.paths import resolve
@@ -35,54 +34,32 @@ class FlowAssembly(Assembly):
     """Prompts, networks, engine and source of a generator."""
 
     config: FlowConfig
+    evaluation = FlowEvaluation
+    library = "diffusers"
 
-    @cached_property
-    def roles(self) -> NetworkRoles:
+    def load_roles(self) -> FlowRoles:
         config, rollout = self.config, self.config.rollout
-        size = config.trainer.mini_batch_size or config.samples
         model = load_model(
             config.model, max_sequence_length=rollout.max_sequence_length, embedded_guidance=rollout.embedded_guidance
         )
-        roles = NetworkRoles(
+        return FlowRoles(
             model,
             self.needs,
             config.model.lora,
             guidance=rollout.guidance_scale,
             rescale=rollout.guidance_rescale,
             micro_batch_size=config.trainer.micro_batch_size,
-            on_policy=config.trainer.epochs == 1 and size >= config.samples,
+            on_policy=config.steps_per_update == 1,
             seed=config.seed,
             load_teacher=lambda teacher: load_teacher(
                 config.model, teacher.path, teacher.lora, embedded_guidance=rollout.embedded_guidance
             ),
             rewards=config.rewards,
         )
-        if self.ranks.size > 1:
-            roles.shard(self.ranks, config.sharding)
-        return roles
 
     @cached_property
     def engine(self) -> FlowEngine:
         return FlowEngine(self.roles, self.config.rollout, seed=self.config.seed)
-
-    @cached_property
-    def source(self) -> StreamSource:
-        config, data = self.config, self.config.data
-        if self.pictures is not None:
-            given = Stream(self.pictures.records, data.train_batch_size, seed=config.seed, shuffle=data.shuffle)
-            return OfflineFlowSource(
-                given, self.finished[0], schedule=self.engine.times, seed=config.seed, watch=self.watch
-            )
-        return OnlineSource(self.questions, self.rollout_worker)
-
-    @cached_property
-    def questions(self) -> PromptSchedule:
-        data, rollout = self.config.data, self.config.rollout
-        return PromptSchedule(
-            stream=PromptStream(self.train_prompts, data.train_batch_size, seed=self.config.seed, shuffle=data.shuffle),
-            n=rollout.candidates.n if rollout.candidates else rollout.n,
-            filtering=rollout.filter_groups,
-        )
 
     @cached_property
     def rollout_worker(self) -> FlowRollouts:
@@ -99,37 +76,44 @@ class FlowAssembly(Assembly):
         return PictureFiles(self.config, self.config.data, self.needs.data)
 
     @cached_property
-    def more_pictures(self) -> PictureFiles | None:
-        """Finished pictures that are learned beside."""
+    def supervised_pictures(self) -> PictureFiles | None:
+        """Finished pictures that are imitated beside."""
         section = self.config.supervised
         return PictureFiles(self.config, section, "pictures") if section is not None else None
 
     @cached_property
-    def finished(self) -> list[FinishedData]:
+    def finished(self) -> list[OfflinePictures]:
         """All these pictures, as the model has them."""
-        return [files.learned_by(self.engine) for files in (self.pictures, self.more_pictures) if files is not None]
+        every = (self.pictures, self.supervised_pictures)
+        return [files.learned_by(self.engine) for files in every if files is not None]
+
+    @property
+    def records(self) -> Sequence[Any]:
+        assert self.pictures is not None, "pictures are sampled"
+        return self.pictures.records
+
+    def prepare(self, records: list[Any], update: int) -> OfflineSamples:
+        return self.finished[0].batch(records, self.engine.times, update=update, seed=self.config.seed)
 
     @cached_property
-    def besides(self) -> Supervised | None:
-        section, config = self.config.supervised, self.config
-        if section is None or self.more_pictures is None:
+    def auxiliary(self) -> AuxiliaryLoss | None:
+        section, config, files = self.config.supervised, self.config, self.supervised_pictures
+        if section is None or files is None:
             return None
-        learned = self.finished[-1]
-        stream = Stream(
-            self.more_pictures.records, section.batch_size, seed=config.seed, shuffle=True, name="supervised"
-        )
+        data = self.finished[-1]
+        stream = Stream(files.records, section.batch_size, seed=config.seed, shuffle=True, name="supervised")
 
         def draw(step: int) -> OfflineSamples:
-            return learned.given(stream.batch(step), self.engine.times, update=step, seed=config.seed)
+            return data.batch(stream.batch(step), self.engine.times, update=step, seed=config.seed)
 
-        return Supervised(SFT(time_shift=section.time_shift), draw, section.coef)
+        return AuxiliaryLoss(SFT(time_shift=section.time_shift), draw, section.coef)
 
     @cached_property
     def train_prompts(self) -> list[Prompt]:
         return super().train_prompts if self.pictures is None else self.pictures.prompts
 
     def media(self) -> Iterator[tuple[str, Media]]:
-        for files in (self.pictures, self.more_pictures):
+        for files in (self.pictures, self.supervised_pictures):
             if files is not None:
                 yield from ((record.where, media) for record in files.read for media in record.pictures)
 
@@ -138,7 +122,7 @@ class FlowAssembly(Assembly):
         for i, teacher in enumerate(self.needs.teachers):
             check_teacher(self.config.model, teacher.path, teacher.lora, f"algorithm.teachers[{i}]")
 
-    def made_up(self) -> np.ndarray:
+    def dummy_sample(self) -> np.ndarray:
         """A picture of shades, of the size that the run draws."""
         path, _ = read_index(self.config.model)
         height, width = self.config.rollout.height, self.config.rollout.width
@@ -151,7 +135,7 @@ class FlowAssembly(Assembly):
         return str(index.get("_class_name")), sorted(path.glob("transformer/*"))
 
     def check(self) -> None:
-        more = self.more_pictures.prompts if self.more_pictures else []
+        more = self.supervised_pictures.prompts if self.supervised_pictures else []
         texts = {text for p in (*self.train_prompts, *self.val_prompts, *more) for text in (p.text, p.negative)}
         self.roles.model.check(sorted(texts))
         super().check()
@@ -159,8 +143,8 @@ class FlowAssembly(Assembly):
         for data in self.finished:
             data.check()
 
-    def try_out(self) -> None:
-        job = replace(Job.groups(self.val_prompts[:1], 1, purpose="trial", update=0), steps=1)
+    def trial(self) -> None:
+        job = replace(FlowJob.groups(self.val_prompts[:1], 1, purpose="trial", update=0), steps=1)
         for _ in self.engine.sample(job):
             pass
 
@@ -169,3 +153,13 @@ class FlowAssembly(Assembly):
         for reward in self.config.rewards.values():
             reward.check(prompts)
         return prompts
+
+    def save(self, target: Path, weights: dict[str, Tensor]) -> None:
+        self.roles.model.save_pipeline(target, weights)
+
+    def loading_lines(self, base: Path, adapter: Path | None) -> list[str]:
+        # diffusers wants to hear of the parts that a pipeline does without, though its model_index.json says so
+        model = self.roles.model
+        without = "".join(f", {name}=None" for name in model.absent_parts())
+        load = f'pipe = {model.pipeline_class}.from_pretrained("{base}"{without})'
+        return [load, *([] if adapter is None else [f'pipe.load_lora_weights("{adapter}")'])]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import Protocol
-
 from torch import Tensor
 
 from burnish.algorithms.base import Metrics
-from burnish.algorithms.flow.base import Name, Role
+from burnish.algorithms.flow.base import Name
+from burnish.tasks.flow.roles import FlowRoles
 from burnish.types.batch import to_device
 from burnish.types.rollout import Scored
 from burnish.utils import random
@@ -17,24 +15,13 @@ ROWS = 16  # samples that are looked at: few, as their forwards teach nothing
 TIME = 0.5  # where both picture and noise are to be guessed
 
 
-class ComparedRoles(Protocol):
-    """What can be compared."""
-
-    @property
-    def has_reference(self) -> bool:
-        """Whether the network before training is at hand."""
-
-    def sampling(self, name: Name, *, merge: bool) -> AbstractContextManager[Role]:
-        """A role, for a while and without gradients."""
-
-
 def watched(places: Tensor, total: int) -> Tensor:
     """Which of some samples are looked at: rows [M], by their places [B] long among all ``total`` of the batch."""
     stride = max(total // ROWS, 1)
     return ((places % stride == 0) & (places < stride * ROWS)).nonzero().flatten()
 
 
-def velocity_growth(roles: ComparedRoles, some: Scored) -> Metrics:
+def velocity_growth(roles: FlowRoles, some: Scored) -> Metrics:
     """Norm of the policy's velocity over the reference's, and the norm of their difference over the reference's.
 
     Both are means over the samples, noised again halfway; nothing where there is no reference.

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -16,80 +14,51 @@ from burnish.algorithms.flow.base import Name, Recording, Role
 from burnish.flow.multistep import thinned
 from burnish.flow.sampling import Plan, denoise
 from burnish.flow.schedules import schedule
-from burnish.models.flow.base import FlowModel
-from burnish.models.lora import rounded_by_folding
+from burnish.models.lora import merging_rounds
 from burnish.options import RolloutOptions
-from burnish.rollout.numbering import numbered
+from burnish.tasks.flow.roles import FlowRoles
+from burnish.tasks.job import Job
 from burnish.types.batch import Gathered, to_device
-from burnish.types.rollout import Conditioning, Denoising, Prompt
+from burnish.types.rollout import Conditioning, Denoising
 from burnish.utils import random
 
 REMEMBERED = 4096  # prompts whose embeddings are kept
 LEAST = 4  # rows of a forward for a tree: kernels for fewer round otherwise, and no sample may depend on other trees
 
 
-class SamplingRoles(Protocol):
-    """What an engine needs of the trainer's networks."""
+@dataclass(frozen=True, kw_only=True)
+class FlowJob(Job):
+    """Which pictures to make, and how."""
 
-    model: FlowModel
-
-    @property
-    def has_reference(self) -> bool:
-        """Whether the network before training is at hand."""
-
-    def sampling(self, name: Name, *, merge: bool) -> AbstractContextManager[Role]:
-        """The role that samples, for a while; ``merge`` folds its adapter into the weights."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """Which samples to make. Row i is sample ``sample[i]`` of prompt ``prompts[i]``."""
-
-    prompts: list[Prompt]  # [B]
-    group: Tensor  # [B] long
-    sample: Tensor  # [B] long
-    purpose: Literal["rollout", "validation", "sample"]
-    update: int
     recording: Recording | None = None
     role: Name = "policy"
     guidance: float | None = None  # None takes the run's
     steps: int | None = None  # denoising steps; None takes the run's
-    between: Callable[[], None] = lambda: None  # called before every denoising step; what it raises ends the job
-
-    @classmethod
-    def groups(cls, prompts: Sequence[Prompt], n: int, **kwargs: object) -> Job:
-        """``n`` samples of each prompt. A prompt that occurs again gets further samples, not the same ones."""
-        rows, group, sample = numbered(prompts, n)
-        return cls(rows, group, sample, **kwargs)  # type: ignore[arg-type]
-
-    def select(self, rows: slice) -> Job:
-        """Some of its rows."""
-        return replace(self, prompts=self.prompts[rows], group=self.group[rows], sample=self.sample[rows])
 
 
 @dataclass(frozen=True)
 class BranchIds:
-    """Which rows of a job are still one state before each step, and which sample's noise moved them there."""
+    """Which rows of a job share a state before each step, and which sample's noise moved them there."""
 
-    node: Tensor  # [B, N + 1] long: equal in rows that are one state
-    lead: Tensor  # [B, N + 1] long: the sample whose seeds brought the row there
-    first: Tensor  # [B] long: row of the job at which the row's group begins
+    node: Tensor  # [B, N + 1] long: equal in rows that share a state
+    source: Tensor  # [B, N + 1] long: the sample whose seeds drew the noise that led there
+    first: Tensor  # [B] long: the first row of the row's group
 
     @classmethod
-    def of(cls, job: Job, recorded: Tensor) -> BranchIds:
-        """Every sample on its own path; with shared noise those of a group together until noise parts them.
+    def of(cls, job: FlowJob, recorded: Tensor) -> BranchIds:
+        """Every sample on its own path; with shared noise, the samples of a group together until they split.
 
-        Without splits the first recorded step parts all of them. In a tree, each split parts a path into as many as
-        the tree branches, and the recorded steps between splits move the samples of a path alike.
+        Without splits, the first recorded step splits a group into its samples. In a tree, each split divides a path
+        by the branching factor, and the recorded steps in between move the samples of a path alike.
         """
         rows, how = torch.arange(len(recorded)), job.recording
         own = rows[:, None].expand(-1, recorded.shape[1] + 1)
-        lead = job.sample[:, None].expand_as(own)
+        source = job.sample[:, None].expand_as(own)
         first = torch.full((int(job.group.max()) + 1,), len(rows)).scatter_reduce(0, job.group, rows, "amin")[job.group]
         if how is None or not how.shared_noise:
-            return cls(own.contiguous(), lead.contiguous(), first)
-        parted = torch.cat([recorded.new_zeros(len(rows), 1), recorded.cumsum(1) > 0], 1)
-        node = torch.where(parted, own, first[:, None])
+            return cls(own.contiguous(), source.contiguous(), first)
+        split = torch.cat([recorded.new_zeros(len(rows), 1), recorded.cumsum(1) > 0], 1)
+        node = torch.where(split, own, first[:, None])
         if how.splits:
             place, size = rows - first, torch.bincount(job.group)[job.group]
             for i in range(recorded.shape[1] + 1):
@@ -99,7 +68,7 @@ class BranchIds:
 
     def select(self, rows: slice) -> BranchIds:
         """That of some rows; the nodes keep their numbers."""
-        return BranchIds(self.node[rows], self.lead[rows], self.first[rows])
+        return BranchIds(self.node[rows], self.source[rows], self.first[rows])
 
     @property
     def within(self) -> Tensor:
@@ -110,28 +79,28 @@ class BranchIds:
 class FlowEngine:
     """The default engine: the trainer's network itself, so that no weights have to be published."""
 
-    def __init__(self, roles: SamplingRoles, options: RolloutOptions, *, seed: int) -> None:
+    def __init__(self, roles: FlowRoles, options: RolloutOptions, *, seed: int) -> None:
         self.roles, self.model, self.options, self.seed = roles, roles.model, options, seed
         self.shape = self.model.latent_shape(options.height, options.width)
         self.times = self._schedule(options.num_inference_steps)
         self._embedded: OrderedDict[str, Conditioning] = OrderedDict()
 
-    def sample(self, job: Job) -> Generator[tuple[slice, Denoising, list[np.ndarray]]]:
+    def sample(self, job: FlowJob) -> Generator[tuple[slice, Denoising, list[np.ndarray]]]:
         """Denoise and decode, ``batch_size`` pictures at a time, in order: rows, trajectories, pictures uint8."""
         plan = self._plan(job)
-        lineage = BranchIds.of(job, plan.recorded)
+        branches = BranchIds.of(job, plan.recorded)
         shared = job.recording is not None and job.recording.shared_noise
-        plan = replace(plan, node=lineage.node if shared else None)
+        plan = replace(plan, branch=branches.node if shared else None)
         conditioning = self.embed([prompt.text for prompt in job.prompts], between=job.between)
         unconditional = self.embed([prompt.negative for prompt in job.prompts], between=job.between)
         merge = self.options.merge_lora
         if merge == "auto":
-            merge = not rounded_by_folding(self.model.network)
+            merge = not merging_rounds(self.model.network)
         with self.roles.sampling(job.role, merge=merge) as role:
             for start in range(0, len(job.prompts), self.options.batch_size):
                 rows = slice(start, min(start + self.options.batch_size, len(job.prompts)))
                 part = self._denoise(
-                    job, rows, role, plan.select(rows), lineage.select(rows), conditioning, unconditional
+                    job, rows, role, plan.select(rows), branches.select(rows), conditioning, unconditional
                 )
                 yield rows, part, self.model.decode(part.latents)
 
@@ -145,11 +114,11 @@ class FlowEngine:
 
     def _denoise(
         self,
-        job: Job,
+        job: FlowJob,
         rows: slice,
         role: Role,
         plan: Plan,
-        lineage: BranchIds,
+        branches: BranchIds,
         conditioning: Gathered[Conditioning],
         unconditional: Gathered[Conditioning],
     ) -> Denoising:
@@ -157,14 +126,14 @@ class FlowEngine:
         conditioning, unconditional = conditioning.select(rows), unconditional.select(rows)
         keys = [(self.seed, job.purpose, job.update, prompt.uid) for prompt in job.prompts[rows]]
         starts = [
-            (*key, "shared", "start") if plan.node is not None else (*key, sample, "start")
+            (*key, "shared", "start") if plan.branch is not None else (*key, sample, "start")
             for key, sample in zip(keys, job.sample[rows].tolist(), strict=True)
         ]
 
         def velocity(x: Tensor, time: Tensor, index: Tensor) -> Tensor:
             job.between()
             count = len(index)
-            if plan.node is not None and count < LEAST:
+            if plan.branch is not None and count < LEAST:
                 padded = torch.arange(LEAST).clamp(max=count - 1)
                 there = to_device(padded, device)
                 x, time, index = x[there], time[there], index[padded]
@@ -172,8 +141,8 @@ class FlowEngine:
             return found[:count]
 
         def noise_at(step: int) -> Tensor:
-            leads = lineage.lead[:, step + 1].tolist()
-            return random.normal(self.shape, [(*key, lead, step) for key, lead in zip(keys, leads, strict=True)])
+            sources = branches.source[:, step + 1].tolist()
+            return random.normal(self.shape, [(*key, sample, step) for key, sample in zip(keys, sources, strict=True)])
 
         path = denoise(
             velocity,
@@ -190,11 +159,11 @@ class FlowEngine:
             time=path.time,
             time_next=path.time_next,
             logprob=path.logprob,
-            node=lineage.within[:, 1:][plan.recorded].view_as(path.time),
+            node=branches.within[:, 1:][plan.recorded].view_as(path.time),
             schedule=self.times if job.steps is None else plan.times,
         )
 
-    def _plan(self, job: Job) -> Plan:
+    def _plan(self, job: FlowJob) -> Plan:
         """How all rows of a job are denoised, but for what they share."""
         how, recorded = job.recording, self._recorded(job)
         if how is None:
@@ -207,7 +176,7 @@ class FlowEngine:
             recorded = recorded[:, : len(times) - 1]
         return Plan(times, how.kind, how.noise, recorded, how.density, how.solver)
 
-    def _recorded(self, job: Job) -> Tensor:
+    def _recorded(self, job: FlowJob) -> Tensor:
         """[B, N] bool: which steps of which rows are recorded; the rows of a prompt agree."""
         steps = job.steps or self.options.num_inference_steps
         chosen = torch.zeros(len(job.prompts), steps, dtype=torch.bool)

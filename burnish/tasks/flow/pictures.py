@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from burnish.config.flow import FlowConfig
-from burnish.data.flow.finished import EncodedPictures, FinishedData, StoredLatents
+from burnish.data.flow.offline import EncodedPictures, OfflinePictures, StoredLatents
 from burnish.data.flow.pictures import Holds, read_pictures
 from burnish.options import DataOptions
 from burnish.options.flow import SupervisedOptions
@@ -39,7 +39,7 @@ class PictureFiles:
         """The prompts, where they are there in words."""
         return [record.prompt for record in self.read]
 
-    def learned_by(self, engine: FlowEngine) -> FinishedData:
+    def learned_by(self, engine: FlowEngine) -> OfflinePictures:
         """The pictures as the engine's model has them."""
         if self.stored is not None:
             self.stored.connect(engine.embed, engine.shape)

@@ -1,67 +1,40 @@
-"""The networks of a worker by their jobs: policy, reference, old policy. With LoRA they are adapters of one network."""
+"""The networks of a worker that trains a generator: policy, reference, old policy and teachers."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
-from typing import Literal, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from burnish.algorithms.flow.base import Name, Needs, Role
 from burnish.algorithms.flow.teaching import Teacher
-from burnish.flow.guidance import guide
+from burnish.flow.sampling import guide
 from burnish.models.flow.base import FlowModel
-from burnish.models.lora import add_adapters, folded, layers, switch_adapter
-from burnish.options import LoraOptions, ShardingOptions
+from burnish.options import LoraOptions
 from burnish.rewards.base import Reward
-from burnish.training.ranks import Ranks
-from burnish.training.sharding import Shards, fill, held, mesh_of, shard
+from burnish.training.roles import TrainedRoles
+from burnish.training.sharding import local_shard
 from burnish.types.batch import Gathered
-from burnish.types.rollout import Collected, Conditioning, Prompt
-from burnish.utils import random
-
-T = TypeVar("T")
-P = TypeVar("P")
+from burnish.types.rollout import Conditioning, Prompt
 
 
 class NetworkRole:
-    """Predicts velocities as one of the networks, with the guidance of the run."""
+    """Predicts velocities as one of the networks, with guidance of its own."""
 
-    def __init__(self, roles: NetworkRoles, name: Name) -> None:
-        self.roles, self.name = roles, name
-
-    def __call__(
+    def __init__(
         self,
-        x: Tensor,
-        time: Tensor,
-        conditioning: Gathered[Conditioning],
-        unconditional: Gathered[Conditioning],
+        model: FlowModel,
+        run: Callable[[Callable[[nn.Module], Tensor]], Tensor],
         *,
-        guidance: float | None = None,
-    ) -> Tensor:
-        """The velocity at latents [M, ...] and times [M]: [M, ...] float32."""
-        roles = self.roles
-        network = roles.activate(self.name)
-        scale = roles.guidance if guidance is None else guidance
-
-        def run() -> Tensor:
-            return guided(roles.model, network, x, time, conditioning, unconditional, scale, roles.rescale)
-
-        velocity = roles.shards.inside(roles.network_of(self.name), run)
-        if self.name != "policy":
-            roles.activate("policy")
-        return velocity
-
-
-class TeacherRole:
-    """Predicts velocities as a frozen network of its own, with its own guidance."""
-
-    def __init__(self, model: FlowModel, *, guidance: float, rescale: bool) -> None:
-        self.model, self.guidance, self.rescale = model, guidance, rescale
+        guidance: float,
+        rescale: bool,
+    ) -> None:
+        """Args: ``run`` calls a function with the network, where and how that has to be done."""
+        self.model, self.run, self.guidance, self.rescale = model, run, guidance, rescale
 
     def __call__(
         self,
@@ -74,31 +47,23 @@ class TeacherRole:
     ) -> Tensor:
         """The velocity at latents [M, ...] and times [M]: [M, ...] float32."""
         scale = self.guidance if guidance is None else guidance
-        return guided(self.model, self.model.network, x, time, conditioning, unconditional, scale, self.rescale)
+
+        def predict(network: nn.Module) -> Tensor:
+            rows = conditioning.rows()
+            if scale == 1:  # the unconditional half is not computed
+                return self.model.velocity(network, x, time, rows)
+            both = Conditioning.cat([rows, unconditional.rows()])
+            velocity = self.model.velocity(network, torch.cat([x, x]), torch.cat([time, time]), both)
+            towards, away = velocity.chunk(2)
+            return guide(towards, away, scale, rescale=self.rescale)
+
+        return self.run(predict)
 
 
-def guided(
-    model: FlowModel,
-    network: nn.Module,
-    x: Tensor,
-    time: Tensor,
-    conditioning: Gathered[Conditioning],
-    unconditional: Gathered[Conditioning],
-    scale: float,
-    rescale: bool,
-) -> Tensor:
-    """What ``network`` predicts under classifier-free guidance; at scale 1 the unconditional half is not asked."""
-    asked = conditioning.rows()
-    if scale == 1:
-        return model.velocity(network, x, time, asked)
-    both = Conditioning.cat([asked, unconditional.rows()])
-    velocity = model.velocity(network, torch.cat([x, x]), torch.cat([time, time]), both)
-    towards, away = velocity.chunk(2)
-    return guide(towards, away, scale, rescale=rescale)
-
-
-class NetworkRoles:
+class FlowRoles(TrainedRoles):
     """Builds the roles that an algorithm needs and keeps them in step."""
+
+    model: FlowModel
 
     def __init__(
         self,
@@ -115,32 +80,22 @@ class NetworkRoles:
         rewards: Mapping[str, Reward] | None = None,
     ) -> None:
         """``load_teacher`` is asked for teachers that are not the untrained policy, when they are first needed."""
-        self.model, self.needs, self.lora = model, needs, lora
-        self.guidance, self.rescale = guidance, rescale
-        self.micro_batch_size, self.on_policy = micro_batch_size, on_policy
-        self.moved, self.fresh, self.old_is_policy = False, True, True
-        self.optimizer_steps = 0
-        self._merged = False
-        self.shards = Shards()
-        network = model.network
-        self.device = next(network.parameters()).device
-        self._networks: dict[str, nn.Module] = {"policy": network}
-        if lora is not None:
-            names = ["policy", "old"] if needs.old else ["policy"]
-            add_adapters(
-                network, lora, names, seed=random.key(seed, "lora") % 2**32, default_targets=model.lora_targets
-            )
-            self._carriers, self._active = layers(network), "policy"
-        else:
-            # frozen copies are made before anything is marked as trained
-            if needs.reference:
-                self._networks["reference"] = copy.deepcopy(network)
-            if needs.old:
-                self._networks["old"] = copy.deepcopy(network)
-            network.requires_grad_(True)
-        self.policy, self.reference, self.old = (NetworkRole(self, n) for n in ("policy", "reference", "old"))
+        super().__init__(model, lora, micro_batch_size=micro_batch_size, on_policy=on_policy)
+        self.needs, self.guidance, self.rescale = needs, guidance, rescale
+        self.old_is_policy = True
+        if needs.old:
+            self.trained = ("policy", "old")
+        if needs.sampler == "old":
+            self.sampled = ("policy", "old")
+        self._add(
+            self.trained[1:], reference=needs.reference, targets=() if lora is None else model.lora_targets, seed=seed
+        )
+        self.policy, self.reference, self.old = self._role("policy"), self._role("reference"), self._role("old")
         self._load_teacher = load_teacher
         self.rewards = {label: reward for label, reward in (rewards or {}).items() if reward.weight}
+
+    def _role(self, name: Name) -> NetworkRole:
+        return NetworkRole(self.model, partial(self.run, name), guidance=self.guidance, rescale=self.rescale)
 
     @cached_property
     def teachers(self) -> list[Role]:
@@ -152,7 +107,10 @@ class NetworkRoles:
         if teacher.is_start:
             return partial(self.reference, guidance=scale)
         assert self._load_teacher is not None, "nobody can load a teacher here"
-        return TeacherRole(self._load_teacher(teacher), guidance=scale, rescale=self.rescale)
+        model = self._load_teacher(teacher)
+        return NetworkRole(
+            model, lambda predict: predict(model.network), guidance=scale, rescale=self.rescale
+        )  # fmt: skip
 
     def reward(self, latents: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """The weighted sum of the run's rewards for finished latents [B, ...], with gradients to them: [B]."""
@@ -165,110 +123,36 @@ class NetworkRoles:
         """Whether the network before training is at hand; with adapters it always is."""
         return self.lora is not None or self.needs.reference
 
-    def activate(self, name: Name) -> nn.Module:
-        """The network that does a job, ready to run."""
-        provided = {"policy": True, "reference": self.has_reference, "old": self.needs.old}
-        assert provided[name], f"{name} is not among what the algorithm needs"
-        if self.lora is None:
-            return self._networks[name]
-        if not self._merged and name != self._active:
-            switch_adapter(self._carriers, None if name == "reference" else name)
-            self._active = name
-        return self._networks["policy"]
-
-    def network_of(self, name: Name) -> str:
-        """Which of the networks does a job: with adapters it is one for all."""
-        return name if self.lora is None else "policy"
-
-    def shard(self, ranks: Ranks, options: ShardingOptions) -> None:
-        """Share all networks out among ranks, before anything is made of their weights."""
-        self.shards = Shards(ranks)
-        mesh = mesh_of(ranks, options.shard_size, self.device.type)
-        for name, network in self._networks.items():
-            children = [child for child in network.children() if isinstance(child, nn.ModuleList)]
-            blocks = [block for child in children for block in child]
-            self.shards.networks[name] = shard(
-                [network], blocks, mesh, options, compute=self.model.compute, device=self.device
-            )
-
-    def gathered(self) -> AbstractContextManager[None]:
-        """Whole weights of every network for a while, which each rank may use as it likes. Ranks enter together."""
-        return self.shards.gathered()
-
-    def spread(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
-        """What ``function`` makes of every part, in order, shared out among the ranks."""
-        return self.shards.spread(function, parts)
+    def _blocks(self, network: nn.Module) -> list[nn.Module]:
+        children = [child for child in network.children() if isinstance(child, nn.ModuleList)]
+        return [block for child in children for block in child]
 
     @contextmanager
     def sampling(self, name: Name, *, merge: bool) -> Iterator[NetworkRole]:
         """The role that samples, its adapter folded into the weights if asked, without gradients."""
-        role = {"policy": self.policy, "old": self.old, "reference": self.reference}[name]
-        with torch.no_grad(), self.shards.gathered([self.network_of(name)]):
-            if not merge or self.lora is None or name == "reference":
-                yield role
-                return
-            with folded(self._networks["policy"], name):
-                self._merged = True
-                try:
-                    yield role
-                finally:
-                    self._merged = False
-
-    def parameters(self, name: Literal["policy", "old"] = "policy") -> dict[str, nn.Parameter]:
-        """Parameters of a role by the name that they have in the policy."""
-        if self.lora is None:
-            return dict(self._networks[name].named_parameters())
-        mark = f".{name}.weight"
-        found = dict(self._networks["policy"].named_parameters())
-        return {key.replace(mark, ".weight"): value for key, value in found.items() if key.endswith(mark)}
-
-    def sampler_weights(self, *, whole: bool) -> dict[str, Tensor]:
-        """What samples elsewhere is made of: the trained weights of the policy, and of the old one where that samples.
-
-        ``whole`` adds what is never trained.
-        """
-        names: list[Literal["policy", "old"]] = ["policy", "old"] if self.needs.sampler == "old" else ["policy"]
-        found: dict[str, Tensor] = {f"{n} {key}": value for n in names for key, value in self.parameters(n).items()}
-        if not whole or self.lora is None:
-            return found
-        every = self._networks["policy"].named_parameters()
-        return found | {f"base {key}": v for key, v in every if not key.endswith((".policy.weight", ".old.weight"))}
+        with self._sampling(name, merge=merge):
+            yield {"policy": self.policy, "old": self.old, "reference": self.reference}[name]
 
     def blend_old(self, decay: float) -> None:
         """old = decay * old + (1 - decay) * policy."""
         with torch.no_grad():
-            old: list[Tensor] = [held(value) for value in self.parameters("old").values()]
-            policy: list[Tensor] = [held(value) for value in self.parameters().values()]
+            old: list[Tensor] = [local_shard(value) for value in self.parameters("old").values()]
+            policy: list[Tensor] = [local_shard(value) for value in self.parameters().values()]
             if decay == 0:
                 torch._foreach_copy_(old, policy)
             else:
                 torch._foreach_lerp_(old, policy, 1 - decay)
         self.old_is_policy = decay == 0
 
-    def begin(self, collected: Collected, *, moved: bool) -> None:
-        """Samples have come to learn from; ``moved`` says that the policy is no longer the one that made them."""
-        self.moved, self.fresh = moved, True
-
     def stepped(self) -> None:
-        """The optimizer has moved the policy away from what sampled."""
-        self.moved, self.fresh, self.old_is_policy = True, False, False
+        super().stepped()
+        self.old_is_policy = False
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> dict[str, Any]:
         """Trained weights of every role, and how they relate."""
-        state: dict[str, object] = {"policy": _tensors(self.parameters()), "old_is_policy": self.old_is_policy}
-        if self.needs.old:
-            state["old"] = _tensors(self.parameters("old"))
-        return state
+        weights = super().state_dict()
+        return {"policy": weights.pop("policy"), "old_is_policy": self.old_is_policy} | weights
 
-    def load_state_dict(self, state: dict) -> None:
-        names: list[Literal["policy", "old"]] = ["policy", "old"] if self.needs.old else ["policy"]
-        for name in names:
-            target = self.parameters(name)
-            assert target.keys() == state[name].keys(), "the checkpoint's identity was not checked"
-            for key, value in target.items():
-                fill(value, state[name][key])
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
         self.old_is_policy = state["old_is_policy"]
-
-
-def _tensors(parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
-    return {name: value.detach() for name, value in parameters.items()}

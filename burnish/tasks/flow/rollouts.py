@@ -15,10 +15,10 @@ from burnish.advantages.selection import select_best_worst
 from burnish.algorithms.flow.base import Needs
 from burnish.metrics import group_diversity
 from burnish.options import RolloutOptions
-from burnish.rewards.scoring import AnyScorer, Judged, awaited
+from burnish.rewards.scoring import AnyScorer, PendingScores, awaited
 from burnish.rollout.requests import RolloutRequest
 from burnish.tasks.flow.drift import velocity_growth, watched
-from burnish.tasks.flow.engine import FlowEngine, Job
+from burnish.tasks.flow.engine import FlowEngine, FlowJob
 from burnish.types.rollout import Denoising, Scored, Scores, failures_of
 from burnish.utils.timer import Stopwatch
 
@@ -40,15 +40,16 @@ class FlowRollouts:
         self.engine, self.scorer, self.needs, self.rollout, self.watch = engine, scorer, needs, rollout, watch
         self.between = between
 
-    def make(self, asked: RolloutRequest) -> Scored:
+    def generate(self, request: RolloutRequest) -> Scored:
         """The samples that are learned from: all that are asked for, or the best and the worst of each group."""
         candidates = self.rollout.candidates
         cheap = candidates.num_inference_steps if candidates else None
-        job = Job(
-            asked.prompts, asked.group, asked.sample, purpose="rollout", update=asked.update, role=self.needs.sampler,
-            steps=cheap, recording=None if cheap else self.needs.recording, between=self.between,
+        job = FlowJob(
+            prompts=request.prompts, group=request.group, sample=request.sample, purpose="rollout",
+            update=request.update, role=self.needs.sampler, steps=cheap,
+            recording=None if cheap else self.needs.recording, between=self.between,
         )  # fmt: skip
-        scored, pictures = self._sample(job, asked.version)
+        scored, pictures = self._sample(job, request.version)
         failures = scored.failures
         metrics: dict[str, float] = {}
         counts: dict[str, float] = {}
@@ -58,7 +59,7 @@ class FlowRollouts:
             metrics[name], counts[name] = float(judged.mean()) if len(judged) else float("nan"), len(judged)
             rows = select_best_worst(scored.scores.reward, job.group, scored.scores.missing, self.rollout.n)
             if cheap and len(rows):
-                scored, pictures = self._sample(_again(job, rows, self.needs), asked.version)
+                scored, pictures = self._sample(_again(job, rows, self.needs), request.version)
                 failures = [*failures, *scored.failures]
             else:
                 scored, pictures = scored.select(rows), [pictures[row] for row in rows.tolist()]
@@ -67,7 +68,7 @@ class FlowRollouts:
             metrics["critic/diversity"] = group_diversity(pictures, scored.group)
             counts["critic/diversity"] = int(several.sum())
         with self.watch("ref"):
-            looked = scored.select(watched(self._places(scored.group), asked.groups * self.rollout.n))
+            looked = scored.select(watched(self._places(scored.group), request.groups * self.rollout.n))
             grown = velocity_growth(self.engine.roles, looked)
         counts |= dict.fromkeys(grown, float(len(looked)))
         return replace(scored, metrics=metrics | grown, counts=counts, failures=failures)
@@ -78,10 +79,10 @@ class FlowRollouts:
         within = torch.cat([torch.arange(size) for size in sizes.tolist()]) if len(sizes) else group
         return group * self.rollout.n + within
 
-    def _sample(self, job: Job, version: int) -> tuple[Scored, list[np.ndarray]]:
+    def _sample(self, job: FlowJob, version: int) -> tuple[Scored, list[np.ndarray]]:
         traces: list[Denoising] = []
         pictures: list[np.ndarray] = []
-        pending: list[Judged | Future[Scores]] = []
+        pending: list[PendingScores | Future[Scores]] = []
         with self.watch("gen"), closing(self.engine.sample(job)) as parts:
             for rows, trace, some in parts:
                 traces.append(trace)
@@ -103,7 +104,7 @@ class FlowRollouts:
         return scored, pictures
 
 
-def _again(job: Job, rows: Tensor, needs: Needs) -> Job:
+def _again(job: FlowJob, rows: Tensor, needs: Needs) -> FlowJob:
     """Some samples of a job from the same seeds, in the run's own steps and recorded."""
     prompts = [job.prompts[row] for row in rows.tolist()]
     return replace(

@@ -14,9 +14,10 @@ from burnish.environments.base import Environment, Episode, Observation
 from burnish.language.decoding import decode
 from burnish.language.model import LanguageModel, Video
 from burnish.rewards.text.base import POLICY, Dialogue, Response
-from burnish.tasks.language.engine import Encoder, ResponseJob, SamplingRoles
+from burnish.tasks.language.engine import Encoder, ResponseEngine, ResponseJob
+from burnish.tasks.language.roles import LanguageRoles
 from burnish.types.batch import Gathered
-from burnish.types.completion import Completion, Encoded, Features, follow
+from burnish.types.completion import Completion, Encoded, Features, append_turn
 from burnish.types.prompt import Prompt
 from burnish.utils import random
 from burnish.utils.errors import UserError
@@ -39,49 +40,49 @@ class _Row:
     pictures: list[Any] = field(default_factory=list)
     rewards: list[float | None] = field(default_factory=list)
     finished: bool = False
-    broken: str = ""
+    failed: str = ""
 
     @property
     def length(self) -> int:
         """Tokens behind the opening, whoever wrote them."""
         return self.conversation.lengths[0] - self.opening.lengths[0]
 
-    def hear(self, observation: Observation) -> None:
+    def observe(self, observation: Observation) -> None:
         """Remember what the environment said."""
         if observation.content:
             self.said.append((observation.role, observation.words))
         self.pictures += observation.pictures
 
-    def end(self, broken: str = "") -> None:
+    def end(self, failed: str = "") -> None:
         """Nothing more is said."""
-        self.broken, self.episode = broken, None
+        self.failed, self.episode = failed, None
 
-    def grow(self, response: Tensor, logprob: Tensor, turn: Encoded) -> None:
+    def append(self, response: Tensor, logprob: Tensor, turn: Encoded) -> None:
         """Go on with a response, and with what the environment says after it, as tokens."""
-        heard = turn.lengths[0]
-        self.conversation = follow(self.conversation, response, turn)
-        self.mask.append(torch.arange(len(response) + heard) < len(response))
-        self.logprob.append(F.pad(logprob, (0, heard)))
+        added = turn.lengths[0]
+        self.conversation = append_turn(self.conversation, response, turn)
+        self.mask.append(torch.arange(len(response) + added) < len(response))
+        self.logprob.append(F.pad(logprob, (0, added)))
         self.features.append(turn.features[0])
 
     def response(self) -> Response:
         """What rewards get to see."""
-        dialogue = Dialogue(tuple(self.said), tuple(self.rewards), self.broken, tuple(self.pictures))
+        dialogue = Dialogue(tuple(self.said), tuple(self.rewards), self.failed, tuple(self.pictures))
         return Response(["", *dialogue.responses][-1], self.finished, dialogue)
 
 
-class Dialogues:
+class Dialogues(ResponseEngine):
     """An engine whose responses an environment answers, until it is done or a limit is reached.
 
     A dialogue depends on its prompt, its seeds, the environment and the weights, never on its neighbours. An
     environment that fails breaks its own dialogue alone.
     """
 
-    def __init__(self, roles: SamplingRoles, environment: Environment, *, batch_size: int, seed: int) -> None:
+    def __init__(self, roles: LanguageRoles, environment: Environment, *, batch_size: int, seed: int) -> None:
+        super().__init__()
         self.roles, self.environment, self.batch_size, self.seed = roles, environment, batch_size, seed
         self.tools = environment.tools()
         self.encode = Encoder(roles.model, self.tools)
-        self.metrics: dict[str, float] = {}
         for role in environment.roles:  # a template that refuses one would do so in the middle of a run
             roles.model.turn((), [{"role": role, "content": [{"type": "text", "text": "?"}]}], tools=self.tools)
 
@@ -96,12 +97,6 @@ class Dialogues:
                     break
                 self._respond(network, waiting, job, turn, alike)
         return _joined(self.roles.model, rows), [row.response() for row in rows]
-
-    def publish(self, version: int) -> None:
-        """These are the very weights."""
-
-    def rest(self) -> None:
-        """These are the very weights."""
 
     def close(self) -> None:
         """End what the environment runs beside this process."""
@@ -121,28 +116,28 @@ class Dialogues:
             row = _Row(prompt, key, opening, opening, None)
             try:
                 row.episode = self.environment.episode()
-                told = row.episode.reset(prompt, start)
-                _check_first(told)
+                observation = row.episode.reset(prompt, start)
+                _check_first(observation)
             except (Exception, SystemExit) as error:  # the environment may be the user's: anything may go wrong in it
                 row.end(_reason(error))
             else:
-                row.hear(told)
-                if told.content:
-                    same = (prompt.uid, _fingerprint(told))
+                row.observe(observation)
+                if observation.content:
+                    same = (prompt.uid, _fingerprint(observation))
                     if same not in alike:
-                        alike[same] = self._open(prompt, told)
+                        alike[same] = self._open(prompt, observation)
                     row.opening = row.conversation = alike[same]
             rows.append(row)
         return rows
 
-    def _open(self, prompt: Prompt, told: Observation) -> Encoded:
+    def _open(self, prompt: Prompt, observation: Observation) -> Encoded:
         """A prompt and what the environment adds to it; a message of its own only where the last one is not its."""
         chat = prompt.chat()
-        if chat[-1]["role"] == told.role:
-            chat[-1] = chat[-1] | {"content": [*chat[-1]["content"], *told.parts]}
+        if chat[-1]["role"] == observation.role:
+            chat[-1] = chat[-1] | {"content": [*chat[-1]["content"], *observation.parts]}
         else:
-            chat.append({"role": told.role, "content": told.parts})
-        images = [media.image() for media in prompt.images] + told.pictures
+            chat.append({"role": observation.role, "content": observation.parts})
+        images = [media.image() for media in prompt.images] + observation.pictures
         return self.roles.model.encode(chat, images, [Video(*media.video()) for media in prompt.videos], self.tools)
 
     def _respond(
@@ -163,14 +158,14 @@ class Dialogues:
             job.sampling,
             batch_size=self.batch_size,
             limits=None if most is None else [min(longest, most - row.length) for row in rows],
-            between=job.between,
+            check_cancelled=job.between,
         )
         last = turn + 1 == self.environment.max_turns
         for i, row in enumerate(rows):
             job.between()  # an environment may take long to answer
             own = slice(int(part.length[i]))
             self._answer(row, part.ids[i, own], part.logprob[i, own], alike, last=last)
-            if row.episode is None and not row.broken:
+            if row.episode is None and not row.failed:
                 row.finished = row.finished and bool(part.finished[i])
 
     def _answer(self, row: _Row, response: Tensor, logprob: Tensor, alike: dict[Any, Encoded], *, last: bool) -> None:
@@ -180,28 +175,28 @@ class Dialogues:
         row.said.append((POLICY, words))
         assert row.episode is not None, "the dialogue is over"
         try:
-            told = row.episode.step(words)
-            _check_next(told)
+            observation = row.episode.step(words)
+            _check_next(observation)
         except (Exception, SystemExit) as error:
             row.rewards.append(None)
-            row.grow(response, logprob, nothing)
+            row.append(response, logprob, nothing)
             row.end(_reason(error))
             return
-        row.rewards.append(told.reward)
-        row.hear(told)
-        if told.done or last:
+        row.rewards.append(observation.reward)
+        row.observe(observation)
+        if observation.done or last:
             row.finished = True
         else:
             end = response[-1:].tolist()  # a turn depends on how the response before it ends, and on nothing else of it
-            same = (*end, _fingerprint(told))
+            same = (*end, _fingerprint(observation))
             if same not in alike:
-                alike[same] = model.turn(end, told.messages, told.pictures, tools=self.tools)
+                alike[same] = model.turn(end, observation.messages, observation.pictures, tools=self.tools)
             turn = alike[same]
             most = self.environment.max_length
             if most is None or row.length + len(response) + turn.lengths[0] < most:
-                row.grow(response, logprob, turn)
+                row.append(response, logprob, turn)
                 return
-        row.grow(response, logprob, nothing)
+        row.append(response, logprob, nothing)
         row.end()
 
 
@@ -213,8 +208,8 @@ def try_out(environment: Environment, prompt: Prompt, response: str) -> None:
     """
     try:
         episode = environment.episode()
-        told = episode.reset(prompt, 0)
-        _check_first(told)
+        observation = episode.reset(prompt, 0)
+        _check_first(observation)
         _check_next(episode.step(response))
     except (Exception, SystemExit) as error:
         raise UserError(
@@ -223,21 +218,24 @@ def try_out(environment: Environment, prompt: Prompt, response: str) -> None:
         ) from error
 
 
-def _check_next(told: Any) -> None:
-    if not isinstance(told, Observation):
-        raise TypeError(f"step returned {type(told).__name__}; it must be an Observation")
+def _check_next(observation: Any) -> None:
+    if not isinstance(observation, Observation):
+        raise TypeError(f"step returned {type(observation).__name__}; it must be an Observation")
 
 
-def _check_first(told: Any) -> None:
-    if not isinstance(told, Observation):
-        raise TypeError(f"reset returned {type(told).__name__}; it must be an Observation")
-    if told.done or told.reward is not None:
+def _check_first(observation: Any) -> None:
+    if not isinstance(observation, Observation):
+        raise TypeError(f"reset returned {type(observation).__name__}; it must be an Observation")
+    if observation.done or observation.reward is not None:
         raise ValueError("reset gave a reward or was done before any response")
 
 
-def _fingerprint(told: Observation) -> tuple[Any, ...]:
+def _fingerprint(observation: Observation) -> tuple[Any, ...]:
     """Equal for observations that say the same."""
-    return (told.role, *(part if isinstance(part, str) else (part.size, part.tobytes()) for part in told.content))
+    return (
+        observation.role,
+        *(part if isinstance(part, str) else (part.size, part.tobytes()) for part in observation.content),
+    )
 
 
 def _reason(error: BaseException) -> str:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from burnish.language.decoding import decode
 from burnish.language.model import LanguageModel, Video
 from burnish.language.sampling import Sampling
 from burnish.rewards.text.base import Response
-from burnish.rollout.numbering import numbered
+from burnish.tasks.job import Job
+from burnish.tasks.language.roles import LanguageRoles
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from burnish.types.prompt import Prompt
@@ -23,76 +22,46 @@ from burnish.utils import random
 from burnish.utils.errors import UserError
 
 REMEMBERED = 4096  # prompts whose tokens and pixels are kept
-Purpose = Literal["rollout", "greedy", "validation", "sample", "trial"]  # draws of one are never those of another
 
 
-class SamplingRoles(Protocol):
-    """What an engine needs of the trainer's networks."""
+@dataclass(frozen=True, kw_only=True)
+class ResponseJob(Job):
+    """Which responses to make, and how."""
 
-    model: LanguageModel
-
-    def sampling(self, *, merge: bool | None = None) -> AbstractContextManager[nn.Module]:
-        """The policy's network for a while, its adapter folded into the weights; None leaves that to the trainer."""
-
-
-@dataclass(frozen=True)
-class ResponseJob:
-    """Which responses to make. Row i is sample ``sample[i]`` to prompt ``prompts[i]``."""
-
-    prompts: list[Prompt]  # [B]
-    group: Tensor  # [B] long
-    sample: Tensor  # [B] long
-    purpose: Purpose
-    update: int
     sampling: Sampling
-    between: Callable[[], None] = lambda: None  # called before every token; what it raises ends the job
-
-    @classmethod
-    def groups(
-        cls, prompts: Sequence[Prompt], n: int, *, purpose: Purpose,
-        update: int, sampling: Sampling,
-    ) -> ResponseJob:  # fmt: skip
-        """``n`` responses to each prompt."""
-        rows, group, sample = numbered(prompts, n)
-        return cls(rows, group, sample, purpose, update, sampling)
-
-    def select(self, rows: slice) -> ResponseJob:
-        """Some of its rows."""
-        return replace(self, prompts=self.prompts[rows], group=self.group[rows], sample=self.sample[rows])
 
     def greedy(self) -> ResponseJob:
         """The likeliest response to each of the prompts, once."""
         first = [row for row, g in enumerate(self.group.tolist()) if row == 0 or g != int(self.group[row - 1])]
         sampling = replace(self.sampling, temperature=0.0, first_temperature=None)
-        return ResponseJob(
-            [self.prompts[row] for row in first], self.group[first], self.sample[first], "greedy", self.update,
-            sampling, self.between,
+        prompts = [self.prompts[row] for row in first]
+        return replace(
+            self, prompts=prompts, group=self.group[first], sample=self.sample[first], purpose="greedy",
+            sampling=sampling,
         )  # fmt: skip
 
 
-class ResponseEngine(Protocol):
-    """Who samples responses: the trainer's own weights, or a server."""
+class ResponseEngine:
+    """Who samples responses. Unless told otherwise, it does so with the trainer's own weights, in this process."""
 
     seed: int
-    metrics: dict[str, float]  # of the last publication of weights
+    encode: Callable[[Sequence[Prompt]], Gathered[Encoded]]  # tokens and pixels by reference, each distinct prompt once
 
-    def encode(self, prompts: Sequence[Prompt]) -> Gathered[Encoded]:
-        """Prompts as tokens and pixels, by reference; each distinct one once."""
-        ...
+    def __init__(self) -> None:
+        self.metrics: dict[str, float] = {}  # of the last weight sync
 
     def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
         """Responses in the order of the job's rows, as tokens and as text."""
-        ...
+        raise NotImplementedError
 
     def publish(self, version: int) -> None:
         """Sample with the policy's present weights from now on."""
-        ...
 
     def rest(self) -> None:
-        """Nothing is sampled until the next publication."""
-        ...
+        """Nothing is sampled until weights are published again."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End what runs beside this process."""
 
 
 class Encoder:
@@ -138,21 +107,21 @@ class Encoder:
                 f"{prompt.name} has token {last}, but the model knows only {self.model.vocabulary}: its tokenizer is "
                 "another model's; fetch the model again"
             )
-        if self.bounded and encoded.lengths[0] >= self.model.longest:
+        if self.bounded and encoded.lengths[0] >= self.model.max_positions:
             raise UserError(
-                f"{prompt.name} has {encoded.lengths[0]} tokens with its pictures and videos, but the model has "
-                f"{self.model.longest} positions (max_position_embeddings); shorten it, or set data.max_prompt_length "
-                "and data.overlong=filter"
+                f"{prompt.name} has {encoded.lengths[0]} tokens with its pictures and videos, but the model has only "
+                f"{self.model.max_positions} (max_position_embeddings); shorten it, or set data.max_prompt_length and "
+                "data.overlong=filter"
             )
         return encoded
 
 
-class LanguageEngine:
+class LanguageEngine(ResponseEngine):
     """The default engine: the trainer's network itself, so that no weights have to be published."""
 
-    def __init__(self, roles: SamplingRoles, *, batch_size: int, seed: int) -> None:
+    def __init__(self, roles: LanguageRoles, *, batch_size: int, seed: int) -> None:
+        super().__init__()
         self.roles, self.batch_size, self.seed = roles, batch_size, seed
-        self.metrics: dict[str, float] = {}
         self.encode = Encoder(roles.model)
 
     def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
@@ -164,18 +133,9 @@ class LanguageEngine:
         with self.roles.sampling() as network:
             completion = decode(
                 self.roles.model, network, prompts.table, prompts.index.tolist(), keys, job.sampling,
-                batch_size=self.batch_size, between=job.between,
+                batch_size=self.batch_size, check_cancelled=job.between,
             )  # fmt: skip
         return completion, texts(self.roles.model, completion)
-
-    def publish(self, version: int) -> None:
-        """These are the very weights."""
-
-    def rest(self) -> None:
-        """These are the very weights."""
-
-    def close(self) -> None:
-        """Nothing runs beside this process."""
 
 
 def texts(model: LanguageModel, completion: Completion) -> list[Response]:

@@ -48,11 +48,12 @@ class ResponseRollouts:
         """Responses that a dialogue can have; 0 without an environment."""
         return 0 if self.environment is None else self.environment.max_turns
 
-    def make(self, asked: RolloutRequest) -> ScoredResponses:
+    def generate(self, request: RolloutRequest) -> ScoredResponses:
         self.between()  # an engine elsewhere is asked for everything at once
         job = ResponseJob(
-            asked.prompts, asked.group, asked.sample, "rollout", asked.update, self.sampling, self.between
-        )
+            prompts=request.prompts, group=request.group, sample=request.sample, purpose="rollout",
+            update=request.update, sampling=self.sampling, between=self.between,
+        )  # fmt: skip
         with self.watch("gen"):
             trace, responses = self.engine.sample(job)
         pending = self.scorer.submit(responses, job.prompts)
@@ -69,8 +70,8 @@ class ResponseRollouts:
             greedy=self._greedy(job),
             turn_rewards=turn_rewards(self.scorer.rewards, responses, job.prompts, self.turns),
             limit=self.limit,
-            update=asked.update,
-            version=asked.version,
+            update=request.update,
+            version=request.version,
             seed=self.engine.seed,
             metrics=self.engine.metrics | spoken,
             counts={name: dialogues for name in spoken if not name.endswith("/max")},

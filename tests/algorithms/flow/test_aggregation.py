@@ -4,9 +4,9 @@ import torch
 
 from burnish.advantages.groups import group_advantages, normalise_each
 from burnish.advantages.rewards import Rewards
+from burnish.algorithms.base import advantages_of
 from burnish.algorithms.flow.diffusion_nft import DiffusionNFT
 from burnish.algorithms.flow.policy_gradient import FlowGRPO
-from burnish.algorithms.policy_gradient import advantages_of
 from burnish.types.rollout import Prompt, Rollouts, Scores
 
 WIDE = torch.tensor([[0.0, 10.0, 3.0], [1.0, 0.0, 5.0], [0.5, 0.0, 7.0], [0.2, 4.0, float("nan")]])

@@ -13,9 +13,8 @@ from burnish.models.flow.teachers import check_teacher, load_teacher
 from burnish.options import LoraOptions, ModelOptions
 from burnish.types.rollout import Steps
 from burnish.utils.errors import UserError
-from tests.flow.test_algorithms import unconditioned
 from tests.support.factory import tiny_flux, tiny_pipeline
-from tests.training.test_trainer import Bench
+from tests.support.flow_bench import Bench, unconditioned
 
 WINDOW = Window(kind="random", size=2, scattered=True)
 BOTH = ["distill_fm_mse", "distill_kl"]

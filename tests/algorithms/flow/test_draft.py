@@ -10,11 +10,9 @@ from pydantic import ValidationError
 from burnish.algorithms.flow.draft import Draft
 from burnish.batches.ends import Ends
 from burnish.registry import options
-from burnish.rewards.base import Reward
 from burnish.types.rollout import Prompt
-from tests.flow.test_algorithms import unconditioned
 from tests.support.factory import tiny_pipeline
-from tests.training.test_trainer import Bench
+from tests.support.flow_bench import Bench, Red, unconditioned
 
 KINDS = [
     Draft(last_steps=1),
@@ -27,19 +25,11 @@ IDS = ["draft-1", "draft-3", "draft-3 recomputed + kl", "refl", "draft_lv"]
 
 
 @options
-class Brightness(Reward):
+class Brightness(Red):
     """Mean brightness, from 0 to 1."""
 
     def differentiable(self, pictures, prompts):
         return pictures.mean((1, 2, 3))
-
-
-@options
-class Red(Reward):
-    """Mean of the first channel, squared."""
-
-    def differentiable(self, pictures, prompts):
-        return pictures[:, 0].square().mean((1, 2))
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["pixels", "vae"])

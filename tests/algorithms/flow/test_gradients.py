@@ -13,7 +13,7 @@ from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.batches.steps import StepTerms
 from burnish.flow.schedules import schedule
 from burnish.types.rollout import Steps
-from tests.flow.test_algorithms import unconditioned
+from tests.support.flow_bench import unconditioned
 
 TIMES = schedule(6, {"shift": 3.0})
 MANY = 6

@@ -14,28 +14,15 @@ from burnish.algorithms.flow.branch_grpo import BranchGRPO
 from burnish.algorithms.flow.flow_dppo import FlowDPPO
 from burnish.algorithms.flow.grpo_guard import GRPOGuard
 from burnish.algorithms.flow.policy_gradient import FlowGRPO
-from burnish.algorithms.flow.presets import DanceGRPO, FlowGRPOFast, MixGRPO
+from burnish.algorithms.flow.presets import DanceGRPO, MixGRPO
 from burnish.algorithms.flow.tempflow_grpo import TempFlowGRPO
 from burnish.config import load
 from burnish.flow.transitions import Transition
 from burnish.flow.windows import Window
 from burnish.utils.errors import ConfigError
 from tests.support.factory import tiny_pipeline
-from tests.training.test_trainer import Bench
-
-WINDOW = Window(kind="random", size=2, scattered=True)
-MOVING = Window(kind="progressive", size=2, stride=1, every=1)
-
-ALGORITHMS = {
-    "flow_grpo": lambda **o: FlowGRPO(window=WINDOW, **o),
-    "flow_grpo_fast": lambda **o: FlowGRPOFast(**o),
-    "mix_grpo": lambda **o: MixGRPO(window=MOVING, solver="dpm2", steps_after=0.5, **o),
-    "dance_grpo": lambda **o: DanceGRPO(best_of=2, **o),
-    "grpo_guard": lambda **o: GRPOGuard(window=WINDOW, **o),
-    "flow_dppo": lambda **o: FlowDPPO(window=WINDOW, **o),
-    "tempflow_grpo": lambda **o: TempFlowGRPO(**o),
-    "branch_grpo": lambda **o: BranchGRPO(splits=[0, 2], **o),
-}
+from tests.support.flow_bench import MOVING, WINDOW, Bench
+from tests.support.flow_bench import POLICY_GRADIENTS as ALGORITHMS
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,9 @@ import torch
 from burnish.algorithms.correction import RolloutCorrection
 from burnish.algorithms.flow.flow_dppo import FlowDPPO
 from burnish.algorithms.flow.policy_gradient import FlowGRPO
-from burnish.flow.windows import Window
 from tests.support.factory import tiny_pipeline
-from tests.tasks.language.test_evaluate import SMALL, session_of
-from tests.training.test_trainer import Bench
-
-WINDOW = Window(kind="random", size=2, scattered=True)
+from tests.support.flow_bench import WINDOW, Bench
+from tests.support.language_runs import SMALL, assembly_of
 
 
 @pytest.fixture(scope="module")
@@ -70,12 +67,12 @@ def test_means_of_older_weights_are_computed_anew(pipeline):
 
 @pytest.mark.parametrize("correction", ["null", "{}"])
 def test_responses_of_older_weights_are_scored_anew(correction):
-    assembly = session_of(
+    assembly = assembly_of(
         *SMALL, "algorithm=grpo", "trainer.mini_batch_size=null", f"algorithm.rollout_correction={correction}"
     )
     workers, algorithm = assembly.workers, assembly.config.algorithm
     first = assembly.source.collect(1)
-    stale = assembly.rollout_worker.make(assembly.questions.ask(2, 0, Counter()))
+    stale = assembly.rollout_worker.generate(assembly.prompt_schedule.request(2, 0, Counter()))
     assert workers.annotate(first).metrics["old_policy/recomputed"] == float(correction != "null")
     workers.update(algorithm.credit(workers.annotate(first))[0], 1)
     workers.publish(1)

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from burnish.algorithms.base import advantages_of
 from burnish.algorithms.language.policy_gradient import GRPO
 from burnish.algorithms.language.ppo import PPO
 from burnish.algorithms.language.presets import Reinforce, ReMax
 from burnish.algorithms.language.shaping import shape
-from burnish.algorithms.policy_gradient import advantages_of
 from tests.support.language_tables import annotated, judged
 from tests.support.token_losses import mask_of, spoil
 

@@ -8,9 +8,10 @@ from pydantic import ValidationError
 
 from burnish.algorithms.language.dpo import DPO
 from burnish.algorithms.language.sft import SFT
-from burnish.data.language.given import ResponseData, ResponseRecord
+from burnish.data.language.offline import ResponseData
+from burnish.data.language.responses import ResponseRecord
 from burnish.tasks.language.engine import Encoder
-from burnish.training.auxiliary import Supervised
+from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.types.prompt import Prompt
 from tests.support.response_batches import REWARDS, Bench, answered, given
 
@@ -61,7 +62,7 @@ def written(bench: Bench) -> ResponseData:
 
 def test_a_written_response_is_read_back_with_its_end():
     bench = Bench(SFT())
-    batch = written(bench).given(RECORDS, update=1, seed=0)
+    batch = written(bench).batch(RECORDS, update=1, seed=0)
     trace = batch.answers.trace
     assert trace.finished.all()
     for row, record in enumerate(RECORDS):
@@ -80,8 +81,8 @@ def test_imitation_beside_changes_the_gradient_by_exactly_its_coefficient():
     for coef in coefficients:
         bench = Bench(DPO(beta=0.3))
         data = written(bench)
-        beside = Supervised(
-            SFT(), lambda step, data=data: data.given(RECORDS, update=step, seed=0), coef, metric="actor/ptx_loss"
+        beside = AuxiliaryLoss(
+            SFT(), lambda step, data=data: data.batch(RECORDS, update=step, seed=0), coef, metric="actor/ptx_loss"
         )
         batch, _ = bench.learned(answered(bench.model))
         bench.gradient(batch)
@@ -89,7 +90,7 @@ def test_imitation_beside_changes_the_gradient_by_exactly_its_coefficient():
         gradients.append(bench.flat_gradient())
         metrics.append(reported["actor/ptx_loss"])
     alone = Bench(SFT())
-    loss, own = alone.gradient(alone.learned(written(alone).given(RECORDS, update=0, seed=0))[0])
+    loss, own = alone.gradient(alone.learned(written(alone).batch(RECORDS, update=0, seed=0))[0])
     for coef, gradient in zip(coefficients, gradients, strict=True):
         torch.testing.assert_close(gradient - gradients[0], coef * own, rtol=1e-3, atol=1e-5)
     assert metrics == pytest.approx([loss] * 3, abs=1e-6)

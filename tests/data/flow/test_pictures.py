@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from burnish.data.flow.finished import EncodedPictures, StoredLatents
+from burnish.data.flow.offline import EncodedPictures, StoredLatents
 from burnish.data.flow.pictures import read_pictures, size_of
 from burnish.types.batch import Gathered
 from burnish.types.media import Media
@@ -100,7 +100,7 @@ class TestReading:
         (tmp_path / "empty.txt").write_text(" \n")
         messages = refused(tmp_path)
         assert "empty prompt in empty.txt" in messages[0]
-        assert "no prompt beside it" in messages[1]
+        assert "has no caption; write its prompt into" in messages[1]
 
     def test_a_folder_may_be_given_from_where_one_stands(self, tmp_path, monkeypatch):
         inner = tmp_path / "pics" / "inner"
@@ -163,8 +163,8 @@ class TestComplaints:
         assert len(read_pictures(path, "pictures", size=None)) == 3
 
     def test_files_that_hold_something_else(self, tmp_path):
-        assert "no file of pictures" in refused(tmp_path / "x.csv")[0]
-        assert "no file of pairs" in refused(tmp_path, "pairs")[0]
+        assert "can't be read as pictures; give" in refused(tmp_path / "x.csv")[0]
+        assert "can't be read as pairs; give" in refused(tmp_path, "pairs")[0]
         (tmp_path / "none.jsonl").write_text("\n")
         assert "holds no pictures" in refused(tmp_path / "none.jsonl")[0]
 
@@ -178,7 +178,7 @@ class TestEncoding:
     def test_every_picture_is_encoded_once(self, tmp_path):
         data = self.make(tmp_path)
         for update in (1, 2, 3):
-            given = data.given([data.records[1], *data.records, data.records[1]], torch.ones(2), update=update, seed=7)
+            given = data.batch([data.records[1], *data.records, data.records[1]], torch.ones(2), update=update, seed=7)
         assert data.model.encoded == 2
         assert given.latents.shape == (4, 1, 3, *SIZE)
         assert given.latents[:, 0, 0, 0, 0].tolist() == [20, 10, 20, 20]
@@ -187,7 +187,7 @@ class TestEncoding:
 
     def test_crop_scales_and_cuts_around_the_centre(self, tmp_path):
         data = self.make(tmp_path, crop=(4, 2), shape=(3, 4, 2))
-        assert data.given(data.records, torch.ones(2), update=1, seed=0).latents.shape == (2, 1, 3, 4, 2)
+        assert data.batch(data.records, torch.ones(2), update=1, seed=0).latents.shape == (2, 1, 3, 4, 2)
 
     def test_latents_of_another_shape_are_refused_by_line(self, tmp_path):
         with pytest.raises(UserError, match=r"pictures.jsonl:1: .*rollout.height"):
@@ -209,7 +209,7 @@ class TestStored:
         data = self.stored(tmp_path)
         data.connect(embed, (3, *SIZE))
         data.check()
-        given = data.given([data.records[2], data.records[0]], torch.ones(2), update=1, seed=0)
+        given = data.batch([data.records[2], data.records[0]], torch.ones(2), update=1, seed=0)
         assert torch.equal(given.latents, torch.stack([data.tensors["chosen"], data.tensors["rejected"]], 1)[[2, 0]])
         assert torch.equal(given.conditioning.rows().tokens, data.tensors["tokens"][[2, 0]])
         assert torch.equal(given.unconditional.rows().tokens, embed(["", ""]).rows().tokens)
@@ -218,10 +218,10 @@ class TestStored:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"rejected": None}, "has no rejected"),
-            ({"tokens": torch.rand(3, 3, 2)}, "differ in length: tokens 3"),
+            ({"rejected": None}, "has no tensor rejected"),
+            ({"tokens": torch.rand(3, 3, 2)}, "different numbers of rows: tokens 3"),
             ({"rejected": torch.rand(4, 3, 2, 2)}, "differ in shape"),
-            ({"pooled": torch.full((4, 2), float("nan"))}, "pooled has values that are not finite"),
+            ({"pooled": torch.full((4, 2), float("nan"))}, "pooled has NaN or infinite values"),
             ({"negative_tokens": torch.rand(4, 3, 2)}, "only one of negative_tokens"),
         ],
     )

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from burnish.data.language.options import LanguageDataOptions
 from burnish.data.language.prompts import read_questions, within_length
+from burnish.options import LanguageDataOptions
 from burnish.types.media import Media
 from burnish.types.prompt import Message, Part, Prompt
 from burnish.utils.errors import UserError
@@ -97,9 +97,9 @@ def test_pictures_without_places_go_where_the_user_begins_to_speak(folder, chatt
     assert last.messages[int(chatty)] == Message("user", (words, *places))
     assert [pixels(image)[0, 1].tolist() for image in first.images] == [[200, 10, 10], [1, 1, 1]]
     assert sum(part.kind == "image" for message in first.messages for part in message.parts) == 2
-    assert "has 2 pictures, but 0 places for them" in refused(folder, record, unmarked="error")[0]
+    assert "has 2 pictures, but 0 placeholders for them" in refused(folder, record, unmarked="error")[0]
     one = record | {"prompt": "<image>Same?"}  # a place for one of two is a mistake
-    assert "has 2 pictures, but 1 places for them" in refused(folder, one)[0]
+    assert "has 2 pictures, but 1 placeholders for them" in refused(folder, one)[0]
 
 
 def test_pictures_that_have_places_stay_in_them_beside_videos_that_have_none(folder):
@@ -107,7 +107,7 @@ def test_pictures_that_have_places_stay_in_them_beside_videos_that_have_none(fol
     (prompt,) = read(folder, {"prompt": "What is <image>?", "image": "pictures/red.png", "videos": [video]})
     assert [part.kind for part in prompt.messages[0].parts] == ["video", "text", "image", "text"]
     nobody = [{"role": "system", "content": "Look."}]
-    assert "has 1 pictures, but 0 places" in refused(folder, {"prompt": nobody, "image": "pictures/red.png"})[0]
+    assert "has 1 pictures, but 0 placeholders" in refused(folder, {"prompt": nobody, "image": "pictures/red.png"})[0]
 
 
 def test_a_part_may_bring_its_picture(folder):
@@ -172,28 +172,31 @@ def test_answers_stand_under_the_fields_usual_keys(folder):
 
 
 WRONG = [
-    ({"prompt": "<image>?"}, "has 0 pictures, but 1 places for them; write <image> into the question"),
-    ({"prompt": [{"role": "system", "content": "?"}], "image": "pictures/red.png"}, "has 1 pictures, but 0 places"),
-    ({"prompt": "<image><image>", "images": ["pictures/red.png"]}, "has 1 pictures, but 2 places"),
-    ({"prompt": "<video>"}, "has 0 videos, but 1 places"),
+    ({"prompt": "<image>?"}, "has 0 pictures, but 1 placeholders for them; write <image> into the question"),
+    (
+        {"prompt": [{"role": "system", "content": "?"}], "image": "pictures/red.png"},
+        "has 1 pictures, but 0 placeholders",
+    ),
+    ({"prompt": "<image><image>", "images": ["pictures/red.png"]}, "has 1 pictures, but 2 placeholders"),
+    ({"prompt": "<video>"}, "has 0 videos, but 1 placeholders"),
     ({"prompt": "<image>?", "image": "none.png"}, "that can't be read: No such file"),
     ({"prompt": "<image>?", "image": "broken.png"}, "that can't be decoded"),
     ({"prompt": "<image>?", "image": "https://a.b/c.png"}, "download it"),
     ({"prompt": "<image>?", "image": 3}, "a picture that is 3; it must be a path"),
-    ({"prompt": "<image>?", "image": [[0.5, 0.5], [1.0, 0.0]]}, "no picture; give uint8"),
+    ({"prompt": "<image>?", "image": [[0.5, 0.5], [1.0, 0.0]]}, "not a picture; give uint8"),
     ({"prompt": "<image>?", "image": "A" * 70 + "!"}, "can't be read|neither a path nor base64"),
     ({"prompt": "<image>?", "images": ["pictures/red.png"], "image": "pictures/red.png"}, "'images' and 'image'"),
     ({"prompt": " "}, "has an empty prompt"),
     ({"promt": "a"}, "has no prompt or messages or question or problem or query; its keys are 'promt'"),
-    ({"prompt": "a", "question": "b"}, "has 'prompt' and 'question'; say with data.prompt_key"),
-    ({"prompt": "a", "answer": "1", "solution": "2"}, "say with data.answer_key which one counts"),
+    ({"prompt": "a", "question": "b"}, "has 'prompt' and 'question'; set data.prompt_key"),
+    ({"prompt": "a", "answer": "1", "solution": "2"}, "set data.answer_key to the one to read"),
     ({"prompt": "a", "answer": ["1"]}, r"'answer' is \['1'\]; it must be text"),
     ({"prompt": []}, "must be text or a list of messages"),
     ({"prompt": [{"role": "human", "content": "a"}]}, "its role must be one of system, user, assistant, tool"),
     ({"prompt": [{"role": "user", "content": 3}]}, "with content 3"),
     ({"prompt": [{"role": "user", "content": [{"type": "audio"}]}]}, "a part of type 'audio'"),
-    ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, r'0 pictures, but 1 .*give a part \{"type": "i'),
-    ({"prompt": [{"role": "assistant", "content": "a"}]}, "nothing is left to answer"),
+    ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, r'0 pictures, but 1 .*add a part \{"type": "i'),
+    ({"prompt": [{"role": "assistant", "content": "a"}]}, "ends with a message of the assistant"),
     ({"prompt": "\ud800"}, "half of a surrogate pair"),
 ]
 
@@ -243,11 +246,11 @@ def test_files_that_cannot_be_read_are_refused(folder):
     (folder / "no.parquet").write_bytes(b"PAR1")
     for name, why in (
         ("none.jsonl", "no such file"),
-        ("pictures/red.png", "is none of .jsonl"),
+        ("pictures/red.png", "can't be read; give .jsonl"),
         ("empty.jsonl", "holds no records"),
         ("object.json", "must be a list of objects"),
         ("no.parquet", "can't be read"),
-        ("pictures", "no directory that the datasets library saved"),
+        ("pictures", "was not saved by the datasets library"),
     ):
         with pytest.raises(UserError, match=why):
             read_questions(str(folder / name), options)

@@ -16,7 +16,7 @@ from burnish.flow.schedules import schedule
 from burnish.models.flow.flux import FLUX, pack, unpack
 from burnish.models.flow.loading import load_model
 from burnish.models.flow.sd3 import SD3
-from burnish.models.lora import adapter_state, add_adapters, layers, merged_state
+from burnish.models.lora import adapter_state, add_adapters, lora_layers, merged_state
 from burnish.options import LoraOptions, ModelOptions
 from burnish.utils.errors import UserError
 from tests.support.factory import tiny_flux, tiny_pipeline
@@ -80,7 +80,7 @@ def test_the_real_sizes(family, billions, adapted):
     assert model.latent_shape(None, None) == (16, 128, 128)
     assert model.image_tokens((16, 64, 64)) == 1024
     assert model.image_tokens((16, 128, 128)) == 4096
-    with pytest.raises(UserError, match=r"rollout\.height is 520; .* units of 16 pixels: use 512 or 528"):
+    with pytest.raises(UserError, match=r"rollout\.height is 520, .* multiples of 16 pixels; use 512 or 528"):
         model.latent_shape(520, 512)
     linear = [name for name, module in model.network.named_modules() if isinstance(module, torch.nn.Linear)]
     assert sum(any(name.endswith(f".{t}") for t in model.lora_targets) for name in linear) == adapted
@@ -158,9 +158,9 @@ def test_pictures_become_latents_and_pictures_again(path):
 
 def test_pictures_of_a_wrong_size_are_refused(path):
     model = load(path)
-    with pytest.raises(UserError, match=r"the width of a picture is 17; this model draws in units of"):
+    with pytest.raises(UserError, match=r"the width of a picture is 17, but this model needs multiples of"):
         model.encode_pictures([np.zeros((8, 17, 3), np.uint8)])
-    with pytest.raises(UserError, match="must share one"):
+    with pytest.raises(UserError, match="must have the same shape"):
         model.encode_pictures([np.zeros((8, 8, 3), np.uint8), np.zeros((8, 16, 3), np.uint8)])
 
 
@@ -168,7 +168,7 @@ def test_latents_that_nothing_decodes_are_refused(pipelines, tmp_path):
     shutil.copytree(pipelines["flux", True], tmp_path / "copy")
     index = tmp_path / "copy" / "model_index.json"
     index.write_text(json.dumps(json.loads(index.read_text()) | {"vae": [None, None]}))
-    with pytest.raises(UserError, match="without a VAE its 4 latent channels would be those of a picture"):
+    with pytest.raises(UserError, match="without a VAE its latents are pictures of 1 or 3 channels, but they have 4"):
         load(tmp_path / "copy")
 
 
@@ -178,7 +178,7 @@ def test_adapters_go_where_the_family_says_unless_the_user_says_otherwise(path):
         options = LoraOptions(rank=2)
         options.targets = targets
         add_adapters(model.network, options, ["policy"], seed=0, default_targets=model.lora_targets)
-        assert len(layers(model.network)) == found[model.name]
+        assert len(lora_layers(model.network)) == found[model.name]
     with pytest.raises(UserError, match=r"model\.lora\.targets names no layer"):
         add_adapters(load(path).network, LoraOptions(targets=[]), ["policy"], seed=0)
 

@@ -12,8 +12,8 @@ from burnish.flow.schedules import schedule
 from burnish.models.flow.flux import pack, positions, unpack
 from burnish.models.flow.loading import load_model
 from burnish.options import ModelOptions, RolloutOptions
-from burnish.tasks.flow.engine import FlowEngine, Job
-from burnish.tasks.flow.roles import NetworkRoles
+from burnish.tasks.flow.engine import FlowEngine, FlowJob
+from burnish.tasks.flow.roles import FlowRoles
 from burnish.types.rollout import Prompt
 from burnish.utils import random
 from burnish.utils.errors import UserError
@@ -40,14 +40,14 @@ def load(path, *, embedded_guidance=None):
 def ours(path, *, guidance, embedded_guidance):
     """Latents, pictures, and the noise that they began from."""
     model = load(path, embedded_guidance=embedded_guidance)
-    roles = NetworkRoles(
+    roles = FlowRoles(
         model, Needs(), None, guidance=guidance, rescale=False, micro_batch_size=8, on_policy=True, seed=0
     )
     rollout = RolloutOptions(
         num_inference_steps=STEPS, guidance_scale=guidance, batch_size=3, height=16, width=24, schedule=model.placement
     )
     sampler = FlowEngine(roles, rollout, seed=3)
-    job = Job.groups(PROMPTS, 2, purpose="sample", update=0)
+    job = FlowJob.groups(PROMPTS, 2, purpose="sample", update=0)
     parts = list(sampler.sample(job))
     keys = [(3, "sample", 0, p.uid, s, "start") for p, s in zip(job.prompts, job.sample.tolist(), strict=True)]
     latents = torch.cat([trace.latents for _, trace, _ in parts])
@@ -126,7 +126,7 @@ def test_prompts_are_measured_by_t5_alone(pipelines):
     model.check(["x" * 18])  # more than CLIP's 16 tokens: it reads the beginning, as in diffusers' pipeline
     with pytest.raises(UserError, match=r"at most 20 tokens of the T5 tokenizer \(rollout\.max_sequence_length\)"):
         model.check(["x" * 20])
-    with pytest.raises(UserError, match="max_sequence_length is 513; a FluxPipeline reads at most 512"):
+    with pytest.raises(UserError, match="max_sequence_length is 513, but a FluxPipeline reads at most 512"):
         load_model(ModelOptions(path=str(pipelines[False, True])), max_sequence_length=513)
 
 

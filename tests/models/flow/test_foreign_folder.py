@@ -68,5 +68,5 @@ def test_modules_that_a_pipeline_names_are_not_imported(tmp_path, monkeypatch):
 def test_parts_outside_of_a_pipeline_s_folder_are_refused(tmp_path, name):
     folder = tiny_pipeline(tmp_path, vae=False)
     change(folder / "model_index.json", **{name: ["diffusers", "AutoencoderKL"]})
-    with pytest.raises(UserError, match="no name of a pipeline's part"):
+    with pytest.raises(UserError, match="not a valid name of a part"):
         read_index(ModelOptions(path=str(folder)))

@@ -15,8 +15,8 @@ from burnish.flow.windows import Window
 from burnish.models.flow.loading import load_model
 from burnish.models.lora import add_adapters
 from burnish.options import LoraOptions, ModelOptions, RolloutOptions
-from burnish.tasks.flow.engine import FlowEngine, Job
-from burnish.tasks.flow.roles import NetworkRoles
+from burnish.tasks.flow.engine import FlowEngine, FlowJob
+from burnish.tasks.flow.roles import FlowRoles
 from burnish.types.rollout import Prompt
 from burnish.utils import random
 from burnish.utils.errors import UserError
@@ -27,7 +27,7 @@ PROMPTS = [Prompt(text="a cat 42"), Prompt(text="dog", negative="cat")]
 
 
 def engine(path, rollout, **model):
-    roles = NetworkRoles(
+    roles = FlowRoles(
         load_model(ModelOptions(path=str(path), **model), max_sequence_length=rollout.max_sequence_length),
         Needs(), None, guidance=rollout.guidance_scale, rescale=False, micro_batch_size=8, on_policy=True, seed=0,
     )  # fmt: skip
@@ -40,7 +40,7 @@ NOISELESS = [None, *(Recording(kind, 0.0, Window(), "squared_error", False) for 
 def both(path, rollout, how, *, vae, t5, blanks):
     """Latents and pictures of our engine, and latents and pictures of diffusers' pipeline, from the same noise."""
     sampler = engine(path, rollout)
-    job = Job.groups(PROMPTS, 2, purpose="sample", update=0, recording=how)
+    job = FlowJob.groups(PROMPTS, 2, purpose="sample", update=0, recording=how)
     parts = list(sampler.sample(job))
     pipeline = StableDiffusion3Pipeline.from_pretrained(
         path, **({} if vae else {"vae": None}), **({} if t5 else {"text_encoder_3": None, "tokenizer_3": None})
@@ -112,15 +112,15 @@ def test_leaving_out_unread_text_changes_neither_velocity_nor_gradient(tmp_path)
 
 def test_a_prompt_that_is_too_long_is_refused_not_cut(tmp_path):
     sampler = engine(tiny_pipeline(tmp_path), RolloutOptions(num_inference_steps=2))
-    with pytest.raises(UserError, match="has 22 tokens; this model reads at most 16"):
-        list(sampler.sample(Job.groups([Prompt(text="x" * 20)], 1, purpose="sample", update=0)))
+    with pytest.raises(UserError, match="has 22 tokens, but this model reads at most 16"):
+        list(sampler.sample(FlowJob.groups([Prompt(text="x" * 20)], 1, purpose="sample", update=0)))
 
 
 @pytest.mark.parametrize(
     ("rollout", "message"),
     [
-        ({"height": 9}, "rollout.height is 9; this model draws in units of 4 pixels: use 8 or 12"),
-        ({"width": 64}, "rollout.width is 64; this model draws at most 32 pixels"),
+        ({"height": 9}, "rollout.height is 9, but this model needs multiples of 4 pixels; use 8 or 12"),
+        ({"width": 64}, "rollout.width is 64, but this model supports at most 32 pixels"),
     ],
 )
 def test_sizes_that_the_model_cannot_draw_are_refused(tmp_path, rollout, message):

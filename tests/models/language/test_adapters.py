@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from burnish.models.language.adapters import default_targets
 from burnish.models.language.loading import load_language_model
-from burnish.models.lora import add_adapters
+from burnish.models.lora import add_adapters, language_targets
 from burnish.options import LanguageLoraOptions, LanguageModelOptions
 from burnish.utils.errors import UserError
 from tests.support.language_samples import folder_of
@@ -18,7 +17,7 @@ def adapted(family, **given) -> tuple[set[str], set[str]]:
     """Layers with adapters, in the decoder and elsewhere."""
     options = LanguageLoraOptions(rank=2, **given)
     model = load_language_model(LanguageModelOptions(path=str(folder_of(family)), device="cpu", lora=options))
-    targets = default_targets(model.network, model.text(model.network), options)
+    targets = language_targets(model.network, model.text(model.network), options)
     add_adapters(model.network, options, ["policy"], seed=0, default_targets=targets)
     decoder = set(model.text(model.network).modules())
     found = {name: module for name, module in model.network.named_modules() if hasattr(module, "lora_A")}

@@ -103,7 +103,7 @@ def test_a_text_model_sees_nothing():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_answer_is_its_text_and_its_end(family):
     model = model_of(family)
-    ids = model.answer("<think>5+8</think> 13 <|im_end|>")
+    ids = model.response_ids("<think>5+8</think> 13 <|im_end|>")
     assert ids[-1] in model.stop
     assert not set(ids[:-1]) & set(model.stop)
     assert model.decode(ids) == "<think>5+8</think> 13 <|im_end|>"
@@ -172,7 +172,7 @@ def test_smolvlm_tells_of_a_video_in_words():
     text = model.tokenizer.decode(model.encode(*chat(film(4, frames=5, fps=2.0), "?")).ids[0])
     assert "following series of five frames from a 0:00:02 [H:MM:SS] video.\n\nFrame from 00:00:<fake" in text
     assert text.count("Frame from 00:01:") == 2
-    with pytest.raises(UserError, match="one kind only"):
+    with pytest.raises(UserError, match="give only one kind"):
         model.encode(*chat(film(4), picture(0)))
 
 
@@ -201,7 +201,7 @@ def test_positions_that_change_with_length_are_refused(tmp_path):
 def test_a_family_may_be_named():
     model = load_language_model(ModelOptions(path=str(folder_of("llama")), family="text", device="cpu"))
     assert model.name == "text"
-    with pytest.raises(UserError, match=r"family is qwen2_vl, which computes qwen2_vl, but the model_type of .* llama"):
+    with pytest.raises(UserError, match=r"family is qwen2_vl, which supports qwen2_vl, but the model_type of .* llama"):
         load_language_model(ModelOptions(path=str(folder_of("llama")), family="qwen2_vl", device="cpu"))
     with pytest.raises(ValueError, match="language model 'lama' is not known"):
         load_language_model(ModelOptions(path=str(folder_of("llama")), family="lama"))

@@ -43,7 +43,7 @@ CONFIG = {
 
 @pytest.mark.parametrize(("frames", "fps", "count"), [(30, 10.0, 6), (10, 10.0, 4), (300, 10.0, 8), (3, 10.0, 3)])
 def test_frames_are_looked_at_evenly(frames, fps, count):
-    videos = PatchVideos.read(CONFIG, whole=False, sampled=False)
+    videos = PatchVideos.read(CONFIG, per_video=False, sampled=False)
     chosen = videos.sample(Video(np.zeros((frames, 4, 4, 3), np.uint8), fps))
     assert len(chosen) == count
     assert chosen[0] == 0
@@ -53,7 +53,7 @@ def test_frames_are_looked_at_evenly(frames, fps, count):
 def test_the_limit_on_pixels_may_be_for_the_whole_video():
     video = Video(np.zeros((8, 32, 32, 3), np.uint8))
     config = CONFIG | {"do_sample_frames": False}
-    each, all_ = (PatchVideos.read(config, whole=whole, sampled=False).process(video)[1] for whole in (False, True))
+    each, all_ = (PatchVideos.read(config, per_video=whole, sampled=False).process(video)[1] for whole in (False, True))
     assert each.tolist() == [4, 8, 8]
     assert all_.prod() * 16 * 2 <= 1024
 

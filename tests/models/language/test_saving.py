@@ -12,7 +12,7 @@ from burnish.language.decoding import decode
 from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
 from burnish.models.language.loading import load_language_model
-from burnish.models.lora import adapter_state, add_adapters, folded, merged_state
+from burnish.models.lora import adapter_state, add_adapters, merged, merged_state
 from burnish.options import LoraOptions, ModelOptions
 from burnish.utils import random
 from tests.support.language_samples import encode_all, folder_of, responses
@@ -65,10 +65,10 @@ def test_adapters_count_in_sampling_as_in_training(tmp_path, family):
     options = Sampling(max_new_tokens=6)
     index = [place % len(encoded) for place in range(8)]
     apart = decode(model, model.network, encoded, index, keys, options)
-    with folded(model.network, "policy"):
-        merged = decode(model, model.network, encoded, index, keys, options)
-    assert merged.ids.tolist() == apart.ids.tolist()
-    for completion in (apart, merged):
+    with merged(model.network, "policy"):
+        together = decode(model, model.network, encoded, index, keys, options)
+    assert together.ids.tolist() == apart.ids.tolist()
+    for completion in (apart, together):
         scores = response_logprobs(model, model.network, completion, temperature=1.0)
         torch.testing.assert_close(scores.logprob, completion.logprob, rtol=0, atol=1e-5)
     scores = response_logprobs(model, model.network, apart, temperature=1.0)

@@ -112,7 +112,7 @@ def test_turns_join_to_what_the_template_writes_of_the_conversation(models, case
     ids = model.encode([first]).ids[0].tolist()
     assert ids == whole(model, first)
     for question, answer in ((second, "Uno."), (third, "Dos.")):
-        response = model.answer(answer)
+        response = model.response_ids(answer)
         turn = model.turn(response, [question])
         cut = model.turn(response[: -len(model.end)], [question])
         assert cut.ids[0].tolist() == [*model.end, *turn.ids[0].tolist()]
@@ -124,18 +124,18 @@ def test_turns_join_to_what_the_template_writes_of_the_conversation(models, case
 @pytest.mark.parametrize("case", CASES)
 def test_an_answer_ends_as_the_template_ends_it(models, case):
     model, end = models(case), CASES[case][-1]
-    assert model.tokenizer.convert_ids_to_tokens(model.answer("Yes")[-1]) == end
-    learned = [*model.encode([said("user", "?")]).ids[0].tolist(), *model.answer("Yes")]
+    assert model.tokenizer.convert_ids_to_tokens(model.response_ids("Yes")[-1]) == end
+    learned = [*model.encode([said("user", "?")]).ids[0].tolist(), *model.response_ids("Yes")]
     if case != "qwen3":  # whose last answer has thoughts before it
         assert whole(model, said("user", "?"), said("assistant", "Yes"), prompt=False)[: len(learned)] == learned
-    assert model.answer("Yes")[-1] in model.stop
+    assert model.response_ids("Yes")[-1] in model.stop
     named = {model.tokenizer.convert_tokens_to_ids(one) for one in CASES[case][4]}
     assert set(model.stop) == named | set(model.end)
 
 
 def test_a_turn_of_smolvlm_is_the_turn_alone(models):
     model = models("smolvlm")
-    turn = model.turn(model.answer("A cat."), *chat("And ", picture(0), "?"))
+    turn = model.turn(model.response_ids("A cat."), *chat("And ", picture(0), "?"))
     text = model.tokenizer.decode(turn.ids[0])
     assert text.startswith("\nUser: And <fake_token_around_image>")
     assert text.endswith("<end_of_utterance>\nAssistant:")
@@ -160,7 +160,7 @@ def test_results_of_tools_are_wrapped_once(models, case):
     model, tools = models(case), Tools(functions=FUNCTIONS)
     told = tools.episode().step(CALLS)
     assert told.words == "42\n7"
-    turn = model.turn(model.answer(CALLS), told.messages, tools=tools.tools())
+    turn = model.turn(model.response_ids(CALLS), told.messages, tools=tools.tools())
     assert RESULTS[case] in model.tokenizer.decode(turn.ids[0])
     tools.close()
 
@@ -188,7 +188,7 @@ def prompt_of(text):
 
 def test_a_template_that_refuses_the_role_of_tools_is_refused_before_anything_is_sampled(models):
     with pytest.raises(
-        UserError, match=r"refuses messages of user, assistant, tool: Conversation roles must alternate"
+        UserError, match=r"refuses messages of roles user, assistant, tool: Conversation roles must alternate"
     ):
         Dialogues(SimpleNamespace(model=models("mistral")), Tools(functions=FUNCTIONS), batch_size=4, seed=0)
     Dialogues(SimpleNamespace(model=models("mistral")), Tools(functions=FUNCTIONS, role="user"), batch_size=4, seed=0)
@@ -204,7 +204,7 @@ def test_a_template_may_stand_where_old_processors_keep_it(tmp_path, family, fil
     text = load(folder).tokenizer.decode(load(folder).encode([said("user", "Hi")]).ids[0])
     assert text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     (folder / file).write_text("[]")
-    with pytest.raises(UserError, match=f"{file} (can't be read|is not JSON|holds)"):
+    with pytest.raises(UserError, match=f"{file} (can't be read|is not JSON|contains)"):
         load(folder)
 
 
@@ -222,6 +222,6 @@ def test_without_a_template_a_text_begins_as_the_tokenizer_begins_it(tmp_path, a
     tokenizer.save_pretrained(folder)
     model = load(folder)
     assert model.tokenizer.chat_template is None
-    assert model.encode([said("user", "Hi")]).ids[0].tolist() == [*[begin] * adds, *model._ids("Hi", "\ue000")]
-    assert model.answer("Hi")[-1] == end
-    assert begin not in model.turn(model.answer("Hi"), [said("user", "Hi")]).ids[0].tolist()
+    assert model.encode([said("user", "Hi")]).ids[0].tolist() == [*[begin] * adds, *model.chat.ids("Hi", "\ue000")]
+    assert model.response_ids("Hi")[-1] == end
+    assert begin not in model.turn(model.response_ids("Hi"), [said("user", "Hi")]).ids[0].tolist()

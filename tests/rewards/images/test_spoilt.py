@@ -12,7 +12,7 @@ from burnish.options import LoraOptions, ModelOptions, ScoringOptions
 from burnish.registry import lookup
 from burnish.rewards.scoring import Scorer
 from burnish.types.prompt import Prompt
-from burnish.utils.images import NOT_FINITE, Spoilt
+from burnish.utils.images import NOT_FINITE, NonFiniteImage
 from tests.support.factory import tiny_pipeline
 
 
@@ -28,7 +28,7 @@ def test_latents_that_are_not_finite_spoil_their_picture_and_no_other(tmp_path, 
     whole = model.decode(latents)
     latents[1, 0, 2, 3] = bad
     pictures = model.decode(latents)
-    assert [isinstance(picture, Spoilt) for picture in pictures] == [False, True, False]
+    assert [isinstance(picture, NonFiniteImage) for picture in pictures] == [False, True, False]
     assert all((one == other).all() for one, other in zip(pictures[::2], whole[::2], strict=True))
 
 
@@ -36,7 +36,7 @@ def test_what_a_vae_makes_of_finite_latents_is_looked_at_too(tmp_path):
     model = load(tmp_path, vae=True)
     with torch.no_grad():
         model.pipeline.vae.decoder.conv_out.bias.fill_(float("nan"))
-    assert all(isinstance(picture, Spoilt) for picture in model.decode(torch.rand(2, 4, 8, 8)))
+    assert all(isinstance(picture, NonFiniteImage) for picture in model.decode(torch.rand(2, 4, 8, 8)))
 
 
 @pytest.mark.parametrize("processes", [0, 1])
@@ -45,7 +45,7 @@ def test_it_is_missing_and_says_why_wherever_it_is_judged(processes, caplog):
     prompts = [Prompt(text="a cat", where="prompts.txt:3"), Prompt(text="two dogs")]
     rewards = {"bytes": lookup("flow reward", "jpeg_compressibility")()}
     with Scorer(rewards, ScoringOptions(processes=processes)) as scorer:
-        scores = scorer.score([Spoilt.of(black), black], prompts)
+        scores = scorer.score([NonFiniteImage.of(black), black], prompts)
     assert scores.missing.tolist() == [True, False]
     assert scores.notes[0] == NOT_FINITE
     assert f"reward bytes is missing: {NOT_FINITE}; first for prompt 'a cat' (prompts.txt:3)" in caplog.text
@@ -55,4 +55,4 @@ def test_it_makes_a_group_no_more_varied():
     shades = [np.full((8, 8, 3), shade, np.uint8) for shade in (100, 100, 0)]
     group = torch.zeros(3, dtype=torch.long)
     assert group_diversity(shades, group) > 0
-    assert group_diversity([*shades[:2], Spoilt.of(shades[2])], group) == 0
+    assert group_diversity([*shades[:2], NonFiniteImage.of(shades[2])], group) == 0

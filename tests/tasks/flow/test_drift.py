@@ -8,9 +8,9 @@ from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.flow.transitions import transition
 from burnish.flow.windows import Window
 from burnish.tasks.flow.drift import velocity_growth
-from burnish.training.trainer import signal_and_noise
+from burnish.training.step_metrics import signal_metrics
 from tests.support.factory import tiny_pipeline
-from tests.training.test_trainer import Bench
+from tests.support.flow_bench import Bench
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +62,19 @@ def test_the_power_of_a_score_is_the_norm_of_its_gradient(density):
     torch.testing.assert_close(step.score_power(landed, density), expected)
 
 
+def powers(mean: float, terms: int) -> dict[str, float]:
+    name = "variance_proxy/proxy2_total_power"
+    return {f"sum {name}": mean * terms, f"count {name}": terms}
+
+
 def test_signal_and_noise_are_logged_at_every_update(pipeline):
     metrics = Bench(pipeline, FlowGRPO(window=Window(kind="random", size=2))).train()
     signal, power = metrics["actor/grad_norm"] ** 2, metrics["variance_proxy/proxy2_total_power"]
     assert metrics["variance_proxy/proxy1_signal_strength"] == pytest.approx(signal)
     assert metrics["variance_proxy/proxy3_pure_noise"] == pytest.approx(max(power - signal, 0.0) / 23)  # 12 x 2 terms
     assert metrics["variance_proxy/expected_w"] > 0
-    assert signal_and_noise(1.0, 2.0, 8)["variance_proxy/proxy3_pure_noise"] == 0.0
-    assert signal_and_noise(1.0, 0.5, 1)["variance_proxy/proxy3_pure_noise"] == 0.0, "one term has no variance"
+    assert signal_metrics(powers(1.0, 8), 2.0)["variance_proxy/proxy3_pure_noise"] == 0.0
+    assert signal_metrics(powers(1.0, 1), 0.5)["variance_proxy/proxy3_pure_noise"] == 0.0, "one term has no variance"
 
 
 def test_noise_of_gradients_is_the_variance_of_their_mean():
@@ -77,4 +82,6 @@ def test_noise_of_gradients_is_the_variance_of_their_mean():
     terms = torch.randn(6, 40, generator=torch.Generator().manual_seed(0)).double()
     power, mean = float(terms.square().sum(1).mean()), terms.mean(0)
     exact = float((terms - mean).square().sum() / (6 * 5))
-    assert signal_and_noise(power, float(mean.norm()), 6)["variance_proxy/proxy3_pure_noise"] == pytest.approx(exact)
+    assert signal_metrics(powers(power, 6), float(mean.norm()))["variance_proxy/proxy3_pure_noise"] == pytest.approx(
+        exact
+    )

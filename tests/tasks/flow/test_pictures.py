@@ -24,7 +24,7 @@ BESIDE = ["algorithm=diffusion_nft", "algorithm.train_timesteps=2", "rollout.n=2
           f"supervised={{train_files: '{PICTURES}', batch_size: 4}}"]  # fmt: skip
 
 
-def session_of(*overrides):
+def assembly_of(*overrides):
     config = load("quickstart", [*SMALL, *overrides])
     assembly = assemble(config)
     assembly.check_data()
@@ -52,14 +52,14 @@ def saved(state):
 
 @pytest.mark.parametrize("overrides", [SFT, BESIDE], ids=["sft", "beside"])
 def test_a_resumed_run_goes_on_bit_by_bit(overrides):
-    whole = session_of(*overrides)
+    whole = assembly_of(*overrides)
     before = weights(whole)
     trained(whole, 1, 1)
     state = saved(whole.state_dict())
     rows = trained(whole, 2, 3)
     assert all("actor/sft_loss" in row for row in rows)
     assert (weights(whole) - before).abs().max() > 0
-    resumed = session_of(*overrides)
+    resumed = assembly_of(*overrides)
     resumed.load_state_dict(state)
     again = trained(resumed, 2, 3)
     assert torch.equal(weights(resumed), weights(whole))
@@ -67,7 +67,7 @@ def test_a_resumed_run_goes_on_bit_by_bit(overrides):
 
 
 def test_pictures_beside_rewards_change_the_gradient_by_their_coefficient():
-    plain, little, much = (session_of(*BESIDE, f"supervised.coef={coef}") for coef in (1e-12, 1e-12, 1.0))
+    plain, little, much = (assembly_of(*BESIDE, f"supervised.coef={coef}") for coef in (1e-12, 1e-12, 1.0))
     rows = [trained(assembly, 1, 1)[0] for assembly in (plain, little, much)]
     assert torch.equal(weights(plain), weights(little))
     assert rows[0]["actor/sft_loss"] == rows[2]["actor/sft_loss"]  # the same pictures, noise and times
@@ -93,14 +93,14 @@ OFFLINE = ["algorithm=diffusion_dpo", "algorithm.online=false", "algorithm.beta=
 
 
 def test_stored_latents_and_their_pictures_give_the_same_run(pairs, tmp_path):
-    drawn = session_of(*OFFLINE, f"data.train_files={pairs}", "data.shuffle=false")
+    drawn = assembly_of(*OFFLINE, f"data.train_files={pairs}", "data.shuffle=false")
     records = drawn.pictures.records
-    given = drawn.finished[0].given(records, drawn.engine.times, update=1, seed=0)
+    given = drawn.finished[0].batch(records, drawn.engine.times, update=1, seed=0)
     file = tmp_path / "pairs.safetensors"
     rows = given.conditioning.rows()
     chosen, rejected = (part.contiguous() for part in given.latents.unbind(1))
     save_file({"chosen": chosen, "rejected": rejected, "tokens": rows.tokens, "pooled": rows.pooled}, file)
-    stored = session_of(*OFFLINE, f"data.train_files={file}", "data.shuffle=false")
+    stored = assembly_of(*OFFLINE, f"data.train_files={file}", "data.shuffle=false")
     batch = stored.source.collect(1)
     expected = drawn.source.collect(1)
     assert torch.equal(batch.latents, expected.latents)
@@ -112,8 +112,8 @@ def test_stored_latents_and_their_pictures_give_the_same_run(pairs, tmp_path):
 
 def test_pictures_of_another_size_are_refused_before_weights_load(pairs):
     with pytest.raises(UserError, match=r"pairs.jsonl:1: .* fit=centre_crop"):
-        session_of(*OFFLINE, f"data.train_files={pairs}", "rollout.height=32")
-    cropped = session_of(*OFFLINE, f"data.train_files={pairs}", "rollout.width=16", "data.fit=centre_crop")
+        assembly_of(*OFFLINE, f"data.train_files={pairs}", "rollout.height=32")
+    cropped = assembly_of(*OFFLINE, f"data.train_files={pairs}", "rollout.width=16", "data.fit=centre_crop")
     assert cropped.source.collect(1).latents.shape[-2:] == (16, 16)
 
 
@@ -139,7 +139,7 @@ def test_contradictions_are_refused(overrides, words):
 
 
 def test_groups_are_counted_as_samples():
-    assembly = session_of("algorithm=dgpo", "algorithm.train_timesteps=2", "rollout.n=4", "trainer.mini_batch_size=8")
+    assembly = assembly_of("algorithm=dgpo", "algorithm.train_timesteps=2", "rollout.n=4", "trainer.mini_batch_size=8")
     assert assembly.workers.trainer.mini_batch_size == 2  # rows, each of four samples
     assert assembly.config.optimizer_steps == 6
     metrics = trained(assembly, 1, 1)[0]

@@ -15,7 +15,7 @@ from burnish.rewards.text.format import Format
 from burnish.tasks.language.dialogues import Dialogues
 from burnish.tasks.language.engine import LanguageEngine, ResponseJob
 from tests.support.games import SAMPLING, Roles, Shows, play, prompts
-from tests.support.language_samples import model_of
+from tests.support.language_samples import model_of, trimmed
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed", "shared"])
@@ -63,7 +63,7 @@ def test_a_dialogue_does_not_depend_on_its_neighbours():
     assert [one.dialogue for one in said] == [one.dialogue for one in same]
     assert [one.dialogue for one in said[3:]] == [one.dialogue for one in word]
     assert torch.equal(together.ids, crowded.ids)
-    last = together.select([3, 4, 5]).trimmed()
+    last = trimmed(together.select([3, 4, 5]))
     assert torch.equal(last.ids, alone.ids)
     torch.testing.assert_close(last.logprob, alone.logprob, rtol=0, atol=1e-5)
 
@@ -118,7 +118,7 @@ def test_a_budget_of_tokens_cuts_a_dialogue():
 def test_an_environment_that_fails_is_missing_and_stops_nobody(fails, turns):
     completion, responses = play(Shows(fails=fails), prompts())
     whole, _ = play(Shows(), prompts())
-    assert torch.equal(completion.select([0, 1]).trimmed().ids, whole.select([0, 1]).trimmed().ids)
+    assert torch.equal(trimmed(completion.select([0, 1])).ids, trimmed(whole.select([0, 1])).ids)
     for reward in (EnvironmentReward(), Format()):
         verdicts = judge(reward, responses, [*prompts()[:1] * 2, *prompts()[1:] * 2])
         assert [verdict.value is None for verdict in verdicts] == [False, False, True, True]

@@ -2,53 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import json
 
 import pytest
 import torch
 
 from burnish.config import load
-from burnish.loop import run
 from burnish.tasks import assemble
 from burnish.utils.errors import ConfigError, UserError
+from tests.support.language_runs import ASSETS, SMALL, assembly_of, saved, trained, weights
 
-ASSETS = "burnish:vlm_quickstart"
-SMALL = [
-    "data.train_batch_size=4", "rollout.n=2", "validation.n=1", "scoring.processes=0", "optimizer.warmup_steps=0",
-    "steps=3", "output_dir=unused", "ema.decay=0.9",
-]  # fmt: skip
 OFFLINE = [one for one in SMALL if not one.startswith("rollout.n=")]
 PAIRS = ["algorithm=dpo", "algorithm.online=false", f"data.train_files={ASSETS}/preferences.jsonl"]
 JUDGED = ["algorithm=kto", "algorithm.online=false", f"data.train_files={ASSETS}/unpaired.jsonl"]
 SFT = ["algorithm=sft", "algorithm.online=false", f"data.train_files={ASSETS}/supervised.jsonl"]
 PTX = f"ptx={{train_files: '{ASSETS}/supervised.jsonl', batch_size: 3}}"
-
-
-def session_of(*overrides):
-    config = load("vlm_quickstart", list(overrides))
-    assembly = assemble(config)
-    assembly.check_data()
-    assembly.check()
-    return assembly
-
-
-def trained(assembly, first: int, last: int) -> list[dict]:
-    rows: list[dict] = []
-    run(range(first, last + 1), assembly.source, assembly.workers,
-        [lambda update, metrics: rows.append(dict(metrics))], watch=assembly.watch, stop=lambda: False)  # fmt: skip
-    return rows
-
-
-def weights(assembly) -> torch.Tensor:
-    return torch.cat([value.detach().flatten() for value in assembly.roles.parameters().values()])
-
-
-def saved(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 @pytest.mark.parametrize(
@@ -62,13 +30,13 @@ def saved(state):
     ids=["sft", "dpo", "kto", "ptx"],
 )
 def test_a_resumed_run_goes_on_bit_by_bit(overrides, metric):
-    whole = session_of(*overrides)
+    whole = assembly_of(*overrides)
     before = weights(whole)
     trained(whole, 1, 1)
     state = saved(whole.state_dict())
     rows = trained(whole, 2, 3)
     assert (weights(whole) - before).abs().max() > 0
-    resumed = session_of(*overrides)
+    resumed = assembly_of(*overrides)
     resumed.load_state_dict(state)
     again = trained(resumed, 2, 3)
     assert torch.equal(weights(resumed), weights(whole))
@@ -82,7 +50,7 @@ def test_a_resumed_run_goes_on_bit_by_bit(overrides, metric):
 
 
 def test_pairs_are_counted_in_pairs_and_tokens():
-    assembly = session_of(*OFFLINE, *PAIRS)
+    assembly = assembly_of(*OFFLINE, *PAIRS)
     batch = assembly.source.collect(1)
     assert len(batch) == 4
     assert len(batch.answers.trace) == 8
@@ -118,21 +86,21 @@ def test_what_is_too_long_is_refused_or_left_out_and_never_cut(tmp_path):
     long = QUESTION | {"response": "<answer>4</answer>" * 5}
     option = records(tmp_path / "long.jsonl", QUESTION | {"response": "4"}, long)
     with pytest.raises(UserError, match=r"(?s)1 of 2 records.*data.overlong=filter.*rollout.max_new_tokens is 12"):
-        session_of(*OFFLINE, *SFT[:2], option)
-    kept = session_of(*OFFLINE, *SFT[:2], option, "data.overlong=filter")
+        assembly_of(*OFFLINE, *SFT[:2], option)
+    kept = assembly_of(*OFFLINE, *SFT[:2], option, "data.overlong=filter")
     assert kept.source.collect(1).answers.trace.length.tolist() == [2] * 4
     with pytest.raises(UserError, match="2 of 2 records"):
-        session_of(*OFFLINE, *SFT[:2], option, "data.overlong=filter", "data.max_prompt_length=3")
+        assembly_of(*OFFLINE, *SFT[:2], option, "data.overlong=filter", "data.max_prompt_length=3")
     beside = f"ptx={{train_files: {tmp_path / 'long.jsonl'}}}"
     with pytest.raises(UserError, match="1 of 2 records"):
-        session_of(*SMALL, "trainer.mini_batch_size=null", beside)
+        assembly_of(*SMALL, "trainer.mini_batch_size=null", beside)
 
 
 def test_prompts_that_are_validated_on_must_be_judgeable(tmp_path):
     option = records(tmp_path / "free.jsonl", {"prompt": "What?", "response": "4"})
-    assert session_of(*OFFLINE, *SFT[:2], option).train_prompts
+    assert assembly_of(*OFFLINE, *SFT[:2], option).train_prompts
     with pytest.raises(UserError, match="answer"):
-        session_of(*OFFLINE, *SFT[:2], option, "data.val_files=null")
+        assembly_of(*OFFLINE, *SFT[:2], option, "data.val_files=null")
 
 
 @pytest.mark.parametrize(

@@ -239,7 +239,7 @@ def test_a_killed_vllm_is_named_and_its_replacement_writes_the_same(engine):
     with torch.no_grad():
         for parameter in engine.model.network.parameters():
             parameter.mul_(1.1)  # the trainer has gone on: what was published counts
-    os.kill(engine._process.pid, signal.SIGKILL)
+    os.kill(engine._process.process.pid, signal.SIGKILL)
     with pytest.raises(VllmDiedError, match="vLLM ended while it was asked for 12 responses: signal 9"):
         engine.sample(job(PROMPTS))
     engine.options = replace(engine.options, restarts=1)
@@ -294,7 +294,7 @@ def test_it_rests_until_the_next_publication_and_samples_as_before(path, monkeyp
             with pytest.raises(AssertionError, match="nothing has been published since"):
                 engine.sample(job([ONE]))
             if version == 2:
-                os.kill(engine._process.pid, signal.SIGKILL)
+                os.kill(engine._process.process.pid, signal.SIGKILL)
             engine.publish(version)
             after, _ = engine.sample(job([ONE]))
             assert torch.equal(after.ids, before.ids)

@@ -108,6 +108,7 @@ def _batch_norm(given: Sequence[Any], a: Attributes) -> Tensor:
 
 
 def _slice(given: Sequence[Any], a: Attributes) -> Tensor:
+    x: Tensor
     x, starts, ends, *axes = given
     for axis, start, end in zip(axes[0].tolist() if axes else range(len(starts)), starts.tolist(), ends.tolist(),
                                 strict=True):  # fmt: skip
@@ -116,18 +117,20 @@ def _slice(given: Sequence[Any], a: Attributes) -> Tensor:
 
 
 def _reshape(given: Sequence[Any], a: Attributes) -> Tensor:
+    x: Tensor
     x, shape = given
     return x.reshape([x.shape[i] if length == 0 else length for i, length in enumerate(shape.tolist())])
 
 
 def _unsqueeze(given: Sequence[Any], a: Attributes) -> Tensor:
-    x = given[0]
+    x: Tensor = given[0]
     for axis in sorted(a["axes"]):
         x = x.unsqueeze(axis)
     return x
 
 
 def _divide(given: Sequence[Any], a: Attributes) -> Tensor:
+    x: Tensor
     x, by = given
     return x / by if x.is_floating_point() else x.div(by, rounding_mode="trunc")
 

@@ -16,11 +16,12 @@ from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
 from burnish.options.vllm import VllmOptions
 from burnish.rewards.text.base import Response
-from burnish.tasks.language.engine import Encoder, ResponseJob, SamplingRoles, texts
+from burnish.tasks.language.engine import Encoder, ResponseEngine, ResponseJob, texts
+from burnish.tasks.language.roles import LanguageRoles
 from burnish.tasks.language.vllm.probe import imagined, remembered
 from burnish.tasks.language.vllm.process import VllmDiedError, VllmFailedError, VllmProcess
 from burnish.tasks.language.vllm.prompts import packed, unpacked, with_responses
-from burnish.tasks.language.vllm.weight_sync import WeightSync, weights_of
+from burnish.tasks.language.vllm.weight_file import WeightFile, weights_of
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, Features
 from burnish.types.prompt import Prompt
@@ -32,7 +33,7 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 T = TypeVar("T")
 
 
-class VllmEngine:
+class VllmEngine(ResponseEngine):
     """vLLM in a process of its own, which starts with random weights and samples with none but published ones.
 
     What a publication does not reach stays random, and shows at once: after each of them, both sides score the same
@@ -41,7 +42,7 @@ class VllmEngine:
 
     def __init__(
         self,
-        roles: SamplingRoles,
+        roles: LanguageRoles,
         options: VllmOptions,
         *,
         path: Path,
@@ -66,7 +67,7 @@ class VllmEngine:
         self.restarts = 0
         self._tolerance = options.tolerance or TOLERANCE[self.model.compute]
         self._first = {"arguments": self._arguments(path, batch_size), "banned": self.model.banned.tolist()}
-        self._published: WeightSync | None = None
+        self._published: WeightFile | None = None
         self._probe: Completion | None = None
         self._example = example
         self._resting = False
@@ -115,7 +116,7 @@ class VllmEngine:
         if self._probe is None and (example := self._example()) is not None:
             self._probe = imagined(self.model, self.encode([example]).table, self.seed)
         with self.roles.sampling(merge=True) as network:
-            written = WeightSync(weights_of(network), version, dtype=self.model.compute)
+            written = WeightFile(weights_of(network), version, dtype=self.model.compute)
             if self._published is not None:
                 self._published.close()
             self._published, self._compared = written, False
@@ -188,7 +189,7 @@ class VllmEngine:
             if self._published is not None:
                 self._load(self._published)
 
-    def _load(self, written: WeightSync) -> None:
+    def _load(self, written: WeightFile) -> None:
         header = {"do": "load", "path": written.path, "version": written.version, "digest": written.digest}
         answer, _ = next(self._process.ask(f"weights of version {written.version}", header))
         self._resting = False
@@ -240,13 +241,13 @@ class VllmEngine:
 
     def _rows(
         self, what: str, header: dict[str, Any], arrays: dict[str, np.ndarray], count: int,
-        between: Callable[[], None] = lambda: None,
+        check_cancelled: Callable[[], None] = lambda: None,
     ) -> list[Any]:  # fmt: skip
         """Answers in order of their rows."""
         assert self._published is not None, "nothing has been published"
         assert not self._resting, "nothing has been published since vLLM was put to rest"
         found: dict[int, Any] = {}
-        for answer, data in self._process.ask(what, header, arrays, between):
+        for answer, data in self._process.ask(what, header, arrays, check_cancelled):
             if "done" in answer:
                 break
             if answer["version"] != self._published.version:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ class Extension:
         compute, forbidden = model.compute_logits, torch.tensor(banned, dtype=torch.long)
 
         def compute_logits(*arguments: Any, **more: Any) -> Tensor | None:
-            logits = compute(*arguments, **more)
+            logits: Tensor | None = compute(*arguments, **more)
             if logits is None:  # another rank has them
                 return None
             logits = logits.float()
@@ -42,11 +42,11 @@ class Extension:
             self._burnish_place(model)
 
     def _burnish_place(self, model: Any) -> None:
-        own = model.get_mrope_input_positions
+        own: Callable[..., tuple[Tensor, int]] = model.get_mrope_input_positions
 
         def get_mrope_input_positions(input_tokens: list[int], mm_features: Sequence[Any]) -> tuple[Tensor, int]:
             key = key_of(input_tokens, [feature.identifier for feature in mm_features])
-            given = self.burnish_positions.get(key)
+            given: Tensor | None = self.burnish_positions.get(key)
             if given is None:
                 return own(input_tokens, mm_features)
             return given, int(given.max()) + 1 - len(input_tokens)

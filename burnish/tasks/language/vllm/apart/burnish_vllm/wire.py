@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import select
 import socket
 import struct
 from collections.abc import Mapping
@@ -43,13 +42,9 @@ class Channel:
             arrays[name] = np.frombuffer(self._read(count * dtype.itemsize), dtype=dtype).reshape(shape)
         return message["header"], arrays
 
-    def waits(self, seconds: float) -> bool:
-        """Whether a message begins to arrive within so many seconds, or the other end is gone."""
-        return bool(select.select([self._end], [], [], seconds)[0])
-
-    def deadline(self, seconds: float | None) -> None:
-        """Seconds after which a transfer that makes no progress raises TimeoutError."""
-        self._end.settimeout(seconds)
+    def fileno(self) -> int:
+        """What to wait on until a message arrives, or the other end is gone."""
+        return self._end.fileno()
 
     def close(self) -> None:
         self._end.close()

@@ -226,7 +226,8 @@ class Server:
         self._everywhere("burnish_begin", temperature, positions)
 
     def _everywhere(self, method: str, *arguments: Any) -> list[Any]:
-        return self.engine.collective_rpc(method, args=arguments)
+        answers: list[Any] = self.engine.collective_rpc(method, args=arguments)
+        return answers
 
     def _run(self, requests: list[tuple[Any, Any]]) -> Iterator[tuple[int, Any]]:
         """Work off requests: the number of each, and what came of it."""

@@ -1,0 +1,90 @@
+"""Modules of the user that register what recipes then name: opened before anything else of a configuration is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from burnish.config.yaml_text import show
+from burnish.utils.errors import ConfigError, UserError
+from burnish.utils.user_code import absolute, is_file, load_module, reason
+
+
+def open_plugins(plugins: Any) -> list[str]:
+    """Import modules and files, so that they register what is in them.
+
+    Args:
+        plugins: as they stand in a recipe.
+
+    Returns:
+        The same, files by their whole paths.
+
+    Raises:
+        UserError: one is not there, or fails to import.
+    """
+    if not isinstance(plugins, list) or not all(isinstance(where, str) and where for where in plugins):
+        raise ConfigError(f"plugins is {show(plugins):.80}; it must be a list, as in [my_package,path/to/file.py]")
+    for i, where in enumerate(plugins):
+        said = f"plugins[{i}] is {where}"
+        if is_file(where) and not Path(absolute(where)).is_file():
+            raise UserError(
+                f"{said}, but there is no such file (looked for {absolute(where)}); give its path from the folder in "
+                "which the command is started, or its whole path"
+            )
+        try:
+            load_module(where)
+        except (Exception, SystemExit) as error:  # the module is the user's: anything may go wrong in it
+            if isinstance(error, ModuleNotFoundError) and error.name == where.partition(".")[0] and not is_file(where):
+                raise UserError(
+                    f"{said}, which Python does not find; install it, start with PYTHONPATH set to the folder that it "
+                    "is in, or give the path of a file.py"
+                ) from None
+            raise UserError(f"{said}, which fails to import: {reason(error)}; mend it, or leave it out") from error
+    return [absolute(where) for where in plugins]
+
+
+def code_named(tree: Mapping[str, Any]) -> list[str]:
+    """Modules and files that reading a configuration imports."""
+    plugins = tree.get("plugins")
+    found = [f"plugins[{i}]={where}" for i, where in enumerate(plugins)] if isinstance(plugins, list) else []
+    return found + [f"{'.'.join(place)}={name}" for place, _, name in chosen_by_path(tree)]
+
+
+def chosen_by_path(tree: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """Every option that names a class by its path: where it stands, the attribute with its kind, and the path."""
+    rewards = tree.get("rewards")
+    labels = rewards if isinstance(rewards, Mapping) else ()
+    named = [
+        ("algorithm", "name"),
+        ("environment", "name"),
+        ("model", "family"),
+        *(("rewards", one, "name") for one in labels),
+    ]
+    for place in named:
+        value: Any = tree
+        for part in place:
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if isinstance(value, str) and ":" in value:
+            yield place, f"{place[0].removesuffix('s')}_kind", value
+
+
+def with_whole_paths(tree: dict[str, Any]) -> dict[str, Any]:
+    """A recipe with the files of classes that it names by path written so that they are found from elsewhere."""
+    for place, _, name in list(chosen_by_path(tree)):
+        where, _, inner = name.rpartition(":")
+        tree = with_value(tree, place, f"{absolute(where)}:{inner}")
+    return tree
+
+
+def with_value(tree: dict[str, Any], place: Sequence[str], value: Any) -> dict[str, Any]:
+    """A tree in which an option that is there has another value."""
+    first, *rest = place
+    return tree | {first: with_value(tree[first], rest, value) if rest else value}
+
+
+def portable(option: str, value: Any) -> Any:
+    """What is left of a class that is named by its path when its file moves; other options as they are."""
+    if option.endswith((".name", ".family")) and isinstance(value, str) and ".py:" in value:
+        return value.rpartition("/")[2]
+    return value

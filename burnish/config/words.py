@@ -1,0 +1,44 @@
+"""How a report speaks of what was trained: models that draw make pictures, models that see write responses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words of one task."""
+
+    sample: str
+    samples: str
+    gallery: str  # title of the section that shows some
+    gen: str  # what sampling is
+    trained: str  # what all weights are of
+    same: str  # why two samples side by side can be compared
+    below: str  # what is said beneath each sample
+    total: str  # metric that counts samples
+    exact: str  # what the strictest measure counts
+
+
+PICTURES = Words(
+    sample="picture",
+    samples="pictures",
+    gallery="Pictures",
+    gen="Drawing pictures",
+    trained="the transformer",
+    same="Each pair of pictures began from the same noise.",
+    below="Below each picture is its reward, and what the reward noted, such as the text that was read.",
+    total="perf/total_num_images",
+    exact="Pictures whose text is read exactly right",
+)
+RESPONSES = Words(
+    sample="response",
+    samples="responses",
+    gallery="Questions and responses",
+    gen="Writing responses",
+    trained="the network",
+    same="Each pair of responses was drawn with the same random numbers.",
+    below="Beside each response is its reward, and below it what the reward noted, such as the answer that it found.",
+    total="perf/total_num_responses",
+    exact="Questions that are answered right, in the form that was asked for",
+)

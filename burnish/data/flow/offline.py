@@ -1,0 +1,227 @@
+"""Pictures of a data set as tensors: latents and embedded prompts, computed once or read from a file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from burnish.data.flow.pictures import Holds, PictureRecord
+from burnish.types.batch import Gathered
+from burnish.types.rollout import Conditioning, OfflineSamples
+from burnish.utils.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from burnish.models.flow.base import FlowModel
+
+CACHED = 4096  # pictures whose latents are kept in memory
+
+Embed = Callable[[Sequence[str]], Gathered[Conditioning]]
+
+
+class OfflinePictures(Protocol):
+    """Records, and how they become tensors."""
+
+    @property
+    def records(self) -> Sequence[Any]:
+        """The items of a stream; each has a uid."""
+
+    def check(self) -> None:
+        """Check what needs the loaded model.
+
+        Raises:
+            UserError: the pictures don't fit the model.
+        """
+
+    def batch(self, records: Sequence[Any], schedule: Tensor, *, update: int, seed: int) -> OfflineSamples:
+        """Records as tensors, in order.
+
+        Args:
+            records: some of ``self.records``.
+            schedule: [N + 1] times of the denoising steps that the policy samples with.
+            update: policy update that trains on them; their noise depends on it.
+            seed: of the run.
+        """
+        ...
+
+
+class EncodedPictures:
+    """Pictures that are decoded and encoded by the VAE when they are first needed."""
+
+    def __init__(
+        self,
+        records: Sequence[PictureRecord],
+        model: FlowModel,
+        embed: Embed,
+        *,
+        shape: tuple[int, ...],
+        crop: tuple[int, int] | None,
+    ) -> None:
+        """Args: ``shape`` of a sample's latents; ``crop`` is the height and width that pictures are cropped to."""
+        self.records, self.model, self.embed, self.shape, self.crop = records, model, embed, shape, crop
+        self._cache: OrderedDict[str, Tensor] = OrderedDict()
+
+    def check(self) -> None:
+        self._latents(self.records[0])
+
+    def batch(self, records: Sequence[PictureRecord], schedule: Tensor, *, update: int, seed: int) -> OfflineSamples:
+        return OfflineSamples(
+            conditioning=self.embed([record.prompt.text for record in records]),
+            unconditional=self.embed([record.prompt.negative for record in records]),
+            latents=torch.stack([self._latents(record) for record in records]),
+            uid=[record.uid for record in records],
+            schedule=schedule,
+            update=update,
+            version=update - 1,
+            seed=seed,
+        )
+
+    def _latents(self, record: PictureRecord) -> Tensor:
+        """[M, ...] of a record's pictures."""
+        for media in record.pictures:
+            if media.digest not in self._cache:
+                # one at a time: latents must not depend on the other pictures of a batch
+                latents = self.model.encode_pictures([self._pixels(record, media)])[0].cpu()
+                if tuple(latents.shape) != self.shape:
+                    raise UserError(
+                        f"{record.where}: has a picture whose latents have shape {list(latents.shape)}, but the run "
+                        f"samples {list(self.shape)}; set rollout.height and rollout.width to the pictures' size"
+                    )
+                self._cache[media.digest] = latents
+            self._cache.move_to_end(media.digest)
+        rows = torch.stack([self._cache[media.digest] for media in record.pictures])
+        while len(self._cache) > CACHED:
+            self._cache.popitem(last=False)
+        return rows
+
+    def _pixels(self, record: PictureRecord, media: Any) -> np.ndarray:
+        import numpy as np
+        from PIL import Image, ImageOps
+
+        try:
+            image = media.image()
+        except (OSError, ValueError, SyntaxError) as error:  # PIL raises these if the file changed during the run
+            name = f"has a picture {media.path or 'in bytes'}"
+            raise UserError(f"{record.where}: {name} that can't be decoded: {error}; restore it") from None
+        if self.crop is not None:
+            height, width = self.crop
+            image = ImageOps.fit(image, (width, height), Image.Resampling.LANCZOS)
+        return np.array(image)
+
+
+@dataclass(frozen=True)
+class StoredRow:
+    """A row of a .safetensors file."""
+
+    number: int
+    uid: str
+
+    @property
+    def where(self) -> str:
+        """For error messages."""
+        return f"row {self.number + 1}"
+
+
+class StoredLatents:
+    """Precomputed latents and embedded prompts in a .safetensors file.
+
+    ``tokens`` [N, L, D] and ``pooled`` [N, P] are the prompts; ``latents`` [N, ...] the pictures, or ``chosen`` and
+    ``rejected``. ``negative_tokens`` and ``negative_pooled`` are optional; the default is the empty prompt.
+    """
+
+    def __init__(self, path: Path, holds: Holds) -> None:
+        """Read the file.
+
+        Raises:
+            UserError: it can't be read, or its tensors are wrong; the message lists everything.
+        """
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            self.tensors = load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{path} can't be read as safetensors: {error}") from None
+        self.path = path
+        self.names = ("latents",) if holds == "pictures" else ("chosen", "rejected")
+        problems = list(self._problems())
+        if problems:
+            raise UserError("\n".join(f"{path}: {problem}" for problem in problems))
+        self.latents = torch.stack([self.tensors[name].float() for name in self.names], 1)
+        self.records = [StoredRow(i, _digest(row)) for i, row in enumerate(self.latents)]
+        self.embed: Embed | None = None
+        self.shape: tuple[int, ...] = ()
+
+    def connect(self, embed: Embed, shape: tuple[int, ...]) -> None:
+        """Set what the loaded model defines: how it embeds prompts, and the shape of its latents."""
+        self.embed, self.shape = embed, shape
+
+    def check(self) -> None:
+        assert self.embed is not None, "connect comes first"
+        if tuple(self.latents.shape[2:]) != self.shape:
+            raise UserError(
+                f"{self.path} holds latents {list(self.latents.shape[2:])}, but the run samples {list(self.shape)}; "
+                "set rollout.height and rollout.width to match"
+            )
+        empty = self.embed([""]).rows()
+        for name, own in (("tokens", empty.tokens), ("pooled", empty.pooled)):
+            if self.tensors[name].shape[1:] != own.shape[1:]:
+                raise UserError(
+                    f"{self.path} holds {name} {list(self.tensors[name].shape[1:])}, but this model's are "
+                    f"{list(own.shape[1:])}; compute them with it, and with the same rollout.max_sequence_length"
+                )
+
+    def batch(self, records: Sequence[StoredRow], schedule: Tensor, *, update: int, seed: int) -> OfflineSamples:
+        assert self.embed is not None, "connect comes first"
+        index = torch.tensor([record.number for record in records])
+        empty = self.embed([""] * len(index))
+        device = empty.table.tokens.device
+        has_negative = "negative_tokens" in self.tensors
+        return OfflineSamples(
+            conditioning=self._embedded(index, "").to(device),
+            unconditional=self._embedded(index, "negative_").to(device) if has_negative else empty,
+            latents=self.latents[index],
+            uid=[record.uid for record in records],
+            schedule=schedule,
+            update=update,
+            version=update - 1,
+            seed=seed,
+        )
+
+    def _embedded(self, index: Tensor, prefix: str) -> Gathered[Conditioning]:
+        tokens, pooled = (self.tensors[prefix + name][index].float() for name in ("tokens", "pooled"))
+        return Gathered(table=Conditioning(tokens=tokens, pooled=pooled), index=torch.arange(len(index)))
+
+    def _problems(self) -> list[str]:
+        needed = ("tokens", "pooled", *self.names)
+        optional = ("negative_tokens", "negative_pooled")
+        absent = [name for name in needed if name not in self.tensors]
+        if absent:
+            return [f"has no tensor {', '.join(absent)}; it holds {', '.join(sorted(self.tensors)) or 'none'}"]
+        problems = []
+        if len({name in self.tensors for name in optional}) == 2:
+            problems.append("has only one of negative_tokens and negative_pooled; give both or neither")
+        present = [*needed, *(name for name in optional if name in self.tensors)]
+        counts = {name: len(self.tensors[name]) for name in present}
+        if len(set(counts.values())) > 1:
+            problems.append(
+                "its tensors have different numbers of rows: " + ", ".join(f"{k} {v}" for k, v in counts.items())
+            )
+        elif not counts["tokens"]:
+            problems.append("its tensors have no rows")
+        if len({self.tensors[name].shape[1:] for name in self.names}) > 1:
+            problems.append("chosen and rejected differ in shape")
+        return problems + [f"{name} has NaN or infinite values" for name in present
+                           if not self.tensors[name].isfinite().all()]  # fmt: skip
+
+
+def _digest(row: Tensor) -> str:
+    return hashlib.blake2b(row.contiguous().numpy().tobytes(), digest_size=8).hexdigest()

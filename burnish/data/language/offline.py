@@ -1,0 +1,104 @@
+"""Responses of a data set as tensors: tokens behind encoded prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from burnish.data.language.responses import ResponseRecord
+from burnish.data.lines import data_error
+from burnish.data.values import shown
+from burnish.language.model import LanguageModel
+from burnish.options import LanguageDataOptions
+from burnish.types.batch import Gathered
+from burnish.types.completion import Completion, Encoded, ResponseRows
+from burnish.types.prompt import Prompt
+from burnish.types.rollout import OfflineResponses
+
+
+class ResponseData:
+    """Records, and how they become tensors."""
+
+    def __init__(
+        self,
+        records: Sequence[ResponseRecord],
+        model: LanguageModel,
+        encode: Callable[[Sequence[Prompt]], Gathered[Encoded]],
+    ) -> None:
+        self.records, self.model, self.encode = list(records), model, encode
+
+    def within_length(self, options: LanguageDataOptions, longest: int) -> ResponseData:
+        """The records that are short enough; none is truncated.
+
+        Args:
+            options: the limit of prompts, and what to do with longer records.
+            longest: tokens of a response at most, its end included.
+
+        Raises:
+            UserError: some are too long and ``overlong`` is error, or all of them are.
+        """
+        kept: list[ResponseRecord] = []
+        problems: list[str] = []
+        for record in self.records:
+            problem = self._too_long(record, options.max_prompt_length, longest)
+            if problem:
+                problems.append(problem)
+            else:
+                kept.append(record)
+        if problems and (options.overlong == "error" or not kept):
+            head = (
+                f"{len(problems)} of {len(self.records)} records are too long; raise the limit, or leave them out with "
+                "data.overlong=filter"
+            )
+            raise data_error(problems, head)
+        return ResponseData(kept, self.model, self.encode)
+
+    def _too_long(self, record: ResponseRecord, limit: int | None, longest: int) -> str:
+        """Why a record is too long; "" if it isn't."""
+        for text in record.responses:
+            length = len(self.model.response_ids(text))
+            if length > longest:
+                return f"a response of {length} tokens, but rollout.max_new_tokens is {longest}: {shown(text)}"
+        if limit is not None:
+            length = self.encode([record.prompt]).table.lengths[0]
+            if length > limit:
+                return (
+                    f"a prompt of {length} tokens, but data.max_prompt_length is {limit}: {shown(record.prompt.text)}"
+                )
+        return ""
+
+    def batch(self, records: Sequence[ResponseRecord], *, update: int, seed: int) -> OfflineResponses:
+        """Records as tensors, in order.
+
+        Args:
+            records: some of ``self.records``.
+            update: policy update that trains on them.
+            seed: of the run.
+        """
+        rows = [(record.prompt, text) for record in records for text in record.responses]
+        prompts = self.encode([prompt for prompt, _ in rows])
+        trace = offline_completion(self.model, prompts, [self.model.response_ids(text) for _, text in rows])
+        return OfflineResponses(
+            answers=ResponseRows(trace=trace, members=len(records[0].responses)),
+            good=torch.tensor([record.good for record in records]),
+            update=update,
+            version=update - 1,
+            seed=seed,
+        )
+
+
+def offline_completion(
+    model: LanguageModel, prompts: Gathered[Encoded], responses: Sequence[Sequence[int]]
+) -> Completion:
+    """Responses as if the policy had chosen each of their tokens; they were not sampled, so their log-probs are 0.
+
+    Args:
+        model: the family.
+        prompts: [B].
+        responses: [B] ids of each.
+    """
+    ids = pad_sequence([torch.tensor(tokens, dtype=torch.long) for tokens in responses], batch_first=True)
+    length = torch.tensor([len(tokens) for tokens in responses])
+    return Completion.of_text(prompts, ids, length, axes=model.axes)

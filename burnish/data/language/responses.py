@@ -1,0 +1,123 @@
+"""Responses from files: demonstrations, pairs of a chosen and a rejected one, single ones labelled good or bad."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from burnish.data.language.conversation import Conversation, converse, response_text
+from burnish.data.language.prompts import conversation_of, prompt_of, question, read_files
+from burnish.data.language.records import IMAGES, PROMPT, RESPONSE, VIDEOS, Record
+from burnish.data.values import find
+from burnish.options import LanguageDataOptions
+from burnish.types.prompt import Prompt
+
+Holds = Literal["demonstrations", "preferences", "judgements"]
+
+
+@dataclass(frozen=True)
+class ResponseRecord:
+    """A prompt with one response, or with a chosen and a rejected one."""
+
+    prompt: Prompt
+    responses: tuple[str, ...]
+    good: bool = True
+
+    @property
+    def where(self) -> str:
+        """Its file and line, for messages."""
+        return self.prompt.where
+
+    @cached_property
+    def uid(self) -> str:
+        """A hash of its content."""
+        content = [self.prompt.uid, *self.responses, self.good]
+        return hashlib.blake2b(json.dumps(content, ensure_ascii=False).encode(), digest_size=8).hexdigest()
+
+
+def read_responses(files: str | Sequence[str], options: LanguageDataOptions, holds: Holds) -> list[ResponseRecord]:
+    """Read records with responses.
+
+    ``demonstrations``: a question and its response, or messages; every message of the assistant becomes a record of
+    its own, with the messages before it as its prompt. ``preferences``: pairs under chosen and rejected, as texts,
+    messages of the assistant, or two full conversations. ``judgements``: a question, its response, and a label that is
+    true or false (KTO).
+
+    Raises:
+        UserError: as ``read_questions``.
+    """
+    read = {"demonstrations": _demonstrations, "preferences": _preference, "judgements": _judgement}[holds]
+    return read_files(files, lambda record: list(read(record, options)))
+
+
+def _demonstrations(record: Record, options: LanguageDataOptions) -> Iterator[ResponseRecord]:
+    response = _response(record, options)
+    if response is not None:
+        yield ResponseRecord(question(record, options), (response,))
+        return
+    conversation = conversation_of(record, options)
+    turns = [i for i, message in enumerate(conversation.messages) if message.role == "assistant"]
+    if not turns:
+        wanted = options.response_key or ", ".join(RESPONSE)
+        raise ValueError(f"has no response: neither {wanted} nor a message of the assistant")
+    for i in turns:
+        if i == 0:
+            raise ValueError("has messages that begin with the assistant's: it answers nothing")
+        message = conversation.messages[i]
+        if any(part.kind != "text" for part in message.parts):
+            raise ValueError("has a message of the assistant with a picture; a response must be text only")
+        prompt = prompt_of(record, conversation, conversation.messages[:i], options)
+        yield ResponseRecord(prompt, (_not_empty(message.text, "content"),))
+
+
+def _preference(record: Record, options: LanguageDataOptions) -> Iterator[ResponseRecord]:
+    for key in ("chosen", "rejected"):
+        if record.values.get(key) is None:
+            raise ValueError(f"has no {key}; a pair needs chosen and rejected")
+    chosen, rejected = record.values["chosen"], record.values["rejected"]
+    if find(record.values, PROMPT, options.prompt_key, "prompt_key")[0]:
+        prompt = question(record, options)
+    else:
+        prompt, chosen, rejected = _common_prompt(record, options, chosen, rejected)
+    better, worse = response_text(chosen, "chosen"), response_text(rejected, "rejected")
+    if better == worse:
+        raise ValueError("has the same text as chosen and as rejected, which prefers nothing")
+    yield ResponseRecord(prompt, (better, worse))
+
+
+def _common_prompt(record: Record, options: LanguageDataOptions, chosen: Any, rejected: Any) -> tuple[Prompt, Any, Any]:
+    """The prompt that two full conversations begin with, and their last messages."""
+    if not (isinstance(chosen, list) and isinstance(rejected, list) and chosen[:-1] and chosen[:-1] == rejected[:-1]):
+        raise ValueError("has no prompt, and chosen and rejected are no conversations that differ in the last message")
+    _, images = find(record.values, IMAGES, options.images_key, "images_key")
+    videos = find(record.values, VIDEOS, options.videos_key, "videos_key")
+    common: Conversation = converse(
+        chosen[:-1], images, videos, record.folder, system=options.system_prompt, unmarked=options.unmarked
+    )
+    return prompt_of(record, common, common.messages, options), chosen[-1:], rejected[-1:]
+
+
+def _judgement(record: Record, options: LanguageDataOptions) -> Iterator[ResponseRecord]:
+    response = _response(record, options)
+    if response is None:
+        raise ValueError(f"has no response; give one under {options.response_key or ', '.join(RESPONSE)}")
+    good = record.values.get("label")
+    if not isinstance(good, bool):
+        raise ValueError(f"'label' is {good!r}; it must be true for a good response, false for a bad one")
+    yield ResponseRecord(question(record, options), (response,), good)
+
+
+def _response(record: Record, options: LanguageDataOptions) -> str | None:
+    """The response of a record; None if there is none."""
+    key, value = find(record.values, RESPONSE, options.response_key, "response_key")
+    return _not_empty(response_text(value, key), key) if key else None
+
+
+def _not_empty(text: str, key: str) -> str:
+    if not text:
+        raise ValueError(f"{key!r} is empty; give the text of the response")
+    return text

@@ -1,0 +1,77 @@
+"""Values of a record under the keys that published data sets use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def value_at(values: Mapping[str, Any], key: str) -> Any:
+    """The value of a key, in which dots lead into nested objects; None if there is none."""
+    if key in values:
+        return values[key]
+    here: Any = values
+    for step in key.split("."):
+        if not isinstance(here, Mapping):
+            return None
+        here = here.get(step)
+    return here
+
+
+def find(values: Mapping[str, Any], usual: Sequence[str], key: str | None = None, option: str = "") -> tuple[str, Any]:
+    """The key that holds a value, and the value; ("", None) if there is none.
+
+    Args:
+        values: the record.
+        usual: keys to look for.
+        key: the only key to look for, if an option names one.
+        option: that option, for messages; "" where there is no such option.
+
+    Raises:
+        ValueError: several of the usual keys hold a value.
+    """
+    keys = [name for name in ([key] if key else usual) if value_at(values, name) is not None]
+    if len(keys) > 1:
+        way_out = f"set data.{option} to the one to read" if option else "which mean the same; keep one"
+        raise ValueError(f"has {keys[0]!r} and {keys[1]!r}{';' if option else ','} {way_out}")
+    return (keys[0], value_at(values, keys[0])) if keys else ("", None)
+
+
+def text_of(value: Any, key: str, *, numbers: bool = False) -> str:
+    """The value of a key as text; ``numbers`` are converted.
+
+    Raises:
+        ValueError: it is not text, or can't be encoded as UTF-8.
+    """
+    if numbers and isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        raise ValueError(f"{key!r} is {shown(value)}; it must be text")
+    if any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise ValueError(f"{key!r} holds half of a surrogate pair, which is not a character")
+    return value
+
+
+def extra_of(values: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """Further keys of a record as a JSON object; "" where it has none of them.
+
+    Raises:
+        ValueError: a value can't be written as JSON.
+    """
+    kept = {key: value_at(values, key) for key in keys if value_at(values, key) is not None}
+    try:
+        return text_of(json.dumps(kept, ensure_ascii=False, sort_keys=True), ", ".join(kept)) if kept else ""
+    except TypeError as error:
+        raise ValueError(f"data.extra_keys names {', '.join(kept)}, but {error}") from None
+
+
+def listed(keys: Mapping[str, Any]) -> str:
+    """The keys of a record, for messages."""
+    return f"its keys are {', '.join(map(repr, keys)) or 'none'}"
+
+
+def shown(value: Any) -> str:
+    """A value, short enough for a message."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,206 @@
+"""Messages as tokens: a tokenizer with the chat template of its directory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from burnish.utils.errors import UserError
+from burnish.utils.json_text import read_object
+
+if TYPE_CHECKING:
+    from burnish.language.model import Chat, Tools
+
+RESULT = "<tool_response>\n{}\n</tool_response>"  # as Qwen and Hermes format it
+
+
+class ChatTokenizer:
+    """A tokenizer and its chat template; without a template, messages are joined by line breaks.
+
+    Control tokens that a user wrote as text are cut in two before they become tokens, so that they stay text.
+    """
+
+    def __init__(
+        self, path: Path, tokenizer: Any, *, vision: bool, placeholders: tuple[str, str], reads_parts: bool
+    ) -> None:
+        """Args: ``placeholders`` are what the template writes for an image and for a video; "" for none."""
+        self.path, self.tokenizer = path, tokenizer
+        self.placeholders, self.reads_parts = placeholders, reads_parts
+        tokenizer.chat_template = read_template(path, tokenizer, vision=vision)
+
+    def render(self, messages: Chat, tools: Tools = (), *, prompt: bool = True) -> tuple[str, str]:
+        """The chat as text, and the character at which the text must be split before it becomes tokens.
+
+        Args:
+            messages: the conversation.
+            tools: for templates that describe tools.
+            prompt: end with the generation prompt.
+
+        Raises:
+            UserError: the template refuses the messages.
+        """
+        mark = unused_character(joined(messages))
+        chat = [message | {"content": self._content(message, mark)} for message in messages]
+        if self.tokenizer.chat_template is None:
+            return "\n".join(plain(message["content"]) for message in chat), mark
+        return self._apply(chat, tools, prompt=prompt), mark
+
+    def after(self, response: str, messages: Chat, tools: Tools = (), *, prompt: bool = True) -> tuple[str, str]:
+        """What the template writes after a response: its end, and further messages."""
+        said = unused_character(response)
+        text, mark = self.render(
+            [{"role": "user", "content": said}, {"role": "assistant", "content": said}, *messages], tools, prompt=prompt
+        )
+        if said not in text:
+            raise UserError(f"the chat template of {self.path} drops messages of the assistant; fetch the model again")
+        return text.rpartition(said)[2], mark
+
+    def ids(self, text: str, mark: str) -> list[int]:
+        """Tokens of a text that is split at ``mark``."""
+        pieces = [self.tokenizer(piece, add_special_tokens=False).input_ids for piece in text.split(mark) if piece]
+        return list(chain.from_iterable(pieces))
+
+    def response_ids(self, text: str) -> list[int]:
+        """Tokens of a response, without its end."""
+        mark = unused_character(text)
+        return self.ids(self._gap + self._cut(text, mark), mark)
+
+    def turn_end(self, stop: tuple[int, ...]) -> tuple[int, ...]:
+        """The tokens that the template writes after a response, up to the one that ends the turn."""
+        if self.tokenizer.chat_template is not None:
+            ids = self.ids(*self.after("", [], prompt=False))
+            ends = {token for token, added in self.tokenizer.added_tokens_decoder.items() if added.special} | {*stop}
+            for index, token in enumerate(ids):
+                if token in ends:
+                    return tuple(ids[: index + 1])
+        eos = self.tokenizer.eos_token_id
+        return (eos if eos in stop else stop[0],)
+
+    @cached_property
+    def opening(self) -> list[int]:
+        """Tokens that the tokenizer puts before a text; a chat template writes them itself."""
+        if self.tokenizer.chat_template is not None:
+            return []
+        bare = self.tokenizer("a", add_special_tokens=False).input_ids
+        full: list[int] = self.tokenizer("a").input_ids
+        return full[: next(start for start in range(len(full)) if full[start:][: len(bare)] == bare)]
+
+    def fill(self, text: str, kind: str, texts: Sequence[str]) -> str:
+        """Replace the placeholders of images or videos, in order.
+
+        Raises:
+            UserError: there are more or fewer placeholders than texts.
+        """
+        placeholder = self.placeholders[0 if kind == "image" else 1]
+        if not placeholder:
+            return text
+        pieces = text.split(placeholder)
+        if len(pieces) - 1 != len(texts):
+            raise UserError(
+                f"by the chat template of {self.path} the messages have {len(pieces) - 1} {kind} parts, but "
+                f"{len(texts)} {kind}s were given; give one {kind} per part"
+            )
+        return "".join(chain.from_iterable(zip(pieces, [*texts, ""], strict=True)))
+
+    def _apply(self, chat: Sequence[dict[str, Any]], tools: Tools = (), *, prompt: bool) -> str:
+        from jinja2.exceptions import TemplateError
+
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                list(chat), tools=list(tools) or None, tokenize=False, add_generation_prompt=prompt
+            )
+        except TemplateError as error:
+            roles = ", ".join(message["role"] for message in chat)
+            raise UserError(
+                f"the chat template of {self.path} refuses messages of roles {roles}: {error}; correct the template, "
+                "or fetch the model again"
+            ) from error
+        return text
+
+    def _content(self, message: dict[str, Any], mark: str) -> Any:
+        content = message["content"]
+        if isinstance(content, str) or not self.reads_parts:
+            content = [{"type": "text", "text": plain(content)}]
+        if message["role"] == "tool" and not self._formats_results:
+            content = [{"type": "text", "text": RESULT.format(plain(content))}]
+        parts = [part | {"text": self._cut(part["text"], mark)} if part["type"] == "text" else part for part in content]
+        # some templates read the first part without checking that there is one
+        return (parts or [{"type": "text", "text": ""}]) if self.reads_parts else plain(parts)
+
+    @cached_property
+    def _formats_results(self) -> bool:
+        """Whether the template itself formats the results of tools: its text then depends on the message's role."""
+        if self.tokenizer.chat_template is None:
+            return False
+        unknown = "role-that-nobody-has"
+        content: Any = [{"type": "text", "text": "a"}] if self.reads_parts else "a"
+        chat = [{"role": role, "content": content} for role in ("user", "assistant", "tool")]
+        text = self._apply(chat, prompt=True)
+        try:
+            other = self._apply([*chat[:-1], chat[-1] | {"role": unknown}], prompt=True)
+        except UserError:
+            return True
+        return other.lower().replace(unknown, "tool") != text.lower()
+
+    @cached_property
+    def _gap(self) -> str:
+        """White space that the template writes between the generation prompt and a response (SmolVLM)."""
+        if self.tokenizer.chat_template is None:
+            return ""
+        said = unused_character("")
+        question = [{"role": "user", "content": said}]
+        before, _ = self.render(question)
+        full, _ = self.render([*question, {"role": "assistant", "content": said}], prompt=False)
+        gap = full[len(before) :].partition(said)[0] if full.startswith(before) else ""
+        return gap if gap.isspace() else ""
+
+    def _cut(self, text: str, mark: str) -> str:
+        return self._control.sub(lambda found: found[0][0] + mark + found[0][1:], text)
+
+    @cached_property
+    def _control(self) -> re.Pattern[str]:
+        """Tokens that must not come from text: special ones, and placeholders of media."""
+        added = self.tokenizer.added_tokens_decoder.values()
+        control = {token.content for token in added if token.special} | {one for one in self.placeholders if one}
+        return re.compile("|".join(map(re.escape, sorted(control, key=len, reverse=True))) or r"(?!)")
+
+
+def read_template(path: Path, tokenizer: Any, *, vision: bool) -> Any:
+    """The chat template of a directory, or several by name; None if there is none.
+
+    For vision-language models the processor's comes first, as in transformers: a key of processor_config.json, or
+    chat_template.json of older processors. For others these are read if the tokenizer has none.
+
+    Raises:
+        UserError: a file can't be read.
+    """
+    own = tokenizer.chat_template
+    if own is not None and not vision:
+        return own
+    for name in ("processor_config.json", "chat_template.json"):
+        try:
+            found = read_object(path / name).get("chat_template")
+        except FileNotFoundError:
+            continue
+        if found is not None:
+            return found
+    return own
+
+
+def unused_character(text: str) -> str:
+    """A character of Unicode's private use area that is not in the text."""
+    return next(chr(code) for code in range(0xE000, 0xF8FF) if chr(code) not in text)
+
+
+def joined(messages: Chat) -> str:
+    """The text of a conversation."""
+    return "".join(plain(message["content"]) for message in messages)
+
+
+def plain(content: str | Sequence[dict[str, Any]]) -> str:
+    """The text of a message."""
+    return content if isinstance(content, str) else "".join(p["text"] for p in content if p["type"] == "text")

@@ -1,0 +1,58 @@
+"""What loading a model has in common for both kinds: its directory, where it runs, and in what precision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from burnish.options import ModelOptions
+from burnish.utils.errors import UserError
+from burnish.utils.json_text import read_object
+from burnish.utils.paths import resolve
+from burnish.utils.reading import check_folder
+
+if TYPE_CHECKING:
+    import torch
+
+
+def read_folder(options: ModelOptions, config: str, library: str, what: str) -> tuple[Path, dict[str, Any]]:
+    """The directory of a model, and the JSON file that describes it.
+
+    Args:
+        options: with its path.
+        config: name of the JSON file.
+        library: whose ``save_pretrained`` writes such directories.
+        what: it writes, for messages.
+
+    Raises:
+        UserError: there is no such directory, or it has no such file.
+    """
+    path = resolve(options.path)
+    if not path.is_dir():
+        raise UserError(f"model.path is {options.path}, which is not a directory; it must hold a {library} {what}")
+    check_folder(path)
+    try:
+        return path, read_object(path / config)
+    except FileNotFoundError:
+        raise UserError(
+            f"model.path is {options.path}, which has no {config}; "
+            f"it must be a {what} as {library}' save_pretrained writes it"
+        ) from None
+
+
+def placement_of(options: ModelOptions, *, frozen: bool = False) -> tuple[str, torch.dtype, torch.dtype]:
+    """Device of a model, precision of its weights, and precision of its forward pass.
+
+    Raises:
+        UserError: the device is cuda, and there is no GPU.
+    """
+    import torch
+
+    device = options.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("model.device is cuda, but PyTorch finds no GPU; use model.device=cpu or auto")
+    compute = getattr(torch, options.dtype)
+    # frozen weights may be stored in half precision; trained ones keep a float32 master copy
+    return device, compute if options.lora is not None or frozen else torch.float32, compute

@@ -1,0 +1,43 @@
+"""What an engine is asked for: which samples, for what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
+
+from torch import Tensor
+
+from burnish.rollout.requests import group_starts, numbered
+from burnish.training.ranks import Ranks, own_rows
+from burnish.types.prompt import Prompt
+
+Purpose = Literal["rollout", "greedy", "validation", "sample", "trial"]  # draws of one are never those of another
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Which samples to make. Row i is sample ``sample[i]`` of prompt ``prompts[i]``."""
+
+    prompts: list[Prompt]  # [B]
+    group: Tensor  # [B] long: rows of a prompt stand next to each other
+    sample: Tensor  # [B] long
+    purpose: Purpose
+    update: int
+    between: Callable[[], None] = lambda: None  # called before every step or token; what it raises ends the job
+
+    @classmethod
+    def groups(cls, prompts: Sequence[Prompt], n: int, **options: Any) -> Self:
+        """``n`` samples of each prompt. A prompt that occurs again gets further samples, not the same ones."""
+        rows, group, sample = numbered(prompts, n)
+        return cls(prompts=rows, group=group, sample=sample, **options)
+
+    def select(self, rows: slice) -> Self:
+        """Some of its rows."""
+        return replace(self, prompts=self.prompts[rows], group=self.group[rows], sample=self.sample[rows])
+
+    def share(self, ranks: Ranks) -> Self:
+        """The rows that this rank samples: those of some prompts, in order; there may be none."""
+        starts = group_starts(self.group)
+        own = own_rows(ranks, len(starts) - 1)
+        return self.select(slice(starts[own.start], starts[own.stop]))

@@ -1,0 +1,45 @@
+"""The mini-batches of a policy update, and the micro-batches of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from burnish.algorithms.base import Algorithm
+from burnish.options import StepOptions
+from burnish.training.ranks import Ranks, own_rows
+from burnish.types.batch import Batch
+from burnish.utils import random
+
+
+def mini_batches(batch: Batch, options: StepOptions, seed: int, update: int) -> list[Batch]:
+    """What each optimizer step of a policy update learns from: the rows in an order that is drawn for each epoch."""
+    count = len(batch)
+    size = options.mini_batch_size or max(count, 1)
+    minis = []
+    for epoch in range(options.epochs):
+        order = random.permutation(count, seed, "mini_batches", update, epoch) if size < count else list(range(count))
+        minis += [batch.select(order[start : start + size]) for start in range(0, count, size)]
+    return minis
+
+
+def rank_micro_batches(algorithm: Algorithm, batch: Batch, size: int, ranks: Ranks) -> Iterator[tuple[Batch, float]]:
+    """Micro-batches of this rank's rows with the weights of their losses, the same number on every rank.
+
+    A sharded network runs on all ranks or none, so a rank with fewer micro-batches repeats a small one with weight 0.
+
+    Args:
+        algorithm: splits the batch.
+        batch: with at least one term; the same on every rank.
+        size: of a micro-batch, as the algorithm counts it.
+        ranks: that share the batch.
+    """
+    if ranks.size == 1:
+        yield from ((micro, 1.0) for micro in algorithm.micro_batches(batch, size))
+        return
+    own = batch.select(own_rows(ranks, len(batch)))
+    micro_batches = list(algorithm.micro_batches(own, size)) if len(own) else []
+    missing = ranks.max(len(micro_batches)) - len(micro_batches)  # before the first forward pass, a collective
+    yield from ((micro, 1.0) for micro in micro_batches)
+    if missing:
+        repeated = next(algorithm.micro_batches(batch, 1))
+        yield from [(repeated, 0.0)] * missing

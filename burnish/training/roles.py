@@ -1,0 +1,182 @@
+"""The networks that a rank trains with, by their jobs. With LoRA they are adapters of one network."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from burnish.models.lora import add_adapters, lora_layers, merged, switch_adapter
+from burnish.options import LoraOptions, ShardingOptions
+from burnish.training.ranks import Ranks
+from burnish.training.sharding import Shards, copy_full, mesh_of, shard
+from burnish.utils import random
+
+T = TypeVar("T")
+P = TypeVar("P")
+
+FROZEN = ("reference", "old")  # no optimizer steps these: all of their weights count as the role's
+
+
+class Publisher(Protocol):
+    """An engine that samples with weights of its own."""
+
+    def publish(self, version: int) -> None:
+        """Sample with the policy's present weights from now on."""
+
+    def rest(self) -> None:
+        """Nothing is sampled until the next publication."""
+
+
+class TrainedRoles:
+    """What every task's networks have in common; what a role predicts is the task's own."""
+
+    trained: tuple[str, ...] = ("policy",)  # roles that a checkpoint holds, the policy first
+    sampled: tuple[str, ...] = ("policy",)  # roles whose weights sample, and so go to engines elsewhere
+
+    def __init__(self, model: Any, lora: LoraOptions | None, *, micro_batch_size: int, on_policy: bool) -> None:
+        """Take over a loaded model, whose network is the policy.
+
+        Args:
+            model: the family's.
+            lora: how it is adapted; None trains all of its weights.
+            micro_batch_size: as the algorithm counts it.
+            on_policy: the whole update is one optimizer step on samples of these very weights.
+        """
+        self.model, self.lora = model, lora
+        self.micro_batch_size, self.on_policy = micro_batch_size, on_policy
+        self.moved, self.fresh = False, True
+        self.optimizer_steps = 0  # of the run so far
+        self.device = next(model.network.parameters()).device  # where the networks compute
+        self.shards = Shards()  # how they lie on the ranks
+        self._networks: dict[str, nn.Module] = {"policy": model.network}
+        self._adapters: Sequence[str] = ()
+        self._active = "policy"
+        self._folded = False
+
+    def _add(self, roles: Sequence[str], *, reference: bool, targets: Sequence[str], seed: int) -> None:
+        """Give ``roles`` weights of their own, all equal to the policy's, which is trained from here on.
+
+        Without adapters, the untrained network is copied too where an algorithm needs the ``reference``.
+        """
+        network = self.model.network
+        if self.lora is not None:
+            self._adapters = ("policy", *roles)
+            key = random.key(seed, "lora") % 2**32
+            add_adapters(network, self.lora, self._adapters, seed=key, default_targets=targets)
+            self._carriers = lora_layers(network)
+            return
+        copied = [*(["reference"] if reference else []), *(name for name in roles if name != "reference")]
+        for name in copied:  # frozen copies are made before anything is marked as trained
+            self._networks[name] = copy.deepcopy(network)
+        network.requires_grad_(True)
+
+    @contextmanager
+    def active(self, name: str) -> Iterator[nn.Module]:
+        """The network that does a job, ready to run."""
+        if self.lora is None:
+            assert name in self._networks, f"{name} is not among what the algorithm needs"
+            yield self._networks[name]
+            return
+        assert name in (*self._adapters, "reference"), f"{name} is not among what the algorithm needs"
+        self._switch(name if name in self._adapters else None)
+        try:
+            yield self._networks["policy"]
+        finally:
+            self._switch("policy")
+
+    def _switch(self, adapter: str | None) -> None:
+        if not self._folded and adapter != self._active:
+            switch_adapter(self._carriers, adapter)
+            self._active = adapter or ""
+
+    def run(self, name: str, function: Callable[[nn.Module], T]) -> T:
+        """What a function makes of the network that does a job: tensors, alone or in tuples."""
+        with self.active(name) as network:
+            return self.shards.inside(self.network_of(name), lambda: function(network))
+
+    def network_of(self, name: str) -> str:
+        """Which of the networks does a job: with adapters it is one for all."""
+        return name if self.lora is None else "policy"
+
+    def shard(self, ranks: Ranks, options: ShardingOptions) -> None:
+        """Shard all networks over the ranks, before anything is made of their weights."""
+        self.shards = Shards(ranks)
+        mesh = mesh_of(ranks, options.shard_size, self.device.type)
+        for name, network in self._networks.items():
+            self.shards.networks[name] = shard(
+                [network, *self._called_with(name)], self._blocks(network), mesh, options,
+                compute=self.model.compute, device=self.device,
+            )  # fmt: skip
+
+    def _blocks(self, network: nn.Module) -> list[nn.Module]:
+        """Modules of a network that every forward calls one after the other."""
+        raise NotImplementedError
+
+    def _called_with(self, name: str) -> list[nn.Module]:
+        """Modules outside of a network that are called together with it."""
+        return []
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Full weights of every network for a while, which each rank may use as it likes. Ranks enter together."""
+        return self.shards.gathered()
+
+    def distribute(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
+        """What ``function`` makes of every part, in order, shared out among the ranks."""
+        return self.shards.distribute(function, parts)
+
+    @contextmanager
+    def _sampling(self, name: str, *, merge: bool) -> Iterator[None]:
+        """Full weights of a role, its adapter folded into them if asked, without gradients."""
+        with torch.no_grad(), self.shards.gathered([self.network_of(name)]):
+            if not merge or name not in self._adapters:
+                yield
+                return
+            with merged(self._networks["policy"], name):
+                self._folded = True
+                try:
+                    yield
+                finally:
+                    self._folded = False
+
+    def parameters(self, name: str = "policy") -> dict[str, nn.Parameter]:
+        """Parameters of a role by the names that they have in the policy: those that are learned, if it learns."""
+        if self.lora is None:
+            own = self._networks[name].named_parameters()
+            return {key: value for key, value in own if value.requires_grad or name in FROZEN}
+        mark = f".{name}.weight"
+        own = self._networks["policy"].named_parameters()
+        return {key.replace(mark, ".weight"): value for key, value in own if key.endswith(mark)}
+
+    def sampler_weights(self, *, whole: bool) -> dict[str, Tensor]:
+        """What an engine elsewhere samples with: the roles' weights that change; ``whole`` adds those that never do."""
+        found: dict[str, Tensor] = {f"{n} {key}": v for n in self.sampled for key, v in self.parameters(n).items()}
+        if not whole:
+            return found
+        marks = tuple(f".{name}.weight" for name in self._adapters)
+        every = self._networks["policy"].named_parameters()
+        rest = {key: value for key, value in every if not key.endswith(marks) and f"policy {key}" not in found}
+        return found | {f"base {key}": value for key, value in rest.items()}
+
+    def begin(self, collected: Any, *, moved: bool) -> None:
+        """Samples have come to learn from; ``moved`` says that the policy is no longer the one that made them."""
+        self.moved, self.fresh = moved, True
+
+    def stepped(self) -> None:
+        """The optimizer has moved the policy away from what sampled and from what annotated."""
+        self.moved, self.fresh = True, False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Trained weights of every role."""
+        return {role: {name: value.detach() for name, value in self.parameters(role).items()} for role in self.trained}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for role in self.trained:
+            target = self.parameters(role)
+            assert target.keys() == state[role].keys(), "the checkpoint's identity was not checked"
+            for name, value in target.items():
+                copy_full(value, state[role][name])

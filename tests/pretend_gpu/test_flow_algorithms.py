@@ -1,0 +1,24 @@
+"""Every algorithm that trains a generator runs on a pretended GPU in float32 and bfloat16."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from burnish.registry import names
+from tests.support.pretend_flow import CASES, WAITS, options
+from tests.support.pretend_runs import PRECISIONS, check
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", CASES)
+def test_a_run(name: str, precision: str, flow_folder: Path) -> None:
+    recipe, given = options(flow_folder, name)
+    check(recipe, given, precision, waits=WAITS.get(name, 0), beside_cpu=" " not in name)
+
+
+def test_every_algorithm_is_among_them() -> None:
+    assert {name.split()[0] for name in CASES} == set(names("flow algorithm"))

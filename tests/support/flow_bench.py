@@ -1,0 +1,140 @@
+"""A worker that draws with a tiny model, with rewards that are a fixed function of the picture."""
+
+import numpy as np
+import torch
+
+from burnish.algorithms.flow.branch_grpo import BranchGRPO
+from burnish.algorithms.flow.flow_dppo import FlowDPPO
+from burnish.algorithms.flow.grpo_guard import GRPOGuard
+from burnish.algorithms.flow.policy_gradient import FlowGRPO
+from burnish.algorithms.flow.presets import DanceGRPO, FlowGRPOFast, MixGRPO
+from burnish.algorithms.flow.tempflow_grpo import TempFlowGRPO
+from burnish.flow.windows import Window
+from burnish.models.flow.loading import load_model
+from burnish.options import (
+    LoraOptions,
+    ModelOptions,
+    OptimizerOptions,
+    RolloutOptions,
+    ShardingOptions,
+    TrainerOptions,
+)
+from burnish.registry import options
+from burnish.rewards.base import Reward, Verdict
+from burnish.tasks.flow.engine import FlowEngine, FlowJob
+from burnish.tasks.flow.roles import FlowRoles
+from burnish.training.ema import Ema
+from burnish.training.parameter_groups import ParameterGroup
+from burnish.training.ranks import SINGLE_RANK
+from burnish.training.trainer import Trainer
+from burnish.types.batch import Gathered
+from burnish.types.rollout import Conditioning, Denoising, Prompt, Scored, Scores
+from burnish.utils.timer import Stopwatch
+
+WINDOW = Window(kind="random", size=2, scattered=True)
+MOVING = Window(kind="progressive", size=2, stride=1, every=1)
+PROMPTS = [Prompt(text=text) for text in ("one", "two", "three")]
+
+POLICY_GRADIENTS = {
+    "flow_grpo": lambda **o: FlowGRPO(window=WINDOW, **o),
+    "flow_grpo_fast": lambda **o: FlowGRPOFast(**o),
+    "mix_grpo": lambda **o: MixGRPO(window=MOVING, solver="dpm2", steps_after=0.5, **o),
+    "dance_grpo": lambda **o: DanceGRPO(best_of=2, **o),
+    "grpo_guard": lambda **o: GRPOGuard(window=WINDOW, **o),
+    "flow_dppo": lambda **o: FlowDPPO(window=WINDOW, **o),
+    "tempflow_grpo": lambda **o: TempFlowGRPO(**o),
+    "branch_grpo": lambda **o: BranchGRPO(splits=[0, 2], **o),
+}
+
+
+def unconditioned(count: int) -> Gathered[Conditioning]:
+    return Gathered(
+        table=Conditioning(tokens=torch.zeros(1, 1, 1), pooled=torch.zeros(1, 1)),
+        index=torch.zeros(count, dtype=torch.long),
+    )
+
+
+@options
+class Red(Reward):
+    """Mean of the first channel, squared."""
+
+    def score(self, images, prompts):
+        pictures = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2) / 255
+        return [Verdict(float(value)) for value in self.differentiable(pictures, prompts)]
+
+    def differentiable(self, pictures, prompts):
+        return pictures[:, 0].square().mean((1, 2))
+
+
+class Bench:
+    """A worker with an engine, and rewards that are a fixed function of the picture."""
+
+    def __init__(
+        self,
+        pipeline,
+        algorithm,
+        *,
+        lora=True,
+        guidance=1.0,
+        micro=100,
+        mini=None,
+        epochs=1,
+        dtype="float32",
+        device="auto",
+        length=4,
+        load_teacher=None,
+        rewards=None,
+        optimizer=None,
+        ranks=SINGLE_RANK,
+        sharding=None,
+        **rollout,
+    ):
+        options = LoraOptions(rank=4) if lora else None
+        self.rollout = RolloutOptions(
+            n=4, num_inference_steps=5, guidance_scale=guidance, max_sequence_length=length, **rollout
+        )
+        model = load_model(
+            ModelOptions(path=str(pipeline), lora=options, dtype=dtype, device=device), max_sequence_length=length
+        )
+        self.algorithm, self.needs = algorithm, algorithm.needs()
+        self.roles = FlowRoles(
+            model, self.needs, options, guidance=guidance, rescale=False, micro_batch_size=micro,
+            on_policy=mini is None and epochs == 1, seed=0, load_teacher=load_teacher, rewards=rewards,
+        )  # fmt: skip
+        if ranks.size > 1:
+            self.roles.shard(ranks, sharding or ShardingOptions())
+        self.engine = FlowEngine(self.roles, self.rollout, seed=0)
+        self.workers = Trainer(
+            self.roles, algorithm,
+            [ParameterGroup("actor", self.roles.parameters(), optimizer or OptimizerOptions(lr=1e-2), total_steps=10)],
+            trainer=TrainerOptions(mini_batch_size=mini, epochs=epochs), ema=Ema(self.roles.parameters(), 0.9),
+            seed=0, watch=Stopwatch(), ranks=ranks,
+        )  # fmt: skip
+
+    def collect(self, update=1):
+        job = FlowJob.groups(
+            PROMPTS,
+            4,
+            purpose="rollout",
+            update=update,
+            recording=self.needs.recording,
+            role=self.needs.sampler,
+        )
+        trace = Denoising.cat([trace for _, trace, _ in self.engine.sample(job)])
+        reward = trace.latents.flatten(1).mean(1)
+        none = torch.zeros(12, dtype=torch.bool)
+        scores = Scores(reward=reward, missing=none, components=reward[:, None], names=("mean",), notes=[""] * 12)
+        return Scored(
+            prompts=job.prompts, group=job.group, sample=job.sample, trace=trace, scores=scores,
+            update=update, version=update - 1, seed=0,
+        )  # fmt: skip
+
+    def train(self, updates=1, scored=None):
+        for update in range(1, updates + 1):
+            annotated = self.workers.annotate(scored or self.collect(update))
+            metrics = self.workers.update(self.algorithm.credit(annotated)[0], update)
+            self.workers.publish(update)
+        return metrics
+
+    def weights(self):
+        return torch.cat([value.detach().flatten() for value in self.roles.parameters().values()])

@@ -1,0 +1,64 @@
+"""A child process and its owner: what rewards, tools and vLLM rely on, and see from one side only."""
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from burnish.utils.supervisor import ChildDied, LoadFailed, Server
+
+LIMIT = 30.0
+
+
+def starts_others(note):
+    """Answers with the process id of a child of its own, or does what it is told."""
+    if note == "bad":
+        raise ValueError("bad luck")
+
+    def answer(order):
+        child = subprocess.Popen(["sleep", "600"]).pid
+        if order == "leave":
+            os._exit(7)
+        if order == "hang":
+            Path(note).write_text(str(child))
+            time.sleep(600)
+        return child
+
+    return answer
+
+
+def ended(pid):
+    until = time.monotonic() + LIMIT
+    while time.monotonic() < until:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_what_it_starts_ends_with_it_and_a_deadline_ends_both(tmp_path):
+    server = Server(starts_others, str(tmp_path / "pid"))
+    server.load(LIMIT, "late")
+    child = server.call(LIMIT, "late", "start")
+    with pytest.raises(TimeoutError, match="it took too long"):
+        server.call(1.0, "it took too long", "hang")
+    assert ended(child)
+    assert ended(int((tmp_path / "pid").read_text()))
+    server.close()
+
+
+def test_a_death_and_an_error_while_loading_are_told_apart():
+    server = Server(starts_others, "")
+    server.load(LIMIT, "late")
+    with pytest.raises(ChildDied, match="exit status 7"):
+        server.call(LIMIT, "late", "leave")
+    server.close()
+    server = Server(starts_others, "bad")
+    with pytest.raises(LoadFailed, match="bad luck"):
+        server.load(LIMIT, "late")
+    server.close()
