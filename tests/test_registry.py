@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 
 from burnish import registry
 from burnish.algorithms.base import Algorithm
-from burnish.algorithms.language.base import LanguageAlgorithm
+from burnish.algorithms.language.policy_gradient import TokenPolicyGradient
 from burnish.config import describe, dump, load, to_dict
 from burnish.config.text import explanation, fields
 from burnish.environments.base import Environment
@@ -154,7 +154,7 @@ def test_a_function_without_types_is_refused():
     ("language reward", (Reward,), {}, "does not derive from burnish.rewards.text.base.LanguageReward"),
     ("environment", (Environment,), {}, r"has no method episode\(self\): a fresh one, for one dialogue."),
     ("flow algorithm", (Algorithm,), {"needs": lambda self: None}, "has no method credit"),
-    ("flow algorithm", (LanguageAlgorithm,), {}, "is of kind language algorithm"),
+    ("flow algorithm", (TokenPolicyGradient,), {}, "is of kind language algorithm"),
     ("flow model", (), {}, "has no method encode.*has no class variable pipeline_class: ClassVar"),
     ("flow model", (SD3,), {"velocity": lambda self, x: x}, r"has velocity\(self, x\), but is called as velocity"),
     ("language model", (), {}, "has no class variable model_types"),

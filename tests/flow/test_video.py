@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from burnish.flow.guidance import guide
 from torch import nn
 
 from burnish.algorithms.flow.base import Needs, Recording
@@ -12,7 +11,7 @@ from burnish.algorithms.flow.diffusion_nft import DiffusionNFT
 from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.batches.levels import NoiseLevels
 from burnish.batches.samples import judge
-from burnish.flow.sampling import Plan, denoise
+from burnish.flow.sampling import Plan, denoise, guide
 from burnish.flow.schedules import schedule
 from burnish.flow.transitions import transition
 from burnish.flow.windows import Window

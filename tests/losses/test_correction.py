@@ -5,8 +5,8 @@ import torch
 
 from burnish.losses.correction import importance_weights, rejection_mask
 from burnish.losses.correction_metrics import correction_metrics, rejected_fractions, rejection_metrics, weight_metrics
-from burnish.losses.policy import variance_proxies
-from burnish.training.trainer import signal_and_noise
+from burnish.losses.variance_metrics import variance_proxies
+from burnish.training.step_metrics import signal_metrics
 from tests.conformance import Case, case, cases
 
 LEVELS = {"token": "step", "sequence": "sample"}
@@ -95,8 +95,9 @@ def test_variance_proxies():
     given = c.inputs
     score = (1 - 2 * given["old_log_probs"].exp() + given["sum_pi_squared"]).sum(1)
     found = {name: value.mean() for name, value in variance_proxies(given["advantages"][:, 0], score).items()}
-    total = float(found["variance_proxy/proxy2_total_power"])
-    found |= signal_and_noise(total, given["gradient_norm"], len(score))
+    name = "variance_proxy/proxy2_total_power"
+    sums = {f"sum {name}": float(found[name]) * len(score), f"count {name}": len(score)}
+    found |= signal_metrics(sums, given["gradient_norm"])
     assert found.keys() == c.expected["metrics"].keys()
     for name, value in c.expected["metrics"].items():
         c.close(found[name], value)

@@ -13,7 +13,8 @@ from burnish.algorithms.flow.dgpo import DGPO
 from burnish.algorithms.flow.diffusion_dpo import DiffusionDPO
 from burnish.algorithms.flow.diffusion_nft import DiffusionNFT
 from burnish.algorithms.flow.sft import SFT
-from burnish.batches import NoiseLevels, judge, take, without_prompts
+from burnish.batches.levels import NoiseLevels
+from burnish.batches.samples import judge, take, without_prompts
 from tests.support.forward_batches import (
     COUNT,
     DIM,
