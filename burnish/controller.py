@@ -1,4 +1,4 @@
-"""Who does the work of a run: this process, or the workers of a cluster behind the same words."""
+"""The controller of a run: this process, or, by the same protocol, the workers of a cluster."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from burnish.training.ranks import SINGLE_RANK, Ranks
 
 
 class Controller:
-    """What a command that trains needs. It is entered once; what runs beside this process ends with it."""
+    """Runs training for a command. It is entered once; processes that it starts end with it."""
 
     source: Source  # where batches come from, once ``check`` is done
     workers: Workers  # who learns from them
-    items: int = 0  # prompts or records that are learned on
+    items: int = 0  # training prompts or records
 
     def __init__(self, config: RunConfig, store: CheckpointStore, ranks: Ranks, *, role: str, profiled: bool) -> None:
         """Args: ``role`` is this process's in recordings of the profiler, ``profiled`` whether it makes some."""
@@ -106,7 +106,7 @@ class LocalController(Controller):
     """This process; or one of several ranks, which call everything together."""
 
     def __init__(self, config: RunConfig, store: CheckpointStore, ranks: Ranks = SINGLE_RANK) -> None:
-        # whoever leads the ranks of a cluster knows when these are recorded
+        # the ranks of a cluster are recorded by their actors
         super().__init__(config, store, ranks, role=LOCAL, profiled=config.runtime == "local")
 
     def __enter__(self) -> Self:

@@ -242,13 +242,19 @@ def _origin(thing: Any) -> tuple[str, str]:
 
 
 def _rather(kind: str, given: Any) -> str | None:
-    """Another kind whose contract is narrower than that of ``kind``, and fulfilled by a class of the user."""
+    """Another kind that a class of the user is of: its contract is narrower, or one of our bases is of that kind."""
     if not isinstance(given, type) or given.__module__.startswith("burnish."):
         return None
     own = _load(KINDS[kind].contract)
     for other, its in KINDS.items():
         contract = _load(its.contract)
         if contract is not own and own in contract.__mro__ and contract in given.__mro__:
+            return other
+        if (
+            contract is own
+            and other != kind
+            and any(one.__module__.startswith(f"{its.package}.") for one in given.__mro__)
+        ):
             return other
     return None
 

@@ -32,7 +32,6 @@ FORBIDDEN: dict[str, dict[str, str]] = {
     "create_server": {}, "HTTPServer": {}, "ThreadingHTTPServer": {}, "listen": {},
     "import_module": {
         "registry.py": "the package's own modules",
-        "config/tasks.py": "the parts of a task, whose names are written above",
         "models/flow/pipeline.py": "diffusers or transformers, as the line before says",
         "tasks/language/vllm/apart/burnish_vllm/worker.py": "modules of vLLM's, whose names are written above",
         "utils/user_code.py": "modules and files that the user names",

@@ -333,7 +333,8 @@ def adopt(cls: type, part: type) -> None:
 def _explained(part: type, option: str) -> str:
     """The text below an option, which stands where its class or a base of it names the option last."""
     classes = [one for one in part.__mro__ if option in vars(one).get("__pydantic_fields__", {})]
-    return next(filter(None, (one.__pydantic_fields__[option].description for one in classes)), "")  # type: ignore[attr-defined]
+    texts = (one.__pydantic_fields__[option].description for one in classes)  # type: ignore[attr-defined]
+    return next(filter(None, texts), "")
 
 
 def chosen(algorithm: Any, kind: str) -> Any:

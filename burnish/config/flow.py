@@ -26,6 +26,7 @@ class FlowConfig(RunConfig):
     algorithm_kind: ClassVar[str] = "flow algorithm"
     reward_kind: ClassVar[str] = "flow reward"
     model_kind: ClassVar[str] = "flow model"
+    grouped_sections: ClassVar[tuple[str, ...]] = ("candidates", "filter_groups")
     prompt_file: ClassVar[str] = "a .txt or .jsonl file of prompts"
 
     task: Literal["text-to-image"] = "text-to-image"
@@ -33,7 +34,7 @@ class FlowConfig(RunConfig):
     model: ModelOptions
     """Which network is trained, and how much of it."""
     data: DataOptions
-    """Prompts to learn on and prompts to judge by."""
+    """Training and validation prompts."""
     rewards: dict[str, Reward]
     """What a good picture is: a weighted sum of rewards, by name."""
     rollout: RolloutOptions = Field(default_factory=RolloutOptions)
@@ -41,7 +42,7 @@ class FlowConfig(RunConfig):
     trainer: TrainerOptions = Field(default_factory=TrainerOptions)
     """How a batch becomes optimizer steps."""
     validation: ValidationOptions = Field(default_factory=ValidationOptions)
-    """Judging on held-out prompts, always with the same noise."""
+    """Validation on held-out prompts, always with the same noise."""
     supervised: SupervisedOptions | None = None
     """Also imitate pictures of the user at every optimizer step; null does not."""
 
@@ -89,8 +90,6 @@ class FlowConfig(RunConfig):
 
     def sampling_complaints(self) -> Iterator[str]:
         needs, steps = self.algorithm.needs(), self.rollout.num_inference_steps
-        if needs.groups and self.rollout.n < 2:
-            yield f"rollout.n is 1; {self.algorithm.name} compares samples of one prompt, so it must be >= 2"
         if needs.tree and self.rollout.n != needs.tree:
             yield (
                 f"rollout.n is {self.rollout.n}, but the splits of {self.algorithm.name} make a tree of {needs.tree} "
@@ -131,13 +130,6 @@ class FlowConfig(RunConfig):
         """What contradicts itself about choosing among samples and prompts."""
         needs, rollout = self.algorithm.needs(), self.rollout
         candidates, name = rollout.candidates, self.algorithm.name
-        for section in ("candidates", "filter_groups"):
-            if getattr(rollout, section) is None:
-                continue
-            if needs.data != "prompts":
-                yield f"rollout.{section} is given, but {name} samples nothing here; leave it out"
-            elif rollout.n < 2:
-                yield f"rollout.{section} is given, but rollout.n is 1: samples of one prompt are compared; set it >= 2"
         if candidates is None:
             return
         if candidates.n <= rollout.n:
@@ -146,7 +138,7 @@ class FlowConfig(RunConfig):
                 "raise the one or lower the other"
             )
         if needs.tree:
-            yield f"rollout.candidates is given, but {name} learns from whole trees of samples; leave it out"
+            yield f"rollout.candidates is given, but {name} learns from complete trees of samples; leave it out"
         cheap = candidates.num_inference_steps
         if cheap is not None and cheap >= rollout.num_inference_steps:
             yield (
@@ -180,13 +172,7 @@ class FlowConfig(RunConfig):
 
     def _compared(self) -> Iterator[str]:
         """Whether what is compared in one loss fits into a mini-batch and into a forward."""
-        atom, n, mini = self.algorithm.needs().atom, self.rollout.n, self.trainer.mini_batch_size
-        if mini is not None and mini % self.rows_per_group:
-            yield (
-                f"trainer.mini_batch_size is {mini}, but {self.algorithm.name} compares the {n} samples of a prompt "
-                f"(rollout.n), which no mini-batch may part; make it a multiple of {n}, or null takes all"
-            )
-        together = {"sample": 1, "pair": 2, "group": n}[atom]
+        together = {"sample": 1, "pair": 2, "group": self.rollout.n}[self.algorithm.needs().atom]
         if self.trainer.micro_batch_size < together:
             yield (
                 f"trainer.micro_batch_size is {self.trainer.micro_batch_size}, but {self.algorithm.name} compares "
@@ -199,7 +185,7 @@ class FlowConfig(RunConfig):
         if needs.data == "pictures" and self.supervised is not None:
             yield f"supervised is given, but {name} learns from pictures already: put all into data.train_files"
         if needs.data != "prompts" and self.data.train_files.endswith(".safetensors") and self.data.val_files is None:
-            yield "data.val_files is null, but data.train_files holds embedded prompts, no words to judge by; give some"
+            yield "data.val_files is null, but data.train_files has embedded prompts, no text to validate on; give some"
         unsized = None in (self.rollout.height, self.rollout.width)
         for option, section in (("data.fit", self.data), ("supervised.fit", self.supervised)):
             if section is not None and section.fit == "centre_crop" and unsized:

@@ -63,7 +63,7 @@ class LanguageConfig(RunConfig):
     model: LanguageModelOptions
     """Which network is trained, and how much of it."""
     data: LanguageDataOptions
-    """Questions to learn on and questions to judge by, with their pictures and right answers."""
+    """Training and validation questions, with their pictures and right answers."""
     algorithm: Algorithm
     """What is learned from rewards: its name and its options."""
     rewards: dict[str, LanguageReward]
@@ -75,9 +75,9 @@ class LanguageConfig(RunConfig):
     trainer: LanguageTrainerOptions = Field(default_factory=LanguageTrainerOptions)
     """How a batch becomes optimizer steps."""
     critic: CriticOptions = Field(default_factory=CriticOptions)
-    """The network that predicts rewards to come, for algorithms that need one."""
+    """The value network, for algorithms that need one."""
     validation: LanguageValidationOptions = Field(default_factory=LanguageValidationOptions)
-    """Judging on held-out questions, always with the same random numbers."""
+    """Validation on held-out questions, always with the same random numbers."""
     ptx: PtxOptions | None = None
     """Also imitate responses of the user at every optimizer step; null does not."""
 
@@ -141,8 +141,6 @@ class LanguageConfig(RunConfig):
 
     def sampling_complaints(self) -> Iterator[str]:
         needs, rollout = self.algorithm.needs(), self.rollout
-        if needs.groups and rollout.n < 2:
-            yield f"rollout.n is 1; {self.algorithm.name} compares responses to one prompt, so it must be >= 2"
         if (rollout.engine == "vllm") != (rollout.vllm is not None):
             yield (
                 f"rollout.engine is {rollout.engine} and rollout.vllm is {'given' if rollout.vllm else 'null'}; "
@@ -152,11 +150,6 @@ class LanguageConfig(RunConfig):
             yield from rollout.vllm.complaints(fire_temperature=rollout.fire_temperature)
             if self.environment is not None:
                 yield "rollout.engine is vllm, but an environment is answered by Burnish's own engine; leave one out"
-        if rollout.filter_groups is not None and (needs.data != "prompts" or rollout.n < 2):
-            yield (
-                f"rollout.filter_groups is given, but {self.algorithm.name} with rollout.n={rollout.n} has no "
-                "responses to one prompt to compare; leave it out, or set rollout.n >= 2"
-            )
         samples = needs.data == "prompts" and self.ptx is None
         if self.data.overlong == "filter" and self.data.max_prompt_length is None and samples:
             yield (
@@ -173,20 +166,10 @@ class LanguageConfig(RunConfig):
                 f"rollout.min_new_tokens is {rollout.min_new_tokens}, but rollout.max_new_tokens is "
                 f"{rollout.max_new_tokens}; a response can't be longer than its limit"
             )
-        yield from self._given()
-        yield from self._talking()
-        yield from self.algorithm.complaints(self.samples, self.longest)
-
-    def _given(self) -> Iterator[str]:
-        """What contradicts itself about responses of the user, and about pairs."""
-        needs, mini, n = self.algorithm.needs(), self.trainer.mini_batch_size, self.rollout.n
         if needs.data == "demonstrations" and self.ptx is not None:
             yield f"ptx is given, but {self.algorithm.name} imitates responses already: put all into data.train_files"
-        if mini is not None and mini % self.rows_per_group:
-            yield (
-                f"trainer.mini_batch_size is {mini}, but {self.algorithm.name} makes one pair of the {n} responses to "
-                f"a prompt (rollout.n); make it a multiple of {n}, or null takes all"
-            )
+        yield from self._talking()
+        yield from self.algorithm.complaints(self.samples, self.longest)
 
     def _talking(self) -> Iterator[str]:
         """What contradicts itself about environments."""
@@ -196,7 +179,7 @@ class LanguageConfig(RunConfig):
         if environment is None:
             for label, _ in words:
                 yield (
-                    f"rewards.{label} is the environment's own word, but there is no environment; give "
+                    f"rewards.{label} is given by the environment, but there is none; give "
                     f"environment.name, or remove it with rewards.{label}=null"
                 )
             if by_turn:

@@ -27,9 +27,10 @@ def open_plugins(plugins: Any) -> list[str]:
         raise ConfigError(f"plugins is {show(plugins):.80}; it must be a list, as in [my_package,path/to/file.py]")
     for i, where in enumerate(plugins):
         said = f"plugins[{i}] is {where}"
-        if is_file(where) and not Path(absolute(where)).is_file():
+        found = absolute(where, f"plugins[{i}]")
+        if is_file(where) and not Path(found).is_file():
             raise UserError(
-                f"{said}, but there is no such file (looked for {absolute(where)}); give its path from the folder in "
+                f"{said}, but there is no such file (looked for {found}); give its path from the folder in "
                 "which the command is started, or its whole path"
             )
         try:

@@ -32,12 +32,13 @@ from burnish.utils.errors import ConfigError
 
 @options
 class RunConfig:
-    """Everything that decides what a run does. A task adds its model, its data, and how it samples and judges."""
+    """Everything that decides what a run does. A task adds its model, its data, its sampling and its validation."""
 
     algorithm_kind: ClassVar[str]  # whose names ``algorithm`` and ``rewards`` choose from
     reward_kind: ClassVar[str]
     model_kind: ClassVar[str]
     environment_kind: ClassVar[str] = "environment"
+    grouped_sections: ClassVar[tuple[str, ...]] = ("filter_groups",)  # of rollout, which compare samples of a prompt
     prompt_file: ClassVar[str]  # what holds prompts, for messages
 
     task: str
@@ -48,7 +49,7 @@ class RunConfig:
     model: Any
     """Which network is trained, and how much of it."""
     data: Any
-    """What to learn on and what to judge by."""
+    """Training and validation prompts."""
     algorithm: Algorithm
     """What is learned from rewards: its name and its options."""
     rewards: dict[str, Any]
@@ -80,7 +81,7 @@ class RunConfig:
     output_dir: str = "runs/latest"
     """Folder of the run: metrics, samples, checkpoints, report."""
     resume: str = "auto"
-    """auto goes on from the newest whole checkpoint in output_dir if there is one; never starts anew and
+    """auto goes on from the newest complete checkpoint in output_dir if there is one; never starts anew and
     refuses a folder that has a run in it; a path (RUN/checkpoints/00000030) goes on from that checkpoint, and with
     another output_dir branches that run, with other options if you like."""
     threads: Threads = 1
@@ -124,7 +125,7 @@ class RunConfig:
 
     @property
     def devices(self) -> int:
-        """Processes that learn or sample, by which throughput is told."""
+        """Processes that learn or sample, by which throughput is divided."""
         if self.runtime == "local":
             return 1
         return self.pools.train.size + (self.pools.rollout.size if self.pools.rollout is not None else 0)
@@ -141,7 +142,7 @@ class RunConfig:
 
     @property
     def optimizer_steps(self) -> int:
-        """Optimizer steps of the whole run, if no update is skipped."""
+        """Optimizer steps of the run, if no update is skipped."""
         return self.steps * self.steps_per_update
 
     @property
@@ -152,7 +153,7 @@ class RunConfig:
 
     @property
     def optimizers(self) -> dict[str, OptimizerOptions]:
-        """What learns, by the section that says how."""
+        """Optimizers, by the section that configures them."""
         return {"optimizer": self.optimizer}
 
     def schedule_steps(self, optimizer: OptimizerOptions) -> int:
@@ -170,7 +171,8 @@ class RunConfig:
             ConfigError: with every complaint.
         """
         complaints = [
-            *self.sampling_complaints(), *self._steps(), *self._choices(), *placement_complaints(self, given),
+            *self._groups(), *self.sampling_complaints(), *self._steps(), *self._choices(),
+            *placement_complaints(self, given),
             *profiler_complaints(self, given),
             *self.unread(given),
         ]  # fmt: skip
@@ -225,12 +227,30 @@ class RunConfig:
         return []
 
     def cautions(self) -> Iterator[str]:
-        """What is obeyed, but seldom meant."""
+        """Warnings about options that are obeyed, but seldom meant."""
         yield from ()
 
     def sampling_complaints(self) -> Iterator[str]:
         """What is wrong with how this task samples."""
         raise NotImplementedError
+
+    def _groups(self) -> Iterator[str]:
+        """What contradicts itself about the samples of a prompt that are compared, or kept together."""
+        needs, name, n, mini = self.algorithm.needs(), self.algorithm.name, self.rollout.n, self.trainer.mini_batch_size
+        if needs.groups and n < 2:
+            yield f"rollout.n is 1; {name} compares samples of one prompt, so it must be >= 2"
+        for section in self.grouped_sections:
+            if getattr(self.rollout, section) is None:
+                continue
+            if not self.online:
+                yield f"rollout.{section} is given, but {name} samples nothing here; leave it out"
+            elif n < 2:
+                yield f"rollout.{section} is given, but rollout.n is 1: samples of one prompt are compared; set it >= 2"
+        if mini is not None and mini % self.rows_per_group:
+            yield (
+                f"trainer.mini_batch_size is {mini}, but {name} compares the {n} samples of a prompt (rollout.n), "
+                f"which no mini-batch may split; make it a multiple of {n}, or null takes all"
+            )
 
     def unread(self, given: Collection[str]) -> Iterator[str]:
         """Options of the command line that this run never reads."""
@@ -249,7 +269,7 @@ class RunConfig:
             )
         elif self.optimizer.warmup_steps >= self.optimizer_steps:
             yield (
-                f"optimizer.warmup_steps is {self.optimizer.warmup_steps}, but the whole run has only "
+                f"optimizer.warmup_steps is {self.optimizer.warmup_steps}, but the run has only "
                 f"{self.optimizer_steps} optimizer steps: optimizer.lr is never reached; warm up for fewer"
             )
 

@@ -18,7 +18,7 @@ from burnish.utils.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """The parts that make a run one of a task. Those that need torch are imported when they are asked for."""
+    """What differs by task. Parts that need torch are imported when they are first used."""
 
     config: type[RunConfig]
     words: Words  # of reports and of the opening message
@@ -104,7 +104,7 @@ def owner(kind: str, name: Any, config: type[RunConfig]) -> str | None:
 
 
 def _used(trees: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """The algorithms and rewards that recipes name, each with where its kind's registered name stands."""
+    """The algorithms and rewards that recipes name, each with the attribute that names its kind."""
     for tree in trees:
         algorithm, rewards = tree.get("algorithm"), tree.get("rewards")
         if isinstance(algorithm, Mapping) and "name" in algorithm:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,6 +76,8 @@ class LanguageModel(Protocol):
     """A causal language model, with or without a vision tower. ``network`` is what is trained."""
 
     name: ClassVar[str]
+    model_types: ClassVar[tuple[str, ...]]  # model_type in config.json that this family reads
+    has_vision: ClassVar[bool]
     network: nn.Module
     compute: torch.dtype  # precision of the forward pass
     axes: int  # numbers per position: 3 for time, height and width, 1 along the text
@@ -88,6 +90,11 @@ class LanguageModel(Protocol):
     parameters_per_token: int  # weights of the decoder that each token is multiplied with
     max_positions: int  # that the model was trained for: the limit of a prompt with its response
     attention_width: int  # layers x heads x head width: multiplications per pair of tokens
+
+    @classmethod
+    def load(cls, path: Path, *, dtype: torch.dtype, compute: torch.dtype, device: str) -> Self:
+        """Read a folder, frozen and in evaluation mode; see ``burnish.models.language.base``."""
+        ...
 
     def encode(
         self, messages: Chat, images: Sequence[Image] = (), videos: Sequence[Video] = (), tools: Tools = ()

@@ -77,9 +77,9 @@ class Filling:
             if before is not None:
                 before._future.result(before._patience)
             rollouts = self.schedule.batch(self._generate, self.update, self.version)
-            self.after = self.schedule.state_dict()
+            self.after = self.schedule.stream.state_dict()
         except BaseException as error:
-            self._future.set_exception(error)  # whoever waits for the batch learns of it
+            self._future.set_exception(error)  # raised where the batch is waited for
         else:
             self._future.set_result(rollouts)
 

@@ -27,8 +27,12 @@ class Source(Protocol):
 
 
 class StreamSource(Source, Protocol):
-    """One that takes what it gives from a stream in this process."""
+    """One that draws from a stream in this process, which is all of its state unless it says otherwise."""
 
-    @property
-    def stream(self) -> Stream[Any]:
-        """Where its prompts or records come from."""
+    stream: Stream[Any]  # of prompts or records
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.stream.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.stream.load_state_dict(state)

@@ -6,14 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from burnish.data.stream import Stream
+from burnish.rollout.base import StreamSource
 from burnish.types.rollout import OfflineResponses, OfflineSamples
 from burnish.utils.timer import Stopwatch
 
 Prepare = Callable[[list[Any], int], OfflineSamples | OfflineResponses]  # by records, and the update that they are for
 
 
-class OfflineSource:
-    """The next records of a stream, as the model has them; several batches to an update if asked."""
+class OfflineSource(StreamSource):
+    """The next records of a stream, as the model has them; one or more batches to an update."""
 
     def __init__(self, stream: Stream[Any], prepare: Prepare, *, batches: int, watch: Stopwatch) -> None:
         self.stream, self.prepare, self.batches, self.watch = stream, prepare, batches, watch
@@ -22,9 +23,3 @@ class OfflineSource:
         records = [record for _ in range(self.batches) for record in self.stream.next_batch()]
         with self.watch("encode"):
             return self.prepare(records, update)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.stream.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.stream.load_state_dict(state)

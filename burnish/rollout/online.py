@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from burnish.data.stream import PromptStream
+from burnish.rollout.base import StreamSource
 from burnish.rollout.prompt_schedule import PromptSchedule, refuse_ahead
 from burnish.rollout.requests import RolloutWorker
 from burnish.types.rollout import Rollouts
 
 
-class OnlineSource:
+class OnlineSource(StreamSource):
     """Requests the samples of an update, with the weights of the update before it, and waits for them."""
 
     def __init__(self, schedule: PromptSchedule, rollout_worker: RolloutWorker) -> None:
-        self.schedule, self.rollout_worker = schedule, rollout_worker
-        self._after = schedule.state_dict()  # where the stream stands behind the last batch that was handed out
-
-    @property
-    def stream(self) -> PromptStream:
-        """Where prompts come from."""
-        return self.schedule.stream
+        self.schedule, self.stream, self.rollout_worker = schedule, schedule.stream, rollout_worker
+        self._after = self.stream.state_dict()  # where the stream stands behind the last batch that was handed out
 
     def collect(self, update: int) -> Rollouts:
         collected: Rollouts = self.schedule.batch(self.rollout_worker.generate, update, version=update - 1)
-        self._after = self.schedule.state_dict()
+        self._after = self.stream.state_dict()
         return collected
 
     def state_dict(self) -> dict[str, Any]:
@@ -33,5 +28,5 @@ class OnlineSource:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         refuse_ahead(state)
-        self.schedule.load_state_dict(state)
-        self._after = self.schedule.state_dict()
+        super().load_state_dict(state)
+        self._after = self.stream.state_dict()

@@ -16,7 +16,6 @@ from functools import partial
 from threading import Condition
 from typing import Any
 
-from burnish.data.stream import PromptStream
 from burnish.options import PipelineOptions
 from burnish.rollout.asynchronous import AsyncRolloutWorker, Filling, Handle
 from burnish.rollout.prompt_schedule import PromptSchedule
@@ -91,14 +90,9 @@ class PipelinedSource:
         self._published = -1
         self._since: dict[int, float] = {}  # when versions were published
         self._filling: Filling | None = None  # the last batch that takes its prompts by and by
-        self._after = self.schedule.state_dict()  # where the stream stands behind the last batch handed out
+        self._after = self.schedule.stream.state_dict()  # where the stream stands behind the last batch handed out
         self._dropped = 0
         self._handed_out = time.perf_counter()
-
-    @property
-    def stream(self) -> PromptStream:
-        """Where prompts come from."""
-        return self.schedule.stream
 
     def published(self, version: int) -> None:
         """Whoever samples has the weights of ``version`` now; those that a process begins with count, too."""
@@ -111,7 +105,7 @@ class PipelinedSource:
             self._changed.notify_all()
 
     def collect(self, update: int) -> Rollouts:
-        """The batch of policy update ``update``; the ones after it are begun meanwhile.
+        """The batch of policy update ``update``; the next ones are started, too.
 
         Raises:
             UserError: samples, or weights at the rollout workers, did not come in time.
@@ -175,7 +169,7 @@ class PipelinedSource:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         # a batch in flight may still take prompts, from the stream that it knows
         self.schedule = replace(self.schedule, stream=copy(self.schedule.stream))
-        self.schedule.load_state_dict(state)
+        self.schedule.stream.load_state_dict(state)
         with self._changed:
             for batch in self._ahead:
                 if isinstance(batch.handle, Filling):
@@ -213,7 +207,7 @@ class PipelinedSource:
     def _requested(self, update: int, version: int) -> _Batch:
         if self.schedule.filtering is None:
             handle = self.rollout_worker.submit(self.schedule.request(update, version, Counter()))
-            return _Batch(update, version, handle, partial(dict, self.schedule.state_dict()))
+            return _Batch(update, version, handle, partial(dict, self.schedule.stream.state_dict()))
         filling = Filling(self.rollout_worker, self.schedule, update, version, self.options.timeout, self._filling)
         self._filling = filling
         return _Batch(update, version, filling, lambda: filling.after)

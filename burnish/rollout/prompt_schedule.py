@@ -19,7 +19,7 @@ R = TypeVar("R", bound=Rollouts)
 
 @dataclass(frozen=True, kw_only=True)
 class PromptSchedule:
-    """Prompts and sample numbers of every update, whoever samples them."""
+    """Prompts and sample numbers of every update."""
 
     stream: PromptStream
     n: int  # samples of a prompt
@@ -41,17 +41,6 @@ class PromptSchedule:
             return generate(self.request(update, version, seen))
         wanted = self.stream.batch_size * self.rollouts
         return fill(lambda: generate(self.request(update, version, seen)), wanted, self.filtering.max_num_gen_batches)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.stream.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on behind the last prompt that was requested.
-
-        Raises:
-            UserError: these are other prompts.
-        """
-        self.stream.load_state_dict(state)
 
 
 def refuse_ahead(state: dict[str, Any]) -> None:

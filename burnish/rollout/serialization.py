@@ -1,4 +1,4 @@
-"""Rollouts as plain data that a checkpoint can hold, and back again, bit for bit."""
+"""Rollouts as dicts, lists and tensors that a checkpoint can hold, and back again, bit for bit."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ _TYPES = (
     Completion, Conditioning, Denoising, Encoded, Failure, Features, Gathered, Media, Message, Part, Prompt, Scored,
     ScoredResponses, Scores,
 )  # fmt: skip
-KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in _TYPES} | {
-    "Answered": ScoredResponses
-}  # as once written
-ONCE = (Features, Media, Prompt)  # what many rows may share: it is stored once
+KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in _TYPES}
+ALIASES = {"Answered": "ScoredResponses"}  # names in checkpoints of earlier versions
+ONCE = (Features, Media, Prompt)  # rows may share these: they are stored once
 
 
 def serialize(rollouts: Rollouts) -> dict[str, Any]:
@@ -35,7 +34,7 @@ def serialize(rollouts: Rollouts) -> dict[str, Any]:
 def deserialize(plain: dict[str, Any]) -> Any:
     """The rollouts that ``serialize`` was given."""
     shared: list[Any] = []
-    for one in plain["shared"]:  # what these share in turn stands before them
+    for one in plain["shared"]:  # what these share in turn comes before them
         shared.append(_object(one, shared))
     return _object(plain["whole"], shared)
 
@@ -75,7 +74,7 @@ def _object(plain: Any, shared: list[Any]) -> Any:
         return [_object(item, shared) for item in plain]
     if not isinstance(plain, dict):
         return plain
-    kind = plain["kind"]
+    kind: str = plain["kind"]
     if kind == "shared":
         return shared[plain["place"]]
     if kind == "tuple":
@@ -84,4 +83,4 @@ def _object(plain: Any, shared: list[Any]) -> Any:
         return {name: _object(item, shared) for name, item in plain["items"].items()}
     if kind == "bytes":
         return plain["data"].numpy().tobytes()
-    return KINDS[kind](**{name: _object(value, shared) for name, value in plain["fields"].items()})
+    return KINDS[ALIASES.get(kind, kind)](**{name: _object(value, shared) for name, value in plain["fields"].items()})

@@ -75,7 +75,7 @@ class RayController(Controller):
         return self._saving
 
     def check(self) -> None:
-        """Start everybody, and let them load what they need."""
+        """Start all workers, which load what they need."""
         config, enter = self.config, self._stack.enter_context
         pools = enter(cluster(config.ray, config.pools)).pools
         judges = enter(reward_group(pools["reward"], config)).handles if "reward" in pools else []
@@ -123,7 +123,7 @@ class RayController(Controller):
         self._first = self._source.state_dict()
 
     def _checking(self) -> Call:
-        """Have the ranks load everything: each answers how many prompts or records are learned on."""
+        """Have the ranks load everything: each returns the number of training prompts or records."""
         return self.trainers.submit("check", seconds=self.config.ray.start_timeout, option="ray.start_timeout")
 
     def _make_source(self) -> Source:
@@ -194,7 +194,7 @@ class RayController(Controller):
         return isinstance(error, RanksLost | ObjectLostError)
 
     def _rescue(self) -> None:
-        """Save what was learned, where nobody can sample any more."""
+        """Save what was learned, as sampling can't go on."""
         version = self.workers.version
         newest = self.store.latest()
         if version == 0 or (newest is not None and newest.update >= version):
@@ -202,7 +202,7 @@ class RayController(Controller):
         source = self._source
         state = source.finished_state() if isinstance(source, PipelinedSource) else source.state_dict()
         path = self._save(version, None, None, state)
-        log.warning("the run can't go on; what it has learned is saved in %s", path)
+        log.warning("the run can't go on; its weights are saved in %s", path)
 
     def _save(self, update: int, score: float | None, unvalidated: Metrics | None, source: dict[str, Any]) -> Path:
         start, online = time.perf_counter(), self.config.online

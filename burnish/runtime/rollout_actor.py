@@ -18,7 +18,7 @@ from burnish.training.profiling import Profiler
 
 
 class RolloutActor:
-    """What a driver asks of a rollout worker. It has a copy of the networks, whole, and learns nothing."""
+    """What a driver calls on a rollout worker. It has a full copy of the networks, and trains nothing."""
 
     def __init__(self, place: RankInfo, config: RunConfig, judges: Sequence[Any]) -> None:
         """Load the networks.
@@ -33,7 +33,7 @@ class RolloutActor:
             assembly.scorer = PooledScorer(config.rewards, judges, first=place.rank, seconds=config.ray.call_timeout)
         assembly.scorer.start()
         _ = assembly.engine
-        weights = assembly.roles.sampler_weights(whole=True)
+        weights = assembly.roles.sampler_weights(full=True)
         self.receiver = Receiver(weights, bucket_mb=config.ray.publication.bucket_mb)
         folder = RunFolder(config.output_dir).profiles
         self.profiler = Profiler(config.profiler, role="rollout", rank=place.rank, folder=folder, watch=assembly.watch)

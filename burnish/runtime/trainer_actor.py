@@ -28,7 +28,7 @@ from burnish.utils.errors import Cancelled
 
 
 class TrainerActor:
-    """What a driver asks of a rank. All ranks are asked alike, and all answer the same unless said otherwise."""
+    """What a driver calls on a rank. All ranks get the same calls, and return the same unless said otherwise."""
 
     def __init__(self, place: RankInfo, config: RunConfig, judges: Sequence[Any], versions: int) -> None:
         """Meet the other ranks; no network is loaded yet.
@@ -37,7 +37,7 @@ class TrainerActor:
             place: among the ranks.
             config: of the run.
             judges: the reward pool's workers; without any, this rank scores what it samples itself.
-            versions: newest published versions of the weights that may be asked for again.
+            versions: how many published versions of the weights may be requested again.
         """
         self.config, self.versions, self.seconds = config, versions, config.ray.call_timeout
         self.ranks = join_ranks(place.rank, place.size, place.address, place.port, place.device, self.seconds)
@@ -55,12 +55,12 @@ class TrainerActor:
         self._batch: Any = None  # of the update that is under way, in the stage that it has reached
 
     def check(self) -> int:
-        """Load everything and find what only the loaded model can tell: prompts or records that are learned on."""
+        """Load everything and find what only the loaded model can tell: the number of training prompts or records."""
         self.assembly.check_data()
         self.controller.check()
         roles = self.assembly.roles
         self.sender = Sender(
-            lambda whole: roles.sampler_weights(whole=whole),
+            lambda full: roles.sampler_weights(full=full),
             rank=self.ranks.rank,
             bucket_mb=self.config.ray.publication.bucket_mb,
             versions=self.versions,
@@ -68,12 +68,12 @@ class TrainerActor:
         return self.controller.items
 
     def learnable(self) -> list[int]:
-        """Which of the prompts are learned on, by their places among all."""
+        """Which training prompts are short enough, by their position among all."""
         places = {id(prompt): place for place, prompt in enumerate(self.assembly.train_prompts)}
         return [places[id(prompt)] for prompt in self.assembly.prompt_schedule.stream.items]
 
     def resume(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """Go on from a checkpoint: the state of the source, which the driver has where samples are asked for.
+        """Go on from a checkpoint: the state of the source, which the driver has if the run samples.
 
         The first rank gives it with what was sampled ahead.
         """
@@ -86,18 +86,18 @@ class TrainerActor:
         return from_saved(source) if self.ranks.rank == 0 else {}
 
     def generate(self, request: RolloutRequest | None) -> tuple[RolloutResult | None, Packed | None]:
-        """Sample and score this rank's own part, if there is one and it is not given up. Answers differ by rank."""
+        """Sample and score this rank's own chunk, if there is one and it is not cancelled. Results differ by rank."""
         if request is not None:
             self._record(request.update)
         # of every network, for metrics compare some of them
-        whole = nullcontext() if self.assembly.has_separate_engine else self.assembly.roles.gathered()
-        with whole, suppress(Cancelled):
+        full = nullcontext() if self.assembly.has_separate_engine else self.assembly.roles.gathered()
+        with full, suppress(Cancelled):
             if request is not None:
                 return generate(self.assembly, request)
         return None, None
 
     def cancel(self) -> None:
-        """Sample and judge nothing any more: the run is to stop."""
+        """Stop sampling and scoring: the run is to stop."""
         self.assembly.stop = lambda: True
 
     def collect(self, update: int) -> RemoteBatch:

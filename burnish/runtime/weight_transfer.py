@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -78,15 +78,9 @@ class Sender:
 
     def to_store(self, version: int, full: bool) -> WeightPayload | None:
         """Put the weights into the object store; None on other ranks than 0."""
-        watch, buckets = Stopwatch(), []
-        fingerprint = None
-        for bucket in self._buckets(version, full, watch, "cpu"):
-            if isinstance(bucket, Fingerprint):
-                fingerprint = bucket
-            else:
-                with watch("transfer"):
-                    buckets.append(ray.put(bucket.numpy()))
-        return None if fingerprint is None else WeightPayload(fingerprint, watch.drain(), buckets)
+        buckets: list[ray.ObjectRef[Any]] = []
+        payload = self._send(version, full, "cpu", lambda bucket: buckets.append(ray.put(bucket.numpy())))
+        return payload and replace(payload, buckets=buckets)
 
     def broadcast(self, version: int, full: bool) -> WeightPayload | None:
         """Send the weights through the channel; None on other ranks than 0.
@@ -94,38 +88,44 @@ class Sender:
         A receiver that dies breaks the channel. The payload says so, and nothing is raised: the other ranks wait for
         this one while they gather, and training has to survive it.
         """
-        watch, fingerprint, broken = Stopwatch(), None, ""
-        device = "cpu" if self._channel is None else self._channel.device
-        for bucket in self._buckets(version, full, watch, device):
-            if isinstance(bucket, Fingerprint):
-                fingerprint = bucket
-            if broken or isinstance(bucket, Fingerprint):
-                continue
+        broken = ""
+
+        def send(bucket: Tensor) -> None:
+            nonlocal broken
+            if broken:
+                return
             assert self._channel is not None, "no channel was joined"
             try:
-                with watch("transfer"):
-                    self._channel.broadcast(bucket)
+                self._channel.broadcast(bucket)
             except RuntimeError as error:  # of torch.distributed, which has none of its own for this
                 broken, self._channel = str(error) or repr(error), None
-        return None if fingerprint is None else WeightPayload(fingerprint, watch.drain(), broken=broken)
 
-    def _buckets(
-        self, version: int, full: bool, watch: Stopwatch, device: torch.device | str
-    ) -> Iterator[Tensor | Fingerprint]:
-        """On rank 0 the buckets in order, and at last the fingerprint; nothing on others."""
-        weights = self._weights_of(version, full)
+        payload = self._send(version, full, "cpu" if self._channel is None else self._channel.device, send)
+        return payload and replace(payload, broken=broken)
+
+    def _send(
+        self, version: int, full: bool, device: torch.device | str, send: Callable[[Tensor], None]
+    ) -> WeightPayload | None:
+        """Gather the weights on all ranks; on rank 0, send them in buckets, and say what they were."""
+        weights, watch, checksums = self._weights_of(version, full), Stopwatch(), []
         writer = Writer(self._bucket, device)
-        checksums = []
+
+        def sent(buckets: Iterator[Tensor]) -> None:
+            for bucket in buckets:
+                with watch("transfer"):
+                    send(bucket)
+
         for value in weights.values():
             with watch("gather"):
                 tensor = full_weight(value.detach())
             if self._rank == 0:
                 with watch("check"):
                     checksums.append(checksum(tensor))
-                yield from writer.add(tensor)
-        if self._rank == 0:
-            yield from writer.rest()
-            yield Fingerprint(version, Layout.of(weights).entries, tuple(checksums))
+                sent(writer.add(tensor))
+        if self._rank:
+            return None
+        sent(writer.rest())
+        return WeightPayload(Fingerprint(version, Layout.of(weights).entries, tuple(checksums)), watch.drain())
 
     def _weights_of(self, version: int, full: bool) -> Mapping[str, Tensor]:
         """The weights of a version: the present ones if it is new, else as they were when it was."""

@@ -27,7 +27,6 @@ from burnish.rollout.prompt_schedule import PromptSchedule
 from burnish.rollout.requests import RolloutWorker
 from burnish.tasks.evaluate import Evaluation
 from burnish.training.auxiliary import AuxiliaryLoss
-from burnish.training.balance import Balance
 from burnish.training.ema import Ema
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.ranks import SINGLE_RANK, Ranks
@@ -41,14 +40,14 @@ from burnish.utils.timer import Stopwatch
 
 
 class Assembly:
-    """Everything between a configuration and the loop, made when first asked for. A task fills in its own parts.
+    """Everything between a configuration and the loop, built when first used. A task adds its own parts.
 
-    Networks are loaded by the first of ``roles``, ``engine``, ``workers`` and ``identity`` that is asked for; prompts,
-    rewards and checks of data need none.
+    Networks are loaded by the first use of ``roles``, ``engine``, ``workers`` or ``identity``; prompts, rewards and
+    checks of data need none.
     """
 
     config: Any  # the task's own class of configuration
-    engine: Any  # who samples
+    engine: Any  # samples
     evaluation: type[Evaluation]
     library: str  # that loads what is exported
 
@@ -58,35 +57,32 @@ class Assembly:
         torch.set_num_threads(config.threads)
         self.watch = Stopwatch()
         self.needs: Any = config.algorithm.needs()
-        self.stop: Callable[[], bool] = lambda: False  # whether samples that nobody has learned from are to be given up
-        # around what can't ask whether it is to stop: a request to do so ends it, by Cancelled
+        self.stop: Callable[[], bool] = lambda: False  # whether to stop sampling, as nobody would learn from it
+        self.measures_prompts = False  # whether only the model's processor can tell which prompts are short enough
+        self.has_separate_engine = False  # whether the engine has weights of its own, so that these stay sharded
+        # around what can't poll ``stop``: a request to stop ends it, by Cancelled
         self.cancellable: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @cached_property
     def train_prompts(self) -> list[Prompt]:
-        """What is learned on."""
+        """Training prompts."""
         return self.read(self.config.data.train_files)
 
     @cached_property
     def val_prompts(self) -> list[Prompt]:
-        """Held-out prompts; those of training where the user has no others."""
+        """Held-out prompts; the training prompts where there are no others."""
         files = self.config.data.val_files
         prompts = self.read(files) if files else self.train_prompts
         return prompts[: self.config.validation.max_prompts]
 
     @cached_property
     def learnable_prompts(self) -> list[Prompt]:
-        """Those of training that are short enough."""
+        """Training prompts that are short enough."""
         return self.train_prompts
-
-    @property
-    def measures_prompts(self) -> bool:
-        """Whether only the loaded model's processor can tell which prompts are short enough."""
-        return False
 
     @cached_property
     def scorer(self) -> AnyScorer:
-        """Who scores samples."""
+        """Scores samples with the run's rewards."""
         return Scorer(self.config.rewards, self.config.scoring, around=lambda: self.cancellable())
 
     @cached_property
@@ -109,7 +105,7 @@ class Assembly:
 
     @cached_property
     def groups(self) -> list[ParameterGroup]:
-        """What learns, the actor first."""
+        """Parameters that are trained, with their optimizers, the actor's first."""
         config = self.config
         steps = config.schedule_steps(config.optimizer)
         return [ParameterGroup("actor", self.roles.parameters(), config.optimizer, total_steps=steps)]
@@ -127,29 +123,18 @@ class Assembly:
             seed=config.seed,
             watch=self.watch,
             auxiliary=self.auxiliary,
-            balance=self.balance,
             publisher=self.publisher,
             ranks=self.ranks,
         )
 
     @property
     def publisher(self) -> Publisher | None:
-        """Who samples, where that has to be told of weights."""
+        """The engine, where it has to be told of new weights."""
         return None
-
-    @property
-    def has_separate_engine(self) -> bool:
-        """Whether who samples has weights of its own, so that those here need not be gathered meanwhile."""
-        return False
 
     @property
     def auxiliary(self) -> AuxiliaryLoss | None:
         """A loss that every optimizer step adds to the algorithm's."""
-        return None
-
-    @property
-    def balance(self) -> Balance | None:
-        """What keeps the experts of a mixture in even use."""
         return None
 
     @cached_property
@@ -164,7 +149,7 @@ class Assembly:
 
     @cached_property
     def prompt_schedule(self) -> PromptSchedule:
-        """Which samples are requested, where samples are learned from."""
+        """Which samples are requested for each update, if the run samples."""
         config, data = self.config, self.config.data
         prompts, size = self.learnable_prompts, data.train_batch_size
         return PromptSchedule(
@@ -176,12 +161,12 @@ class Assembly:
 
     @cached_property
     def rollout_worker(self) -> RolloutWorker:
-        """Who samples and scores, in this process."""
+        """Samples and scores in this process."""
         raise NotImplementedError
 
     @property
     def records(self) -> Sequence[Any]:
-        """What the data set holds, where nothing is sampled."""
+        """Records of the data set, where nothing is sampled."""
         raise NotImplementedError
 
     def prepare(self, records: list[Any], update: int) -> Any:
@@ -189,7 +174,7 @@ class Assembly:
         raise NotImplementedError
 
     def read(self, files: Any) -> list[Prompt]:
-        """Prompts from what the user calls them by, checked by the rewards."""
+        """Prompts from files, checked by the rewards."""
         raise NotImplementedError
 
     def evaluate(self, target: Path | None, *, n: int, guidance: float | None = None) -> Metrics:
@@ -202,7 +187,7 @@ class Assembly:
 
     @cached_property
     def identity(self) -> dict[str, str]:
-        """What a checkpoint must agree with to be loaded here."""
+        """What a checkpoint must match to be loaded."""
         model, files = self.weight_files()
         shapes = {name: list(value.shape) for name, value in self.roles.parameters().items()}
         digest = hashlib.sha256()
@@ -222,7 +207,7 @@ class Assembly:
         raise NotImplementedError
 
     def unfit(self, width: int, height: int) -> str:
-        """Why the model can't see a picture of some size; empty where it can."""
+        """Why the model can't take a picture of this size; empty where it can."""
         return ""
 
     def check_data(self) -> None:
@@ -242,7 +227,7 @@ class Assembly:
         probe(self.scorer, prompts, self.dummy_sample(), timeout=timeout, between=self.between)
 
     def dummy_sample(self) -> Any:
-        """A sample that no model has made, for rewards to be tried on."""
+        """A placeholder sample, to try the rewards on."""
         raise NotImplementedError
 
     def check(self) -> None:
@@ -253,11 +238,11 @@ class Assembly:
                 self.trial()
 
     def trial(self) -> None:
-        """Sample as shortly as can be, and learn nothing: values that no network can work with fail here, not later."""
+        """Sample once, as briefly as possible: options that the network can't work with fail here, not in training."""
         raise NotImplementedError
 
     def between(self) -> None:
-        """Called between the steps of sampling.
+        """The cancel callback of sampling, called between steps.
 
         Raises:
             Cancelled: the run is to stop.
@@ -266,7 +251,7 @@ class Assembly:
             raise Cancelled
 
     def close(self) -> None:
-        """End what runs beside this process."""
+        """End the processes that this one has started."""
 
     def state_dict(self) -> dict[str, Any]:
         return self.workers.state_dict() | {"source": self.source.state_dict()}
@@ -277,7 +262,7 @@ class Assembly:
         self.workers.load_state_dict(state)
 
     def load_weights(self, state: dict[str, Any]) -> None:
-        """Only what sampling and export need of a checkpoint; no optimizer is made."""
+        """Load what sampling and export need of a checkpoint; no optimizer is built."""
         self.roles.load_state_dict(state["roles"])
         if self.ema is not None:
             self.ema.load_state_dict(state["ema"])
@@ -292,7 +277,7 @@ class Assembly:
                 yield
 
     def save(self, target: Path, weights: dict[str, Tensor]) -> None:
-        """Write the whole model with these weights, as its library loads it."""
+        """Write the complete model with these weights, as its library loads it."""
         raise NotImplementedError
 
     def loading_lines(self, base: Path, adapter: Path | None) -> list[str]:

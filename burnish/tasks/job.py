@@ -1,4 +1,4 @@
-"""What an engine is asked for: which samples, for what."""
+"""A job of an engine: which samples to generate, and what for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Purpose = Literal["rollout", "greedy", "validation", "sample", "trial"]  # draws
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Which samples to make. Row i is sample ``sample[i]`` of prompt ``prompts[i]``."""
+    """Which samples to generate. Row i is sample ``sample[i]`` of prompt ``prompts[i]``."""
 
     prompts: list[Prompt]  # [B]
     group: Tensor  # [B] long: rows of a prompt stand next to each other

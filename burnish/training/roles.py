@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from burnish.models.lora import add_adapters, lora_layers, merged, switch_adapter
 from burnish.options import LoraOptions, ShardingOptions
+from burnish.training.balance import Balance
 from burnish.training.ranks import Ranks
 from burnish.training.sharding import Shards, copy_full, mesh_of, shard
 from burnish.utils import random
@@ -36,7 +37,9 @@ class TrainedRoles:
     """What every task's networks have in common; what a role predicts is the task's own."""
 
     trained: tuple[str, ...] = ("policy",)  # roles that a checkpoint holds, the policy first
-    sampled: tuple[str, ...] = ("policy",)  # roles whose weights sample, and so go to engines elsewhere
+    sampled: tuple[str, ...] = ("policy",)  # roles whose weights are sent to engines in other processes
+
+    balance: Balance | None = None  # of the experts of a mixture, if the network is one
 
     def __init__(self, model: Any, lora: LoraOptions | None, *, micro_batch_size: int, on_policy: bool) -> None:
         """Take over a loaded model, whose network is the policy.
@@ -45,7 +48,7 @@ class TrainedRoles:
             model: the family's.
             lora: how it is adapted; None trains all of its weights.
             micro_batch_size: as the algorithm counts it.
-            on_policy: the whole update is one optimizer step on samples of these very weights.
+            on_policy: an update is one optimizer step on samples of these very weights.
         """
         self.model, self.lora = model, lora
         self.micro_batch_size, self.on_policy = micro_batch_size, on_policy
@@ -131,7 +134,7 @@ class TrainedRoles:
 
     @contextmanager
     def _sampling(self, name: str, *, merge: bool) -> Iterator[None]:
-        """Full weights of a role, its adapter folded into them if asked, without gradients."""
+        """Full weights of a role, without gradients; ``merge`` folds its adapter into them."""
         with torch.no_grad(), self.shards.gathered([self.network_of(name)]):
             if not merge or name not in self._adapters:
                 yield
@@ -152,10 +155,10 @@ class TrainedRoles:
         own = self._networks["policy"].named_parameters()
         return {key.replace(mark, ".weight"): value for key, value in own if key.endswith(mark)}
 
-    def sampler_weights(self, *, whole: bool) -> dict[str, Tensor]:
-        """What an engine elsewhere samples with: the roles' weights that change; ``whole`` adds those that never do."""
+    def sampler_weights(self, *, full: bool) -> dict[str, Tensor]:
+        """Weights for an engine in another process: those that training changes; ``full`` adds the frozen ones."""
         found: dict[str, Tensor] = {f"{n} {key}": v for n in self.sampled for key, v in self.parameters(n).items()}
-        if not whole:
+        if not full:
             return found
         marks = tuple(f".{name}.weight" for name in self._adapters)
         every = self._networks["policy"].named_parameters()

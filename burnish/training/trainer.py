@@ -1,4 +1,4 @@
-"""A rank in this process: it annotates, updates, publishes, and knows the whole state of training."""
+"""A rank of the trainer: it annotates, updates, publishes, and holds the complete state of training."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -13,7 +14,6 @@ from torch import Tensor
 from burnish.algorithms.base import Algorithm, Metrics
 from burnish.options import StepOptions
 from burnish.training.auxiliary import AuxiliaryLoss
-from burnish.training.balance import Balance
 from burnish.training.batching import mini_batches, rank_micro_batches
 from burnish.training.ema import Ema
 from burnish.training.parameter_groups import ParameterGroup
@@ -30,46 +30,28 @@ class Diverged(UserError):
     """The loss stayed non-finite; the last checkpoint is from before."""
 
 
+@dataclass
 class Trainer:
-    """The networks, their optimizers and their average, behind the verbs of the loop."""
+    """The networks, their optimizers and their average, behind the verbs of the loop.
 
-    def __init__(
-        self,
-        roles: TrainedRoles,
-        algorithm: Algorithm,
-        groups: Sequence[ParameterGroup],
-        *,
-        trainer: StepOptions,
-        ema: Ema | None,
-        seed: int,
-        watch: Stopwatch,
-        auxiliary: AuxiliaryLoss | None = None,
-        balance: Balance | None = None,
-        publisher: Publisher | None = None,
-        ranks: Ranks = SINGLE_RANK,
-    ) -> None:
-        """Take over what an assembly made.
+    On several ranks, every verb is called on all of them, with the same arguments; each learns its own rows of every
+    mini-batch.
+    """
 
-        Args:
-            roles: the networks.
-            algorithm: what is done with a batch.
-            groups: what learns, the actor first.
-            trainer: how a batch becomes optimizer steps.
-            ema: average of the actor's weights.
-            seed: of the run.
-            watch: takes the time.
-            auxiliary: a loss that every optimizer step adds to the algorithm's.
-            balance: of the experts of a mixture, if the network is one.
-            publisher: who samples, where that has to be told of weights.
-            ranks: that hold these networks together. Every verb is called on all of them, with the same arguments;
-                each learns its own rows of every mini-batch.
-        """
-        self.roles, self.algorithm, self.groups = roles, algorithm, list(groups)
-        self.trainer, self.ema, self.seed, self.watch = trainer, ema, seed, watch
-        self.auxiliary, self.balance, self.publisher, self.ranks = auxiliary, balance, publisher, ranks
-        self.version = 0  # policy updates that the published weights have seen
-        self.optimizer_steps = 0
-        self.skipped_in_a_row = 0
+    roles: TrainedRoles
+    algorithm: Algorithm
+    groups: Sequence[ParameterGroup]  # what learns, the actor first
+    _: KW_ONLY
+    trainer: StepOptions  # how a batch becomes optimizer steps
+    ema: Ema | None  # of the actor's weights
+    seed: int
+    watch: Stopwatch
+    auxiliary: AuxiliaryLoss | None = None  # what every optimizer step adds to the algorithm's loss
+    publisher: Publisher | None = None  # the engine, where it has weights of its own
+    ranks: Ranks = SINGLE_RANK  # that hold these networks together
+    version: int = field(default=0, init=False)  # policy updates that the published weights have seen
+    optimizer_steps: int = field(default=0, init=False)
+    skipped_in_a_row: int = field(default=0, init=False)
 
     def annotate(self, scored: Collected) -> Any:
         """Add what needs a forward pass."""
@@ -80,7 +62,7 @@ class Trainer:
             return self.algorithm.annotate(scored, self.roles)
 
     def credit(self, annotated: Any) -> tuple[Any, Metrics]:
-        """Rewards to training signal: the whole batch, on every rank alike."""
+        """Rewards to training signal: all of the batch, on every rank alike."""
         with self.watch("adv"):
             return self.algorithm.credit(annotated)
 
@@ -105,17 +87,17 @@ class Trainer:
         return means | after
 
     def publish(self, version: int) -> None:
-        """Sample with these weights from now on; most engines do so already, and nothing moves but the version."""
+        """Sample with these weights from now on; for an engine that shares them, only the version changes."""
         self.version = version
         self.roles.moved = False
         if self.publisher is not None:
             self.publisher.publish(version)
 
     def _step(self, mini: Batch, update: int) -> Metrics:
-        """One optimizer step. The loss is divided once, by the size of the whole mini-batch."""
+        """One optimizer step. The loss is divided once, by the size of the full mini-batch."""
         size = self.algorithm.size(mini)
         if not size:
-            return {"actor/skipped": 1.0, "actor/empty": 1.0}  # nothing in it is to be learned from
+            return {"actor/skipped": 1.0, "actor/empty": 1.0}  # nothing in it can be learned from
         for group in self.groups:
             group.zero_grad()
         share = self._backward(mini, size)
@@ -147,54 +129,56 @@ class Trainer:
     def _backward(self, mini: Batch, size: int) -> dict[str, float]:
         """Gradients of a mini-batch, a micro-batch at a time: this rank's share of its sums."""
         share: defaultdict[str, float] = defaultdict(float, {"loss": 0.0})
-        told: list[tuple[str, Tensor | float]] = []
-        if self.balance is not None:
-            with self.balance.counting():
-                for part, weight in self._pieces(mini):
+        sums: list[tuple[str, Tensor | float]] = []
+        balance = self.roles.balance
+        if balance is not None:
+            with balance.counting():
+                for part, weight in self._micro_batches(mini):
                     with self._balanced(weight):
                         self.algorithm.loss(part, self.roles)
-            self.balance.agree(self.ranks)
-        with self.balance.learning() if self.balance else nullcontext():
-            for part, weight in self._pieces(mini):
+            balance.agree(self.ranks)
+        with balance.learning() if balance else nullcontext():
+            for part, weight in self._micro_batches(mini):
                 with self._balanced(weight):
                     loss = self.algorithm.loss(part, self.roles)
                 (loss.total * weight / size).backward()
                 if not weight:
                     continue
-                told.append(("loss", loss.total.detach()))
+                sums.append(("loss", loss.total.detach()))
                 for name, (value, count) in loss.metrics.items():
-                    told += [(f"sum {name}", value), (f"count {name}", count)]
+                    sums += [(f"sum {name}", value), (f"count {name}", count)]
         # read only now, so that the GPU need not be waited for between micro-batches
-        for (name, _), number in zip(told, numbers([value for _, value in told]), strict=True):
+        for (name, _), number in zip(sums, numbers([value for _, value in sums]), strict=True):
             share[name] += number
-        reported = self.balance.metrics() if self.balance else {}
+        reported = balance.metrics() if balance else {}
         return share | {f"report {name}": value for name, value in reported.items()}
 
-    def _pieces(self, mini: Batch) -> Iterator[tuple[Batch, float]]:
-        """What this rank runs of a mini-batch, on the networks' device, and the weight of each piece."""
+    def _micro_batches(self, mini: Batch) -> Iterator[tuple[Batch, float]]:
+        """This rank's micro-batches of a mini-batch, on the networks' device, each with its weight."""
         for part, weight in rank_micro_batches(self.algorithm, mini, self.roles.micro_batch_size, self.ranks):
             yield part.to(self.roles.device), weight
 
     def _balanced(self, weight: float) -> AbstractContextManager[None]:
-        """A piece that only keeps other ranks company says nothing about the use of experts."""
-        return self.balance.paused() if self.balance and not weight else nullcontext()
+        """A micro-batch of weight 0, which only keeps ranks in step, does not count for the balance of experts."""
+        balance = self.roles.balance
+        return balance.paused() if balance and not weight else nullcontext()
 
     def _skip(self, total: float, norms: dict[str, float]) -> Metrics:
-        """Leave the weights as they are: one bad batch must not end a run, several in a row must."""
+        """Skip the step: one non-finite batch must not end a run; several in a row do."""
         self.skipped_in_a_row += 1
         for group in self.groups:
             group.zero_grad()
         if self.skipped_in_a_row > self.trainer.max_skipped_updates:
-            lengths = ", ".join(f"{name} {norm}" for name, norm in norms.items())
+            shown = ", ".join(f"{name} {norm}" for name, norm in norms.items())
             raise Diverged(
-                f"loss {total} and gradient norm ({lengths}) were not finite for {self.skipped_in_a_row} optimizer "
+                f"loss {total} and gradient norm ({shown}) were not finite for {self.skipped_in_a_row} optimizer "
                 f"steps in a row (trainer.max_skipped_updates={self.trainer.max_skipped_updates}); "
                 "lower optimizer.lr, and resume from the last checkpoint"
             )
         return {"actor/skipped": 1.0}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that decides how training goes on."""
+        """Everything that a resumed run needs."""
         return {
             "roles": self.roles.state_dict(),
             "groups": {group.name: group.state_dict() for group in self.groups},
@@ -208,7 +192,7 @@ class Trainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if (state["ema"] is None) != (self.ema is None):
-            raise UserError("ema is set in one of checkpoint and configuration only; give both the same")
+            raise UserError("ema is set in only one of checkpoint and configuration; set it in both or in neither")
         self.roles.load_state_dict(state["roles"])
         for group in self.groups:
             group.load_state_dict(state["groups"][group.name])

@@ -13,6 +13,8 @@ from typing import Any
 
 from burnish.utils.user_code import path_of
 
+TOLD = 3  # things that are lacking, in one message
+
 
 def unfulfilled(given: Any, contract: type) -> list[str]:
     """What a class or a function lacks, as ends of sentences."""
@@ -30,8 +32,9 @@ def unfulfilled(given: Any, contract: type) -> list[str]:
         return [f"is no class; write one {'as' if protocol else 'that derives from'} {where}"]
     if not protocol and not issubclass(given, contract):
         return [f"does not derive from {where}, whose docstrings say what it has to do"]
-    found = [*_methods(given, contract), *_variables(given, contract)]
-    return [*found, f"see {where}"] if found else []
+    found = [*_variables(given, contract), *_methods(given, contract)]
+    more = [f"and {len(found) - TOLD} more"] if len(found) > TOLD else []
+    return [*found[:TOLD], *more, f"see {where}"] if found else []
 
 
 def place(thing: Any) -> str:
@@ -59,7 +62,7 @@ def _methods(given: type, contract: type) -> Iterator[str]:
             continue
         function = _function(own)
         if own is None or (protocol and own is promised) or getattr(function, "__isabstractmethod__", False):
-            words = (inspect.getdoc(wanted) or "").partition("\n")[0]
+            words = (inspect.getdoc(wanted) or "").partition("\n")[0].rstrip(".")
             yield f"has no method {shown(name, wanted)}: {words[:1].lower()}{words[1:]}"
         elif function is not None and not _takes(function, wanted, left_out=isinstance(own, staticmethod)):
             yield f"has {shown(name, function)}, but is called as {shown(name, wanted)}"

@@ -51,9 +51,9 @@ def is_file(where: str) -> bool:
     return where.endswith(".py")
 
 
-def absolute(where: str) -> str:
+def absolute(where: str, option: str = "") -> str:
     """A file by its whole path, so that it is found from other folders; a module as it is."""
-    return str(checked_path(where).resolve()) if is_file(where) else where
+    return str(checked_path(where, option).resolve()) if is_file(where) else where
 
 
 def load_module(where: str) -> ModuleType:

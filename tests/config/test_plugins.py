@@ -88,6 +88,17 @@ def test_a_class_with_a_name_is_known_by_it_however_it_is_given(recipe, mine):
     assert config.plugins == [str(mine)]
 
 
+def test_a_package_that_python_finds(recipe, tmp_path, monkeypatch):
+    (tmp_path / "parts" / "of_mine").mkdir(parents=True)
+    (tmp_path / "parts" / "of_mine" / "__init__.py").write_text("from of_mine import reward\n")
+    (tmp_path / "parts" / "of_mine" / "reward.py").write_text(REWARD)
+    monkeypatch.syspath_prepend(tmp_path / "parts")
+    config = load(recipe, ["plugins=[of_mine]", "rewards.redness.power=2", "rewards.x.name=of_mine.reward:Unnamed"])
+    assert config.plugins == ["of_mine"]
+    assert config.rewards["x"].name == "of_mine.reward:Unnamed"
+    assert "plugins (of_mine)" in digests(config)
+
+
 def test_another_process_that_gets_a_configuration_has_its_plugins(recipe, mine, tmp_path):
     config = load(recipe, ["plugins=[mine.py]", "rewards.redness.power=2", "rewards.x.name=mine.py:Unnamed"])
     (tmp_path / "pickled").write_bytes(pickle.dumps(config))
@@ -110,9 +121,10 @@ def test_another_process_that_gets_a_configuration_has_its_plugins(recipe, mine,
     ("[raises.py]", REWARD.replace("redness", "ocr"), r"flow reward 'ocr' \(Redness, .*raises.py:\d+\) is registered"),
     ("[mine.py,raises.py]", REWARD, r"'redness' .*raises.py:\d+\) is registered already, by Redness, .*mine.py:\d+"),
     ("[raises.py]", REWARD.replace("def score(self, images, prompts)", "def judge(self, images)"),
-     r"'redness' .* has no method score\(self, images, prompts\): judge pictures.; .*raises.py:\d+, in <module>\)"),
+     r"'redness' .* has no method score\(self, images, prompts\): judge pictures; .*raises.py:\d+, in <module>\)"),
     ("mine.py", None, r"plugins is mine.py; it must be a list, as in \[my_package,path/to/file.py\]"),
     ("null", None, "plugins is null; it must be a list"),
+    ('["\\0.py"]', None, r"plugins\[0\] is .*which is no path: embedded null byte"),
 ])  # fmt: skip
 def test_what_is_wrong_with_a_plugin_is_told_with_its_line(plugins, text, said, recipe, mine):
     if text is not None:

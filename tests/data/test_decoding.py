@@ -114,10 +114,10 @@ def test_a_run_goes_on_after_a_picture_was_mended(tmp_path, caplog):
     pictures = {f"{i}.png": encoded("PNG", np.roll(SMALL, i)) for i in range(4)}
     before = seeing(tmp_path, pictures)
     before.prompt_schedule.request(1, 0, Counter())
-    state = before.prompt_schedule.state_dict()
+    state = before.prompt_schedule.stream.state_dict()
     _file_digest.cache_clear()  # as in a process of its own
     after = seeing(tmp_path, pictures | {"2.png": encoded("PNG", SMALL[::-1])})
-    after.prompt_schedule.load_state_dict(state)
+    after.prompt_schedule.stream.load_state_dict(state)
     assert after.prompt_schedule.stream.position == 2
     assert f"1 of 4 training records have changed since the checkpoint: {tmp_path / 'data.jsonl'}:3;" in caplog.text
 

@@ -95,8 +95,9 @@ def test_variance_proxies():
     given = c.inputs
     score = (1 - 2 * given["old_log_probs"].exp() + given["sum_pi_squared"]).sum(1)
     found = {name: value.mean() for name, value in variance_proxies(given["advantages"][:, 0], score).items()}
-    name = "variance_proxy/proxy2_total_power"
-    sums = {f"sum {name}": float(found[name]) * len(score), f"count {name}": len(score)}
+    total = float(found["variance_proxy/proxy2_total_power"])
+    sums = {"sum variance_proxy/proxy2_total_power": total * len(score)}
+    sums["count variance_proxy/proxy2_total_power"] = len(score)
     found |= signal_metrics(sums, given["gradient_norm"])
     assert found.keys() == c.expected["metrics"].keys()
     for name, value in c.expected["metrics"].items():

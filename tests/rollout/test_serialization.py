@@ -97,6 +97,14 @@ def test_what_rows_share_is_stored_once_and_shared_again():
     assert {kind: kinds.count(kind) for kind in set(kinds)} == {"Prompt": 2, "Media": 4, "Features": 3}
 
 
+def test_names_of_earlier_versions_are_still_read():
+    plain = serialize(answered())
+    plain["whole"]["kind"] = "Answered"
+    assert isinstance(again := deserialize(saved(plain)), ScoredResponses)
+    assert again.greedy.isnan().all()
+    assert [prompt.text for prompt in again.prompts] == ["What?", "What?", "Why?"]
+
+
 def test_what_no_checkpoint_can_hold_is_refused():
     with pytest.raises(AssertionError, match="can't be saved"):
         serialize(dataclasses.replace(answered(), metrics={"x": {1, 2}}))

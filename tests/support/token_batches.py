@@ -117,8 +117,7 @@ class Bench:
             groups.append(ParameterGroup("critic", self.roles.parameters("critic"), critic.optimizer, total_steps=10))
         self.workers = Trainer(
             self.roles, algorithm, groups, trainer=LanguageTrainerOptions(mini_batch_size=mini, epochs=epochs),
-            ema=Ema(self.roles.parameters(), 0.9), seed=0, watch=Stopwatch(), balance=self.roles.balance,
-            ranks=ranks,
+            ema=Ema(self.roles.parameters(), 0.9), seed=0, watch=Stopwatch(), ranks=ranks,
         )  # fmt: skip
 
     def collect(self, update: int = 1) -> ScoredResponses:

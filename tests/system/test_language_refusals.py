@@ -87,7 +87,7 @@ REFUSED = {
     "another task's option": (["rollout.num_inference_steps=4"], ["rollout.num_inference_steps"]),
     "another task's unit": (["trainer.micro_batch_size=4"], ["trainer.micro_batch_size"]),
     "another task's reward": (["rewards.ocr.weight=1"], ["ocr"]),
-    "one response": (["rollout.n=1"], ["rollout.n is 1", "grpo compares responses"]),
+    "one response": (["rollout.n=1"], ["rollout.n is 1", "grpo compares samples"]),
     "target without controller": (["algorithm.kl.target=1"], ["target", "controller is fixed"]),
     "longer than the limit": (["rollout.min_new_tokens=5"], ["rollout.min_new_tokens is 5", "rollout.max_new_tokens"]),
     "penalty of everything": (

@@ -39,7 +39,7 @@ class Bench:
         group = ParameterGroup("actor", self.roles.parameters(), OptimizerOptions(max_grad_norm=None), total_steps=9)
         self.workers = Trainer(
             self.roles, self.algorithm, [group], trainer=LanguageTrainerOptions(), ema=None, seed=0,
-            watch=Stopwatch(), balance=self.roles.balance,
+            watch=Stopwatch(),
         )  # fmt: skip
         encoded = [model.encode(*chat(text)) for text in ("How are you?", "And what of it?")]
         self.trace = responses(model, type(encoded[0]).cat(encoded), [0, 0, 1, 1, 0], [4, 1, 6, 3, 0])

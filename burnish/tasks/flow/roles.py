@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -22,19 +23,14 @@ from burnish.types.batch import Gathered
 from burnish.types.rollout import Conditioning, Prompt
 
 
+@dataclass(frozen=True)
 class NetworkRole:
     """Predicts velocities as one of the networks, with guidance of its own."""
 
-    def __init__(
-        self,
-        model: FlowModel,
-        run: Callable[[Callable[[nn.Module], Tensor]], Tensor],
-        *,
-        guidance: float,
-        rescale: bool,
-    ) -> None:
-        """Args: ``run`` calls a function with the network, where and how that has to be done."""
-        self.model, self.run, self.guidance, self.rescale = model, run, guidance, rescale
+    model: FlowModel
+    run: Callable[[Callable[[nn.Module], Tensor]], Tensor]  # calls a function with the network
+    guidance: float
+    rescale: bool
 
     def __call__(
         self,
@@ -79,7 +75,7 @@ class FlowRoles(TrainedRoles):
         load_teacher: Callable[[Teacher], FlowModel] | None = None,
         rewards: Mapping[str, Reward] | None = None,
     ) -> None:
-        """``load_teacher`` is asked for teachers that are not the untrained policy, when they are first needed."""
+        """``load_teacher`` loads teachers other than the untrained policy, when they are first needed."""
         super().__init__(model, lora, micro_batch_size=micro_batch_size, on_policy=on_policy)
         self.needs, self.guidance, self.rescale = needs, guidance, rescale
         self.old_is_policy = True
@@ -95,22 +91,20 @@ class FlowRoles(TrainedRoles):
         self.rewards = {label: reward for label, reward in (rewards or {}).items() if reward.weight}
 
     def _role(self, name: Name) -> NetworkRole:
-        return NetworkRole(self.model, partial(self.run, name), guidance=self.guidance, rescale=self.rescale)
+        return NetworkRole(self.model, partial(self.run, name), self.guidance, self.rescale)
 
     @cached_property
     def teachers(self) -> list[Role]:
-        """The frozen networks to learn from; whoever only draws with a trained policy never loads them."""
+        """The frozen networks to learn from, loaded when first needed; sampling alone never needs them."""
         return [self._teacher(teacher) for teacher in self.needs.teachers]
 
     def _teacher(self, teacher: Teacher) -> Role:
         scale = self.guidance if teacher.guidance_scale is None else teacher.guidance_scale
         if teacher.is_start:
             return partial(self.reference, guidance=scale)
-        assert self._load_teacher is not None, "nobody can load a teacher here"
+        assert self._load_teacher is not None, "no teachers can be loaded here"
         model = self._load_teacher(teacher)
-        return NetworkRole(
-            model, lambda predict: predict(model.network), guidance=scale, rescale=self.rescale
-        )  # fmt: skip
+        return NetworkRole(model, lambda predict: predict(model.network), scale, self.rescale)
 
     def reward(self, latents: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """The weighted sum of the run's rewards for finished latents [B, ...], with gradients to them: [B]."""
@@ -129,7 +123,7 @@ class FlowRoles(TrainedRoles):
 
     @contextmanager
     def sampling(self, name: Name, *, merge: bool) -> Iterator[NetworkRole]:
-        """The role that samples, its adapter folded into the weights if asked, without gradients."""
+        """A role to sample with, without gradients; ``merge`` folds its adapter into the weights."""
         with self._sampling(name, merge=merge):
             yield {"policy": self.policy, "old": self.old, "reference": self.reference}[name]
 

@@ -1,11 +1,11 @@
-"""Pictures that are asked for, made and judged in this process: scored while the next ones are sampled."""
+"""Requested pictures, sampled and scored in this process: scored while the next ones are sampled."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 import numpy as np
 import torch
@@ -23,25 +23,20 @@ from burnish.types.rollout import Denoising, Scored, Scores, failures_of
 from burnish.utils.timer import Stopwatch
 
 
+@dataclass
 class FlowRollouts:
-    """Samples and scores; chooses among the samples of a prompt if asked."""
+    """Samples and scores pictures; keeps the best and the worst of several candidates if the run says so."""
 
-    def __init__(
-        self,
-        engine: FlowEngine,
-        scorer: AnyScorer,
-        needs: Needs,
-        *,
-        rollout: RolloutOptions,
-        watch: Stopwatch,
-        between: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Args: ``between`` is called again and again; what it raises, Cancelled most likely, ends the work."""
-        self.engine, self.scorer, self.needs, self.rollout, self.watch = engine, scorer, needs, rollout, watch
-        self.between = between
+    engine: FlowEngine
+    scorer: AnyScorer
+    needs: Needs
+    _: KW_ONLY
+    rollout: RolloutOptions
+    watch: Stopwatch
+    between: Callable[[], None] = lambda: None  # called again and again; what it raises, as Cancelled, ends the work
 
     def generate(self, request: RolloutRequest) -> Scored:
-        """The samples that are learned from: all that are asked for, or the best and the worst of each group."""
+        """The samples to learn from: all of the request, or the best and the worst of each group."""
         candidates = self.rollout.candidates
         cheap = candidates.num_inference_steps if candidates else None
         job = FlowJob(
@@ -54,9 +49,9 @@ class FlowRollouts:
         metrics: dict[str, float] = {}
         counts: dict[str, float] = {}
         if candidates:
-            judged = scored.scores.reward[~scored.scores.missing]
+            known = scored.scores.reward[~scored.scores.missing]
             name = "train/candidates/reward/mean"
-            metrics[name], counts[name] = float(judged.mean()) if len(judged) else float("nan"), len(judged)
+            metrics[name], counts[name] = float(known.mean()) if len(known) else float("nan"), len(known)
             rows = select_best_worst(scored.scores.reward, job.group, scored.scores.missing, self.rollout.n)
             if cheap and len(rows):
                 scored, pictures = self._sample(_again(job, rows, self.needs), request.version)
@@ -68,13 +63,13 @@ class FlowRollouts:
             metrics["critic/diversity"] = group_diversity(pictures, scored.group)
             counts["critic/diversity"] = int(several.sum())
         with self.watch("ref"):
-            looked = scored.select(watched(self._places(scored.group), request.groups * self.rollout.n))
+            looked = scored.select(watched(self._positions(scored.group), request.groups * self.rollout.n))
             grown = velocity_growth(self.engine.roles, looked)
         counts |= dict.fromkeys(grown, float(len(looked)))
         return replace(scored, metrics=metrics | grown, counts=counts, failures=failures)
 
-    def _places(self, group: Tensor) -> Tensor:
-        """Where rows stand in the whole batch, [B] long, if every group of it has all of its samples."""
+    def _positions(self, group: Tensor) -> Tensor:
+        """Positions of rows in the full batch, [B] long, if every group of it has all of its samples."""
         sizes = torch.unique_consecutive(group, return_counts=True)[1]
         within = torch.cat([torch.arange(size) for size in sizes.tolist()]) if len(sizes) else group
         return group * self.rollout.n + within
@@ -105,7 +100,7 @@ class FlowRollouts:
 
 
 def _again(job: FlowJob, rows: Tensor, needs: Needs) -> FlowJob:
-    """Some samples of a job from the same seeds, in the run's own steps and recorded."""
+    """Some samples of a job from the same seeds, with the run's own number of steps, and recorded."""
     prompts = [job.prompts[row] for row in rows.tolist()]
     return replace(
         job, prompts=prompts, group=job.group[rows], sample=job.sample[rows], steps=None, recording=needs.recording

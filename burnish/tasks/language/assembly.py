@@ -28,20 +28,25 @@ from burnish.tasks.language.evaluate import LanguageEvaluation
 from burnish.tasks.language.roles import LanguageRoles
 from burnish.tasks.language.rollouts import ResponseRollouts
 from burnish.training.auxiliary import AuxiliaryLoss
-from burnish.training.balance import Balance
 from burnish.training.parameter_groups import ParameterGroup
+from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.types.media import Media
 from burnish.types.rollout import OfflineResponses, Prompt
 
-DUMMY = "A made-up response, to try the rewards before the run begins."
+DUMMY = "A placeholder response, to try the rewards before the run begins."
 
 
 class LanguageAssembly(Assembly):
-    """Questions, networks, engine and source of a language model."""
+    """Prompts, networks, engine and source of a language model."""
 
     config: LanguageConfig
     evaluation = LanguageEvaluation
     library = "transformers"
+
+    def __init__(self, config: LanguageConfig, ranks: Ranks = SINGLE_RANK) -> None:
+        super().__init__(config, ranks)
+        self.measures_prompts = config.data.max_prompt_length is not None
+        self.has_separate_engine = config.rollout.vllm is not None
 
     def load_roles(self) -> LanguageRoles:
         config = self.config
@@ -80,10 +85,6 @@ class LanguageAssembly(Assembly):
     @property
     def publisher(self) -> ResponseEngine:
         return self.engine
-
-    @property
-    def has_separate_engine(self) -> bool:
-        return self.config.rollout.vllm is not None
 
     @contextmanager
     def trained_weights(self) -> Iterator[None]:
@@ -190,11 +191,6 @@ class LanguageAssembly(Assembly):
 
         return AuxiliaryLoss(SFT(), draw, section.coef, metric="actor/ptx_loss")
 
-    @property
-    def balance(self) -> Balance | None:
-        roles: LanguageRoles = self.roles
-        return roles.balance
-
     @cached_property
     def train_prompts(self) -> list[Prompt]:
         if self.responses is None:
@@ -220,7 +216,7 @@ class LanguageAssembly(Assembly):
         self.engine.encode(list(kinds.values()))
 
     def trial(self) -> None:
-        if not isinstance(self.engine, LanguageEngine):  # a server of its own, or an environment, which would be asked
+        if not isinstance(self.engine, LanguageEngine):  # vLLM, or an environment, which would have to answer
             return
         sampling = replace(self.validation_sampling, max_new_tokens=1)
         self.engine.sample(ResponseJob.groups(self.val_prompts[:1], 1, purpose="trial", update=0, sampling=sampling))
@@ -233,10 +229,6 @@ class LanguageAssembly(Assembly):
     def unfit(self, width: int, height: int) -> str:
         model = self.config.model
         return str(family_of(model, read_config(model)[1]).size_problem(width, height))
-
-    @property
-    def measures_prompts(self) -> bool:
-        return self.config.data.max_prompt_length is not None
 
     @cached_property
     def learnable_prompts(self) -> list[Prompt]:

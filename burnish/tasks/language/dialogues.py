@@ -26,7 +26,7 @@ from burnish.utils.user_code import place_of
 
 @dataclass
 class _Row:
-    """A dialogue in the making."""
+    """A dialogue under way."""
 
     prompt: Prompt
     key: tuple[random.Part, ...]
@@ -44,17 +44,17 @@ class _Row:
 
     @property
     def length(self) -> int:
-        """Tokens behind the opening, whoever wrote them."""
+        """Tokens behind the opening, the policy's and the environment's."""
         return self.conversation.lengths[0] - self.opening.lengths[0]
 
     def observe(self, observation: Observation) -> None:
-        """Remember what the environment said."""
+        """Add what the environment said."""
         if observation.content:
             self.said.append((observation.role, observation.words))
         self.pictures += observation.pictures
 
     def end(self, failed: str = "") -> None:
-        """Nothing more is said."""
+        """The dialogue is over."""
         self.failed, self.episode = failed, None
 
     def append(self, response: Tensor, logprob: Tensor, turn: Encoded) -> None:
@@ -103,7 +103,7 @@ class Dialogues(ResponseEngine):
         self.environment.close()
 
     def _begin(self, job: ResponseJob, alike: dict[Any, Encoded]) -> list[_Row]:
-        plain = self.encode(job.prompts)
+        encoded = self.encode(job.prompts)
         rows = []
         first: dict[int, int] = {}  # sample of each group
         for number, (prompt, group, sample) in enumerate(
@@ -111,7 +111,7 @@ class Dialogues(ResponseEngine):
         ):
             job.between()
             start = random.key(self.seed, "environment", job.update, prompt.uid, first.setdefault(group, sample))
-            opening = alike.setdefault(prompt.uid, plain.table.select([int(plain.index[number])]))
+            opening = alike.setdefault(prompt.uid, encoded.table.select([int(encoded.index[number])]))
             key = (self.seed, job.purpose, job.update, prompt.uid, sample)
             row = _Row(prompt, key, opening, opening, None)
             try:
@@ -201,10 +201,10 @@ class Dialogues(ResponseEngine):
 
 
 def try_out(environment: Environment, prompt: Prompt, response: str) -> None:
-    """Begin a dialogue and answer it once with something made up.
+    """Begin a dialogue and answer it once with a placeholder.
 
     Raises:
-        UserError: the environment can't stand it.
+        UserError: the environment fails.
     """
     try:
         episode = environment.episode()

@@ -31,7 +31,7 @@ class ResponseJob(Job):
     sampling: Sampling
 
     def greedy(self) -> ResponseJob:
-        """The likeliest response to each of the prompts, once."""
+        """The greedy response to each of the prompts, once."""
         first = [row for row, g in enumerate(self.group.tolist()) if row == 0 or g != int(self.group[row - 1])]
         sampling = replace(self.sampling, temperature=0.0, first_temperature=None)
         prompts = [self.prompts[row] for row in first]
@@ -42,7 +42,7 @@ class ResponseJob(Job):
 
 
 class ResponseEngine:
-    """Who samples responses. Unless told otherwise, it does so with the trainer's own weights, in this process."""
+    """Samples responses; by default with the trainer's own weights, in this process."""
 
     seed: int
     encode: Callable[[Sequence[Prompt]], Gathered[Encoded]]  # tokens and pixels by reference, each distinct prompt once

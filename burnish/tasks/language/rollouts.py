@@ -1,8 +1,9 @@
-"""Responses that are asked for, made and judged in this process."""
+"""Requested responses, sampled and scored in this process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 
@@ -18,24 +19,18 @@ from burnish.types.rollout import ScoredResponses, failures_of
 from burnish.utils.timer import Stopwatch
 
 
+@dataclass
 class ResponseRollouts:
-    """Samples with an engine and has the responses judged."""
+    """Samples and scores responses."""
 
-    def __init__(
-        self,
-        engine: ResponseEngine,
-        scorer: AnyScorer,
-        needs: LanguageNeeds,
-        *,
-        sampling: Sampling,
-        environment: Environment | None,
-        watch: Stopwatch,
-        between: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Args: ``between`` is called again and again; what it raises, Cancelled most likely, ends the work."""
-        self.engine, self.scorer, self.needs = engine, scorer, needs
-        self.sampling, self.environment, self.watch = sampling, environment, watch
-        self.between = between
+    engine: ResponseEngine
+    scorer: AnyScorer
+    needs: LanguageNeeds
+    _: KW_ONLY
+    sampling: Sampling
+    environment: Environment | None
+    watch: Stopwatch
+    between: Callable[[], None] = lambda: None  # called again and again; what it raises, as Cancelled, ends the work
 
     @property
     def limit(self) -> int:
@@ -49,7 +44,7 @@ class ResponseRollouts:
         return 0 if self.environment is None else self.environment.max_turns
 
     def generate(self, request: RolloutRequest) -> ScoredResponses:
-        self.between()  # an engine elsewhere is asked for everything at once
+        self.between()  # an engine in another process gets all of it at once
         job = ResponseJob(
             prompts=request.prompts, group=request.group, sample=request.sample, purpose="rollout",
             update=request.update, sampling=self.sampling, between=self.between,
@@ -79,12 +74,12 @@ class ResponseRollouts:
         )
 
     def _greedy(self, job: ResponseJob) -> torch.Tensor:
-        """Reward of the likeliest response to each row's prompt, [B]; NaN where it is missing or nobody asks for it."""
+        """Reward of the greedy response to each row's prompt, [B]; NaN where it is missing or not needed."""
         if not self.needs.greedy:
             return torch.full((len(job.prompts),), torch.nan)
-        likeliest = job.greedy()
+        greedy = job.greedy()
         with self.watch("gen"):
-            _, responses = self.engine.sample(likeliest)
-        scores = awaited(self.scorer.submit(responses, likeliest.prompts), self.between)
+            _, responses = self.engine.sample(greedy)
+        scores = awaited(self.scorer.submit(responses, greedy.prompts), self.between)
         place = torch.unique_consecutive(job.group, return_inverse=True)[1]
         return scores.reward.masked_fill(scores.missing, torch.nan)[place]
