@@ -1,4 +1,4 @@
-"""Where a run goes on from, and what a run that was stopped at once has lost."""
+"""Where a run resumes from, and what an interrupted run has lost."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def _attempt(
             for hook in hooks:
                 hook.start(done)
             if done == 0 or metrics is not None:
-                first = dict(metrics or {})
+                first = dict(metrics or {})  # shared: hooks add to it for later ones
                 for hook in hooks:
                     hook(done, first)
         if not stopping():

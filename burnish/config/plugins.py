@@ -18,7 +18,7 @@ def open_plugins(plugins: Any) -> list[str]:
         plugins: as they stand in a recipe.
 
     Returns:
-        The same, files by their whole paths.
+        The same, files by their full paths.
 
     Raises:
         UserError: one is not there, or fails to import.
@@ -31,7 +31,7 @@ def open_plugins(plugins: Any) -> list[str]:
         if is_file(where) and not Path(found).is_file():
             raise UserError(
                 f"{said}, but there is no such file (looked for {found}); give its path from the folder in "
-                "which the command is started, or its whole path"
+                "which the command is started, or its full path"
             )
         try:
             load_module(where)

@@ -80,7 +80,7 @@ class Chart:
         for tick, text in zip(ticks, labels, strict=True):
             parts.append(f'<path class="rule" d="M{left} {y(tick):.1f}H{WIDTH - RIGHT}"/>')
             parts.append(f'<text x="{left - 6}" y="{y(tick) + 3.5:.1f}" class="end">{text}</text>')
-        for tick in nice_ticks(0, max(self.last, 1), whole=True):
+        for tick in nice_ticks(0, max(self.last, 1), integer=True):
             if 0 <= tick <= max(self.last, 1):
                 text = f"{tick:.0f}"
                 middle = min(x(tick), WIDTH - CHARACTER * len(text) / 2)
@@ -123,15 +123,15 @@ class Chart:
         return f"{value:.{digits}f}".replace("-", "−")
 
 
-def nice_ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
-    """Three to six round numbers that cover a range; integers if ``whole``."""
+def nice_ticks(low: float, high: float, *, integer: bool = False) -> list[float]:
+    """Three to six round numbers that cover a range; integers if ``integer``."""
     if high - low <= 1e-12 * max(abs(low), abs(high)):
         margin = abs(low) * 0.1 or 1.0
         low, high = low - margin, high + margin
     rough = (high - low) / 4
     power = 10 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
-    if whole:
+    if integer:
         step = max(1, round(step))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [number * step for number in range(first, last + 1)]

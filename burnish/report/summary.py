@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from burnish.config.run_folder import STEP, RunFolder, is_row
 from burnish.config.tasks import DEFAULT, TASKS
-from burnish.config.words import PICTURES, Words
+from burnish.config.words import Words
 from burnish.report.habits import Habit, lost_habits
 from burnish.report.reading import read_configuration
 from burnish.report.samples import Samples, chance, read_samples, read_scores
@@ -111,6 +111,9 @@ FORMAT = Measure("In the form asked for", "val-aux/*/format/mean@*", 1, percent=
 GIVEN = Measure("Right among those in form", "val-aux/*/exact_given_format/mean@*", 0, percent=True)
 LENGTH = Measure("Tokens of a response", "val-aux/response_length/mean", 0, enough=0.15, relative=True)
 BORDER = Measure("Border darkness", "val-aux/*/border_darkness/mean@*", -1, enough=0.01)
+MEASURES = {
+    "ocr_exact": EXACT, "border_darkness": BORDER, "exact": STRICT, "format": FORMAT, "exact_given_format": GIVEN,
+}  # fmt: skip
 VARIETY = Measure("Variety within a prompt", "val-aux/variety", 1, enough=0.15, relative=True)
 
 
@@ -159,7 +162,7 @@ class Summary:
     @property
     def exact(self) -> Measure:
         """The strictest measure of the task."""
-        return EXACT if self.words is PICTURES else STRICT
+        return MEASURES[self.words.measures[0]]
 
     @property
     def updates(self) -> int:
@@ -171,19 +174,19 @@ class Summary:
         return int(self.config.get("steps", self.updates))
 
     @property
-    def judged(self) -> list[Row]:
+    def validated(self) -> list[Row]:
         """The lines of metrics with a validation."""
         return [row for row in self.rows if REWARD.of(row) is not None]
 
     @property
     def before(self) -> Row | None:
         """The validation of the untrained model."""
-        return next((row for row in self.judged if row[STEP] == 0), None)
+        return next((row for row in self.validated if row[STEP] == 0), None)
 
     @property
     def after(self) -> Row | None:
         """The last validation of a trained model."""
-        trained = [row for row in self.judged if row[STEP] > 0]
+        trained = [row for row in self.validated if row[STEP] > 0]
         return trained[-1] if trained else None
 
     @property
@@ -194,11 +197,9 @@ class Summary:
     def measures(self) -> list[Measure]:
         """Metrics of the validations: reward, exactness, other components, variety, length."""
         found = [REWARD]
-        known = {"ocr_exact": EXACT, "border_darkness": BORDER}
-        if self.words is not PICTURES:
-            known = {"exact": STRICT, "format": FORMAT, "exact_given_format": GIVEN}
+        known = {name: MEASURES[name] for name in self.words.measures}
         rewards = self.config.get("rewards") or {}
-        for name in sorted({key.split("/")[-2] for row in self.judged for key in row if _is_component(key)}):
+        for name in sorted({key.split("/")[-2] for row in self.validated for key in row if _is_component(key)}):
             if name in known:
                 found.append(known[name])
             elif not (len(self._weighted()) == 1 and name in self._weighted()):  # that is the reward itself
@@ -209,13 +210,13 @@ class Summary:
         order = [REWARD, EXACT, STRICT, FORMAT, GIVEN, None, BORDER, VARIETY, LENGTH]
         places = {measure.key: place for place, measure in enumerate(order) if measure is not None}
         found.sort(key=lambda measure: places.get(measure.key, order.index(None)))
-        return [self.doubted(one) for one in found if any(one.of(row) is not None for row in self.judged)]
+        return [self.doubted(one) for one in found if any(one.of(row) is not None for row in self.validated)]
 
     def sources(self) -> list[str]:
         """The data sources of the last validation."""
         head, _, tail = REWARD.key.partition("*")
         end = tail.removesuffix("*")
-        last = self.judged[-1] if self.judged else {}
+        last = self.validated[-1] if self.validated else {}
         return [name[len(head) :].rpartition(end)[0] for name in last if name.startswith(head) and end in name]
 
     def doubted(self, measure: Measure) -> Measure:
@@ -252,8 +253,8 @@ class Summary:
                 f"{100 * sum(missing) / len(missing):.1f} % of the training rewards could not be computed, in "
                 f"{sum(map(bool, missing))} of {len(missing)} updates; those {self.words.samples} were not trained on."
             )
-        unjudged = [(row[STEP], row.get("val-aux/missing") or 0) for row in self.rows]
-        for update, share in unjudged:
+        incomplete = [(row[STEP], row.get("val-aux/missing") or 0) for row in self.rows]
+        for update, share in incomplete:
             if share:
                 whose = f"{100 * share:.1f} % of its {self.words.samples}"
                 found.append(f"Validation {update} lacks the reward of {whose}.")
@@ -323,9 +324,7 @@ def next_steps(folder: RunFolder, run: Summary) -> list[tuple[str, str]]:
     """What to do next, with the commands."""
     path = shlex.quote(str(folder.path))
     steps = [
-        ("sample other pictures", f'burnish sample {path} "a prompt"')
-        if run.words is PICTURES
-        else ("sample other responses", f'burnish sample {path} "a question" --image FILE'),
+        (f"sample other {run.words.samples}", f"burnish sample {path} {run.words.sample_arguments}"),
         (f"evaluate with more {run.words.samples}", f"burnish eval {path} validation.n=16"),
         ("export the trained model", f"burnish export {path} --output my_model"),
     ]

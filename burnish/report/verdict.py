@@ -175,7 +175,7 @@ def _variety(run: Summary) -> list[Point]:
 
 
 def _peak(run: Summary) -> list[Point]:
-    best = max(run.judged, key=lambda row: REWARD.of(row) or float("-inf"))
+    best = max(run.validated, key=lambda row: REWARD.of(row) or float("-inf"))
     peak, last = REWARD.of(best), REWARD.of(run.after)
     assert peak is not None
     assert last is not None

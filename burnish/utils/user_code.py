@@ -52,7 +52,7 @@ def is_file(where: str) -> bool:
 
 
 def absolute(where: str, option: str = "") -> str:
-    """A file by its whole path, so that it is found from other folders; a module as it is."""
+    """A file by its full path, so that it is found from other folders; a module as it is."""
     return str(checked_path(where, option).resolve()) if is_file(where) else where
 
 

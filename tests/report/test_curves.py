@@ -72,7 +72,7 @@ def test_ticks_are_few_round_and_span_the_range(low, span):
 
 @pytest.mark.parametrize("last", [1, 2, 3, 7, 30, 1000])
 def test_updates_are_whole(last):
-    assert all(tick == int(tick) for tick in nice_ticks(0, last, whole=True))
+    assert all(tick == int(tick) for tick in nice_ticks(0, last, integer=True))
 
 
 def test_percent_and_tiny_numbers_are_written_as_people_write_them():
