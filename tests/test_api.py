@@ -102,7 +102,7 @@ def test_prompts_are_written_where_the_run_is(recipe):
     ({"prompts": [{"prompt": object()}]}, "which no recipe can hold: object is neither text"),
     ({"rollout": {"n": object()}}, "rollout is .* which no recipe can hold"),
     ({"rolout": {"n": 3}}, "rolout.n is 3, but there is no such option"),
-    ({"rewards": {"mine": 3}}, "rewards.mine is 3; it must hold options"),
+    ({"rewards": {"mine": 3}}, "rewards.mine is 3; it must"),
 ])  # fmt: skip
 def test_what_is_wrong_is_told_as_on_the_command_line(given, said, recipe):
     with pytest.raises(UserError, match=said):

@@ -1,4 +1,4 @@
-"""Values with mean 0 and spread 1: over a batch, over all ranks, or over the whole run."""
+"""Values with mean 0 and std 1: over a batch, over all ranks, or over the whole run."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from burnish.algorithms.flow.base import Needs
 from burnish.config.run import RunConfig
 from burnish.flow.windows import steps_between
 from burnish.models.flow.loading import family_of, parts_of, read_index
@@ -23,6 +24,7 @@ from burnish.utils.weights import complaints_about, tokenizer_complaint
 class FlowConfig(RunConfig):
     """A flow-matching generator learns from rewards of its pictures."""
 
+    needs: ClassVar[type] = Needs
     algorithm_kind: ClassVar[str] = "flow algorithm"
     reward_kind: ClassVar[str] = "flow reward"
     model_kind: ClassVar[str] = "flow model"

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from burnish.algorithms.base import Algorithm
+from burnish.algorithms.language.base import LanguageNeeds
 from burnish.config.run import RunConfig
 from burnish.environments.base import Environment
 from burnish.environments.function import FunctionEnvironment
@@ -52,6 +53,7 @@ class ResponseRolloutOptions(LanguageRolloutOptions):
 class LanguageConfig(RunConfig):
     """A language model, most often one that sees, learns from rewards of its responses."""
 
+    needs: ClassVar[type] = LanguageNeeds
     algorithm_kind: ClassVar[str] = "language algorithm"
     reward_kind: ClassVar[str] = "language reward"
     model_kind: ClassVar[str] = "language model"

@@ -34,6 +34,7 @@ from burnish.utils.errors import ConfigError
 class RunConfig:
     """Everything that decides what a run does. A task adds its model, its data, its sampling and its validation."""
 
+    needs: ClassVar[type]  # what ``algorithm.needs()`` gives for this task
     algorithm_kind: ClassVar[str]  # whose names ``algorithm`` and ``rewards`` choose from
     reward_kind: ClassVar[str]
     model_kind: ClassVar[str]
@@ -170,6 +171,12 @@ class RunConfig:
         Raises:
             ConfigError: with every complaint.
         """
+        if not isinstance(found := self.algorithm.needs(), self.needs):
+            raise ConfigError(
+                f"algorithm.name is {self.algorithm.name}, whose needs() gives {type(found).__name__}, but the "
+                f"algorithms of task {self.task} give {self.needs.__module__}.{self.needs.__qualname__}; set another "
+                "task, or choose another algorithm"
+            )
         complaints = [
             *self._groups(), *self.sampling_complaints(), *self._steps(), *self._choices(),
             *placement_complaints(self, given),

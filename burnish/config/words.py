@@ -17,6 +17,9 @@ class Words:
     same: str  # why two samples side by side can be compared
     below: str  # what is said beneath each sample
     total: str  # metric that counts samples
+    unit: str  # of throughput
+    sample_arguments: str  # of ``burnish sample``, as an example
+    measures: tuple[str, ...]  # reward components with a name of their own in reports, the strictest first
     exact: str  # what the strictest measure counts
 
 
@@ -29,6 +32,9 @@ PICTURES = Words(
     same="Each pair of pictures began from the same noise.",
     below="Below each picture is its reward, and what the reward noted, such as the text that was read.",
     total="perf/total_num_images",
+    unit="pictures",
+    sample_arguments='"a prompt"',
+    measures=("ocr_exact", "border_darkness"),
     exact="Pictures whose text is read exactly right",
 )
 RESPONSES = Words(
@@ -40,5 +46,8 @@ RESPONSES = Words(
     same="Each pair of responses was drawn with the same random numbers.",
     below="Beside each response is its reward, and below it what the reward noted, such as the answer that it found.",
     total="perf/total_num_responses",
+    unit="tokens",
+    sample_arguments='"a question" --image FILE',
+    measures=("exact", "format", "exact_given_format"),
     exact="Questions that are answered right, in the form that was asked for",
 )

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from burnish import __version__
 from burnish.config.run_folder import STEP, RunFolder
-from burnish.config.words import PICTURES
 from burnish.report.curves import Chart, Series
 from burnish.report.gallery import gallery
 from burnish.report.health import health, points_of
@@ -201,8 +200,7 @@ def _time(run: Summary) -> str:
         if value > 0
     )
     speed = [row["perf/throughput"] for row in rows if row.get("perf/throughput")]
-    unit = "pictures" if run.words is PICTURES else "tokens"
-    pace = f", {sum(speed) / len(speed):.1f} {unit} per second" if speed else ""
+    pace = f", {sum(speed) / len(speed):.1f} {run.words.unit} per second" if speed else ""
     return f'<p>An update takes {step:.2f} s on average{pace}.</p><table class="parts"><tbody>{lines}</tbody></table>'
 
 

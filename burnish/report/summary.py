@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from burnish.config.run_folder import STEP, RunFolder, is_row
 from burnish.config.tasks import DEFAULT, TASKS
-from burnish.config.words import PICTURES, Words
+from burnish.config.words import Words
 from burnish.report.habits import Habit, lost_habits
 from burnish.report.reading import read_configuration
 from burnish.report.samples import Samples, chance, read_samples, read_scores
@@ -111,6 +111,9 @@ FORMAT = Measure("In the form asked for", "val-aux/*/format/mean@*", 1, percent=
 GIVEN = Measure("Right among those in form", "val-aux/*/exact_given_format/mean@*", 0, percent=True)
 LENGTH = Measure("Tokens of a response", "val-aux/response_length/mean", 0, enough=0.15, relative=True)
 BORDER = Measure("Border darkness", "val-aux/*/border_darkness/mean@*", -1, enough=0.01)
+MEASURES = {
+    "ocr_exact": EXACT, "border_darkness": BORDER, "exact": STRICT, "format": FORMAT, "exact_given_format": GIVEN,
+}  # fmt: skip
 VARIETY = Measure("Variety within a prompt", "val-aux/variety", 1, enough=0.15, relative=True)
 
 
@@ -159,7 +162,7 @@ class Summary:
     @property
     def exact(self) -> Measure:
         """The strictest measure of the task."""
-        return EXACT if self.words is PICTURES else STRICT
+        return MEASURES[self.words.measures[0]]
 
     @property
     def updates(self) -> int:
@@ -194,9 +197,7 @@ class Summary:
     def measures(self) -> list[Measure]:
         """Metrics of the validations: reward, exactness, other components, variety, length."""
         found = [REWARD]
-        known = {"ocr_exact": EXACT, "border_darkness": BORDER}
-        if self.words is not PICTURES:
-            known = {"exact": STRICT, "format": FORMAT, "exact_given_format": GIVEN}
+        known = {name: MEASURES[name] for name in self.words.measures}
         rewards = self.config.get("rewards") or {}
         for name in sorted({key.split("/")[-2] for row in self.validated for key in row if _is_component(key)}):
             if name in known:
@@ -323,9 +324,7 @@ def next_steps(folder: RunFolder, run: Summary) -> list[tuple[str, str]]:
     """What to do next, with the commands."""
     path = shlex.quote(str(folder.path))
     steps = [
-        ("sample other pictures", f'burnish sample {path} "a prompt"')
-        if run.words is PICTURES
-        else ("sample other responses", f'burnish sample {path} "a question" --image FILE'),
+        (f"sample other {run.words.samples}", f"burnish sample {path} {run.words.sample_arguments}"),
         (f"evaluate with more {run.words.samples}", f"burnish eval {path} validation.n=16"),
         ("export the trained model", f"burnish export {path} --output my_model"),
     ]

@@ -216,7 +216,8 @@ def test_nats_of_a_step_are_those_of_its_gaussian_whatever_its_log_prob_is(pipel
     before, after = (Transition(mean + shift, std, std) for shift in (0.0, 0.02))
     landed = trace.next_state.flatten(0, 1)
     density = bench.algorithm.density
-    found = (after.logprob(landed, density) - before.logprob(landed, density)) * bench.algorithm._nats(trace).flatten()
+    nats = trace.nats(density, bench.algorithm.step_std).flatten()
+    found = (after.logprob(landed, density) - before.logprob(landed, density)) * nats
     normal = [
         torch.distributions.Normal(step.mean.double(), std.double().view(-1, 1, 1, 1)) for step in (before, after)
     ]

@@ -144,6 +144,20 @@ def test_what_is_wrong_with_a_path_is_told_with_its_option(given, said, recipe, 
         load(recipe, [given])
 
 
+def test_an_algorithm_that_needs_what_another_task_has_is_refused(recipe):
+    bodies = "".join(
+        f"    def {name}: ...\n" for name in ("credit(self, a)", "micro_batches(self, b, s)", "size(self, b)")
+    )
+    Path("mine.py").write_text(
+        "from burnish.algorithms.base import Algorithm\n"
+        "from burnish.algorithms.language.base import LanguageNeeds\n\n\n"
+        f"class Mine(Algorithm):\n    def needs(self): return LanguageNeeds()\n    def loss(self, p, r): ...\n{bodies}"
+    )
+    said = r"mine.py:Mine, whose needs\(\) gives LanguageNeeds, but the algorithms of task text-to-image give .*Needs;"
+    with pytest.raises(ConfigError, match=said):
+        load(recipe, ["algorithm=mine.py:Mine"])
+
+
 def test_a_plugin_that_moved_is_the_same_run_and_one_that_changed_is_noticed(recipe, mine):
     options = ["rewards.redness.power=2", "rewards.x.name={}:Unnamed"]
     config = load(recipe, ["plugins=[mine.py]", options[0], options[1].format("mine.py")])

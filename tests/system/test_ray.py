@@ -150,8 +150,8 @@ def test_workers_that_sample_and_judge_are_replaced_and_nothing_changes(options,
     undisturbed = reference("pooled")
     last = deadly.calls(notes) + 7
     deadly.die_at(notes, last)
-    fate.plan("rollout", "make", 2, rank=1)
-    fate.plan("rollout", "make", 4, rank=0)
+    fate.plan("rollout", "generate", 2, rank=1)
+    fate.plan("rollout", "generate", 4, rank=0)
     assert run(tmp_path / "run", *options("pooled")) == 0
     assert fate.met()
     assert (notes / f"died-{last}").exists()
@@ -160,14 +160,14 @@ def test_workers_that_sample_and_judge_are_replaced_and_nothing_changes(options,
 
 def test_ranks_that_sample_give_up_and_make_the_same_samples_again(options, reference, notes, fate, tmp_path):
     undisturbed, given = reference("colocated"), options("colocated")
-    fate.plan("train", "make", 4, rank=1, blow=terminate)
+    fate.plan("train", "generate", 4, rank=1, blow=terminate)
     assert run(tmp_path / "run", *given) == EXIT_STOPPED
     assert fate.met()
     assert saved_updates(tmp_path / "run")[-1] == 3
     # and in the last validation: before it, two ranks have been asked for updates 4 and 5, and on a trial
     for call in (5, 6, 7, 8):
         deadly.slow_at(notes, deadly.calls(notes) + call)
-    fate.plan("train", "judge", 1, rank=1, blow=terminate)
+    fate.plan("train", "evaluate", 1, rank=1, blow=terminate)
     assert run(tmp_path / "run", *given) == EXIT_STOPPED
     assert fate.met()
     assert saved_updates(tmp_path / "run")[-1] == 5
@@ -180,7 +180,7 @@ def test_ranks_that_sample_give_up_and_make_the_same_samples_again(options, refe
 def test_a_worker_that_samples_ahead_gets_the_older_weights_again(name, options, reference, fate, tmp_path):
     """The trainer has gone on when the worker dies, at work or while it receives weights."""
     undisturbed = reference(name)
-    fate.plan("rollout", "make", 3)
+    fate.plan("rollout", "generate", 3)
     fate.plan("rollout", "receiver.from_broadcast" if name == "ahead" else "receiver.from_store", 5)
     assert run(tmp_path / "run", *options(name)) == 0
     assert fate.met()

@@ -41,8 +41,8 @@ def test_a_lost_machine(nodes, fate, tmp_path, capsys):
         os.kill(group.pids[rank], signal.SIGKILL)
 
     # update 2 is asked for again after the first loss, so that the fifth time is for update 4
-    fate.plan("rollout", "make", 2, blow=partial(lose, another=True))
-    fate.plan("rollout", "make", 5, blow=partial(lose, another=False))
+    fate.plan("rollout", "generate", 2, blow=partial(lose, another=True))
+    fate.plan("rollout", "generate", 5, blow=partial(lose, another=False))
     assert main(["train", *given, f"output_dir={tmp_path / 'run'}"]) == 2
     assert fate.met()
     err = capsys.readouterr().err

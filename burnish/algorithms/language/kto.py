@@ -9,7 +9,7 @@ from pydantic import model_validator
 from burnish.advantages.metrics import range_metrics
 from burnish.algorithms.base import Metrics
 from burnish.algorithms.language.base import LanguageNeeds, LanguageRoles
-from burnish.algorithms.language.whole import AgainstReference
+from burnish.algorithms.language.responses import ReferenceAlgorithm
 from burnish.options import Finite, Positive
 from burnish.registry import register
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @register("language algorithm", "kto")
-class KTO(AgainstReference):
+class KTO(ReferenceAlgorithm):
     """Raise good responses and lower bad ones, each by itself, as seen from how far the policy has moved anyway."""
 
     online: bool = True
@@ -60,10 +60,12 @@ class KTO(AgainstReference):
         trace = trace_of(collected)
         rows, _ = self._judgements(collected)
         reference, drift = torch.zeros(len(trace)), torch.zeros(0)
-        reference[rows] = self.judged(roles.reference, trace.select(rows), roles)
+        reference[rows] = self.response_logprobs(roles.reference, trace.select(rows), roles)
         if self.reference_point == "mismatched":
             others = mismatched(trace.select(rows))
-            drift = self.judged(roles.policy, others, roles) - self.judged(roles.reference, others, roles)
+            drift = self.response_logprobs(roles.policy, others, roles) - self.response_logprobs(
+                roles.reference, others, roles
+            )
         return AnnotatedResponses(collected=collected, reference=reference, drift=drift)
 
     def _judgements(self, collected: ScoredResponses | OfflineResponses) -> tuple[Tensor, Tensor]:
@@ -115,7 +117,7 @@ class KTO(AgainstReference):
 
         trace = part.answers.trace
         logprob = roles.policy(trace).logprob
-        logprob = self.whole(logprob, to_device(trace.mask, logprob.device))
+        logprob = self.response_logprob(logprob, to_device(trace.mask, logprob.device))
         loss, values = kto(
             logprob, part.reference[:, 0], part.good, logprob.new_full((), part.point),
             beta=self.beta, desirable_weight=self.desirable_weight, undesirable_weight=self.undesirable_weight,

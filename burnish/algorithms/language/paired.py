@@ -9,7 +9,7 @@ from pydantic import model_validator
 from burnish.advantages.metrics import range_metrics
 from burnish.algorithms.base import Metrics
 from burnish.algorithms.language.base import LanguageNeeds, LanguageRoles
-from burnish.algorithms.language.whole import AgainstReference
+from burnish.algorithms.language.responses import ReferenceAlgorithm
 from burnish.options import NonNegative
 from burnish.registry import options
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @options
-class Paired(AgainstReference):
+class Paired(ReferenceAlgorithm):
     """Base of losses on the margin by which the chosen response is ahead of the rejected one."""
 
     online: bool = True
@@ -63,7 +63,7 @@ class Paired(AgainstReference):
         if not self.reference_free:
             # of a group only the two that may be compared
             rows = torch.cat(self._pairs(collected)) if self.online else torch.arange(len(trace))
-            reference[rows] = self.judged(roles.reference, trace.select(rows), roles)
+            reference[rows] = self.response_logprobs(roles.reference, trace.select(rows), roles)
         return AnnotatedResponses(collected=collected, reference=reference, drift=torch.zeros(0))
 
     def _pairs(self, answered: Any) -> tuple[Tensor, Tensor]:
@@ -105,7 +105,7 @@ class Paired(AgainstReference):
         trace = part.answers.trace
         logprob = roles.policy(trace).logprob
         mask = to_device(trace.mask, logprob.device)
-        whole, reference = self.whole(logprob, mask).view(-1, 2), part.reference
+        whole, reference = self.response_logprob(logprob, mask).view(-1, 2), part.reference
         loss, values = self.preferred(whole[:, 0], whole[:, 1], reference[:, 0], reference[:, 1])
         values |= {f"actor/{self.name}_loss": loss, "logps/chosen": whole[:, 0], "logps/rejected": whole[:, 1]}
         if self.rpo_alpha > 0:

@@ -12,7 +12,7 @@ from pydantic import model_validator
 from burnish.advantages.metrics import range_metrics
 from burnish.algorithms.base import Metrics
 from burnish.algorithms.language.base import LanguageNeeds, LanguageRoles
-from burnish.algorithms.language.whole import WholeResponses
+from burnish.algorithms.language.responses import ResponseAlgorithm
 from burnish.options import Count, Finite
 from burnish.registry import register
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @register("language algorithm", "sft")
-class SFT(WholeResponses):
+class SFT(ResponseAlgorithm):
     """Make the tokens of responses more likely; prompts and pictures are only read."""
 
     online: bool = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from functools import cache
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,12 +16,12 @@ from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.algorithms.flow.presets import DanceGRPO, MixGRPO
 from burnish.algorithms.flow.tempflow_grpo import TempFlowGRPO
 from burnish.config import load
-from burnish.flow.transitions import Transition
 from burnish.flow.windows import Window
 from burnish.utils.errors import ConfigError
 from tests.support.factory import tiny_pipeline
 from tests.support.flow_bench import MOVING, WINDOW, Bench
 from tests.support.flow_bench import POLICY_GRADIENTS as ALGORITHMS
+from tests.support.step_batches import WEIGHT, gradient, linear, step_batch
 
 
 @pytest.fixture(scope="module")
@@ -241,16 +240,21 @@ class TestChoices:
 
     @pytest.mark.parametrize("transition", ["sde", "cps"])
     def test_a_kl_has_the_form_that_is_asked_for(self, transition):
-        mean, reference = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
-        step = Transition(mean, torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.04, 0.1, 0.2]))
-        part, none = SimpleNamespace(reference_mean=reference), torch.zeros(3)
-        square = (mean - reference).square().flatten(1).mean(1)
-        variance = {"exact": step.std**2, "published": step.std**2 / (step.step if transition == "sde" else 1)}
-        for form, spread in variance.items():
+        found = {}
+        for form in ("published", "exact", "means"):
             algorithm = FlowGRPO(transition=transition, kl_coef=0.1, kl_form=form)
-            torch.testing.assert_close(algorithm._kl(part, step, none, none), square / (2 * spread))
-        algorithm = FlowGRPO(transition=transition, kl_coef=0.1, kl_form="means")
-        torch.testing.assert_close(algorithm._kl(part, step, none, none), square)
+            batch = step_batch(algorithm)
+            found[form] = gradient(algorithm, batch, 3)[2]["actor/kl_loss"]
+        steps, trained = batch.trace.steps(), batch.trained.flatten()
+        step = algorithm.step(steps, linear(WEIGHT))
+        square = (step.mean - batch.reference_mean.flatten(0, 1)).square().flatten(1).mean(1)
+        length = step.step if transition == "sde" else 1
+        expected = {
+            "means": square,
+            "exact": square / (2 * step.std**2),
+            "published": square * length / (2 * step.std**2),
+        }
+        assert found == {form: pytest.approx(float(kl[trained].mean()), rel=1e-4) for form, kl in expected.items()}
 
     def test_metrics_tell_ratio_and_kl_of_every_step(self, pipeline):
         metrics = Bench(pipeline, FlowGRPO(kl_coef=0.1)).train()

@@ -63,7 +63,7 @@ class VllmEngine(ResponseEngine):
         """
         self.roles, self.model, self.options, self.seed = roles, roles.model, options, seed
         self.encode = Encoder(roles.model)
-        self.metrics: dict[str, float] = {}  # of the last publication
+        self.metrics: dict[str, float] = {}  # of the last weight sync
         self.restarts = 0
         self._tolerance = options.tolerance or TOLERANCE[self.model.compute]
         self._first = {"arguments": self._arguments(path, batch_size), "banned": self.model.banned.tolist()}
@@ -72,7 +72,7 @@ class VllmEngine(ResponseEngine):
         self._example = example
         self._resting = False
         self._compared = False
-        self._given_up = False  # the run is to stop: nothing is sampled any more
+        self._cancelled = False  # the run is to stop: nothing is sampled any more
         self._process = self._started()
 
     def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
@@ -81,12 +81,12 @@ class VllmEngine(ResponseEngine):
         Raises:
             UserError: vLLM can't do what the job asks for.
             VllmFailedError: it failed, or its log-probs are not the trainer's.
-            Cancelled: the run is to stop; what vLLM still says is heard no more.
+            Cancelled: the run is to stop; what vLLM still sends is dropped.
         """
         try:
             return self._sampled(job)
         except Cancelled:
-            self._given_up = True
+            self._cancelled = True
             raise
 
     def _sampled(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
@@ -110,7 +110,7 @@ class VllmEngine(ResponseEngine):
         Raises:
             VllmFailedError: vLLM failed, lacks a weight, or does not score responses as the trainer does.
         """
-        if self._given_up:
+        if self._cancelled:
             return
         begun = time.monotonic()
         if self._probe is None and (example := self._example()) is not None:
@@ -127,7 +127,7 @@ class VllmEngine(ResponseEngine):
 
     def rest(self) -> None:
         """Have vLLM give its memory of the GPU back until the next publication, if it may."""
-        if self.options.sleep and not self._resting and not self._given_up:
+        if self.options.sleep and not self._resting and not self._cancelled:
             self._insist(lambda: next(self._process.ask("rest", {"do": "rest"})))
             self._resting = True
 
@@ -173,7 +173,7 @@ class VllmEngine(ResponseEngine):
         )  # fmt: skip
 
     def _insist(self, question: Callable[[], T]) -> T:
-        """Ask again where vLLM has died: with the same weights and seeds it gives the same answers."""
+        """Ask again where vLLM has died: with the same weights and seeds it gives the same responses."""
         left = self.options.restarts
         while True:
             try:
@@ -191,13 +191,13 @@ class VllmEngine(ResponseEngine):
 
     def _load(self, written: WeightFile) -> None:
         header = {"do": "load", "path": written.path, "version": written.version, "digest": written.digest}
-        answer, _ = next(self._process.ask(f"weights of version {written.version}", header))
+        response, _ = next(self._process.ask(f"weights of version {written.version}", header))
         self._resting = False
-        if (answer["version"], answer["digest"]) != (written.version, written.digest):
-            raise VllmFailedError(f"vLLM has weights of version {answer['version']}, not {written.version}")
-        if answer["missing"]:
+        if (response["version"], response["digest"]) != (written.version, written.digest):
+            raise VllmFailedError(f"vLLM has weights of version {response['version']}, not {written.version}")
+        if response["missing"]:
             raise VllmFailedError(
-                f"vLLM has weights that the trainer does not publish: {', '.join(answer['missing'][:5])}; "
+                f"vLLM has weights that the trainer does not publish: {', '.join(response['missing'][:5])}; "
                 "this model can't be sampled with it, use Burnish's own engine"
             )
 
@@ -212,8 +212,8 @@ class VllmEngine(ResponseEngine):
         arrays |= {"prompt": prompts.index.numpy(), "seed": np.asarray(keys, dtype=np.int64)}
         header = {"do": "sample", "media": media, "temperature": sampling.scored_at}
         header["sampling"] = parameters(sampling, self.model.stop)
-        answers = self._rows(f"{len(keys)} responses", header, arrays, len(keys), job.between)
-        ids, logprob, length, finished = unpacked(answers)
+        responses = self._rows(f"{len(keys)} responses", header, arrays, len(keys), job.between)
+        ids, logprob, length, finished = unpacked(responses)
         mask = torch.arange(ids.shape[1]) < length[:, None]
         first = torch.tensor([prompts.table.next_position[row] for row in prompts.index.tolist()], dtype=torch.long)
         positions = (first[:, None] + torch.arange(ids.shape[1])) * mask
@@ -232,9 +232,9 @@ class VllmEngine(ResponseEngine):
         whole = with_responses(completion)
         media, arrays = packed(self.model, whole)
         header = {"do": "score", "media": media, "temperature": temperature}
-        answers = self._rows(f"log-probs of {len(completion)} responses", header, arrays, len(completion))
+        responses = self._rows(f"log-probs of {len(completion)} responses", header, arrays, len(completion))
         scores = torch.zeros(completion.ids.shape)
-        for row, (length, (_, own)) in enumerate(zip(completion.length.tolist(), answers, strict=True)):
+        for row, (length, (_, own)) in enumerate(zip(completion.length.tolist(), responses, strict=True)):
             if length:
                 scores[row, :length] = torch.from_numpy(own["logprob"][-length:])
         return torch.where(completion.mask, scores, 0)
@@ -243,18 +243,18 @@ class VllmEngine(ResponseEngine):
         self, what: str, header: dict[str, Any], arrays: dict[str, np.ndarray], count: int,
         check_cancelled: Callable[[], None] = lambda: None,
     ) -> list[Any]:  # fmt: skip
-        """Answers in order of their rows."""
+        """Responses in order of their rows."""
         assert self._published is not None, "nothing has been published"
         assert not self._resting, "nothing has been published since vLLM was put to rest"
         found: dict[int, Any] = {}
-        for answer, data in self._process.ask(what, header, arrays, check_cancelled):
-            if "done" in answer:
+        for response, data in self._process.ask(what, header, arrays, check_cancelled):
+            if "done" in response:
                 break
-            if answer["version"] != self._published.version:
+            if response["version"] != self._published.version:
                 raise VllmFailedError(
-                    f"vLLM sampled with weights of version {answer['version']}, not {self._published.version}"
+                    f"vLLM sampled with weights of version {response['version']}, not {self._published.version}"
                 )
-            found[answer["row"]] = (answer, data)
+            found[response["row"]] = (response, data)
         return [found[row] for row in range(count)]
 
     def _check(self, sampling: Sampling, prompts: Encoded) -> None:

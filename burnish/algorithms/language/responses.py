@@ -1,4 +1,4 @@
-"""What losses on whole responses have in common: where the responses come from, and their log-probs."""
+"""What losses on responses as units have in common: where the responses come from, and their log-probs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @options
-class WholeResponses(Algorithm):
+class ResponseAlgorithm(Algorithm):
     """Base of those that learn from sampled responses or from given ones."""
 
     online: bool = True
@@ -34,7 +34,7 @@ class WholeResponses(Algorithm):
 
 
 @options
-class AgainstReference(WholeResponses):
+class ReferenceAlgorithm(ResponseAlgorithm):
     """Base of those that compare log-probs with a reference's: log pi - log pi_ref is an implicit reward."""
 
     beta: Positive = 0.1
@@ -42,17 +42,17 @@ class AgainstReference(WholeResponses):
     average_log_prob: bool = False
     """Count the mean log-prob of a response's tokens instead of their sum, so that length counts for nothing."""
 
-    def whole(self, logprob: Tensor, mask: Tensor) -> Tensor:
+    def response_logprob(self, logprob: Tensor, mask: Tensor) -> Tensor:
         """Log-probs of responses, [B], from those of their tokens [B, T]."""
         from burnish.losses.policy import masked, sequence_mean
 
         return sequence_mean(logprob, mask) if self.average_log_prob else masked(logprob, mask).sum(-1)
 
-    def judged(self, role: TokenRole, trace: Completion, roles: LanguageRoles) -> Tensor:
+    def response_logprobs(self, role: TokenRole, trace: Completion, roles: LanguageRoles) -> Tensor:
         """Log-probs of responses under a network, without gradient: [B]."""
         import torch
 
         if not len(trace):
             return torch.zeros(0)
         (logprob,) = in_parts(lambda part: [role(part).logprob], trace, roles)
-        return self.whole(logprob, trace.mask)
+        return self.response_logprob(logprob, trace.mask)
