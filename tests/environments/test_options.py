@@ -31,7 +31,7 @@ def test_what_is_written_is_read_again(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["rewards.environment.weight=1"], "there is no environment"),
+        (["rewards.environment.weight=1"], "given by the environment, but there is none"),
         ([*GAME, "algorithm=dpo", "algorithm.online=false"], "dpo learns from given responses"),
         ([*GAME, "environment.max_length=5"], "environment.max_length is 5.*rollout.max_new_tokens=12"),
         ([*GAME, "environment.turns=5"], "environment.turns is 5.*did you mean environment.max_turns"),
