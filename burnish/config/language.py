@@ -181,7 +181,7 @@ class LanguageConfig(RunConfig):
         if environment is None:
             for label, _ in words:
                 yield (
-                    f"rewards.{label} is given by the environment, but there is none; give "
+                    f"rewards.{label} is the environment's reward, but there is no environment; give "
                     f"environment.name, or remove it with rewards.{label}=null"
                 )
             if by_turn:

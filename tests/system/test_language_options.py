@@ -31,6 +31,9 @@ ELSEWHERE = {
     "rollout.engine": "tests/system/test_language_options.py",  # read when options are checked
     "optimizer.schedule_updates": "tests/system/test_stopping.py",  # read where the configuration counts steps
     "critic.optimizer.schedule_updates": "tests/system/test_stopping.py",
+    "rollout.n": "tests/commands/test_messages.py",  # read where the configuration counts samples
+    "trainer.rollouts_per_update": "tests/commands/test_messages.py",
+    "plugins": "tests/system/test_plugins.py",  # opened before a configuration is read
     "trainer.max_skipped_updates": "tests/test_language_traps.py",  # of losses that are not finite
 }
 BASE = [
