@@ -5,7 +5,8 @@ import torch
 
 from burnish.losses.correction import rejection_mask
 from burnish.losses.kl import gaussian_kl
-from burnish.losses.policy import flow_clip, ppo_clip, terms, weights
+from burnish.losses.policy import Surrogate, flow_clip, ppo_clip, terms, weights
+from burnish.registry import lookup
 from tests.conformance import case, cases
 from tests.support.token_losses import aggregate, mask_of
 
@@ -23,7 +24,12 @@ def published(given: dict):
     limit = given.get("adv_clip_max", 5.0)
     clip = given.get("clip_ratio", given.get("clip_range"))
     old = torch.as_tensor(given["old_log_prob"])
-    return logprob, flow_clip(logprob, old, advantage.clamp(-limit, limit), all_of(logprob), clip=clip)
+    made = lookup("flow algorithm", "flow_grpo")(clip=clip, advantage_clip=limit)
+    bounded, _ = made.clipped(advantage[:, None], all_of(logprob)[:, None])
+    one = (value[:, None] for value in (logprob, old))
+    loss, metrics = made.objective(*one, bounded, all_of(bounded), torch.ones_like(bounded))
+    ratio = metrics["actor/ratio_mean"][:, 0]
+    return logprob, Surrogate(loss[:, 0], ratio, {name: value[:, 0] for name, value in metrics.items()})
 
 
 @pytest.mark.parametrize("c", cases("losses", "loss/flow_grpo/"), ids=lambda c: c.id)

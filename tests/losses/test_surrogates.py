@@ -1,12 +1,13 @@
 """Surrogates: gradients, closed forms, reference numbers, what leaves them alone, and what must not break them."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
-from burnish.flow.transitions import transition
-from burnish.losses.kl import gaussian_kl, squared_distance
+from burnish.batches.steps import StepTerms
+from burnish.flow.transitions import Transition, transition
 from burnish.losses.policy import flow_clip, log_ratio, ppo_clip, sequence_mean
 from burnish.losses.surrogates import (
     cispo,
@@ -14,11 +15,11 @@ from burnish.losses.surrogates import (
     gmpo,
     gspo,
     guard_log_ratio,
-    guard_weights,
     kl_trust_region,
     reinforce,
     sapo,
 )
+from burnish.registry import lookup
 from tests.conformance import case, cases
 from tests.support.token_losses import aggregate, assert_gradient, batch, mask_of, spoil
 
@@ -203,6 +204,16 @@ def transitions_of(given: dict) -> tuple[torch.Tensor, torch.Tensor]:
     return given["std_dev_t"].flatten() * given["sqrt_dt"], step
 
 
+def single_steps(advantage: torch.Tensor) -> StepTerms:
+    """Terms [M] of one step each, of which nothing but the advantage is read."""
+    count = len(advantage)
+    unread: Any = torch.zeros(count)
+    return StepTerms(
+        steps=unread, index=[0] * count, row=list(range(count)), slot=[0] * count, advantage=advantage,
+        weight=torch.ones(count), old=unread, old_mean=unread, reference_mean=unread,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("c", cases("losses", "loss/grpo_guard/"), ids=lambda c: c.id)
 def test_guard_of_verl_omni(c):
     """It takes the mean of std and step over the batch, which are equal in all of its rows here."""
@@ -210,20 +221,22 @@ def test_guard_of_verl_omni(c):
     logprob = given["log_prob"].clone().requires_grad_()
     mean = given["prev_sample_mean"].clone().requires_grad_()
     std, step = transitions_of(given)
-    difference = guard_log_ratio(logprob, given["old_log_prob"], mean, given["old_prev_sample_mean"], std)
-    advantage = given["advantages"].clamp(-given["adv_clip_max"], given["adv_clip_max"])
-    every_one = torch.ones_like(advantage, dtype=torch.bool)
-    found = flow_clip(difference, torch.zeros_like(difference), advantage, every_one, clip=given["clip_ratio"])
-    total = (found.loss * guard_weights(step)).mean()
+    made = lookup("flow algorithm", "grpo_guard")(clip=given["clip_ratio"], advantage_clip=given["adv_clip_max"])
+    advantage, _ = made.clipped(given["advantages"], torch.ones_like(logprob, dtype=torch.bool))
+    loss, values = made.step_objective(
+        single_steps(advantage), Transition(mean, std, step), logprob, given["old_log_prob"],
+        given["old_prev_sample_mean"],
+    )  # fmt: skip
+    total, ratio = loss.mean(), values["actor/ratio_mean"]
     c.close(total, expected["loss"])
     by_logprob, by_mean = torch.autograd.grad(total, (logprob, mean))
     c.close(by_logprob, expected["grad_log_prob"])
     c.close(by_mean, expected["grad_prev_sample_mean"])
     for name in ("actor/pg_clipfrac", "actor/pg_clipfrac_higher", "actor/pg_clipfrac_lower"):
-        c.close(found.metrics[name].mean(), expected["metrics"][name])
+        c.close(values[name].mean(), expected["metrics"][name])
     c.close((given["old_log_prob"] - logprob).mean(), expected["metrics"]["actor/ppo_kl"])
-    c.close(found.ratio.mean(), expected["metrics"]["actor/ratio_mean"])
-    c.close(found.ratio.std(), expected["metrics"]["actor/ratio_std"])
+    c.close(ratio.mean(), expected["metrics"]["actor/ratio_mean"])
+    c.close(ratio.std(), expected["metrics"]["actor/ratio_std"])
 
 
 def test_guard_of_flow_factory():
@@ -265,26 +278,24 @@ def test_trust_region_of_flow_dppo(c):
     given, expected = c.inputs, c.expected
     logprob = given["log_prob"].clone().requires_grad_()
     mean = given["prev_sample_mean"].clone().requires_grad_()
-    std, _ = transitions_of(given)
-    kl = squared_distance(mean, given["old_prev_sample_mean"]) / 2
-    if given["add_kl_coefficient"]:
-        kl = gaussian_kl(mean, given["old_prev_sample_mean"], std)
-    found = kl_trust_region(
-        logprob, given["old_log_prob"], given["advantages"], torch.ones_like(kl, dtype=torch.bool), kl,
-        threshold=given["kl_mask_threshold"],
+    std, step = transitions_of(given)
+    measure = "gaussian" if given["add_kl_coefficient"] else "means"
+    made = lookup("flow algorithm", "flow_dppo")(kl_threshold=given["kl_mask_threshold"], kl_measure=measure)
+    loss, values = made.step_objective(
+        single_steps(given["advantages"]), Transition(mean, std, step), logprob, given["old_log_prob"],
+        given["old_prev_sample_mean"],
     )  # fmt: skip
-    values = found.metrics
-    c.close(found.loss.mean(), expected["loss"])
-    by_logprob, by_mean = torch.autograd.grad(found.loss.mean(), (logprob, mean), allow_unused=True)
+    c.close(loss.mean(), expected["loss"])
+    by_logprob, by_mean = torch.autograd.grad(loss.mean(), (logprob, mean), allow_unused=True)
     c.close(by_logprob, expected["grad_log_prob"])
     assert by_mean is None
     metrics = expected["metrics"]
     for name in values.keys() & metrics.keys():
         c.close(values[name].mean(), metrics[name])
-    assert len(values.keys() & metrics.keys()) == 7
+    assert len(values.keys() & metrics.keys()) == 8
     c.close(values["actor/kl_new_old"].mean(), metrics["actor/kl_new_old_mean"])
     c.close(values["actor/kl_new_old"].max(), metrics["actor/kl_new_old_max"])
-    ratio = found.ratio
+    ratio = values["actor/ratio_mean"]
     for name, value in (("mean", ratio.mean()), ("min", ratio.min()), ("max", ratio.max())):
         c.close(value, metrics[f"actor/ratio_{name}"])
     c.close(ratio.std(correction=0), metrics["actor/ratio_std"])
