@@ -52,7 +52,7 @@ def test_recording_changes_nothing(recipe, tmp_path, capsys):
     ("given", "words"),
     [
         (["profiler.steps=[9]"], "profiler.steps has 9, but the run has only 3 updates"),
-        (["profiler={steps: [1], tool: memory}"], "looks at a GPU, but model.device is cpu"),
+        (["profiler={steps: [1], tool: memory}"], "needs a GPU, but model.device is cpu"),
         (["profiler={steps: [1], roles: [reward]}"], "profiler.roles is given, but runtime is local"),
         (["profiler.steps=[1]", "profiler.ranks=[0]"], "profiler.ranks is given, but runtime is local"),
         (["profiler.steps=[1]", "profiler.with_stakc=true"], "with_stack"),

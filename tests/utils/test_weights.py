@@ -154,7 +154,7 @@ def test_files_are_judged_by_their_heads(damaged):
 
 ABSENT = {
     "tokenizer.json": "has no tokenizer",
-    "preprocessor_config.json": "says how pictures are processed",
+    "preprocessor_config.json": "configures its processor",
     "chat_template.jinja": "has no chat template",
     "model.safetensors": "has no weights",
 }
@@ -189,7 +189,7 @@ def test_a_tokenizer_of_another_model_is_found_by_the_prompts(damaged):
     model = load_model(ModelOptions(path=str(pipeline)))
     model.check(["a cat"])
     model.pipeline.text_encoder.set_input_embeddings(torch.nn.Embedding(20, 16))
-    with pytest.raises(UserError, match=r"prompt 'a cat' has token \d+, but text_encoder knows only 20"):
+    with pytest.raises(UserError, match=r"prompt 'a cat' has token id \d+, but text_encoder has only 20"):
         model.check(["a cat"])
     language = load_language_model(LanguageModelOptions(path=str(damaged("language"))))
     language.vocabulary = 10
