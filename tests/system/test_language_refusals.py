@@ -111,10 +111,10 @@ WITH_MODEL = {
     ),
     "question longer than the model reads": (
         ["data.train_files={place}/endless.jsonl"],
-        ["1 of 2 questions", "the model has 2048 (max_position_embeddings)", "tokens: prompt 'What What", "endless.jsonl:2"],
+        ["1 of 2 questions", "has 2048 (max_position_embeddings)", "tokens: prompt 'What What", "endless.jsonl:2"],
     ),
     "question longer than the model reads, to be judged by": (
-        ["data.val_files={place}/endless.jsonl"], ["the model has 2048 (max_position_embeddings)", "endless.jsonl:2"],
+        ["data.val_files={place}/endless.jsonl"], ["has 2048 (max_position_embeddings)", "endless.jsonl:2"],
     ),
 }  # fmt: skip
 
