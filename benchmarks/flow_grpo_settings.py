@@ -21,7 +21,7 @@ from burnish.flow.schedules import schedule
 from burnish.flow.windows import Window
 from burnish.models.flow.sd3 import SD3
 from burnish.models.lora import add_adapters
-from burnish.options import LoraOptions
+from burnish.options.flow import LoraOptions
 
 PUBLISHED = {"rollout": (38, 40), "update": (22, 23)}  # flow_grpo at this setting, on a machine like ours
 SIZE = {"layers": 1, "heads": 3, "head_width": 48}  # the plain loop then runs as fast as flow_grpo did

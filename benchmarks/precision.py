@@ -15,7 +15,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3Moe
 from benchmarks.setting import Burnish, RandomSD3, options, sd3, table, write
 from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.flow.windows import Window
-from burnish.options import LoraOptions
+from burnish.options.flow import LoraOptions
 from tests.support.forwards import LAYOUTS, apart, learned, load, repeated, sampled, scored, theirs
 from tests.support.tiny_language import build_tokenizer, chat
 

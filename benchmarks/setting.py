@@ -14,7 +14,8 @@ from diffusers import SD3Transformer2DModel
 
 from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.models.flow.sd3 import SD3
-from burnish.options import LoraOptions, OptimizerOptions, RolloutOptions, TrainerOptions
+from burnish.options import OptimizerOptions
+from burnish.options.flow import LoraOptions, RolloutOptions, TrainerOptions
 from burnish.tasks.flow.engine import FlowEngine, FlowJob
 from burnish.tasks.flow.roles import FlowRoles
 from burnish.training.parameter_groups import ParameterGroup

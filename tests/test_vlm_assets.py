@@ -15,7 +15,7 @@ import torch
 
 from burnish.data.language.prompts import read_questions
 from burnish.data.language.responses import read_responses
-from burnish.options import LanguageDataOptions
+from burnish.options.language import LanguageDataOptions
 from burnish.registry import lookup
 from burnish.rewards.judging import judge
 from burnish.rewards.text.base import Response

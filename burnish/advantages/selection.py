@@ -31,25 +31,6 @@ def pairs(reward: Tensor, group: Tensor, missing: Tensor, *, margin: float = 0.0
     return found[:, 0], found[:, 1]
 
 
-def best_against_worst(reward: Tensor, group: Tensor, missing: Tensor) -> Tensor:
-    """+1 for the best sample of each group, -1 for its worst, 0 for all others: [B] float32.
-
-    Of equal ones the first counts. A group whose rewards are all equal gives only 0.
-
-    Args:
-        reward: [B].
-        group: [B] ids.
-        missing: [B] bool.
-    """
-    sign = torch.zeros(len(reward), device=reward.device)
-    for rows in _groups(group, missing):
-        value = reward[rows]
-        if value.max() > value.min():
-            sign[rows[int(value.argmax())]] = 1.0
-            sign[rows[int(value.argmin())]] = -1.0
-    return sign
-
-
 def select_best(reward: Tensor, group: Tensor, missing: Tensor, keep: int) -> Tensor:
     """The best samples of each group; of equal ones the first.
 

@@ -20,7 +20,7 @@ from burnish.commands.opening import SampleRequest, open_run, output_folder
 from burnish.config.tasks import task_named
 from burnish.data.flow.prompts import read_prompts
 from burnish.models.flow.loading import load_model
-from burnish.options import ModelOptions, RolloutOptions
+from burnish.options.flow import ModelOptions, RolloutOptions
 from burnish.tasks.flow.engine import FlowEngine, FlowJob
 from burnish.tasks.flow.roles import FlowRoles
 from burnish.types.rollout import Prompt

@@ -12,8 +12,14 @@ from burnish.algorithms.flow.base import Needs
 from burnish.config.run import RunConfig
 from burnish.flow.windows import steps_between
 from burnish.models.flow.loading import family_of, parts_of, read_index
-from burnish.options import DataOptions, ModelOptions, RolloutOptions, TrainerOptions, ValidationOptions
-from burnish.options.flow import SupervisedOptions
+from burnish.options.flow import (
+    DataOptions,
+    ModelOptions,
+    RolloutOptions,
+    SupervisedOptions,
+    TrainerOptions,
+    ValidationOptions,
+)
 from burnish.registry import lookup, names, options
 from burnish.rewards.base import Reward
 from burnish.utils.errors import UserError

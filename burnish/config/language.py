@@ -16,14 +16,14 @@ from burnish.environments.base import Environment
 from burnish.environments.function import FunctionEnvironment
 from burnish.environments.tools import Tools
 from burnish.models.language.loading import check_files
-from burnish.options import (
+from burnish.options import OptimizerOptions
+from burnish.options.language import (
     CriticOptions,
     LanguageDataOptions,
     LanguageModelOptions,
     LanguageRolloutOptions,
     LanguageTrainerOptions,
     LanguageValidationOptions,
-    OptimizerOptions,
     PtxOptions,
 )
 from burnish.options.vllm import VllmOptions

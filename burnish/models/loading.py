@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burnish.options import ModelOptions
+from burnish.options.flow import ModelOptions
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
 from burnish.utils.paths import resolve

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from burnish.options import LanguageLoraOptions, LoraOptions
+from burnish.options.flow import LoraOptions
+from burnish.options.language import LanguageLoraOptions
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:

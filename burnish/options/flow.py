@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from burnish.options.shared import (
+from burnish.options import (
     Count,
     DenoisingSteps,
     Guidance,

@@ -6,8 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.options.flow import FilterOptions, LoraOptions, ModelOptions
-from burnish.options.shared import (
+from burnish.options import (
     BelowOne,
     Count,
     NonNegative,
@@ -19,6 +18,7 @@ from burnish.options.shared import (
     Tokens,
     Whole,
 )
+from burnish.options.flow import FilterOptions, LoraOptions, ModelOptions
 from burnish.registry import options
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from burnish.options.shared import Seconds, Whole
+from burnish.options import Seconds, Whole
 from burnish.registry import options
 
 

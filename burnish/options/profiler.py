@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.options.shared import Count, Whole
+from burnish.options import Count, Whole
 from burnish.registry import options
 
 Role = Literal["trainer", "rollout", "reward", "controller"]

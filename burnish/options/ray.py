@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.options.shared import NonNegative, Positive, Seconds, Threads, Whole
+from burnish.options import NonNegative, Positive, Seconds, Threads, Whole
 from burnish.registry import options
 
 STARTED = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")  # of a cluster that ray.init starts

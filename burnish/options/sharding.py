@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from burnish.options.shared import Count
+from burnish.options import Count
 from burnish.registry import options
 
 

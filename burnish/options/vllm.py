@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from burnish.options.shared import Count, Positive, Seconds, Whole
+from burnish.options import Count, Positive, Seconds, Whole
 from burnish.registry import options
 from burnish.utils.errors import UserError
 

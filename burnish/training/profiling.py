@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from burnish.options import ProfilerOptions
+from burnish.options.profiler import ProfilerOptions
 from burnish.utils.disk import writing
 from burnish.utils.errors import UserError
 from burnish.utils.timer import Stopwatch

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from burnish.advantages.groups import group_advantages
-from burnish.advantages.selection import best_against_worst, pairs, select_best_worst
+from burnish.advantages.selection import pairs, select_best_worst
 from tests.conformance import case, cases
 
 
@@ -56,14 +56,16 @@ def test_of_equal_ones_the_first_wins_and_the_last_loses():
 
 
 def test_best_against_worst_of_flow_grpo():
-    """Where all rewards of a prompt are equal it makes up a winner; nothing is required there."""
+    """Where all rewards of a prompt are equal it makes up a winner; here they make no pair."""
     c = case("credit", "advantage/flow_grpo_type_dpo")
     reward, group = torch.tensor(c.inputs["rewards"]), labels(c.inputs["prompts"])
     expected = torch.tensor(c.expected["advantages"])
     constant = group_advantages(reward, group, torch.zeros(9).bool()) == 0
     assert c.inputs["prompts"] == ["a", "b", "a", "c", "b", "a", "c", "b", "c"]
     assert constant.tolist() == [name == "c" for name in c.inputs["prompts"]]
-    c.close(best_against_worst(reward, group, torch.zeros(9).bool()), expected.masked_fill(constant, 0.0))
+    winners, losers = pairs(reward, group, torch.zeros(9).bool())
+    sign = torch.zeros(9).index_fill(0, winners, 1.0).index_fill(0, losers, -1.0)
+    c.close(sign, expected.masked_fill(constant, 0.0))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -91,4 +93,3 @@ def test_nothing_present():
     reward, group, missing = torch.full((4,), torch.nan), torch.tensor([0, 0, 1, 1]), torch.ones(4).bool()
     assert pairs(reward, group, missing)[0].shape == (0,)
     assert select_best_worst(reward, group, missing, 2).shape == (0,)
-    assert (best_against_worst(reward, group, missing) == 0).all()

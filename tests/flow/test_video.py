@@ -19,7 +19,7 @@ from burnish.losses.distillation import distill_fm_mse, distill_kl
 from burnish.losses.kl import gaussian_kl, squared_distance
 from burnish.losses.matching import awm_logprob, matching_error, negative_aware
 from burnish.losses.surrogates import guard_log_ratio
-from burnish.options import RolloutOptions
+from burnish.options.flow import RolloutOptions
 from burnish.tasks.flow.engine import FlowEngine, FlowJob
 from burnish.tasks.flow.roles import FlowRoles
 from burnish.types.rollout import Conditioning, Denoising, Prompt, Scored, Scores

@@ -10,7 +10,7 @@ import torch
 
 from burnish.config.run_folder import RunFolder
 from burnish.hooks.failures import Failures, NothingLearned
-from burnish.options.shared import StepOptions
+from burnish.options import StepOptions
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Rollouts, Scores, failures_of
 

@@ -17,7 +17,7 @@ from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
 from burnish.models.language.base import TextModel
 from burnish.models.language.loading import load_language_model
-from burnish.options import ModelOptions
+from burnish.options.flow import ModelOptions
 from burnish.utils import random
 from burnish.utils.errors import UserError
 from tests.support.language_samples import responses, their_logits

@@ -15,7 +15,7 @@ from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.algorithms.language.policy_gradient import GRPO
 from burnish.commands import export as command
 from burnish.models.lora import lora_layers, merged_state
-from burnish.options import LoraOptions
+from burnish.options.flow import LoraOptions
 from burnish.tasks.flow.assembly import FlowAssembly
 from burnish.tasks.language.assembly import LanguageAssembly
 from burnish.utils.errors import UserError

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from burnish.algorithms.correction import RolloutCorrection
-from burnish.options import CriticOptions, OptimizerOptions
+from burnish.options import OptimizerOptions
+from burnish.options.language import CriticOptions
 from tests.support.flow_bench import POLICY_GRADIENTS as FLOW
 from tests.support.flow_bench import Bench as FlowBench
 from tests.support.forwards import learned, repeated

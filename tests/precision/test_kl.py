@@ -16,7 +16,7 @@ from burnish.algorithms.language.ppo import PPO
 from burnish.algorithms.language.presets import Reinforce
 from burnish.config import load
 from burnish.losses.kl import AdaptiveKl
-from burnish.options import CriticOptions
+from burnish.options.language import CriticOptions
 from burnish.tasks import assemble
 from tests.support.flow_bench import WINDOW
 from tests.support.flow_bench import Bench as FlowBench

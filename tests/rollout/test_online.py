@@ -8,8 +8,8 @@ from burnish.algorithms.flow.diffusion_nft import DiffusionNFT
 from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.data.stream import PromptStream
 from burnish.loop import run
-from burnish.options import RolloutOptions, ScoringOptions
-from burnish.options.flow import CandidateOptions, FilterOptions
+from burnish.options import ScoringOptions
+from burnish.options.flow import CandidateOptions, FilterOptions, RolloutOptions
 from burnish.rewards.scoring import Scorer
 from burnish.rollout.online import OnlineSource
 from burnish.rollout.prompt_schedule import PromptSchedule

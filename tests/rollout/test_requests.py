@@ -9,8 +9,8 @@ import torch
 from burnish.algorithms.flow.branch_grpo import BranchGRPO
 from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.data.stream import PromptStream
-from burnish.options import RolloutOptions, ScoringOptions
-from burnish.options.flow import CandidateOptions
+from burnish.options import ScoringOptions
+from burnish.options.flow import CandidateOptions, RolloutOptions
 from burnish.rewards.scoring import Scorer
 from burnish.rollout.prompt_schedule import PromptSchedule
 from burnish.rollout.requests import join, split

@@ -12,7 +12,9 @@ from torch import Tensor
 from burnish.algorithms.base import Algorithm
 from burnish.batches.responses import ResponseBatch, trace_of
 from burnish.models.language.loading import load_language_model
-from burnish.options import CriticOptions, LanguageTrainerOptions, ModelOptions, OptimizerOptions
+from burnish.options import OptimizerOptions
+from burnish.options.flow import ModelOptions
+from burnish.options.language import CriticOptions, LanguageTrainerOptions
 from burnish.tasks.language.roles import LanguageRoles
 from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.parameter_groups import ParameterGroup

@@ -28,14 +28,10 @@ from burnish.algorithms.language.presets import (
 )
 from burnish.language.sampling import Sampling
 from burnish.models.language.loading import load_language_model
-from burnish.options import (
-    CriticOptions,
-    LanguageLoraOptions,
-    LanguageTrainerOptions,
-    ModelOptions,
-    OptimizerOptions,
-    ShardingOptions,
-)
+from burnish.options import OptimizerOptions
+from burnish.options.flow import ModelOptions
+from burnish.options.language import CriticOptions, LanguageLoraOptions, LanguageTrainerOptions
+from burnish.options.sharding import ShardingOptions
 from burnish.tasks.language.engine import LanguageEngine, ResponseJob
 from burnish.tasks.language.roles import LanguageRoles
 from burnish.training.ema import Ema

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from burnish.language.model import LanguageModel
 from burnish.models.language.loading import load_language_model
-from burnish.options import LanguageModelOptions
+from burnish.options.language import LanguageModelOptions
 from burnish.types.media import Media
 from burnish.types.prompt import Message, Part, Prompt
 from tests.support.tiny_language import SEEING, film, picture, tiny_language

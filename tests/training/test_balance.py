@@ -9,7 +9,9 @@ from burnish.algorithms.language.sft import SFT
 from burnish.config import load
 from burnish.language.logprobs import response_states
 from burnish.models.language.loading import check_experts, load_language_model
-from burnish.options import CriticOptions, LanguageModelOptions, LanguageTrainerOptions, ModelOptions, OptimizerOptions
+from burnish.options import OptimizerOptions
+from burnish.options.flow import ModelOptions
+from burnish.options.language import CriticOptions, LanguageModelOptions, LanguageTrainerOptions
 from burnish.tasks import assemble
 from burnish.tasks.language.roles import LanguageRoles
 from burnish.training.parameter_groups import ParameterGroup

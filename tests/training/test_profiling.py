@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from burnish.options import ProfilerOptions
+from burnish.options.profiler import ProfilerOptions
 from burnish.training.profiling import LOCAL, Profiler, controller_command, nsight
 from burnish.utils.errors import UserError
 from burnish.utils.timer import Stopwatch

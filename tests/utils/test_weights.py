@@ -15,7 +15,8 @@ from burnish.cli import main
 from burnish.config import load
 from burnish.models.flow.loading import load_model
 from burnish.models.language.loading import load_language_model
-from burnish.options import LanguageModelOptions, LoraOptions, ModelOptions
+from burnish.options.flow import LoraOptions, ModelOptions
+from burnish.options.language import LanguageModelOptions
 from burnish.tasks.language.engine import Encoder
 from burnish.types.prompt import Prompt
 from burnish.utils.errors import ConfigError, UserError

@@ -11,7 +11,7 @@ from burnish.data.language.responses import ResponseRecord
 from burnish.data.lines import data_error
 from burnish.data.values import shown
 from burnish.language.model import LanguageModel
-from burnish.options import LanguageDataOptions
+from burnish.options.language import LanguageDataOptions
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, ResponseRows
 from burnish.types.prompt import Prompt

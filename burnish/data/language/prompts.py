@@ -9,7 +9,7 @@ from burnish.data.language.conversation import Conversation, converse
 from burnish.data.language.records import ANSWER, IMAGES, PROMPT, VIDEOS, Record, files_of, read_records
 from burnish.data.lines import data_error, read_all
 from burnish.data.values import extra_of, find, listed, text_of, value_at
-from burnish.options import LanguageDataOptions
+from burnish.options.language import LanguageDataOptions
 from burnish.types.prompt import Message, Prompt
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from burnish.data.language.conversation import Conversation, converse, response_
 from burnish.data.language.prompts import conversation_of, prompt_of, question, read_files
 from burnish.data.language.records import IMAGES, PROMPT, RESPONSE, VIDEOS, Record
 from burnish.data.values import find
-from burnish.options import LanguageDataOptions
+from burnish.options.language import LanguageDataOptions
 from burnish.types.prompt import Prompt
 
 Holds = Literal["demonstrations", "preferences", "judgements"]

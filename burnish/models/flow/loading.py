@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.models.loading import placement_of, read_folder
-from burnish.options import ModelOptions
+from burnish.options.flow import ModelOptions
 from burnish.registry import entries, lookup
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.models.flow.loading import load_model, parts_of, read_index
-from burnish.options import ModelOptions
+from burnish.options.flow import ModelOptions
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
 from burnish.utils.paths import resolve

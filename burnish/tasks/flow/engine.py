@@ -15,7 +15,7 @@ from burnish.flow.multistep import thinned
 from burnish.flow.sampling import Plan, denoise
 from burnish.flow.schedules import schedule
 from burnish.models.lora import merging_rounds
-from burnish.options import RolloutOptions
+from burnish.options.flow import RolloutOptions
 from burnish.tasks.flow.roles import FlowRoles
 from burnish.tasks.job import Job
 from burnish.types.batch import Gathered, to_device

@@ -8,8 +8,7 @@ from typing import Any
 from burnish.config.flow import FlowConfig
 from burnish.data.flow.offline import EncodedPictures, OfflinePictures, StoredLatents
 from burnish.data.flow.pictures import Holds, read_pictures
-from burnish.options import DataOptions
-from burnish.options.flow import SupervisedOptions
+from burnish.options.flow import DataOptions, SupervisedOptions
 from burnish.tasks.flow.engine import FlowEngine
 from burnish.types.rollout import Prompt
 from burnish.utils.paths import resolve

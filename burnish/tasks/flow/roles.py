@@ -15,7 +15,7 @@ from burnish.algorithms.flow.base import Name, Needs, Role
 from burnish.algorithms.flow.teaching import Teacher
 from burnish.flow.sampling import guide
 from burnish.models.flow.base import FlowModel
-from burnish.options import LoraOptions
+from burnish.options.flow import LoraOptions
 from burnish.rewards.base import Reward
 from burnish.training.roles import TrainedRoles
 from burnish.training.sharding import local_shard

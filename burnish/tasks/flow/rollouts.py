@@ -14,7 +14,7 @@ from torch import Tensor
 from burnish.advantages.selection import select_best_worst
 from burnish.algorithms.flow.base import Needs
 from burnish.metrics import group_diversity
-from burnish.options import RolloutOptions
+from burnish.options.flow import RolloutOptions
 from burnish.rewards.scoring import AnyScorer, PendingScores, awaited
 from burnish.rollout.requests import RolloutRequest
 from burnish.tasks.flow.drift import velocity_growth, watched

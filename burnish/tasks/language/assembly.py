@@ -19,7 +19,7 @@ from burnish.data.language.responses import ResponseRecord, read_responses
 from burnish.data.stream import Stream
 from burnish.language.sampling import Sampling
 from burnish.models.language.loading import check_experts, family_of, load_language_model, read_config
-from burnish.options import LanguageValidationOptions
+from burnish.options.language import LanguageValidationOptions
 from burnish.rewards.text.base import POLICY, Dialogue, Response, check_labels
 from burnish.tasks.assembly import Assembly
 from burnish.tasks.language.dialogues import Dialogues, try_out

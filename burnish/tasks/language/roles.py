@@ -16,7 +16,7 @@ from burnish.language.cost import cheapest_for_all
 from burnish.language.logprobs import ResponseStates, TokenScores, response_states, score
 from burnish.language.model import LanguageModel
 from burnish.models.lora import language_targets, merging_rounds
-from burnish.options import CriticOptions, LanguageLoraOptions
+from burnish.options.language import CriticOptions, LanguageLoraOptions
 from burnish.training.balance import Balance
 from burnish.training.roles import TrainedRoles
 from burnish.training.sharding import local_shard

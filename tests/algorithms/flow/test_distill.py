@@ -10,7 +10,7 @@ from burnish.algorithms.flow.distill import Distill
 from burnish.algorithms.flow.teaching import Teacher
 from burnish.flow.windows import Window
 from burnish.models.flow.teachers import check_teacher, load_teacher
-from burnish.options import LoraOptions, ModelOptions
+from burnish.options.flow import LoraOptions, ModelOptions
 from burnish.types.rollout import Steps
 from burnish.utils.errors import UserError
 from tests.support.factory import tiny_flux, tiny_pipeline

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from burnish.algorithms.language.ppo import PPO
-from burnish.options import CriticOptions, OptimizerOptions
+from burnish.options import OptimizerOptions
+from burnish.options.language import CriticOptions
 from tests.support.token_batches import Bench, close
 
 

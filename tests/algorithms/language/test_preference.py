@@ -9,8 +9,7 @@ import torch
 from pydantic import ValidationError
 from torch.nn.functional import logsigmoid
 
-from burnish.algorithms.language.dpo import DPO
-from burnish.algorithms.language.ipo import IPO
+from burnish.algorithms.language.dpo import DPO, IPO
 from burnish.algorithms.language.kto import KTO
 from burnish.batches.responses import mismatched
 from burnish.language.logprobs import response_logprobs

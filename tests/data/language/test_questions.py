@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from burnish.data.language.prompts import read_questions, within_length
-from burnish.options import LanguageDataOptions
+from burnish.options.language import LanguageDataOptions
 from burnish.types.media import Media
 from burnish.types.prompt import Message, Part, Prompt
 from burnish.utils.errors import UserError

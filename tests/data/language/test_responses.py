@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from burnish.data.language.responses import read_responses
-from burnish.options import LanguageDataOptions
+from burnish.options.language import LanguageDataOptions
 from burnish.types.media import Media
 from burnish.utils.errors import UserError
 

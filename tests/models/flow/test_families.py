@@ -17,7 +17,7 @@ from burnish.models.flow.flux import FLUX, pack, unpack
 from burnish.models.flow.loading import load_model
 from burnish.models.flow.sd3 import SD3
 from burnish.models.lora import adapter_state, add_adapters, lora_layers, merged_state
-from burnish.options import LoraOptions, ModelOptions
+from burnish.options.flow import LoraOptions, ModelOptions
 from burnish.utils.errors import UserError
 from tests.support.factory import tiny_flux, tiny_pipeline
 

@@ -11,7 +11,7 @@ from burnish.algorithms.flow.base import Needs
 from burnish.flow.schedules import schedule
 from burnish.models.flow.flux import pack, positions, unpack
 from burnish.models.flow.loading import load_model
-from burnish.options import ModelOptions, RolloutOptions
+from burnish.options.flow import ModelOptions, RolloutOptions
 from burnish.tasks.flow.engine import FlowEngine, FlowJob
 from burnish.tasks.flow.roles import FlowRoles
 from burnish.types.rollout import Prompt

@@ -11,7 +11,7 @@ import pytest
 
 from burnish.models.flow.loading import load_model, read_index
 from burnish.models.language.loading import load_language_model
-from burnish.options import ModelOptions
+from burnish.options.flow import ModelOptions
 from burnish.utils.errors import UserError
 from tests.support.factory import tiny_pipeline
 from tests.support.language_samples import folder_of

@@ -14,7 +14,7 @@ from burnish.algorithms.flow.base import Needs, Recording
 from burnish.flow.windows import Window
 from burnish.models.flow.loading import load_model
 from burnish.models.lora import add_adapters
-from burnish.options import LoraOptions, ModelOptions, RolloutOptions
+from burnish.options.flow import LoraOptions, ModelOptions, RolloutOptions
 from burnish.tasks.flow.engine import FlowEngine, FlowJob
 from burnish.tasks.flow.roles import FlowRoles
 from burnish.types.rollout import Prompt

@@ -7,7 +7,7 @@ import torch
 
 from burnish.models.language.loading import load_language_model
 from burnish.models.lora import add_adapters, language_targets
-from burnish.options import LanguageLoraOptions, LanguageModelOptions
+from burnish.options.language import LanguageLoraOptions, LanguageModelOptions
 from burnish.utils.errors import UserError
 from tests.support.language_samples import folder_of
 from tests.support.tiny_language import SEEING

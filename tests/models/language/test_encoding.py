@@ -17,7 +17,7 @@ from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
 
 from burnish.models.language.loading import load_language_model
 from burnish.models.language.tiles import in_words
-from burnish.options import ModelOptions
+from burnish.options.flow import ModelOptions
 from burnish.utils.errors import UserError
 from tests.support.language_samples import folder_of, model_of, prompts_of
 from tests.support.tiny_language import FAMILIES, SEEING, SMOL, chat, film, picture, tiny_language

@@ -13,7 +13,7 @@ from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
 from burnish.models.language.loading import load_language_model
 from burnish.models.lora import adapter_state, add_adapters, merged, merged_state
-from burnish.options import LoraOptions, ModelOptions
+from burnish.options.flow import LoraOptions, ModelOptions
 from burnish.utils import random
 from tests.support.language_samples import encode_all, folder_of, responses
 from tests.support.tiny_language import FAMILIES, SEEING

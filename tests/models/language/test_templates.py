@@ -10,7 +10,7 @@ from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
 
 from burnish.environments.tools import Tools
 from burnish.models.language.loading import load_language_model
-from burnish.options import ModelOptions
+from burnish.options.flow import ModelOptions
 from burnish.tasks.language.dialogues import Dialogues
 from burnish.utils.errors import UserError
 from tests.support.tiny_language import chat, picture, tiny_language

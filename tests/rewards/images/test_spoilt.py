@@ -8,7 +8,8 @@ import torch
 
 from burnish.metrics import group_diversity
 from burnish.models.flow.loading import load_model
-from burnish.options import LoraOptions, ModelOptions, ScoringOptions
+from burnish.options import ScoringOptions
+from burnish.options.flow import LoraOptions, ModelOptions
 from burnish.registry import lookup
 from burnish.rewards.scoring import Scorer
 from burnish.types.prompt import Prompt
