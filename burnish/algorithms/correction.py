@@ -6,18 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from burnish.options import Positive
+from burnish.options import Positive, Rule
 from burnish.registry import options
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Rule = Literal[
-    "token_k1", "token_k2", "token_k3",
-    "seq_sum_k1", "seq_sum_k2", "seq_sum_k3",
-    "seq_mean_k1", "seq_mean_k2", "seq_mean_k3",
-    "seq_max_k2", "seq_max_k3",
-]  # fmt: skip
 
 
 def _listed(value: Any) -> Any:

@@ -13,14 +13,9 @@ import torch
 from torch import Tensor
 
 from burnish.losses.policy import LOG_RATIO_MAX, ratio_of
+from burnish.options import Rule
 
 Level = Literal["step", "sample"]
-Rule = Literal[
-    "token_k1", "token_k2", "token_k3",
-    "seq_sum_k1", "seq_sum_k2", "seq_sum_k3",
-    "seq_mean_k1", "seq_mean_k2", "seq_mean_k3",
-    "seq_max_k2", "seq_max_k3",
-]  # fmt: skip
 
 
 def importance_weights(

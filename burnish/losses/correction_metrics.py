@@ -12,7 +12,6 @@ from torch import Tensor
 
 from burnish.losses.correction import (
     Level,
-    Rule,
     importance_weights,
     masked,
     masked_mean,
@@ -23,6 +22,7 @@ from burnish.losses.correction import (
     row_mean,
 )
 from burnish.losses.policy import LOG_RATIO_MAX
+from burnish.options import Rule
 
 PREFIX = "rollout_corr/"
 

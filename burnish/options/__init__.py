@@ -73,6 +73,15 @@ def unix_seconds(moment: float | str) -> float:
     return seconds
 
 
+# what a rejection looks at: an estimate of the KL of each action, or their sum, mean or largest along a sample
+Rule = Literal[
+    "token_k1", "token_k2", "token_k3",
+    "seq_sum_k1", "seq_sum_k2", "seq_sum_k3",
+    "seq_mean_k1", "seq_mean_k2", "seq_mean_k3",
+    "seq_max_k2", "seq_max_k3",
+]  # fmt: skip
+
+
 @options
 class OptimizerOptions:
     """AdamW and its learning rate schedule."""
