@@ -31,7 +31,10 @@ def test_what_is_written_is_read_again(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["rewards.environment.weight=1"], "rewards.environment is given by the environment, but there is none"),
+        (
+            ["rewards.environment.weight=1"],
+            "rewards.environment is the environment's reward, but there is no environment",
+        ),
         ([*GAME, "algorithm=dpo", "algorithm.online=false"], "dpo learns from given responses"),
         ([*GAME, "environment.max_length=5"], "environment.max_length is 5.*rollout.max_new_tokens=12"),
         ([*GAME, "environment.turns=5"], "environment.turns is 5.*did you mean environment.max_turns"),
