@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from burnish.algorithms.base import Metrics
 from burnish.options import Count, Positive, clip_range
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.advantages.rewards import Rewards
-    from burnish.algorithms.language.policy_gradient import TokenPolicyGradient
+    from burnish.algorithms.kl import TokenKl
+    from burnish.algorithms.language.base import LanguageNeeds
     from burnish.batches.tokens import AnnotatedTokens
 
 
@@ -27,7 +28,20 @@ class Overlong:
     """The penalty at the limit."""
 
 
-def complaints(algorithm: TokenPolicyGradient, samples: int, longest: int) -> Iterator[str]:
+class Shaping(Protocol):
+    """Options of an algorithm that decide what its rewards are worth before they are compared."""
+
+    overlong: Overlong | None
+    reward_norm: bool
+    reward_clip: float | None
+    reward_clip_low: float | None
+    kl: TokenKl | None
+
+    def needs(self) -> LanguageNeeds:
+        """Among them, whether a greedy response is scored beside the others."""
+
+
+def complaints(algorithm: Shaping, samples: int, longest: int) -> Iterator[str]:
     """What its options of shaping can't be used with: N responses per update, of at most ``longest`` tokens."""
     overlong, kl = algorithm.overlong, algorithm.kl
     if overlong is not None and overlong.buffer >= longest:
@@ -42,7 +56,7 @@ def complaints(algorithm: TokenPolicyGradient, samples: int, longest: int) -> It
         )
 
 
-def memory_of(algorithm: TokenPolicyGradient) -> Any:
+def memory_of(algorithm: Shaping) -> Any:
     """What shaping remembers from update to update: statistics of rewards, and the KL's coefficient."""
     from burnish.advantages.whitening import RunningMoments
     from burnish.algorithms.memory import Memory
@@ -51,7 +65,7 @@ def memory_of(algorithm: TokenPolicyGradient) -> Any:
     return Memory(parts | ({"kl": algorithm.kl.make_controller()} if algorithm.kl else {}))
 
 
-def shape(algorithm: TokenPolicyGradient, annotated: AnnotatedTokens) -> tuple[Rewards, float, Metrics]:
+def shape(algorithm: Shaping, annotated: AnnotatedTokens) -> tuple[Rewards, float, Metrics]:
     """What responses earned, the coefficient of a KL in the loss, and what there is to report.
 
     The memory takes in this batch: what it knew before decides the KL's weight, and what it knows then how
@@ -87,7 +101,7 @@ def shape(algorithm: TokenPolicyGradient, annotated: AnnotatedTokens) -> tuple[R
 
 
 def _scaled(
-    algorithm: TokenPolicyGradient, annotated: AnnotatedTokens, missing: Tensor
+    algorithm: Shaping, annotated: AnnotatedTokens, missing: Tensor
 ) -> tuple[Tensor, Tensor, Metrics]:
     """Rewards of the responses and of the greedy ones, [B] each, by the options of scale."""
     from burnish.advantages.shaping import clip_values, overlong_penalty
@@ -116,7 +130,7 @@ def _scaled(
     return reward.masked_fill(missing, 0.0), greedy, metrics
 
 
-def _penalty(algorithm: TokenPolicyGradient, annotated: AnnotatedTokens, mask: Tensor) -> tuple[Tensor, float, Metrics]:
+def _penalty(algorithm: Shaping, annotated: AnnotatedTokens, mask: Tensor) -> tuple[Tensor, float, Metrics]:
     """What the KL takes off each token [B, T], its coefficient in the loss, and the controller's step."""
     import torch
 
