@@ -13,10 +13,8 @@ from burnish.algorithms.base import Algorithm
 from burnish.config.placement import placement_complaints, profiler_complaints
 from burnish.config.plugins import open_plugins
 from burnish.options import CheckpointOptions, Count, EmaOptions, OptimizerOptions, ScoringOptions, Seed, Threads
-from burnish.options.pipeline import PipelineOptions
+from burnish.options.cluster import PipelineOptions, PoolsOptions, RayOptions, ShardingOptions
 from burnish.options.profiler import ProfilerOptions
-from burnish.options.ray import PoolsOptions, RayOptions
-from burnish.options.sharding import ShardingOptions
 from burnish.registry import known, names, options
 from burnish.utils.errors import ConfigError
 

@@ -16,7 +16,7 @@ from functools import partial
 from threading import Condition
 from typing import Any
 
-from burnish.options.pipeline import PipelineOptions
+from burnish.options.cluster import PipelineOptions
 from burnish.rollout.asynchronous import AsyncRolloutWorker, Filling, Handle
 from burnish.rollout.prompt_schedule import PromptSchedule
 from burnish.types.rollout import Rollouts

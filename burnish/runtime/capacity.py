@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from burnish.options.ray import PoolOptions, PoolsOptions
+from burnish.options.cluster import PoolOptions, PoolsOptions
 
 
 @dataclass(frozen=True)

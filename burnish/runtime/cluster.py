@@ -17,7 +17,7 @@ from typing import Any
 import ray
 from ray._private import ray_constants
 
-from burnish.options.ray import PoolsOptions, RayOptions
+from burnish.options.cluster import PoolsOptions, RayOptions
 from burnish.runtime.capacity import Need, Node, lacking, needs
 from burnish.runtime.faults import Unschedulable
 from burnish.runtime.pools import Pool

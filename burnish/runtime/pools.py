@@ -10,7 +10,7 @@ import ray
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from burnish.options.ray import RayOptions
+from burnish.options.cluster import RayOptions
 from burnish.runtime.capacity import Need, amounts
 from burnish.runtime.faults import Unschedulable
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import ray
 
-from burnish.options.ray import RayOptions
+from burnish.options.cluster import RayOptions
 from burnish.rollout.requests import RolloutRequest, split
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import POLL, Call

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ray.exceptions import GetTimeoutError, ObjectLostError
 
-from burnish.options.ray import WeightSyncOptions
+from burnish.options.cluster import WeightSyncOptions
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import Call, all_done
 from burnish.runtime.faults import WorkerDied, WorkerTimeout

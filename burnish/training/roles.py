@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from burnish.models.lora import add_adapters, lora_layers, merged, switch_adapter
+from burnish.options.cluster import ShardingOptions
 from burnish.options.flow import LoraOptions
-from burnish.options.sharding import ShardingOptions
 from burnish.training.balance import Balance
 from burnish.training.ranks import Ranks
 from burnish.training.sharding import Shards, copy_full, mesh_of, shard

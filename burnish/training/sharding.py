@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from burnish.options.sharding import ShardingOptions
+from burnish.options.cluster import ShardingOptions
 from burnish.training.ranks import SINGLE_RANK, Ranks, distribute
 from burnish.utils.errors import UserError
 

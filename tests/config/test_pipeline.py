@@ -6,7 +6,7 @@ from burnish.config import fingerprint, load
 from burnish.config.derived import with_derived
 from burnish.config.tasks import TASKS
 from burnish.config.text import fields
-from burnish.options.pipeline import PipelineOptions
+from burnish.options.cluster import PipelineOptions
 from burnish.registry import lookup, names
 from burnish.utils.errors import ConfigError
 

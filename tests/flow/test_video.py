@@ -15,7 +15,6 @@ from burnish.flow.sampling import Plan, denoise, guide
 from burnish.flow.schedules import schedule
 from burnish.flow.transitions import transition
 from burnish.flow.windows import Window
-from burnish.losses.distillation import distill_fm_mse, distill_kl
 from burnish.losses.kl import gaussian_kl, squared_distance
 from burnish.losses.matching import awm_logprob, matching_error, negative_aware
 from burnish.losses.surrogates import guard_log_ratio
@@ -104,8 +103,8 @@ LOSSES = {
     "matching_error": lambda a, b, c: matching_error(a, c - b),
     "gaussian_kl": lambda a, b, c: gaussian_kl(a, b, TIME),
     "squared_distance": lambda a, b, c: squared_distance(a, b),
-    "distill_kl": lambda a, b, c: distill_kl(a, b, TIME),
-    "distill_fm_mse": lambda a, b, c: distill_fm_mse(a, b),
+    "distill_kl": lambda a, b, c: gaussian_kl(a, b, TIME),
+    "distill_fm_mse": lambda a, b, c: squared_distance(a, b),
     "guard_log_ratio": lambda a, b, c: guard_log_ratio(PER_SAMPLE, OLD, a, b, TIME),
     "negative_aware": lambda a, b, c: negative_aware(a, b, c, b + c, TIME, TIME, beta=0.5)[0],
     "awm_logprob": lambda a, b, c: awm_logprob(a, b, TIME, weighting="t"),

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from burnish.losses.distillation import distill_fm_mse, distill_kl
-from burnish.losses.kl import gaussian_kl
+from burnish.losses.kl import gaussian_kl, squared_distance
 from burnish.losses.matching import advantage_weighted_matching, awm_logprob, matching_error, negative_aware
 from burnish.losses.policy import flow_clip
 from burnish.losses.preference import centred_distillation, diffusion_dpo, group_preference, preference_loss
@@ -37,8 +36,8 @@ LOSSES = {
     ),
     "kl_trust_region": (lambda x: kl_trust_region(x, OLD, ADVANTAGE, EVERY, STD, threshold=0.5).loss, LOGPROB),
     "gaussian_kl": (lambda mean: gaussian_kl(mean, B, STD), A),
-    "distill_kl": (lambda mean: distill_kl(mean, B, STD), A),
-    "distill_fm_mse": (lambda v: distill_fm_mse(v, B), A),
+    "distill_kl": (lambda mean: gaussian_kl(mean, B, STD), A),
+    "distill_fm_mse": (lambda v: squared_distance(v, B), A),
     "matching_error": (lambda v: matching_error(v, C - B), A),
     "preference_loss": (lambda m: preference_loss(m, beta=2.0, label_smoothing=0.1), ADVANTAGE),
     "preference_loss ipo": (lambda m: preference_loss(m, beta=2.0, kind="ipo"), ADVANTAGE),

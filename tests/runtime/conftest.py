@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from burnish.options.ray import PoolOptions, PoolsOptions, RayOptions
+from burnish.options.cluster import PoolOptions, PoolsOptions, RayOptions
 from tests.support.ray_runs import SLOW
 
 OPTIONS = RayOptions(address="local", start_timeout=SLOW, call_timeout=SLOW, placement_timeout=60.0)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from burnish.options.ray import RayOptions
+from burnish.options.cluster import RayOptions
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import first_done
 from burnish.runtime.faults import RestartLimit, WorkerDied, WorkerTimeout

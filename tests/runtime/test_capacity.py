@@ -3,7 +3,7 @@
 import pydantic
 import pytest
 
-from burnish.options.ray import PoolOptions, PoolsOptions, RayOptions
+from burnish.options.cluster import PoolOptions, PoolsOptions, RayOptions
 from burnish.runtime.capacity import Need, Node, lacking, needs
 
 SMALL = Node("10.0.0.1", cpus=4, gpus=0)

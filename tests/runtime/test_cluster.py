@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from burnish.options.ray import PoolOptions, PoolsOptions, RayOptions
+from burnish.options.cluster import PoolOptions, PoolsOptions, RayOptions
 from burnish.runtime.cluster import Cluster, cluster
 from burnish.runtime.faults import Unschedulable
 from burnish.utils.errors import UserError
@@ -57,7 +57,7 @@ def test_two_machines_of_which_one_is_lost(tmp_path):
 WRONG = """
 import time
 from burnish.utils.errors import UserError
-from burnish.options.ray import PoolsOptions, RayOptions
+from burnish.options.cluster import PoolsOptions, RayOptions
 from burnish.runtime.cluster import cluster
 start = time.monotonic()
 try:

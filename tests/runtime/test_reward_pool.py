@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from burnish.options.ray import RayOptions
+from burnish.options.cluster import RayOptions
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.faults import RestartLimit, WorkerTimeout
 from burnish.runtime.reward_pool import PooledScorer

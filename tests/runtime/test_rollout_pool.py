@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from burnish.options.ray import RayOptions
+from burnish.options.cluster import RayOptions
 from burnish.runtime.faults import Unschedulable, WorkerDied, WorkerTimeout
 from burnish.runtime.rollout_pool import RolloutPool
 from tests.support.toy_source import prompt_schedule

@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 
-from burnish.options.ray import WeightSyncOptions
+from burnish.options.cluster import WeightSyncOptions
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.faults import WorkerDied
 from burnish.runtime.weight_stream import Layout, Mismatch

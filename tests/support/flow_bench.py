@@ -12,8 +12,8 @@ from burnish.algorithms.flow.tempflow_grpo import TempFlowGRPO
 from burnish.flow.windows import Window
 from burnish.models.flow.loading import load_model
 from burnish.options import OptimizerOptions
+from burnish.options.cluster import ShardingOptions
 from burnish.options.flow import LoraOptions, ModelOptions, RolloutOptions, TrainerOptions
-from burnish.options.sharding import ShardingOptions
 from burnish.registry import options
 from burnish.rewards.base import Reward, Verdict
 from burnish.tasks.flow.engine import FlowEngine, FlowJob

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from burnish.options.ray import PoolOptions, PoolsOptions, RayOptions
+from burnish.options.cluster import PoolOptions, PoolsOptions, RayOptions
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.cluster import cluster
 from tests.support.sockets import descendants, watched

@@ -25,8 +25,8 @@ from burnish.algorithms.language.policy_gradient import GRPO
 from burnish.algorithms.language.ppo import PPO
 from burnish.algorithms.language.sft import SFT
 from burnish.options import OptimizerOptions
+from burnish.options.cluster import ShardingOptions
 from burnish.options.language import CriticOptions
-from burnish.options.sharding import ShardingOptions
 from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.ranks import SINGLE_RANK, Ranks, join_ranks
 from burnish.training.sharding import full_weight, local_shard

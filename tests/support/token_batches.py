@@ -29,9 +29,9 @@ from burnish.algorithms.language.presets import (
 from burnish.language.sampling import Sampling
 from burnish.models.language.loading import load_language_model
 from burnish.options import OptimizerOptions
+from burnish.options.cluster import ShardingOptions
 from burnish.options.flow import ModelOptions
 from burnish.options.language import CriticOptions, LanguageLoraOptions, LanguageTrainerOptions
-from burnish.options.sharding import ShardingOptions
 from burnish.tasks.language.engine import LanguageEngine, ResponseJob
 from burnish.tasks.language.roles import LanguageRoles
 from burnish.training.ema import Ema

@@ -12,8 +12,8 @@ import torch
 
 from burnish.data.stream import PromptStream
 from burnish.metrics import is_time_column
+from burnish.options.cluster import PipelineOptions
 from burnish.options.flow import FilterOptions
-from burnish.options.pipeline import PipelineOptions
 from burnish.rollout.pipelined import PipelinedSource
 from burnish.rollout.prompt_schedule import PromptSchedule
 from burnish.rollout.serialization import deserialize, serialize

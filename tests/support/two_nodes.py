@@ -11,7 +11,7 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 from ray.cluster_utils import Cluster
 
-from burnish.options.ray import PoolOptions, PoolsOptions, RayOptions
+from burnish.options.cluster import PoolOptions, PoolsOptions, RayOptions
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.cluster import cluster
 from burnish.runtime.faults import Unschedulable, WorkerDied

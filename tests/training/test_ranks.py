@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from burnish.checkpoint.files import MANIFEST
-from burnish.options.sharding import ShardingOptions
+from burnish.options.cluster import ShardingOptions
 from burnish.training.batching import rank_micro_batches
 from burnish.training.ranks import SINGLE_RANK, RanksLost, distribute, join_ranks, own_rows
 from burnish.training.sharding import full_weight, mesh_of, shard

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
+from burnish.options import Guidance, Positive
+from burnish.registry import options
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from burnish.algorithms.flow.teaching import Teacher
     from burnish.flow.multistep import Solver
     from burnish.flow.transitions import Density, Kind
     from burnish.flow.windows import Window
@@ -49,6 +51,25 @@ class Recording:
                     f"splits has step {split}, but stochastic are only {within.start} to {within.stop - 1}, "
                     "and samples part by noise alone"
                 )
+
+
+@options
+class Teacher:
+    """A frozen network. It reads the embeddings of the run's own text encoders, so its own must be the same."""
+
+    path: str | None = None
+    """Directory of its pipeline, of the family of model.path; null is the run's own untrained model."""
+    lora: str | None = None
+    """Directory of an adapter for it, as diffusers' load_lora_weights reads one; null adds none."""
+    guidance_scale: Guidance | None = None
+    """Classifier-free guidance that it predicts with; null takes rollout.guidance_scale."""
+    weight: Positive = 1.0
+    """Share of its loss in the sum."""
+
+    @property
+    def is_start(self) -> bool:
+        """Whether it is the run's own untrained model."""
+        return self.path is None and self.lora is None
 
 
 @dataclass(frozen=True)

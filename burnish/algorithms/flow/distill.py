@@ -14,8 +14,7 @@ from pydantic import Field, model_validator
 
 from burnish.advantages.metrics import range_metrics
 from burnish.algorithms.base import Algorithm, Metrics
-from burnish.algorithms.flow.base import Needs, Recording, Role, Roles
-from burnish.algorithms.flow.teaching import Teacher
+from burnish.algorithms.flow.base import Needs, Recording, Role, Roles, Teacher
 from burnish.flow.windows import Window
 from burnish.options import Positive
 from burnish.registry import register
@@ -101,10 +100,10 @@ class Distill(Algorithm):
     def _distance(self, part: Steps, velocity: Tensor, target: Tensor) -> Tensor:
         """How far the student is from a teacher at each step: [M]."""
         from burnish.flow.transitions import transition
-        from burnish.losses.distillation import distill_fm_mse, distill_kl
+        from burnish.losses.kl import gaussian_kl, squared_distance
 
         if self.objective == "distill_fm_mse":
-            return distill_fm_mse(velocity, target)
+            return squared_distance(velocity, target)
         student, teacher = (
             transition(
                 self.transition, v, part.state, part.time, part.time_next,
@@ -113,4 +112,4 @@ class Distill(Algorithm):
             for v in (velocity, target)
         )  # fmt: skip
         published = self.transition == "sde" and self.kl_form == "published"
-        return distill_kl(student.mean, teacher.mean, student.std / student.step.sqrt() if published else student.std)
+        return gaussian_kl(student.mean, teacher.mean, student.std / student.step.sqrt() if published else student.std)

@@ -100,9 +100,7 @@ def shape(algorithm: Shaping, annotated: AnnotatedTokens) -> tuple[Rewards, floa
     return rewards, coef, metrics | measured
 
 
-def _scaled(
-    algorithm: Shaping, annotated: AnnotatedTokens, missing: Tensor
-) -> tuple[Tensor, Tensor, Metrics]:
+def _scaled(algorithm: Shaping, annotated: AnnotatedTokens, missing: Tensor) -> tuple[Tensor, Tensor, Metrics]:
     """Rewards of the responses and of the greedy ones, [B] each, by the options of scale."""
     from burnish.advantages.shaping import clip_values, overlong_penalty
 

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from burnish.algorithms.flow.base import Name, Needs, Role
-from burnish.algorithms.flow.teaching import Teacher
+from burnish.algorithms.flow.base import Name, Needs, Role, Teacher
 from burnish.flow.sampling import guide
 from burnish.models.flow.base import FlowModel
 from burnish.options.flow import LoraOptions

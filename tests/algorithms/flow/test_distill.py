@@ -6,8 +6,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from burnish.algorithms.flow.base import Teacher
 from burnish.algorithms.flow.distill import Distill
-from burnish.algorithms.flow.teaching import Teacher
 from burnish.flow.windows import Window
 from burnish.models.flow.teachers import check_teacher, load_teacher
 from burnish.options.flow import LoraOptions, ModelOptions

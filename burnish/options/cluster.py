@@ -1,4 +1,4 @@
-"""Options of runtime=ray: resource pools and the cluster."""
+"""Options of several processes: resource pools, the cluster, sampling ahead of training, and sharding."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.options import NonNegative, Positive, Seconds, Threads, Whole
+from burnish.options import Count, NonNegative, Positive, Seconds, Threads, Whole
 from burnish.registry import options
 
 STARTED = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")  # of a cluster that ray.init starts
@@ -114,3 +114,45 @@ class RayOptions:
             if started:
                 raise ValueError(f"init.{started[0]} has no effect on a running cluster ({self.address}); leave it out")
         return self
+
+
+@options
+class PipelineOptions:
+    """How far sampling runs ahead of training."""
+
+    depth: Annotated[int, Field(ge=0, le=1000)] = 0
+    """Batches that may be sampled ahead of the one that is trained on: 0 is synchronous, 1 is one-step-off-policy, more
+    is fully asynchronous. More than 0 needs runtime=ray."""
+    max_staleness: Whole | None = None
+    """Most policy updates between the weights that sampled a batch and those that train on it; a batch that would
+    become older is not started. null uses depth."""
+    drop: bool = False
+    """After resuming with a lower max_staleness, drop (and count) the checkpoint's batches that would be older; false
+    trains on them anyway."""
+    timeout: Seconds = 3600.0
+    """Seconds to wait for samples or for a weight sync before the run stops with an error."""
+
+    @property
+    def lag(self) -> int:
+        """Policy updates between sampling and training weights in the steady state."""
+        return self.depth if self.max_staleness is None else min(self.depth, self.max_staleness)
+
+
+@options
+class ShardingOptions:
+    """FSDP2 sharding over the trainer's ranks; a single rank is not sharded.
+
+    Trained weights, gradients and optimizer states are float32, whatever the precision of the forward pass."""
+
+    gather: Literal["exact", "compute"] = "exact"
+    """Precision of the weight all-gather: exact keeps the stored precision, with the numbers of a single rank; compute
+    casts to model.dtype first, which halves the traffic with bfloat16."""
+    reshard_after_forward: bool = True
+    """Free gathered weights after each forward pass, and gather them again for the backward pass: less memory, 1.5
+    times the traffic."""
+    offload: bool = False
+    """Keep weights, gradients and optimizer states in CPU memory, and copy a block's weights to the GPU while it
+    runs."""
+    shard_size: Count | None = None
+    """Ranks per shard group, such as the GPUs of a machine; the weights are replicated across groups (HSDP). null
+    shards over all ranks."""
