@@ -30,7 +30,7 @@ ADOPT = 36  # prctl's PR_SET_CHILD_SUBREAPER: orphans of a try become children o
 STOPPED = 75
 WAY_OUT = re.compile(
     r"\b(must|give|set|lower|raise|leave|choose|use|write|delete|remove|repair|mean|need|needs|wait|make|download|fetch|"
-    r"commands|try|keep|say|name|start|restore|put|install|add|save|take|change|export|separate|mend|fix|correct|unset|shorten)\b|"
+    r"commands|try|keep|say|name|start|restore|put|install|add|save|take|change|export|separate|mend|fix|correct|unset|check|shorten)\b|"
     r"has: |Known: |see whether|train it|--help",
     re.IGNORECASE,
 )
