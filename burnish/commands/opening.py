@@ -86,7 +86,9 @@ def open_run(source: str, overrides: Sequence[str] = (), *, samples: bool = True
     store = CheckpointStore(folder.checkpoints, config.checkpoint)
     checkpoint = store.open(wanted) if wanted else store.latest()
     if checkpoint is None:
-        raise UserError(f"{source} has no complete checkpoint yet; wait until training writes one, every checkpoint.every updates")
+        raise UserError(
+            f"{source} has no complete checkpoint yet; wait until training writes one, every checkpoint.every updates"
+        )
     assembly = assemble(config)
     assembly.load_weights(checkpoint.load(assembly.identity, PARTS))
     return assembly, checkpoint.update
