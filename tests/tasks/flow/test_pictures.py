@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 
 import pytest
@@ -10,9 +9,9 @@ import torch
 from safetensors.torch import save_file
 
 from burnish.config import load
-from burnish.loop import run
 from burnish.tasks import assemble
 from burnish.utils.errors import ConfigError, UserError
+from tests.support.language_runs import saved, trained, weights
 
 PICTURES = "burnish:quickstart/pictures.jsonl"
 SMALL = [
@@ -30,24 +29,6 @@ def assembly_of(*overrides):
     assembly.check_data()
     assembly.check()
     return assembly
-
-
-def trained(assembly, first: int, last: int) -> list[dict]:
-    rows: list[dict] = []
-    run(range(first, last + 1), assembly.source, assembly.workers,
-        [lambda update, metrics: rows.append(dict(metrics))], watch=assembly.watch, stop=lambda: False)  # fmt: skip
-    return rows
-
-
-def weights(assembly) -> torch.Tensor:
-    return torch.cat([value.detach().flatten() for value in assembly.roles.parameters().values()])
-
-
-def saved(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 @pytest.mark.parametrize("overrides", [SFT, BESIDE], ids=["sft", "beside"])
