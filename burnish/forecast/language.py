@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from burnish.tasks.language.assembly import LanguageAssembly
 
 MICRO_BATCHES = 2  # of an optimizer step that is forecast: the second one adds to gradients that are there
+FEW = 16  # tokens of responses that are to cost nothing
 ORDINARY = 7  # a token that no response ends with
 
 
@@ -36,6 +37,7 @@ class Rows:
 
     prompts: int
     n: int  # responses of each
+    longest: int  # tokens of each
 
     @property
     def count(self) -> int:
@@ -50,7 +52,14 @@ def learned_rows(config: LanguageConfig, ranks: int) -> Rows:
     each = max((config.trainer.micro_batch_tokens - question) // (longest + (0 if n > 1 else question)), 1)
     step = config.trainer.mini_batch_size or config.samples
     rows = min(MICRO_BATCHES * each * ranks, step)
-    return Rows(max(math.ceil(rows / n), 1), n)
+    own = min(n, max(rows, 2)) if n > 1 else 1
+    return Rows(max(math.ceil(rows / own), 1), own, longest)
+
+
+def first_rows(config: LanguageConfig, ranks: int) -> Rows:
+    """Rows of the update that only has to make the optimizer's states: one a rank, of few tokens."""
+    own = min(config.sampled_per_prompt, 2)
+    return Rows(math.ceil(ranks / own), own, min(FEW, config.rollout.max_new_tokens))
 
 
 class LanguagePhases:
@@ -66,8 +75,9 @@ class LanguagePhases:
         """All of them, and two updates: the optimizer's states appear in the first."""
         self.load()
         self.sample()
-        for update in (1, 2):
-            scored = self.scored(update)
+        ranks = self.assembly.ranks.size
+        for update, rows in enumerate((first_rows(self.config, ranks), learned_rows(self.config, ranks)), start=1):
+            scored = self.scored(update, rows)
             with self.counter.phase("annotate"), self._known_results():
                 annotated = self.assembly.workers.annotate(scored)
             with outside_of_modes():
@@ -112,12 +122,11 @@ class LanguagePhases:
         with self.counter.phase("sample"), endless(self.counter, skips=self.pretending is not None), self._answers(0):
             engine.sample(job)
 
-    def scored(self, update: int) -> ScoredResponses:
-        """Responses of the greatest length with rewards, as many as ``learned_rows`` says."""
-        config, rows = self.config, learned_rows(self.config, self.assembly.ranks.size)
+    def scored(self, update: int, rows: Rows) -> ScoredResponses:
+        """Responses with rewards, all of the same length."""
+        config, longest = self.config, rows.longest
         prompts, group, sample = numbered(self.prompts.prompts(rows.prompts), rows.n)
         with outside_of_modes():
-            longest = config.rollout.max_new_tokens
             generator = np.random.default_rng(update)
             reward = torch.from_numpy(generator.random(rows.count, dtype=np.float32))
             length = torch.full((rows.count,), longest)
@@ -132,7 +141,7 @@ class LanguagePhases:
             )  # fmt: skip
             return ScoredResponses(
                 prompts=prompts, group=group, sample=sample, trace=trace, scores=scores,
-                greedy=torch.zeros(rows.count), turn_rewards=torch.zeros(rows.count, 0), limit=longest,
+                greedy=torch.zeros(rows.count), turn_rewards=torch.zeros(rows.count, 0), limit=config.rollout.max_new_tokens,
                 update=update, version=update - 1, seed=config.seed,
             )  # fmt: skip
 
@@ -211,29 +220,54 @@ def outside_of_modes() -> Iterator[None]:
 
 @contextmanager
 def endless(counter: LiveBytes, *, skips: bool) -> Iterator[None]:
-    """Responses are written until their limit. With ``skips`` layers run only where the cache has changed its size."""
+    """Responses are written until their limit. With ``skips`` networks run only where the cache has changed its size:
+    in every other step a rank holds what it held in the last one."""
     from burnish.language import decoding
+    from burnish.language.decoding import DecodingRows
     from burnish.language.layers import Layers
 
-    choose, step = decoding.choose, Layers.step
+    originals = decoding.choose, Layers.step, Layers.logits, DecodingRows.next_tokens
+    choose, step, logits, next_tokens = originals
     held: dict[int, int] = {}
+    skipped = False
+    last: Tensor | None = None
 
     def ordinary(weights: Tensor, noise: Tensor) -> Tensor:
         return torch.full((len(weights),), ORDINARY)
 
-    def labelled(self: Layers, x: Tensor, rotation: Tensor, cache: Any) -> Tensor:
+    def stepping(self: Layers, x: Tensor, rotation: Tensor, cache: Any) -> Tensor:
+        nonlocal skipped
         own = [one for one in vars(cache).values() if isinstance(one, Tensor)]
         size = sum(one.untyped_storage().nbytes() for one in own)
-        if held.get(id(cache)) != size:
-            held[id(cache)] = size
-            counter.label(CACHES, own)
-        elif skips:
+        skipped = skips and held.get(id(cache)) == size
+        if skipped:
             cache.advance()
             return x
+        held[id(cache)] = size
+        counter.label(CACHES, own)
         return step(self, x, rotation, cache)
 
-    decoding.choose, Layers.step = ordinary, labelled  # type: ignore[assignment, method-assign]
+    def scoring(self: Layers, x: Tensor) -> Tensor:
+        nonlocal last
+        if not skipped or last is None or len(last) != len(x):
+            last = logits(self, x)
+        return last
+
+    def choosing(self: DecodingRows, scores: Tensor, live: Any) -> Tensor:
+        if not skipped:
+            return next_tokens(self, scores, live)
+        live.count += ~live.done
+        live.position += ~live.done
+        live.done = live.count >= live.limit
+        return torch.full((len(live.count),), ORDINARY)
+
+    replaced: Any = decoding
+    layers: Any = Layers
+    rows: Any = DecodingRows
+    replaced.choose, layers.step = ordinary, stepping
+    if skips:
+        layers.logits, rows.next_tokens = scoring, choosing
     try:
         yield
     finally:
-        decoding.choose, Layers.step = choose, step  # type: ignore[method-assign]
+        replaced.choose, layers.step, layers.logits, rows.next_tokens = originals
