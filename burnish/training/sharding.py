@@ -54,11 +54,25 @@ class Sharded:
         self._gathered = 0
         self._learned: set[str] = set()
         self.unit(tuple)  # FSDP takes the module that is called first as the root, in sampling that may be a block
-        with self.gathered():  # creates the full parameters that gradients accumulate on
-            for name, weight in unit.named_parameters():
-                if weight.requires_grad:
-                    weight.register_post_accumulate_grad_hook(partial(self._note, name))
+        self._observe()
         self.parameters = dict(unit.named_parameters())
+
+    def _observe(self) -> None:
+        """Note which weights receive gradients: by hooks on the full parameters that these accumulate on.
+
+        FSDP creates those when it first gathers them, which is done for one unit after the other, so that no rank ever
+        holds more of the network than that.
+        """
+        names = {id(weight): name for name, weight in self.unit.named_parameters()}
+        for module in self._modules():
+            own = [(kept, key) for kept in module.modules() for key in kept._parameters]
+            before = {(kept, key): names.get(id(kept._parameters[key])) for kept, key in own}
+            module.unshard()
+            for (kept, key), name in before.items():
+                weight = kept._parameters[key]
+                if weight is not None and name is not None and weight.requires_grad and not is_sharded(weight):
+                    weight.register_post_accumulate_grad_hook(partial(self._note, name))
+            module.reshard()
 
     def _note(self, name: str, weight: Tensor) -> None:
         self._learned.add(name)

@@ -225,7 +225,10 @@ class LoadedPipeline:
         """The precision of a forward pass."""
         import torch
 
-        return torch.autocast(self._device.type, self.compute, enabled=self.compute != torch.float32)
+        # a forward uses each weight once; a cache of the cast ones would only keep a second network until it ends
+        return torch.autocast(
+            self._device.type, self.compute, enabled=self.compute != torch.float32, cache_enabled=False
+        )
 
 
 def _networks(index: dict[str, Any]) -> dict[str, type[nn.Module]]:

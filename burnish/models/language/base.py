@@ -182,7 +182,8 @@ class TransformersModel:
     def _autocast(self, device: torch.device) -> Any:
         import torch
 
-        return torch.autocast(device.type, self.compute, enabled=self.compute != torch.float32)
+        # a forward uses each weight once; a cache of the cast ones would only keep a second network until it ends
+        return torch.autocast(device.type, self.compute, enabled=self.compute != torch.float32, cache_enabled=False)
 
     def save(self, folder: Path, weights: dict[str, Tensor]) -> None:
         import torch
