@@ -115,6 +115,35 @@ def twin(network: nn.Module) -> nn.Module:
     return copy.deepcopy(network, memo)
 
 
+def unshare(network: nn.Module) -> None:
+    """Give a twin memory of its own, where its weights lie, in the precision that they rest in."""
+    own: dict[int, nn.Parameter] = {}
+    for owner in network.modules():
+        for name, weight in owner._parameters.items():
+            if weight is not None:
+                if id(weight) not in own:
+                    value = weight.detach().to(resting(weight), copy=True)
+                    own[id(weight)] = nn.Parameter(value, requires_grad=weight.requires_grad)
+                owner._parameters[name] = own[id(weight)]
+
+
+def rest_frozen(network: nn.Module, compute: torch.dtype) -> None:
+    """Have weights of a network that is never trained rest in its compute precision, where that moves no bit.
+
+    Those are the float32 weights that autocast casts at every use: of linear layers and of convolutions. Norms, tables
+    and embeddings compute in float32, and so does an output head, whose weight is used outside of the forward pass.
+    """
+    if compute == torch.float32:
+        return
+    whole: Any = network
+    head = whole.get_output_embeddings() if hasattr(whole, "get_output_embeddings") else None
+    every = [(module, weight) for module in network.modules() for weight in module.parameters(recurse=False)]
+    others = {id(weight) for module, weight in every if not isinstance(module, CAST) or module is head}
+    for _, weight in every:
+        if id(weight) not in others and resting(weight) == torch.float32:
+            setattr(weight, NOTE, compute)
+
+
 @contextmanager
 def as_placed(network: nn.Module) -> Iterator[None]:
     """A context in which weights seem to be what they will be when they are placed; their values are zeros."""

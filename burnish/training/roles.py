@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, TypeVar
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from burnish.models.adapters import saved_name
 from burnish.models.lora import adapter_parameters, add_adapters, carriers, merged, switch_adapter
-from burnish.models.placing import twin
+from burnish.models.placing import rest_frozen, twin, unshare
 from burnish.options.cluster import ShardingOptions
 from burnish.options.flow import LoraOptions
 from burnish.training.balance import Balance
@@ -80,8 +79,12 @@ class TrainedRoles:
             self._carriers = carriers(network)
             return
         copied = [*(["reference"] if reference else []), *(name for name in roles if name != "reference")]
-        for name in copied:  # frozen copies are made before anything is marked as trained
-            self._networks[name] = twin(network) if shared else copy.deepcopy(network)
+        for name in copied:  # before anything is marked as trained
+            self._networks[name] = other = twin(network)
+            if name not in roles:
+                rest_frozen(other, self.model.compute)
+            if not shared:
+                unshare(other)
         network.requires_grad_(True)
 
     def _go_on(self, given: Mapping[str, Tensor], roles: Sequence[str]) -> None:

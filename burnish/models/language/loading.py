@@ -130,9 +130,7 @@ def _has_template(path: Path) -> bool:
     return any("chat_template" in read_object(file) for file in described if file.is_file())
 
 
-def load_language_model(
-    options: CommonModelOptions, *, frozen: bool = False, shared: bool = False
-) -> LanguageModel:
+def load_language_model(options: CommonModelOptions, *, frozen: bool = False, shared: bool = False) -> LanguageModel:
     """Load the model that ``options`` describe, frozen and in evaluation mode.
 
     Args:
