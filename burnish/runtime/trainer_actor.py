@@ -78,6 +78,7 @@ class TrainerActor:
 
         The first rank gives it with what was sampled ahead.
         """
+        self.controller.store.remember(checkpoint)  # the driver has read all of it
         state = checkpoint.load(self.assembly.identity, PARTS)
         source: dict[str, Any] = state.pop("source")
         self.assembly.workers.load_state_dict(state)

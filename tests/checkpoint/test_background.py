@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from burnish.checkpoint import shard_files
 from burnish.checkpoint import store as checkpoint
+from burnish.checkpoint import tensor_file
 from burnish.training.sharding import mesh_of
 from burnish.utils import background
 from burnish.utils.errors import UserError
 from tests.support import rank_runs
-from tests.support.checkpoints import IDENTITY, check, leftovers, make, same, save, state, updates
+from tests.support.checkpoints import IDENTITY, check, leftovers, loaded, make, same, save, state, updates
 
 DEADLINE = 30.0
 
@@ -27,10 +27,10 @@ class Gate:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.opened, self.reached, write = threading.Event(), threading.Event(), checkpoint.write
 
-        def waiting(folder: Path, taken: object) -> None:
+        def waiting(*given: object) -> object:
             self.reached.set()
             assert self.opened.wait(DEADLINE)
-            write(folder, taken)
+            return write(*given)
 
         patch.setattr(checkpoint, "write", waiting)
 
@@ -63,7 +63,7 @@ def test_what_changes_after_save_has_returned_is_not_saved(tmp_path, gate):
     given["roles"]["policy"]["new"] = torch.ones(1)
     gate.opened.set()
     store.wait()
-    assert same(store.latest().load(IDENTITY), before)
+    assert same(loaded(store.latest()), before)
     assert store.latest().score == 0.5
 
 
@@ -75,7 +75,7 @@ def test_parameters_are_copied_without_their_gradients(tmp_path, gate):
         layer.weight.add_(1.0)
     gate.opened.set()
     store.wait()
-    found = store.latest().load(IDENTITY)["policy"]
+    found = loaded(store.latest())["policy"]
     assert torch.equal(found["weight"], weight)
     assert torch.equal(found["row"], weight[1])
     assert type(found["weight"]) is torch.Tensor
@@ -157,19 +157,18 @@ def test_who_wants_to_be_gone_at_once_does_not_wait(tmp_path, gate):
 
 def meanwhile(ranks, folder):
     """Two checkpoints, with sums and changed weights while they are written; then one for which there is no room."""
-    from torch.distributed.checkpoint import FileSystemWriter
     from torch.distributed.tensor import Shard, distribute_tensor
 
     weight = distribute_tensor(torch.arange(5.0), mesh_of(ranks, None, "cpu"), [Shard(0)])
     state = {"roles": {"policy": {"weight": weight}}, "trainer": {"version": 1}}
     store, found = make(folder / "store", ranks=ranks, asynchronous=True, keep_last=3), []
-    write = shard_files.write
+    write = tensor_file.write
 
     def slowly(*args):
         sums.wait(DEADLINE)
-        write(*args)
+        return write(*args)
 
-    shard_files.write = slowly
+    tensor_file.write = slowly
     for update in (1, 2):
         sums = threading.Event()
         store.save(update, state, identity=IDENTITY, score=None)
@@ -179,15 +178,15 @@ def meanwhile(ranks, folder):
         found += [ranks.sum({"a": 1.0})["a"] for _ in range(100)]
     store.wait()
     if ranks.rank == 1:
-        FileSystemWriter.write_data = fail
+        tensor_file.write = fail
     store.save(3, state, identity=IDENTITY, score=None)
     with pytest.raises(UserError) as refused:
         store.wait()
     ranks.barrier("both have failed")
-    loaded = {name: store.open(folder / "store" / name).load(IDENTITY) for name in ("00000001", "00000002")}
+    saved = [loaded(store.open(folder / "store" / name)) for name in ("00000001", "00000002")]
     return {
         "sums": set(found), "said": str(refused.value), "left": sorted(p.name for p in (folder / "store").iterdir()),
-        "loaded": [one["roles"]["policy"]["weight"].tolist() for one in loaded.values()],
+        "loaded": [one["roles"]["policy"]["weight"].tolist() for one in saved],
     }  # fmt: skip
 
 
