@@ -1,7 +1,7 @@
 """Host memory and bytes of a checkpoint's save and load, on 1, 2 and 4 ranks of the CPU, for weights, Adam and an EMA.
 
-Every rank is a process with its shard of the weights; there is no network. ``peak above`` is that of the
-resident memory above what the rank holds when it is done, the largest over ranks; ``read`` are the bytes that all ranks read.
+Every rank is a process with its shard of the weights; there is no network. ``peak above`` is that of the resident
+memory above what the rank holds when it is done, the largest over ranks; ``read`` are the bytes that all ranks read.
 
     python -m benchmarks.checkpoints --weights 200 --output checkpoints.json
 """

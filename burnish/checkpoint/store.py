@@ -111,6 +111,11 @@ class CheckpointStore:
             ) from error
         self._retire(found.update)
 
+    def raise_failed(self) -> None:
+        """Raise the error of a save in the background that has failed meanwhile; see ``save``."""
+        if self._writing is not None and self._writing.done:
+            self.wait()
+
     def wait(self) -> None:
         """Wait for a save in the background, if there is one.
 

@@ -164,6 +164,10 @@ class TrainerActor:
         """Write down that the validation of a checkpoint is done, which was saved before it."""
         self.controller.validated(update, score)
 
+    def raise_failed(self) -> None:
+        """Raise the error of a checkpoint that could not be written in the background."""
+        self.controller.raise_failed()
+
     def settle(self) -> None:
         """Wait until what was saved is written."""
         self.controller.settle()

@@ -129,6 +129,30 @@ def test_a_failure_is_raised_at_the_next_save_and_only_once(tmp_path, monkeypatc
     assert leftovers(tmp_path) == []
 
 
+def test_a_failure_is_raised_as_soon_as_somebody_asks_and_only_once(tmp_path, monkeypatch):
+    store = make(tmp_path, asynchronous=True)
+    store.raise_failed()
+    with monkeypatch.context() as patch:
+        failing, failed = threading.Event(), threading.Event()
+
+        def fail_later(*args: object) -> None:
+            failing.wait(DEADLINE)
+            fail()
+
+        patch.setattr(checkpoint, "write", fail_later)
+        save(store, 1)
+        store.raise_failed()  # it has not failed yet
+        store._writing._future.add_done_callback(lambda _: failed.set())
+        failing.set()
+        assert failed.wait(DEADLINE)
+        with pytest.raises(UserError, match="no space is left"):
+            store.raise_failed()
+    store.raise_failed()
+    save(store, 2)
+    store.wait()
+    check(store.latest(), 2)
+
+
 def test_a_failure_is_raised_at_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "write", fail)
     with pytest.raises(UserError, match=r"no space is left.*there is no earlier one"), make(
