@@ -9,11 +9,12 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
-from burnish.language.attention import Plan, Segment
+from burnish.language.attention import Plan
 from burnish.language.cache import Cache
 from burnish.language.decoding import IDLE, Active, DecodingRows
 from burnish.language.layers import Layers
 from burnish.language.model import PackedModel
+from burnish.language.segments import Segment
 from burnish.types.completion import Features
 
 PREFILL = 8192  # prompt tokens per forward pass

@@ -47,6 +47,7 @@ from tests.support.cuda_rules import (
     autocast_rule,
     operator_name,
 )
+from tests.support.pretend_kernels import STAND_INS
 from tests.support.pretend_tensor import HIDDEN, PretendTensor, is_gpu, is_pretended, refuse_mixtures, tensors_in
 
 PACKAGE = str(Path(__file__).parents[2] / "burnish")
@@ -71,6 +72,8 @@ class PretendGpu:
         for name, value in (_CUDA | {"synchronize": lambda *_: self.note("sync")}).items():
             self._stack.enter_context(mock.patch.object(torch.cuda, name, value))
         self._stack.enter_context(mock.patch.object(torch.autograd, "_engine_run_backward", self._run_backward))
+        flash = mock.patch.object(torch.backends.cuda, "is_flash_attention_available", return_value=True)
+        self._stack.enter_context(flash)
         # a module's parameter stays the same object when it moves to the GPU, weights that are tied stay so
         before = torch.__future__.get_swap_module_params_on_conversion()
         self._stack.callback(torch.__future__.set_swap_module_params_on_conversion, before)
@@ -160,7 +163,7 @@ class PretendGpu:
         if about.name == "histc" and not plain[0].is_floating_point():
             result = func(plain[0].float(), *plain[1:], **named).to(plain[0].dtype)  # the CPU has none of integers
         else:
-            result = func(*plain, **named)
+            result = STAND_INS.get(about.name, func)(*plain, **named)
         if about.writes:
             return _written(about, args, kwargs, result)
         if not target:
