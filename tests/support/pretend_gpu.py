@@ -300,6 +300,8 @@ class _Functions(TorchFunctionMode):
         name, kwargs = func.__name__, kwargs or {}
         if name in ("__get__", "__set__", "_parse_to") or func is torch.device:
             return func(*args, **kwargs)
+        if name == "pin_memory":
+            return args[0].clone()
         asks = any(is_gpu(value) for value in (*args, *kwargs.values())) or name == "cuda"
         if not asks and not any(map(is_pretended, tensors_in((*args, *kwargs.values())))):
             return func(*args, **kwargs)
@@ -314,8 +316,6 @@ class _Functions(TorchFunctionMode):
             self.gpu.backwards[self.gpu.phase] += 1
         if name == "cuda":
             return args[0].to(HIDDEN, non_blocking=bool(kwargs.get("non_blocking")))
-        if name == "pin_memory":
-            return args[0].clone()
         if asks:
             if func in (torch.tensor, torch.as_tensor, torch.asarray):
                 return self._from_data(func, *args, **kwargs)
