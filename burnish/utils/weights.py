@@ -7,6 +7,7 @@ import re
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,6 +24,17 @@ NAMED = 3  # tensors that a message names
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")  # not inspected
 VOCABULARIES = ("tokenizer.json", "*.model", "vocab.txt", "tekken.json", "*.tiktoken")
 LONGEST = 100 << 20  # bytes of a header: the limit of safetensors
+_unread: ContextVar[bool] = ContextVar("unread", default=False)  # whether networks are made without their weights
+
+
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """In this context networks are made by their config.json alone: for forecasts, which need no weight's value."""
+    token = _unread.set(True)
+    try:
+        yield
+    finally:
+        _unread.reset(token)
 
 
 def complaints_about(folder: Path) -> Iterator[str]:
@@ -91,6 +103,8 @@ def load_network(kind: Any, folder: Path, *, further: Literal["warn", "refuse"] 
             folder can't be loaded.
     """
     refuse_oversized(folder / "config.json")
+    if _unread.get():
+        return _unloaded(kind, folder, **options)
     try:
         with _silence():
             network, report = kind.from_pretrained(
@@ -124,6 +138,35 @@ def load_network(kind: Any, folder: Path, *, further: Literal["warn", "refuse"] 
         )
     _refuse_further_layers(where, network, unused)
     return network
+
+
+def _unloaded(kind: Any, folder: Path, *, dtype: Any, **options: Any) -> Any:
+    """A network in the precision that it would be loaded in, with the weights that its class begins with."""
+    import torch
+    from torch import nn
+
+    try:
+        if hasattr(kind, "load_config"):  # of diffusers
+            before = torch.get_default_dtype()
+            torch.set_default_dtype(dtype)
+            try:
+                network = kind.from_config(kind.load_config(folder, local_files_only=True))
+            finally:
+                torch.set_default_dtype(before)
+            kept = tuple(getattr(kind, "_keep_in_fp32_modules", None) or ())
+            for path, module in network.named_modules():
+                for name, weight in list(module.named_parameters(prefix=path, recurse=False)):
+                    if any(part in kept for part in name.split(".")):
+                        setattr(module, name.rpartition(".")[2], nn.Parameter(weight.data.float()))
+            return network
+        from transformers import AutoConfig
+
+        own = getattr(kind, "config_class", None)
+        config = (own or AutoConfig).from_pretrained(folder, local_files_only=True)
+        make = kind.from_config if own is None else kind._from_config
+        return make(config, dtype=dtype, **options)
+    except Exception as error:  # libraries raise anything for damaged files
+        raise UserError(f"{folder} can't be read as {kind.__name__}: {_reason(error)}") from error
 
 
 def refuse_oversized(file: Path) -> None:
