@@ -34,7 +34,7 @@ LAYERS = [
     ["controller"],
     ["runtime"],
     ["report"],
-    ["hooks"],
+    ["hooks", "board"],
     ["commands"],
     ["cli", "api"],
 ]

@@ -27,6 +27,7 @@ class Sample:
     response: str | None = None
     shown: tuple[Path, ...] = ()  # images of the prompt
     answer: str | None = None  # right answer
+    tokens: tuple[tuple[str, float, float | None], ...] = ()  # of a response: text, log-prob, entropy if it is known
 
     @property
     def exact(self) -> bool | None:
@@ -70,12 +71,27 @@ def _sample(line: Any, pictures: Path) -> tuple[Sample, tuple[int, int]]:
         response=line.get("response"),
         shown=tuple(pictures / name for name in line.get("images", ())),
         answer=line.get("answer"),
+        tokens=_tokens(line.get("token_logprobs") or ()),
     )
     texts = [sample.prompt, sample.note, sample.response or "", sample.answer or ""]
     numbers = [sample.reward, *sample.components.values()] if isinstance(sample.components, dict) else ["none"]
     if not all(isinstance(text, str) for text in texts) or not all(one is None or is_number(one) for one in numbers):
         raise ValueError("wrong types")
     return sample, place
+
+
+def _tokens(given: Any) -> tuple[tuple[str, float, float | None], ...]:
+    """Tokens with their log-probs.
+
+    Raises:
+        ValueError, TypeError: they were not written by a run.
+    """
+    found = tuple((text, logprob, entropy) for text, logprob, entropy in given)
+    if any(not isinstance(text, str) or not is_number(logprob) for text, logprob, _ in found):
+        raise ValueError("wrong types")
+    if any(not (entropy is None or is_number(entropy)) for _, _, entropy in found):
+        raise ValueError("wrong types")
+    return found
 
 
 @dataclass(frozen=True)
