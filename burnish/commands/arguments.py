@@ -271,7 +271,7 @@ def data(parser: argparse.ArgumentParser) -> None:
 def board(parser: argparse.ArgumentParser) -> None:
     """Of ``burnish board``."""
     parser.add_argument(
-        "folder", metavar="FOLDER", nargs="?", default="runs", help="where runs are, or one of them (%(default)s)"
+        "folder", metavar="FOLDER", nargs="?", default="runs", help="where runs are, or one of them (runs)"
     )
     parser.add_argument("--port", type=int, default=8010, help="of this machine; 0 takes a free one (%(default)s)")
 

@@ -14,6 +14,8 @@ from burnish.utils.json_text import parse_json
 
 ENOUGH = 4  # fewest prompts for a std
 
+Said = tuple[tuple[str, float, float | None], ...]  # text, log-prob, entropy if it is known
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -27,7 +29,7 @@ class Sample:
     response: str | None = None
     shown: tuple[Path, ...] = ()  # images of the prompt
     answer: str | None = None  # right answer
-    tokens: tuple[tuple[str, float, float | None], ...] = ()  # of a response: text, log-prob, entropy if it is known
+    tokens: Said = ()  # of a response
 
     @property
     def exact(self) -> bool | None:
@@ -71,7 +73,7 @@ def _sample(line: Any, pictures: Path) -> tuple[Sample, tuple[int, int]]:
         response=line.get("response"),
         shown=tuple(pictures / name for name in line.get("images", ())),
         answer=line.get("answer"),
-        tokens=_tokens(line.get("token_logprobs") or ()),
+        tokens=said(line),
     )
     texts = [sample.prompt, sample.note, sample.response or "", sample.answer or ""]
     numbers = [sample.reward, *sample.components.values()] if isinstance(sample.components, dict) else ["none"]
@@ -80,13 +82,15 @@ def _sample(line: Any, pictures: Path) -> tuple[Sample, tuple[int, int]]:
     return sample, place
 
 
-def _tokens(given: Any) -> tuple[tuple[str, float, float | None], ...]:
-    """Tokens with their log-probs.
+def said(line: Any) -> Said:
+    """The tokens of a record with their log-probs; none of a record without them.
 
     Raises:
         ValueError, TypeError: they were not written by a run.
     """
-    found = tuple((text, logprob, entropy) for text, logprob, entropy in given)
+    texts, logprobs = line.get("token_texts") or [], line.get("token_logprobs") or []
+    entropies = line.get("token_entropies") or [None] * len(texts)
+    found = tuple(zip(texts, logprobs, entropies, strict=True))
     if any(not isinstance(text, str) or not is_number(logprob) for text, logprob, _ in found):
         raise ValueError("wrong types")
     if any(not (entropy is None or is_number(entropy)) for _, _, entropy in found):

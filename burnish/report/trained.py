@@ -13,6 +13,7 @@ from burnish.config.run_folder import STEP, RunFolder
 from burnish.report.found import stamp
 from burnish.report.points import MOST, fewer, short
 from burnish.report.reading import is_number, leads_out
+from burnish.report.samples import said
 from burnish.report.summary import Summary
 from burnish.report.validated import LABEL, cut, lines_of, prompt_row
 
@@ -102,10 +103,7 @@ def _shown(line: Mapping[str, Any], place: Path, folder: RunFolder) -> dict[str,
     found: dict[str, Any] = {"note": cut(str(line.get("note") or ""), 2000)}
     if isinstance(line.get("response"), str):
         found["response"] = cut(line["response"])
-        found["tokens"] = [
-            [str(text), short(float(logprob)), None if entropy is None else short(float(entropy))]
-            for text, logprob, entropy in line.get("token_logprobs") or ()
-        ]
+        found["tokens"] = said(line)
     name = line.get("file_name")
     if isinstance(name, str) and Path(name).name == name and name.endswith(MEDIA) and (place / name).is_file():
         found["file"] = (place / name).relative_to(folder.path).as_posix()

@@ -72,7 +72,9 @@ class Browser:
     def until(self, expression: str, seconds: float = SECONDS) -> Any:
         """The value of an expression as soon as it is true."""
         end = time.monotonic() + seconds
-        asked = f"(() => {{ try {{ const v = {expression}; return v instanceof Node || v }} catch {{ return false }} }})()"
+        asked = (
+            f"(() => {{ try {{ const v = {expression}; return v instanceof Node || v }} catch {{ return false }} }})()"
+        )
         while not (value := self.ask(asked)):
             if time.monotonic() > end:
                 text = self.ask("document.body.innerText.slice(0, 1500)")
