@@ -14,20 +14,23 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from burnish.algorithms.base import Metrics
-from burnish.forecast.counter import GRADIENTS, OPTIMIZER, LiveBytes
+from burnish.forecast.counter import GRADIENTS, OPTIMIZER, LiveBytes, Peak
 from burnish.forecast.fakes import is_fake
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.trainer import Trainer
 from burnish.types.batch import Batch
 
-ENOUGH = 2  # micro-batches of a mini-batch, and mini-batches of an update: the second finds gradients and moments
+ENOUGH = 2  # micro-batches: the second finds gradients that it adds to
 UPDATE, BACKWARD, STEP = "update, forward", "update, backward", "update, optimizer"
 
 
 class BriefTrainer(Trainer):
-    """A trainer that learns from the first rows of every batch alone, while it holds all of them."""
+    """A trainer that learns from the first rows of every batch alone, while it holds all of them.
 
-    taken = 0
+    The first update is there for the optimizer's states. In the second, a mini-batch costs what any other would.
+    """
+
+    _steps = 0
 
     @classmethod
     def of(cls, trainer: Trainer) -> BriefTrainer:
@@ -35,38 +38,41 @@ class BriefTrainer(Trainer):
         return cls(**{field.name: getattr(trainer, field.name) for field in fields(trainer) if field.init})
 
     def update(self, batch: Batch, update: int) -> Metrics:
-        self.taken = 0
+        self._steps = 0
         return super().update(batch, update)
 
     def _micro_batches(self, mini: Batch) -> Iterator[tuple[Batch, float]]:
-        yield from islice(super()._micro_batches(mini), ENOUGH)
+        yield from islice(super()._micro_batches(mini), ENOUGH if self.optimizer_steps else 1)
 
     def _step(self, mini: Batch, update: int) -> Metrics:
-        self.taken += 1
-        return super()._step(mini, update) if self.taken <= ENOUGH else {}
+        self._steps += 1
+        return super()._step(mini, update) if self._steps == 1 else {}
 
 
 class Once:
-    """A function without gradients that gives the same shapes for the same: its first result is made again, empty."""
+    """A function that is called many times alike: without gradients only the first call of a kind computes.
 
-    def __init__(
-        self, function: Callable[..., Any], key: Callable[..., Any], counter: LiveBytes, *, kept: bool = True
-    ) -> None:
+    The others give tensors of the same shapes, and cost at their peak what the first one cost.
+    """
+
+    def __init__(self, function: Callable[..., Any], key: Callable[..., Any], counter: LiveBytes) -> None:
         """Args: ``key`` is equal for calls that need the same memory."""
-        self.function, self.key, self.counter, self.kept = function, key, counter, kept
-        self.known: dict[Any, tuple[Any, int]] = {}  # results, and what other ranks sent for them
+        self.function, self.key, self.counter = function, key, counter
+        self._known: dict[Any, tuple[Any, Peak, int]] = {}  # results, peaks, and what other ranks sent for them
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled():
             return self.function(*args, **kwargs)
         key = self.key(*args, **kwargs)
-        if key not in self.known:
+        if key not in self._known:
             before = self.counter.wire
-            found = self.function(*args, **kwargs)
-            self.known[key] = (_shape(found), self.counter.wire - before)
+            with self.counter.span() as span:
+                found = self.function(*args, **kwargs)
+            self._known[key] = (_shape(found), span, self.counter.wire - before)
             return found
-        shape, wire = self.known[key]
+        shape, span, wire = self._known[key]
         self.counter.received(wire)
+        self.counter.repeated(span)
         return _empty(shape)
 
 

@@ -44,10 +44,6 @@ class Half(Protocol):
         """Sample as a validation does, with the weights that it samples with."""
         ...
 
-    def again(self) -> None:
-        """Another round begins."""
-        ...
-
 
 def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples: bool, brief: bool = True) -> None:
     """What a process of the pool ``train`` does in two policy updates, from loading to saving.
@@ -62,7 +58,6 @@ def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples:
     trainer = _loaded(assembly, counter, half, brief=brief)
     scored: Any = None
     for update in range(1, ROUNDS + 1):
-        half.again()
         with counter.phase(SAMPLE) if samples else nullcontext():
             scored = _collected(assembly, counter, update)  # the one before is still held, as in the loop
             counter.label(CACHES, tensors_of(half.caches()))
@@ -76,7 +71,6 @@ def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples:
             trainer.update(batch, update)
         with counter.phase(PUBLISH):
             trainer.publish(update)
-    half.again()
     if assembly.config.validation.every:
         with counter.phase(VALIDATE), assembly.trained_weights(), assembly.roles.shards.gathered(["policy"]):
             half.validate()
@@ -89,7 +83,6 @@ def rollout_phases(assembly: Assembly, counter: LiveBytes, half: Half) -> None:
     """What a process of the pool ``rollout`` does."""
     _loaded(assembly, counter, half, brief=True, trains=False)
     share = assembly.config.pools.rollout
-    half.again()
     with counter.phase(SAMPLE):
         request = _request(assembly, 1)
         _ = assembly.rollout_worker.generate(split(request, share.size if share else 1)[0])
