@@ -113,7 +113,8 @@ class GivenResponses(ResponseEngine):
 
     @property
     def roles(self) -> LanguageRoles:  # type: ignore[override]
-        return self.half.assembly.roles
+        roles: LanguageRoles = self.half.assembly.roles
+        return roles
 
     def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
         return responses(self.encode(job.prompts), job, self.roles.model.axes)
@@ -125,7 +126,7 @@ class BriefDecoding(LanguageEngine):
     def __init__(self, half: LanguageHalf, encode: Callable[[Sequence[Prompt]], Gathered[Encoded]]) -> None:
         config = half.assembly.config
         super().__init__(half.assembly.roles, batch_size=config.rollout.batch_size, seed=config.seed)
-        self.half, self.encode = half, encode  # type: ignore[assignment]
+        self.half, self.encode = half, encode
 
     def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
         half, pretending = self.half, self.half.pretending
@@ -193,12 +194,13 @@ def outside_of_modes() -> Iterator[None]:
 def endless(counter: LiveBytes, *, skips: bool) -> Iterator[None]:
     """Responses are written until their limit. With ``skips`` networks run only where the cache has changed its size:
     in every other step a rank holds what it held in the last one."""
-    from burnish.language import decoding
+    import burnish.language.decoding as module
     from burnish.language.decoding import DecodingRows
     from burnish.language.layers import Layers
 
-    originals = decoding.choose, Layers.step, Layers.logits, DecodingRows.next_tokens
-    choose, step, logits, next_tokens = originals
+    replaced: Any = module
+    originals = replaced.choose, Layers.step, Layers.logits, DecodingRows.next_tokens
+    _, step, logits, next_tokens = originals
     held: dict[int, int] = {}
     skipped = False
     last: Tensor | None = None
@@ -232,7 +234,6 @@ def endless(counter: LiveBytes, *, skips: bool) -> Iterator[None]:
         live.done = live.count >= live.limit
         return torch.full((len(live.count),), ORDINARY)
 
-    replaced: Any = decoding
     layers: Any = Layers
     rows: Any = DecodingRows
     replaced.choose, layers.step = ordinary, stepping
