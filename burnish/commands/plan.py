@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from burnish.config import RunConfig, load
+from burnish.config.load import hardware_of
 from burnish.forecast.advice import remedies
 from burnish.forecast.counter import CATEGORIES
-from burnish.forecast.forecast import FRAGMENTS, OVERHEAD, Forecast, PoolForecast, forecast, in_bytes, shown
+from burnish.forecast.forecast import FRAGMENTS, OVERHEAD, Forecast, PoolForecast, forecast, in_bytes, needed, shown
 from burnish.utils import terminal
 from burnish.utils.errors import UserError
 
 MEMORY = "memory="
 EXIT_TOO_LARGE = 1
+COLUMNS = ("peak", *CATEGORIES, "host", "received")
+LEAST = 1 << 20  # bytes of a column that is shown
 
 
 def plan(recipe: str, overrides: Sequence[str]) -> int:
@@ -32,18 +35,21 @@ def plan(recipe: str, overrides: Sequence[str]) -> int:
     options = [one for one in overrides if not one.startswith(MEMORY)]
     if len(limits) > 1:
         raise UserError("memory is given twice; give one of them")
-    memory = in_bytes(limits[0]) if limits else None
+    hardware = hardware_of(recipe)
+    memory = in_bytes(limits[0]) if limits else None if hardware is None else hardware.bytes
 
     def read(more: Sequence[str]) -> RunConfig:
         return load(recipe, [*options, *more])
 
     console = terminal.console(highlight=False)
+    if hardware is not None and not limits:
+        console.print(f"The recipe is for {hardware}; memory=24GB asks for another.\n", soft_wrap=True)
     found = forecast(read(()))
     for pool in found.pools:
         _show(console, pool, memory)
     console.print(
-        f"A GPU needs the highest peak, {FRAGMENTS:.0%} for fragments and {shown(OVERHEAD)} for CUDA and NCCL. Networks "
-        "of rewards are not counted.", soft_wrap=True,
+        f"A GPU needs the highest peak, {FRAGMENTS:.0%} for fragments, and {shown(OVERHEAD)} for CUDA and NCCL. "
+        "Networks of rewards are not counted.", soft_wrap=True,
     )  # fmt: skip
     if memory is None:
         return 0
@@ -68,16 +74,20 @@ def conclusion(found: Forecast) -> str:
 
 
 def _show(console: Console, pool: PoolForecast, memory: int | None) -> None:
-    table = Table(title=f"pool {pool.name}: each of {pool.processes}, GiB", title_justify="left", box=None)
-    table.add_column("phase", no_wrap=True)
-    for name in ("peak", *CATEGORIES, "host", "received"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name, peak in pool.phases.items():
-        sizes = [peak.total, *(peak.parts.get(part, 0) for part in CATEGORIES), peak.host, peak.wire]
-        style = "red" if memory is not None and peak.total * (1 + FRAGMENTS) + OVERHEAD > memory else ""
-        table.add_row(name, *(f"{size / 2**30:.2f}" for size in sizes), style=style)
-    console.print(table, soft_wrap=True)
-    console.print(f"It writes {shown(pool.saved)} of every checkpoint.\n", soft_wrap=True)
+    """A row for each phase, in GiB; kinds of memory that no phase has are left out."""
+    rows = {
+        name: {"peak": peak.total, **peak.parts, "host": peak.host, "received": peak.wire}
+        for name, peak in pool.phases.items()
+    }
+    names = [name for name in COLUMNS if any(row.get(name, 0) >= LEAST for row in rows.values())]
+    each = "a process" if pool.processes == 1 else f"each of {pool.processes} processes"
+    console.print(Text(f"{each} of pool {pool.name}, GiB", "bold"))
+    console.print(Text(f"{'':18}" + "".join(f"{name:>12}" for name in names), "dim"), soft_wrap=True)
+    for name, row in rows.items():
+        line = f"{name:18}" + "".join(f"{row.get(column, 0) / 2**30:12.2f}" for column in names)
+        large = memory is not None and needed(row["peak"]) > memory
+        console.print(Text(line, "red" if large else ""), soft_wrap=True)
+    console.print(f"Its part of a checkpoint has {shown(pool.saved)}.\n", soft_wrap=True)
 
 
 def _advise(console: Console, read: object, found: Forecast, memory: int) -> int:

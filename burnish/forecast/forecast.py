@@ -10,7 +10,6 @@ from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from burnish.config import RunConfig
 from burnish.forecast.counter import LiveBytes, Peak
@@ -18,19 +17,16 @@ from burnish.forecast.fakes import CudaPrecision, Pretending
 from burnish.forecast.flow import FlowHalf
 from burnish.forecast.language import LanguageHalf
 from burnish.forecast.phases import rollout_phases, train_phases
-from burnish.forecast.published import published_model
+from burnish.forecast.published import located
 from burnish.forecast.ranks import pretend_ranks
 from burnish.tasks import assemble
 from burnish.tasks.flow.assembly import FlowAssembly
 from burnish.utils.errors import UserError
-from burnish.utils.hub import hub_model
-from burnish.utils.paths import resolve
 from burnish.utils.weights import without_weights
 
 OVERHEAD = 3 << 29  # bytes that CUDA, its libraries and NCCL take before any tensor: 1.5 GiB
 FRAGMENTS = 0.05  # of the peak that the allocator can't use
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-NAMES = "*.json", "*.txt", "*.model", "*.jinja"  # files without weights
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,7 @@ class PoolForecast:
     @property
     def needs(self) -> int:
         """Bytes of memory that a GPU must have: the peak, with what no forecast sees."""
-        return int(self.highest[1].total * (1 + FRAGMENTS)) + OVERHEAD
+        return needed(self.highest[1].total)
 
 
 @dataclass(frozen=True)
@@ -117,47 +113,9 @@ def _quietly() -> Iterator[None]:
         logging.disable(before)
 
 
-def located(config: RunConfig, folder: Path) -> RunConfig:
-    """The configuration with directories in the place of models of the hub, for a forecast on this machine.
-
-    Args:
-        config: of the run; it is not changed.
-        folder: empty, for the configurations of published models.
-
-    Raises:
-        UserError: the configuration of a model is neither here nor known.
-    """
-    found = deepcopy(config)
-    sections: list[tuple[str, Any]] = [("model", found.model)]
-    sections += [(f"algorithm.teachers[{i}]", one) for i, one in enumerate(getattr(found.algorithm, "teachers", ()))]
-    for option, section in sections:
-        if section.path is not None:
-            section.path = str(_folder(section.path, section.revision, f"{option}.path", config.model_index, folder))
-            section.revision = None
-    found.model.device = "cpu"
-    return found
-
-
-def _folder(path: str, revision: str | None, option: str, index: str, scratch: Path) -> Path:
-    model = hub_model(path, revision, index=index, option=option)
-    if model is None:
-        own = resolve(path)
-        if not (own / index).is_file():
-            raise UserError(f"{option} is {path}, which has no {index}; a forecast needs a model's configuration files")
-        return own
-    if (cached := model.cached()) is not None:
-        return cached
-    published = published_model(path, index)
-    if published is None:
-        included = " ".join(f"--include '{name}'" for name in NAMES)
-        raise UserError(
-            f"{option} is {path}, whose configuration is not on this machine; fetch it without weights: "
-            f"hf download {path} {included} --local-dir DIR, and set {option}=DIR"
-        )
-    target = scratch / path.replace("/", "--")
-    if not target.exists():
-        published.write(target)
-    return target
+def needed(peak: int) -> int:
+    """Bytes of memory that a GPU must have for a peak, with what no forecast sees."""
+    return int(peak * (1 + FRAGMENTS)) + OVERHEAD
 
 
 def in_bytes(text: str) -> int:
