@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from itertools import islice
 from typing import Any
@@ -30,23 +30,40 @@ class BriefTrainer(Trainer):
     The first update is there for the optimizer's states. In the second, a mini-batch costs what any other would.
     """
 
+    _counter: LiveBytes
     _steps = 0
+    _received = 0  # bytes of the step that was taken
 
     @classmethod
-    def of(cls, trainer: Trainer) -> BriefTrainer:
+    def of(cls, trainer: Trainer, counter: LiveBytes) -> BriefTrainer:
         """Another trainer, but brief."""
-        return cls(**{field.name: getattr(trainer, field.name) for field in fields(trainer) if field.init})
+        made = cls(**{field.name: getattr(trainer, field.name) for field in fields(trainer) if field.init})
+        made._counter = counter
+        return made
 
     def update(self, batch: Batch, update: int) -> Metrics:
         self._steps = 0
         return super().update(batch, update)
 
     def _micro_batches(self, mini: Batch) -> Iterator[tuple[Batch, float]]:
-        yield from islice(super()._micro_batches(mini), ENOUGH if self.optimizer_steps else 1)
+        """The first ones. Those that are left out would have other ranks send as much as the last."""
+        every, counter, one = super()._micro_batches(mini), self._counter, 0
+        for part in islice(every, ENOUGH if self.optimizer_steps else 1):
+            before = counter.wire
+            yield part
+            one = counter.wire - before
+        if one:
+            counter.received(one * sum(1 for _ in every))
 
     def _step(self, mini: Batch, update: int) -> Metrics:
         self._steps += 1
-        return super()._step(mini, update) if self._steps == 1 else {}
+        if self._steps > 1:
+            self._counter.received(self._received)
+            return {}
+        before = self._counter.wire
+        metrics = super()._step(mini, update)
+        self._received = self._counter.wire - before
+        return metrics
 
 
 class Once:
@@ -107,9 +124,7 @@ class _Backward(TorchFunctionMode):
         self.counter = counter
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not Tensor.backward:
-            return func(*args, **(kwargs or {}))
-        with self.counter.phase(BACKWARD):
+        with self.counter.phase(BACKWARD) if func is Tensor.backward else nullcontext():
             return func(*args, **(kwargs or {}))
 
 
@@ -125,7 +140,7 @@ def phases_of_updates(counter: LiveBytes, groups: Iterable[ParameterGroup]) -> I
     with ExitStack() as hooks:
         for group in groups:
             for weight in group.parameters.values():
-                hooks.callback(weight.register_post_accumulate_grad_hook(label).remove)  # type: ignore[no-untyped-call]
+                hooks.callback(weight.register_post_accumulate_grad_hook(label).remove)
         before = register_optimizer_step_pre_hook(
             lambda *_: stepping.enter_context(counter.phase(STEP, OPTIMIZER)) and None
         )

@@ -166,10 +166,9 @@ class LiveBytes(TorchDispatchMode):
         if not self._by[HOST]:
             return self.category
         given = [one for one in tree_iter(args) if isinstance(one, Tensor)]
-        if given and all(self._category(one) == HOST or one.numel() <= SMALL for one in given):
-            if any(self._category(one) == HOST for one in given):
-                return HOST
-        return self.category
+        on_host = [self._category(one) == HOST for one in given]
+        near = all(there or one.numel() <= SMALL for there, one in zip(on_host, given, strict=True))
+        return HOST if near and any(on_host) else self.category
 
     def _category(self, tensor: Tensor) -> str | None:
         try:

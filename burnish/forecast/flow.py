@@ -76,6 +76,9 @@ class FlowHalf:
         for _ in assembly.engine.sample(job.select(rows)):
             pass
 
+    def again(self) -> None:
+        """Nothing is done anew: what it cost at its peak is counted again."""
+
     def once(self, function: Any, key: Any) -> Once:
         """Compute calls that are alike once."""
         return Once(function, key, self.counter)

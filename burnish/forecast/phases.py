@@ -44,6 +44,10 @@ class Half(Protocol):
         """Sample as a validation does, with the weights that it samples with."""
         ...
 
+    def again(self) -> None:
+        """Another round begins."""
+        ...
+
 
 def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples: bool, brief: bool = True) -> None:
     """What a process of the pool ``train`` does in two policy updates, from loading to saving.
@@ -58,6 +62,9 @@ def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples:
     trainer = _loaded(assembly, counter, half, brief=brief)
     scored: Any = None
     for update in range(1, ROUNDS + 1):
+        half.again()
+        for name, peak in counter.peaks.items():
+            peak.wire *= name == LOAD  # of everything else, what one update has sent
         with counter.phase(SAMPLE) if samples else nullcontext():
             scored = _collected(assembly, counter, update)  # the one before is still held, as in the loop
             counter.label(CACHES, tensors_of(half.caches()))
@@ -83,6 +90,7 @@ def rollout_phases(assembly: Assembly, counter: LiveBytes, half: Half) -> None:
     """What a process of the pool ``rollout`` does."""
     _loaded(assembly, counter, half, brief=True, trains=False)
     share = assembly.config.pools.rollout
+    half.again()
     with counter.phase(SAMPLE):
         request = _request(assembly, 1)
         _ = assembly.rollout_worker.generate(split(request, share.size if share else 1)[0])
@@ -91,7 +99,7 @@ def rollout_phases(assembly: Assembly, counter: LiveBytes, half: Half) -> None:
 
 def _loaded(assembly: Assembly, counter: LiveBytes, half: Half, *, brief: bool, trains: bool = True) -> Any:
     config = assembly.config
-    assembly.scorer = FixedScores(config.rewards, config.mixing)  # type: ignore[assignment, arg-type]
+    assembly.scorer = FixedScores(config.rewards, config.mixing)  # type: ignore[assignment]
     _find_prompts(assembly, half)
     with counter.phase(LOAD, WEIGHTS):
         _ = assembly.roles
@@ -101,7 +109,7 @@ def _loaded(assembly: Assembly, counter: LiveBytes, half: Half, *, brief: bool, 
             counter.label(WEIGHTS, assembly.ema.average.values())
     if brief:
         half.shorten()
-        trainer = None if trainer is None else BriefTrainer.of(trainer)
+        trainer = None if trainer is None else BriefTrainer.of(trainer, counter)
     return trainer
 
 
