@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -146,7 +147,7 @@ class _Values(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.numpy and isinstance(args[0], FakeTensor):
-            return torch.zeros(args[0].shape, dtype=args[0].dtype).numpy()
+            return np.zeros(args[0].shape, dtype=torch.empty(0, dtype=args[0].dtype).numpy().dtype)
         return func(*args, **(kwargs or {}))
 
 

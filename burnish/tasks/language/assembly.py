@@ -77,9 +77,11 @@ class LanguageAssembly(Assembly):
 
     @cached_property
     def engine(self) -> ResponseEngine:
+        engine, environment = self._own_engine(), self.config.environment
+        return engine if environment is None else Dialogues(engine, environment)
+
+    def _own_engine(self) -> ResponseEngine:
         config = self.config
-        if config.environment is not None:
-            return Dialogues(self.roles, config.environment, batch_size=config.rollout.batch_size, seed=config.seed)
         if config.rollout.vllm is not None:
             from burnish.tasks.language.vllm.engine import VllmEngine
 
