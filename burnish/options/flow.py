@@ -22,6 +22,7 @@ from burnish.options.samples import SaveOptions
 from burnish.registry import options
 
 Solver = Literal["euler", "heun", "dpm2m"]
+Precision = Literal["nf4", "int8", "fp8", "fp8_cast"]  # of quantised weights
 
 
 @options
@@ -50,6 +51,27 @@ class LoraOptions:
 
 
 @options
+class QuantizationOptions:
+    """Frozen weights in fewer bits, under LoRA adapters: the linear layers of a network's blocks."""
+
+    weights: Precision | None = None
+    """nf4: 4 bits (bitsandbytes, as in QLoRA); int8, fp8: 8 bits, with a scale per row (torchao); fp8_cast: stored in
+    fp8 without a scale, and cast to model.dtype layer by layer (needs no library); null leaves them in model.dtype.
+    With int8 and fp8, use model.gradient_checkpointing, or cast weights wait in memory for the backward pass."""
+    exclude: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
+    """Layers that stay as they are: suffixes of their names, or patterns with * (*.layers.0.*). One that matches none
+    is an error."""
+
+
+@options
+class PipelineQuantizationOptions(QuantizationOptions):
+    """Frozen weights in fewer bits: the linear layers of the networks' and the text encoders' blocks."""
+
+    text_encoders: Precision | None = None
+    """The same for the text encoders, which are frozen in every run; null leaves them as they are."""
+
+
+@options
 class CommonModelOptions:
     """Which model is trained, and which of its weights."""
 
@@ -70,11 +92,16 @@ class CommonModelOptions:
     """Train low-rank adapters with these options; null trains all weights of the networks."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about one third slower."""
+    quantization: QuantizationOptions | None = None
+    """Store frozen weights in fewer bits, for small cards; null stores them in dtype."""
 
 
 @options
 class ModelOptions(CommonModelOptions):
     """Which model is trained, and which of its weights."""
+
+    quantization: PipelineQuantizationOptions | None = None
+    """Store frozen weights in fewer bits, for small cards; null stores them in dtype."""
 
     networks: list[str] | None = None
     """Which parts of the pipeline are trained, by their names in model_index.json; null trains all that predict

@@ -13,3 +13,11 @@ def optimizer_complaint(name: str) -> str:
     if name == "muon" and tuple(map(int, version("torch").split(".")[:2])) < (2, 9):
         return f"needs PyTorch 2.9 or newer, but this is {version('torch')}: pip install --upgrade torch"
     return ""
+
+
+def quantization_complaint(precision: str) -> str:
+    """What a precision of frozen weights lacks, and the command that installs it; "" if nothing."""
+    needed = {"nf4": "bitsandbytes", "int8": "torchao", "fp8": "torchao"}.get(precision)
+    if needed is None or find_spec(needed) is not None:
+        return ""
+    return f"needs {needed}, which is not installed: pip install 'burnish[quantization]'; fp8_cast needs no library"

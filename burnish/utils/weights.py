@@ -155,6 +155,12 @@ def refuse_non_finite(network: nn.Module, folder: Path) -> None:
         raise UserError(f"{_file(folder)} has non-finite values in {_named(found)}; fetch the model again")
 
 
+def is_quantized(weight: Any) -> bool:
+    """Whether a weight is stored in fewer bits than it is computed with, so that nothing can be added to it."""
+    # torchao's tensors say that they are of the precision that they are computed in
+    return weight.element_size() == 1 or type(weight).__module__.startswith("torchao.")
+
+
 def _refuse_further_layers(where: Path, network: nn.Module, further: Sequence[str]) -> None:
     """Refuse weights of layers that the network does not have; warn about other unused weights."""
     known = {_pattern(name) for name in network.state_dict()}

@@ -82,13 +82,17 @@ class Bench:
         optimizer=None,
         ranks=SINGLE_RANK,
         sharding=None,
+        options_of_model=None,
         **rollout,
     ):
         options = (lora if isinstance(lora, LoraOptions) else LoraOptions(rank=4)) if lora else None
         self.rollout = RolloutOptions(
             n=4, num_inference_steps=5, guidance_scale=guidance, max_sequence_length=length, **rollout
         )
-        model = load_model(ModelOptions(path=str(pipeline), lora=options, dtype=dtype, device=device), self.rollout)
+        more = options_of_model or {}
+        model = load_model(
+            ModelOptions(path=str(pipeline), lora=options, dtype=dtype, device=device, **more), self.rollout
+        )
         self.algorithm, self.needs = algorithm, algorithm.needs()
         self.roles = FlowRoles(
             model, self.needs, options, guidance=guidance, micro_batch_size=micro,

@@ -14,6 +14,7 @@ from burnish.models.flow.networks import by_name, denoisers, together
 from burnish.models.loading import quietly
 from burnish.models.lora import AsInForward, adapter_state, merging_rounds, save_for_peft
 from burnish.models.processors import processors_without_torchvision
+from burnish.models.quantization import quantize
 from burnish.utils.errors import UserError
 from burnish.utils.paths import resolve
 from burnish.utils.weights import load_network, refuse_non_finite, refuse_oversized
@@ -89,10 +90,10 @@ class LoadedPipeline:
         for name, part in pipeline.components.items():
             if isinstance(part, torch.nn.Module):
                 with quietly():
-                    part.requires_grad_(False).eval().to(device)
+                    part.requires_grad_(False).eval()
                     # some of diffusers read it, with gradients on, without having set it
                     part.__dict__.setdefault("gradient_checkpointing", False)
-                refuse_non_finite(part, path / name)
+                _place(part, name, path / name, pipeline, options, compute=compute, device=device)
         if options.vae_tiling:
             _tile(pipeline)
         return cls(pipeline, options, rollout, compute=compute)
@@ -226,6 +227,26 @@ class LoadedPipeline:
         import torch
 
         return torch.autocast(self._device.type, self.compute, enabled=self.compute != torch.float32)
+
+
+def _place(
+    part: Any, name: str, folder: Path, pipeline: Any, options: ModelOptions, *, compute: torch.dtype, device: str
+) -> None:
+    """Move a part to its device, in fewer bits where the options say so."""
+    fewer = options.quantization
+    if fewer is not None and fewer.text_encoders is not None and name.startswith("text_encoder"):
+        refuse_non_finite(part, folder)
+        own, option = next(part.parameters()).dtype, "model.quantization.text_encoders"
+        with quietly():
+            quantize(part, fewer.text_encoders, compute=own, device=device, option=option)
+    elif fewer is not None and fewer.weights is not None and name in denoisers(pipeline.components, options.networks):
+        refuse_non_finite(part, folder)
+        with quietly():
+            quantize(part, fewer.weights, compute=compute, device=device, exclude=fewer.exclude)
+    else:
+        with quietly():
+            part.to(device)
+        refuse_non_finite(part, folder)
 
 
 def _networks(index: dict[str, Any]) -> dict[str, type[nn.Module]]:

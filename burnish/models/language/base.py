@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -62,7 +62,15 @@ class TransformersModel:
         self.max_positions = _max_positions(text)
 
     @classmethod
-    def load(cls, path: Path, *, dtype: torch.dtype, compute: torch.dtype, device: str) -> Self:
+    def load(
+        cls,
+        path: Path,
+        *,
+        dtype: torch.dtype,
+        compute: torch.dtype,
+        device: str,
+        prepare: Callable[[Any], None] | None = None,
+    ) -> Self:
         """Read a directory.
 
         Args:
@@ -70,13 +78,19 @@ class TransformersModel:
             dtype: precision of the weights.
             compute: precision of the forward pass.
             device: where the network goes.
+            prepare: called with the network on the CPU, to change how its layers are stored or run.
         """
         from transformers import AutoTokenizer
 
         with quietly():
             network = cls._network(path, dtype)
-        network.requires_grad_(False).eval().to(device)
-        refuse_non_finite(network, path)
+        network.requires_grad_(False).eval()
+        if prepare is not None:
+            refuse_non_finite(network, path)
+            prepare(network)
+        network.to(device)
+        if prepare is None:
+            refuse_non_finite(network, path)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         return cls(path, network, tokenizer, compute=compute)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.models.adapters import check_adapter_files
-from burnish.models.loading import placement_of, read_folder
+from burnish.models.loading import placement_of, quietly, read_folder
 from burnish.models.lora import AsInForward
+from burnish.models.quantization import quantize
 from burnish.options.flow import CommonModelOptions
-from burnish.options.language import LanguageModelOptions
+from burnish.options.language import LanguageLoraOptions, LanguageModelOptions
 from burnish.registry import entries, lookup
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
@@ -17,6 +19,8 @@ from burnish.utils.reading import understood
 from burnish.utils.weights import complaints_about, tokenizer_complaint
 
 if TYPE_CHECKING:
+    import torch
+
     from burnish.language.model import LanguageModel
 
 KIND = "language model"
@@ -135,11 +139,29 @@ def load_language_model(options: CommonModelOptions, *, frozen: bool = False) ->
     path, config = read_config(options)
     device, stored, compute = placement_of(options, frozen=frozen)
     family = family_of(options, config)
+    more = {} if (prepare := _preparation(options, compute, device)) is None else {"prepare": prepare}
     with understood(f"model.path is {options.path}, which can't be loaded as {family.name}"):
-        model: LanguageModel = family.load(path, dtype=stored, compute=compute, device=device)
+        model: LanguageModel = family.load(path, dtype=stored, compute=compute, device=device, **more)
     if options.gradient_checkpointing:
         _checkpoint(model.network)
     return model
+
+
+def _preparation(options: CommonModelOptions, compute: torch.dtype, device: str) -> Callable[[Any], None] | None:
+    """What is done to a network before it goes to its device; None where that is nothing."""
+    fewer = options.quantization
+    if fewer is None or fewer.weights is None:
+        return None
+    precision, exclude, lora = fewer.weights, fewer.exclude, options.lora
+    in_full = lora.modules_to_save if isinstance(lora, LanguageLoraOptions) else ()
+
+    def prepare(network: Any) -> None:
+        # a vision tower is small, and reads the type of its weights
+        inside = network.get_decoder()
+        with quietly():
+            quantize(inside, precision, compute=compute, device=device, exclude=exclude, in_full=in_full)
+
+    return prepare
 
 
 def _checkpoint(network: Any) -> None:

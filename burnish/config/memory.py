@@ -1,0 +1,61 @@
+"""Contradictions of options for small cards: quantised weights, and what is kept on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from burnish.utils.installed import quantization_complaint
+
+if TYPE_CHECKING:
+    from burnish.config.run import RunConfig
+
+
+def memory_complaints(config: RunConfig) -> Iterator[str]:
+    """What of them contradicts itself or another option, or lacks a library."""
+    fewer = config.model.quantization
+    if fewer is None:
+        return
+    text = getattr(fewer, "text_encoders", None)
+    if fewer.weights is None and text is None:
+        yield "model.quantization is given, but names no weights to quantise; set model.quantization.weights=nf4"
+    for option, precision in (("weights", fewer.weights), ("text_encoders", text)):
+        if precision is not None and (complaint := quantization_complaint(precision)):
+            yield f"model.quantization.{option}={precision} {complaint}"
+    if fewer.weights is None:
+        if fewer.exclude:
+            yield "model.quantization.exclude is never read when model.quantization.weights is null; leave it out"
+        return
+    yield from _frozen(config, f"model.quantization.weights is {fewer.weights}")
+
+
+def _frozen(config: RunConfig, what: str) -> Iterator[str]:
+    """What quantised weights can't do: learn, be merged with, be sharded, be sent."""
+    lora = config.model.lora
+    if lora is None:
+        yield f"{what}, but model.lora is null, and all weights are trained; train adapters with model.lora.rank=16"
+    elif lora.dora:
+        yield (
+            f"{what} and model.lora.dora is true, which needs the lengths of rows of plain weights; leave one of them "
+            "out"
+        )
+    if getattr(config.rollout, "merge_lora", None) is True:
+        yield (
+            f"{what} and rollout.merge_lora is true, but nothing can be added to quantised weights; set "
+            "rollout.merge_lora=auto, which samples with the adapter beside them"
+        )
+    if getattr(config.rollout, "vllm", None) is not None:
+        yield (
+            f"{what}, but vLLM is sent weights with the adapters merged into them; set rollout.engine=burnish and "
+            "rollout.vllm=null, or leave model.quantization out"
+        )
+    if config.runtime == "ray" and config.pools.train.size > 1:
+        yield (
+            f"{what}, but the {config.pools.train.size} processes of pools.train shard every weight, which quantised "
+            "ones don't support; train with one process, or leave model.quantization out: shards need less memory, too"
+        )
+    if config.runtime == "ray" and config.pools.rollout is not None:
+        yield (
+            f"{what}, but a rollout pool is sent plain weights once at its start; sample on the trainer "
+            "(pools.rollout=null), or leave model.quantization out"
+        )
