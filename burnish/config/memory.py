@@ -1,11 +1,11 @@
-"""Contradictions of options for small cards: quantised weights, and what is kept on the CPU."""
+"""Contradictions of options for small cards and fast kernels: quantised weights, attention, compiled blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from burnish.utils.installed import quantization_complaint
+from burnish.utils.installed import attention_complaint, quantization_complaint
 
 if TYPE_CHECKING:
     from burnish.config.run import RunConfig
@@ -13,6 +13,14 @@ if TYPE_CHECKING:
 
 def memory_complaints(config: RunConfig) -> Iterator[str]:
     """What of them contradicts itself or another option, or lacks a library."""
+    if config.model.compile and config.runtime == "ray" and config.pools.train.size > 1:
+        yield (
+            f"model.compile is true, but the {config.pools.train.size} processes of pools.train gather weights between "
+            "blocks, which compiled ones are not shown to do rightly; leave it out, or train with one process"
+        )
+    attention = config.model.attention
+    if complaint := attention_complaint(attention):
+        yield f"model.attention={attention} {complaint}"
     fewer = config.model.quantization
     if fewer is None:
         return

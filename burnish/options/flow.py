@@ -90,8 +90,14 @@ class CommonModelOptions:
     """Device of the model; auto uses a GPU if there is one."""
     lora: LoraOptions | None = None
     """Train low-rank adapters with these options; null trains all weights of the networks."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about one third slower."""
+    gradient_checkpointing: bool | Count = False
+    """Recompute activations in the backward pass, block by block: less memory, about one third slower. A number does so
+    in the first N blocks only."""
+    float32_matmul_precision: Literal["highest", "high"] = "highest"
+    """Products of float32 matrices, such as those of language heads and of model.dtype=float32: high lets a GPU take
+    TF32, with 10 bits of mantissa, for the whole process (torch.set_float32_matmul_precision)."""
+    compile: bool = False
+    """Compile the repeated blocks (torch.compile): minutes at the start, then faster; rounds otherwise."""
     quantization: QuantizationOptions | None = None
     """Store frozen weights in fewer bits, for small cards; null stores them in dtype."""
 
@@ -102,6 +108,21 @@ class ModelOptions(CommonModelOptions):
 
     quantization: PipelineQuantizationOptions | None = None
     """Store frozen weights in fewer bits, for small cards; null stores them in dtype."""
+    attention: Literal[
+        "auto",
+        "native",
+        "_native_math",
+        "_native_flash",
+        "_native_efficient",
+        "_native_cudnn",
+        "flash",
+        "_flash_3",
+        "flex",
+        "sage",
+        "xformers",
+    ] = "auto"
+    """Attention backend of the networks, by diffusers' names. All but auto are compared with native at the start, by
+    outputs and gradients; auto leaves the choice to diffusers."""
 
     networks: list[str] | None = None
     """Which parts of the pipeline are trained, by their names in model_index.json; null trains all that predict

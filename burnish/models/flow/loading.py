@@ -127,5 +127,5 @@ def load_model(
     except UserError as error:
         raise UserError(str(error) if str(error).startswith(where) else f"{where}: {error}") from error
     if options.gradient_checkpointing and not network_only:
-        model.recompute_activations()
+        model.recompute_activations(options.gradient_checkpointing)
     return model

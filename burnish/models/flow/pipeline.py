@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from burnish.models.adapters import WEIGHTS
 from burnish.models.flow.adapters import FILE, check_adapter
+from burnish.models.flow.kernels import choose_attention, compile_blocks, recompute
 from burnish.models.flow.networks import by_name, denoisers, together
 from burnish.models.loading import quietly
-from burnish.models.lora import AsInForward, adapter_state, merging_rounds, save_for_peft
+from burnish.models.lora import adapter_state, merging_rounds, save_for_peft
 from burnish.models.processors import processors_without_torchvision
 from burnish.models.quantization import quantize
 from burnish.utils.errors import UserError
@@ -96,7 +96,13 @@ class LoadedPipeline:
                 _place(part, name, path / name, pipeline, options, compute=compute, device=device)
         if options.vae_tiling:
             _tile(pipeline)
-        return cls(pipeline, options, rollout, compute=compute)
+        model = cls(pipeline, options, rollout, compute=compute)
+        for network in model.networks.values():
+            if options.attention != "auto":
+                choose_attention(network, options.attention, compute=compute, device=device)
+            if options.compile:
+                compile_blocks(network)
+        return model
 
     @classmethod
     def draws(cls, index: dict[str, Any], rollout: RolloutOptions) -> Kind:
@@ -113,18 +119,10 @@ class LoadedPipeline:
         """The networks that are trained, by the names of the pipeline's parts."""
         return dict(by_name(self.network, self.names))
 
-    def recompute_activations(self) -> None:
-        """Activation checkpointing in the networks, and in the VAE's decoder if it can."""
-        from torch.utils.checkpoint import checkpoint
-
+    def recompute_activations(self, blocks: bool | int = True) -> None:
+        """Activation checkpointing in the networks' blocks, and in the VAE's decoder if it can."""
         for network in self.networks.values():
-            if not getattr(network, "_supports_gradient_checkpointing", False):
-                raise UserError(
-                    f"model.gradient_checkpointing is true, but {type(network).__name__} doesn't support it; set it to "
-                    "false"
-                )
-            again = partial(checkpoint, use_reentrant=False, context_fn=AsInForward(network))
-            network.enable_gradient_checkpointing(again)
+            recompute(network, blocks)
         vae: Any = getattr(self.pipeline, "vae", None)
         if getattr(vae, "_supports_gradient_checkpointing", False):
             vae.enable_gradient_checkpointing()

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.models.adapters import check_adapter_files
-from burnish.models.loading import placement_of, quietly, read_folder
+from burnish.models.language.kernels import attention_of, choose_attention
+from burnish.models.loading import block_count, placement_of, quietly, read_folder
 from burnish.models.lora import AsInForward
 from burnish.models.quantization import quantize
 from burnish.options.flow import CommonModelOptions
@@ -123,6 +124,11 @@ def check_files(options: CommonModelOptions) -> None:
         found.append(f"{path} has no chat template (chat_template.jinja) to position pictures; fetch the model again")
     if found:
         raise UserError("\n".join(f"model.path: {one}" for one in found))
+    if (attention := attention_of(options)) != "auto" and family.name != UNIVERSAL:
+        raise UserError(
+            f"model.attention is {attention}, but model.family {family.name} runs Burnish's own attention over packed "
+            "sequences; leave it out, or set model.family=transformers"
+        )
     if options.lora is not None and options.lora.path is not None:
         check_adapter_files(options.lora)
 
@@ -143,37 +149,44 @@ def load_language_model(options: CommonModelOptions, *, frozen: bool = False) ->
     with understood(f"model.path is {options.path}, which can't be loaded as {family.name}"):
         model: LanguageModel = family.load(path, dtype=stored, compute=compute, device=device, **more)
     if options.gradient_checkpointing:
-        _checkpoint(model.network)
+        _checkpoint(model, options.gradient_checkpointing)
+    if options.compile:
+        for layer in model.layers(model.network):
+            layer.compile()
     return model
 
 
 def _preparation(options: CommonModelOptions, compute: torch.dtype, device: str) -> Callable[[Any], None] | None:
     """What is done to a network before it goes to its device; None where that is nothing."""
-    fewer = options.quantization
-    if fewer is None or fewer.weights is None:
-        return None
-    precision, exclude, lora = fewer.weights, fewer.exclude, options.lora
+    fewer, lora = options.quantization, options.lora
+    attention = attention_of(options)
     in_full = lora.modules_to_save if isinstance(lora, LanguageLoraOptions) else ()
 
     def prepare(network: Any) -> None:
-        # a vision tower is small, and reads the type of its weights
-        inside = network.get_decoder()
-        with quietly():
-            quantize(inside, precision, compute=compute, device=device, exclude=exclude, in_full=in_full)
+        if fewer is not None and fewer.weights is not None:
+            # a vision tower is small, and reads the type of its weights
+            inside = network.get_decoder()
+            with quietly():
+                quantize(inside, fewer.weights, compute=compute, device=device, exclude=fewer.exclude, in_full=in_full)
+        if attention != "auto":
+            choose_attention(network, attention, compute=compute, device=device)
 
-    return prepare
+    return None if attention == "auto" and (fewer is None or fewer.weights is None) else prepare
 
 
-def _checkpoint(network: Any) -> None:
-    """Recompute the activations of each layer in the backward pass.
+def _checkpoint(model: Any, blocks: bool | int) -> None:
+    """Recompute the activations of each layer in the backward pass, or of the first ones of the decoder.
 
     transformers does so only for layers in training mode. Their submodules stay in evaluation mode, where dropout is
     off.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
+    network = model.network
+    layers = model.layers(network)
+    kept = set(layers[block_count(blocks, len(layers)) :])
     again = {"use_reentrant": False, "context_fn": AsInForward(network)}
     network.gradient_checkpointing_enable(gradient_checkpointing_kwargs=again)
     for layer in network.modules():
-        if isinstance(layer, GradientCheckpointingLayer):
+        if isinstance(layer, GradientCheckpointingLayer) and layer not in kept:
             layer.training = True
