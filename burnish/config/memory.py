@@ -13,12 +13,17 @@ if TYPE_CHECKING:
 
 def memory_complaints(config: RunConfig) -> Iterator[str]:
     """What of them contradicts itself or another option, or lacks a library."""
-    if config.model.compile and config.runtime == "ray" and config.pools.train.size > 1:
+    if config.model.compile and _ranks(config) > 1:
         yield (
             f"model.compile is true, but the {config.pools.train.size} processes of pools.train gather weights between "
             "blocks, which compiled ones are not shown to do rightly; leave it out, or train with one process"
         )
     attention = config.model.attention
+    if attention != "auto" and config.task == "image-text-to-text" and _ranks(config) > 1:
+        yield (
+            f"model.attention is {attention}, but the {_ranks(config)} processes of pools.train hold the network in "
+            "shards, on which it can't be compared with sdpa at the start; leave it out"
+        )
     if complaint := attention_complaint(attention):
         yield f"model.attention={attention} {complaint}"
     fewer = config.model.quantization
@@ -57,7 +62,7 @@ def _frozen(config: RunConfig, what: str) -> Iterator[str]:
             f"{what}, but vLLM is sent weights with the adapters merged into them; set rollout.engine=burnish and "
             "rollout.vllm=null, or leave model.quantization out"
         )
-    if config.runtime == "ray" and config.pools.train.size > 1:
+    if _ranks(config) > 1:
         yield (
             f"{what}, but the {config.pools.train.size} processes of pools.train shard every weight, which quantised "
             "ones don't support; train with one process, or leave model.quantization out: shards need less memory, too"
@@ -67,3 +72,7 @@ def _frozen(config: RunConfig, what: str) -> Iterator[str]:
             f"{what}, but a rollout pool is sent plain weights once at its start; sample on the trainer "
             "(pools.rollout=null), or leave model.quantization out"
         )
+
+
+def _ranks(config: RunConfig) -> int:
+    return config.pools.train.size if config.runtime == "ray" else 1

@@ -28,18 +28,18 @@ def quantize(
     precision: Precision,
     *,
     compute: torch.dtype,
-    device: str,
+    device: torch.device | str,
     exclude: Sequence[str] = (),
     in_full: Sequence[str] = (),
     option: str = "model.quantization.weights",
 ) -> None:
-    """Store the linear layers of a network's blocks in fewer bits, and move it to its device.
+    """Store the linear layers of a network's blocks in fewer bits, on its device.
 
     A layer is moved and quantised at once, so that the device never holds the network in full precision. What lies
     outside of blocks stays as it is: embeddings, heads, first and last layers are few weights and need their precision.
 
     Args:
-        network: frozen, on the CPU; is changed.
+        network: frozen, before it is placed; is changed.
         precision: of its weights.
         compute: precision of its forward pass.
         device: where it goes.
@@ -72,7 +72,6 @@ def quantize(
         raise UserError(f"{option.rpartition('.')[0]}.exclude leaves no layer to quantise; exclude fewer")
     before = _bytes(network)
     QUANTIZERS[precision](network, chosen, compute, device)
-    network.to(device)
     log.info(
         "%s=%s: %d linear layers of %s, %.2f GiB instead of %.2f",
         option, precision, len(chosen), type(network).__name__, _bytes(network) / GIB, before / GIB,
@@ -85,11 +84,11 @@ def _block_layers(network: nn.Module) -> dict[str, nn.Linear]:
 
     lists = [f"{name}." for name, module in network.named_modules() if isinstance(module, ModuleList)]
     # the libraries' own note of layers that need their precision, and whose weights' type is read by the forward pass
-    kept = [*(getattr(network, "_keep_in_fp32_modules", None) or ()),
-            *(getattr(network, "_keep_in_fp32_modules_strict", None) or ())]  # fmt: skip
+    notes = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
+    kept = {one for part in network.modules() for note in notes for one in getattr(part, note, None) or ()}
     return {
         name: module for name, module in network.named_modules()
-        if type(module) is Linear and name.startswith(tuple(lists)) and not set(kept) & set(name.split("."))
+        if type(module) is Linear and name.startswith(tuple(lists)) and not kept & set(name.split("."))
         and not is_passed_by(network, name)
     }  # fmt: skip
 
@@ -115,7 +114,7 @@ def _bytes(network: nn.Module) -> int:
     return found
 
 
-def _nf4(network: nn.Module, layers: dict[str, nn.Linear], compute: torch.dtype, device: str) -> None:
+def _nf4(network: nn.Module, layers: dict[str, nn.Linear], compute: torch.dtype, device: Any) -> None:
     """NormalFloat of 4 bits in blocks of 64 weights, whose scales are quantised too (QLoRA, arXiv:2305.14314)."""
     from bitsandbytes.nn import Linear4bit, Params4bit
 
@@ -132,8 +131,8 @@ def _nf4(network: nn.Module, layers: dict[str, nn.Linear], compute: torch.dtype,
         setattr(network.get_submodule(owner), own, new.train(layer.training).to(device))
 
 
-def _torchao(config: Callable[[], Any]) -> Callable[[nn.Module, dict[str, nn.Linear], torch.dtype, str], None]:
-    def run(network: nn.Module, layers: dict[str, nn.Linear], compute: torch.dtype, device: str) -> None:
+def _torchao(config: Callable[[], Any]) -> Callable[[nn.Module, dict[str, nn.Linear], torch.dtype, Any], None]:
+    def run(network: nn.Module, layers: dict[str, nn.Linear], compute: torch.dtype, device: Any) -> None:
         from torchao.quantization import quantize_
 
         for layer in layers.values():
@@ -156,7 +155,9 @@ def _fp8() -> Any:
     return Float8WeightOnlyConfig(set_inductor_config=False)
 
 
-def _fp8_cast(network: nn.Module, layers: dict[str, nn.Linear], compute: torch.dtype, device: str) -> None:
+def _fp8_cast(
+    network: nn.Module, layers: dict[str, nn.Linear], compute: torch.dtype, device: torch.device | str
+) -> None:
     """Storage in fp8 without scales; a layer casts its weight when it runs, and again in the backward pass."""
     from burnish.models.cast_linear import CastLinear
 
@@ -170,6 +171,6 @@ def _fp8_cast(network: nn.Module, layers: dict[str, nn.Linear], compute: torch.d
         setattr(network.get_submodule(owner), own, CastLinear(layer.to(device, compute)))
 
 
-QUANTIZERS: dict[str, Callable[[nn.Module, dict[str, nn.Linear], torch.dtype, str], None]] = {
+QUANTIZERS: dict[str, Callable[[nn.Module, dict[str, nn.Linear], torch.dtype, Any], None]] = {
     "nf4": _nf4, "int8": _torchao(_int8), "fp8": _torchao(_fp8), "fp8_cast": _fp8_cast,
 }  # fmt: skip

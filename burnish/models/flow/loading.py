@@ -7,7 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burnish.models.loading import placement_of, read_folder
+from burnish.models.loading import placement_of, quietly, read_folder
+from burnish.models.quantization import quantize
 from burnish.options.flow import ModelOptions, RolloutOptions
 from burnish.registry import entries, lookup
 from burnish.utils.errors import UserError
@@ -102,6 +103,7 @@ def load_model(
     rollout: RolloutOptions | None = None,
     *,
     network_only: bool = False,
+    shared: bool = False,
 ) -> FlowModel:
     """Load the model that ``options`` describe, frozen and in evaluation mode.
 
@@ -109,6 +111,7 @@ def load_model(
         options: which model, and in what precision.
         rollout: how it draws; None takes all defaults.
         network_only: load no text encoders, for a model that is neither trained nor encodes prompts.
+        shared: ranks will hold what is trained together; until it is sharded, it is not read.
 
     Raises:
         UserError: it can't be loaded, or doesn't support an option.
@@ -124,8 +127,21 @@ def load_model(
             model: FlowModel = family.load(
                 path, index, options, rollout, dtype=stored, compute=compute, device=device, network_only=network_only
             )
+            if not shared:
+                _quantize(model, options)
+                model.place()
     except UserError as error:
         raise UserError(str(error) if str(error).startswith(where) else f"{where}: {error}") from error
     if options.gradient_checkpointing and not network_only:
         model.recompute_activations(options.gradient_checkpointing)
     return model
+
+
+def _quantize(model: FlowModel, options: ModelOptions) -> None:
+    """Store the networks' layers in fewer bits, if that is wanted."""
+    fewer = options.quantization
+    if fewer is None or fewer.weights is None:
+        return
+    model.refuse_non_finite()
+    with quietly():
+        quantize(model.network, fewer.weights, compute=model.compute, device=model.device, exclude=fewer.exclude)

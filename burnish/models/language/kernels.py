@@ -25,19 +25,18 @@ def attention_of(options: CommonModelOptions) -> str:
     return options.attention if isinstance(options, LanguageModelOptions) else "auto"
 
 
-def choose_attention(network: Any, name: str, *, compute: torch.dtype, device: str) -> None:
+def choose_attention(network: Any, name: str, *, compute: torch.dtype) -> None:
     """Have a model attend by one of transformers' implementations, after comparing it with PyTorch's own.
 
     Args:
-        network: is moved to the device.
+        network: is changed.
         name: of the implementation.
         compute: precision of the forward pass.
-        device: where it will run.
 
     Raises:
         UserError: it is not installed, this model or device doesn't support it, or it computes something else.
     """
-    network.to(device)
+    device = next(network.parameters()).device.type
     try:
         expected = _states(network, REFERENCE, compute, device)
         found = _states(network, name, compute, device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +19,6 @@ from burnish.utils.reading import understood
 from burnish.utils.weights import complaints_about, tokenizer_complaint
 
 if TYPE_CHECKING:
-    import torch
-
     from burnish.language.model import LanguageModel
 
 KIND = "language model"
@@ -140,14 +137,28 @@ def _has_template(path: Path) -> bool:
     return any("chat_template" in read_object(file) for file in described if file.is_file())
 
 
-def load_language_model(options: CommonModelOptions, *, frozen: bool = False) -> LanguageModel:
-    """Load the model that ``options`` describe, frozen and in evaluation mode; ``frozen`` means that it stays so."""
+def load_language_model(options: CommonModelOptions, *, frozen: bool = False, shared: bool = False) -> LanguageModel:
+    """Load the model that ``options`` describe, frozen and in evaluation mode.
+
+    Args:
+        options: which model, and in what precision.
+        frozen: it stays so.
+        shared: ranks will hold it together; until it is sharded, it is not read.
+
+    Raises:
+        UserError: it can't be loaded.
+    """
     path, config = read_config(options)
     device, stored, compute = placement_of(options, frozen=frozen)
     family = family_of(options, config)
-    more = {} if (prepare := _preparation(options, compute, device)) is None else {"prepare": prepare}
     with understood(f"model.path is {options.path}, which can't be loaded as {family.name}"):
-        model: LanguageModel = family.load(path, dtype=stored, compute=compute, device=device, **more)
+        model: LanguageModel = family.load(path, dtype=stored, compute=compute, device=device)
+        if not shared:
+            _quantize(model, options)
+            model.place()
+        if (attention := attention_of(options)) != "auto":
+            choose_attention(model.network, attention, compute=compute)
+        model.try_out()
     if options.gradient_checkpointing:
         _checkpoint(model, options.gradient_checkpointing)
     if options.compile:
@@ -156,22 +167,18 @@ def load_language_model(options: CommonModelOptions, *, frozen: bool = False) ->
     return model
 
 
-def _preparation(options: CommonModelOptions, compute: torch.dtype, device: str) -> Callable[[Any], None] | None:
-    """What is done to a network before it goes to its device; None where that is nothing."""
-    fewer, lora = options.quantization, options.lora
-    attention = attention_of(options)
+def _quantize(model: LanguageModel, options: CommonModelOptions) -> None:
+    """Store the decoder's layers in fewer bits, if that is wanted. A vision tower is small, and reads its own type."""
+    fewer, lora, network = options.quantization, options.lora, model.network
+    if fewer is None or fewer.weights is None:
+        return
+    model.refuse_non_finite()
     in_full = lora.modules_to_save if isinstance(lora, LanguageLoraOptions) else ()
-
-    def prepare(network: Any) -> None:
-        if fewer is not None and fewer.weights is not None:
-            # a vision tower is small, and reads the type of its weights
-            inside = network.get_decoder()
-            with quietly():
-                quantize(inside, fewer.weights, compute=compute, device=device, exclude=fewer.exclude, in_full=in_full)
-        if attention != "auto":
-            choose_attention(network, attention, compute=compute, device=device)
-
-    return None if attention == "auto" and (fewer is None or fewer.weights is None) else prepare
+    decoder: Any = network.get_decoder()  # type: ignore[operator]
+    with quietly():
+        quantize(
+            decoder, fewer.weights, compute=model.compute, device=model.device, exclude=fewer.exclude, in_full=in_full
+        )
 
 
 def _checkpoint(model: Any, blocks: bool | int) -> None:
