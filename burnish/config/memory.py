@@ -18,6 +18,7 @@ def memory_complaints(config: RunConfig) -> Iterator[str]:
             f"model.compile is true, but the {config.pools.train.size} processes of pools.train gather weights between "
             "blocks, which compiled ones are not shown to do rightly; leave it out, or train with one process"
         )
+    yield from _offloaded(config)
     attention = config.model.attention
     if attention != "auto" and config.task == "image-text-to-text" and _ranks(config) > 1:
         yield (
@@ -40,6 +41,34 @@ def memory_complaints(config: RunConfig) -> Iterator[str]:
             yield "model.quantization.exclude is never read when model.quantization.weights is null; leave it out"
         return
     yield from _frozen(config, f"model.quantization.weights is {fewer.weights}")
+
+
+def _offloaded(config: RunConfig) -> Iterator[str]:
+    """What can't be kept on the CPU."""
+    for section, optimizer in config.optimizers.items():
+        if optimizer.offload and _ranks(config) > 1:
+            yield (
+                f"{section}.offload is true, but the {_ranks(config)} processes of pools.train shard the states; set "
+                "sharding.offload=true, which keeps shards on the CPU with their weights"
+            )
+        if optimizer.offload and config.model.device == "cpu":
+            yield f"{section}.offload is true, but model.device is cpu, where all memory is; leave it out"
+    if not getattr(config.model, "offload", False):
+        return
+    if config.model.device == "cpu":
+        yield "model.offload is true, but model.device is cpu, where all memory is; leave it out"
+    if getattr(config.algorithm.needs(), "reward_gradients", False):
+        yield (
+            f"model.offload is true, but {config.algorithm.name} follows gradients of rewards through the VAE, which "
+            "has to stay on the GPU for that; leave it out"
+        )
+    fewer = config.model.quantization
+    text = getattr(fewer, "text_encoders", None)
+    if text not in (None, "fp8_cast"):
+        yield (
+            f"model.offload is true and model.quantization.text_encoders is {text}, whose weights can't be copied "
+            "back and forth; leave one of them out, or set model.quantization.text_encoders=fp8_cast"
+        )
 
 
 def _frozen(config: RunConfig, what: str) -> Iterator[str]:

@@ -108,6 +108,9 @@ class ModelOptions(CommonModelOptions):
 
     quantization: PipelineQuantizationOptions | None = None
     """Store frozen weights in fewer bits, for small cards; null stores them in dtype."""
+    offload: bool = False
+    """Keep text encoders and the VAE in CPU memory, and copy them to the GPU while they are used: they leave it when
+    the networks that are trained run."""
     attention: Literal[
         "auto",
         "native",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +12,7 @@ from burnish.models.adapters import WEIGHTS
 from burnish.models.flow.adapters import FILE, check_adapter
 from burnish.models.flow.kernels import choose_attention, compile_blocks, recompute
 from burnish.models.flow.networks import by_name, denoisers, together
+from burnish.models.flow.put_away import PutAway, leave_at
 from burnish.models.loading import quietly
 from burnish.models.lora import adapter_state, merging_rounds, save_for_peft
 from burnish.models.placing import load_mapped, place, resting
@@ -90,19 +92,12 @@ class LoadedPipeline:
             parts |= processors_without_torchvision(path, index)
             pipeline = kind.from_pretrained(path, dtype=precision, local_files_only=True, **absent, **parts)
         pipeline.set_progress_bar_config(disable=True)
-        for name, part in pipeline.components.items():
-            if isinstance(part, torch.nn.Module):
-                part.requires_grad_(False).eval()
-                # some of diffusers read it, with gradients on, without having set it
-                part.__dict__.setdefault("gradient_checkpointing", False)
-                if name not in trained:
-                    refuse_non_finite(part, path / name)
-                    _quantize_text(part, name, options, device)
-                    place(part, device)
+        away = _place_frozen(pipeline, trained, path, options, device)
         if options.vae_tiling:
             _tile(pipeline)
         model = cls(pipeline, options, rollout, compute=compute)
         model.device, model.path = torch.empty(0, device=device).device, path
+        leave_at(model.networks.values(), away)
         for network in model.networks.values():
             if options.attention != "auto":
                 choose_attention(network, options.attention, compute=compute, device=device)
@@ -252,6 +247,31 @@ class LoadedPipeline:
         return torch.autocast(
             self.device.type, self.compute, enabled=self.compute != torch.float32, cache_enabled=False
         )
+
+
+def _place_frozen(
+    pipeline: Any, trained: Sequence[str], path: Path, options: ModelOptions, device: str
+) -> list[PutAway]:
+    """Place all parts that are not trained; returns those that rest in CPU memory."""
+    import torch
+
+    if options.offload and device == "cpu":
+        raise UserError("model.offload is true, but the model is on the CPU already; leave it out")
+    away: list[PutAway] = []
+    for name, part in pipeline.components.items():
+        if isinstance(part, torch.nn.Module):
+            part.requires_grad_(False).eval()
+            # some of diffusers read it, with gradients on, without having set it
+            part.__dict__.setdefault("gradient_checkpointing", False)
+            if name in trained:
+                continue
+            refuse_non_finite(part, path / name)
+            _quantize_text(part, name, options, "cpu" if options.offload else device)
+            if options.offload:
+                away.append(PutAway(part, torch.empty(0, device=device).device))
+            else:
+                place(part, device)
+    return away
 
 
 def _quantize_text(part: Any, name: str, options: ModelOptions, device: str) -> None:
