@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from burnish.models.placing import place_buffers, resting
 from burnish.options.cluster import ShardingOptions
 from burnish.training.ranks import SINGLE_RANK, Ranks, distribute
+from burnish.training.saved import SavedTensor, own_slice
 from burnish.types.batch import is_sharded
 from burnish.utils.errors import UserError
 
@@ -330,8 +331,17 @@ def sharded_like(full: Tensor, example: Tensor) -> Tensor:
     return distribute_tensor(full.to(there.to_local().device), there.device_mesh, there.placements, src_data_rank=None)
 
 
-def copy_full(target: Tensor, full: Tensor) -> None:
-    """Copy a full tensor into one that may be sharded."""
+def copy_full(target: Tensor, full: Tensor | SavedTensor) -> None:
+    """Copy a full tensor into one that may be sharded; of a saved one only this rank's slice is read.
+
+    Raises:
+        UserError: a saved one has another shape, or can't be read.
+    """
+    if isinstance(full, SavedTensor):
+        if full.shape != target.shape:
+            raise UserError(f"the checkpoint has a tensor of shape {list(full.shape)}, not {list(target.shape)}")
+        full.read_into(*own_slice(target.detach()))
+        return
     with torch.no_grad():
         local_shard(target).copy_(local_shard(sharded_like(full, target)))
 
