@@ -4,12 +4,13 @@ a network that is trained: text encoders and the VAE."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from burnish.models.placing import place, place_buffers
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 
 class PutAway:
