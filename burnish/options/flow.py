@@ -10,6 +10,7 @@ from burnish.options import (
     Count,
     DenoisingSteps,
     Guidance,
+    NonNegative,
     Pixels,
     Positive,
     SomeGuidance,
@@ -70,6 +71,15 @@ class CommonModelOptions:
     """Train low-rank adapters with these options; null trains all weights of the networks."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about one third slower."""
+    cache_gb: NonNegative = 4.0
+    """GiB of host memory, in each process, for what prompts were encoded to (embeddings, pixels, latents of images to
+    imitate), in the precision of dtype; what was used longest ago makes room. What an update uses is kept whatever its
+    size."""
+
+    @property
+    def cache_bytes(self) -> int:
+        """The same in bytes."""
+        return int(self.cache_gb * 2**30)
 
 
 @options

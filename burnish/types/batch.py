@@ -74,7 +74,12 @@ class Gathered(Batch, Generic[B]):
         return self.table.select(self.index)
 
     def to(self, device: torch.device | str) -> Self:
-        return dataclasses.replace(self, table=self.table.to(device), index=to_device(self.index, device))
+        """The same rows on ``device``; of a table that lies elsewhere only those that are used."""
+        table, index = self.table, self.index
+        if not lies_on(table, device):
+            used, index = index.unique(return_inverse=True)
+            table = table.select(used).to(device)
+        return dataclasses.replace(self, table=table, index=to_device(index, device))
 
     @classmethod
     def cat(cls, batches: Sequence[Self]) -> Self:
@@ -90,6 +95,34 @@ class Gathered(Batch, Generic[B]):
 def to_device(value: Tensor, device: torch.device | str) -> Tensor:
     """The tensor on a device. Copies to a GPU are asynchronous; the CPU waits for copies from one."""
     return value.to(device, non_blocking=value.device.type == "cpu")
+
+
+def lies_on(batch: Batch, device: torch.device | str) -> bool:
+    """Whether all tensors of a batch are on a device already."""
+    wanted = torch.device(device)
+    found = {value.device for _, value in batch._rows() if isinstance(value, Tensor)}
+    inner = [value for _, value in batch._rows() if isinstance(value, Batch)]
+    here = all(one.type == wanted.type and wanted.index in (None, one.index) for one in found)
+    return here and all(lies_on(value, device) for value in inner)
+
+
+def size_of(batch: Batch) -> int:
+    """Bytes of its tensors."""
+    values = [value for _, value in batch._rows()]
+    return sum(value.nbytes for value in values if isinstance(value, Tensor)) + sum(
+        size_of(value) for value in values if isinstance(value, Batch)
+    )
+
+
+def in_precision(value: Any, dtype: torch.dtype) -> Any:
+    """Floating-point tensors of a batch, of a dict or of itself in another precision; all else as it is."""
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {name: in_precision(one, dtype) for name, one in value.items()}
+    if not isinstance(value, Batch):
+        return value
+    return dataclasses.replace(value, **{name: in_precision(one, dtype) for name, one in value._rows()})  # type: ignore[type-var]
 
 
 def is_sharded(value: Any) -> bool:

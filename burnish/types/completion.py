@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from burnish.types.batch import Batch, Gathered, as_positions, shared
+from burnish.types.batch import Batch, Gathered, as_positions, in_precision, shared
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +50,10 @@ class Features:
     def get(self, name: str) -> Tensor:
         """A tensor by name; empty where these media have none."""
         return self.tensors.get(name, torch.zeros(0, 0))
+
+    def in_precision(self, dtype: torch.dtype) -> Features:
+        """The same with pixels in another precision, such as that of the forward passes that read them."""
+        return dataclasses.replace(self, tensors=in_precision(self.tensors, dtype))
 
     @property
     def size(self) -> int:

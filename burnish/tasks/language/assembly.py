@@ -76,18 +76,20 @@ class LanguageAssembly(Assembly):
 
     @cached_property
     def engine(self) -> ResponseEngine:
-        config = self.config
+        config, cached = self.config, self.config.model.cache_bytes
         if config.environment is not None:
-            return Dialogues(self.roles, config.environment, batch_size=config.rollout.batch_size, seed=config.seed)
+            return Dialogues(
+                self.roles, config.environment, batch_size=config.rollout.batch_size, seed=config.seed, cached=cached
+            )
         if config.rollout.vllm is not None:
             from burnish.tasks.language.vllm.engine import VllmEngine
 
             path, _ = read_config(config.model)
             return VllmEngine(
                 self.roles, config.rollout.vllm, path=path, batch_size=config.rollout.batch_size, seed=config.seed,
-                example=lambda: self.learnable_prompts[0] if self.ranks.size > 1 else None,
+                cached=cached, example=lambda: self.learnable_prompts[0] if self.ranks.size > 1 else None,
             )  # fmt: skip
-        return LanguageEngine(self.roles, batch_size=config.rollout.batch_size, seed=config.seed)
+        return LanguageEngine(self.roles, batch_size=config.rollout.batch_size, seed=config.seed, cached=cached)
 
     @property
     def publisher(self) -> ResponseEngine:

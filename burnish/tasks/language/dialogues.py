@@ -17,7 +17,7 @@ from burnish.language.decoding import decode
 from burnish.language.media import decoded
 from burnish.language.model import LanguageModel
 from burnish.rewards.text.base import POLICY, Dialogue, Response
-from burnish.tasks.language.engine import Encoder, ResponseEngine, ResponseJob
+from burnish.tasks.language.engine import CACHED, Encoder, ResponseEngine, ResponseJob
 from burnish.tasks.language.roles import LanguageRoles
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, Features, append_turn
@@ -81,11 +81,13 @@ class Dialogues(ResponseEngine):
     environment that fails breaks its own dialogue alone.
     """
 
-    def __init__(self, roles: LanguageRoles, environment: Environment, *, batch_size: int, seed: int) -> None:
+    def __init__(
+        self, roles: LanguageRoles, environment: Environment, *, batch_size: int, seed: int, cached: int = CACHED
+    ) -> None:
         super().__init__()
         self.roles, self.environment, self.batch_size, self.seed = roles, environment, batch_size, seed
         self.tools = environment.tools()
-        self.encode = Encoder(roles.model, self.tools)
+        self.encode = Encoder(roles.model, self.tools, cached=cached)
         for role in environment.roles:  # a template that refuses one would do so in the middle of a run
             roles.model.turn((), [{"role": role, "content": [{"type": "text", "text": "?"}]}], tools=self.tools)
 
