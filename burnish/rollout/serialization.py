@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from burnish.types.batch import Gathered
+from burnish.types.columns import Column, LazyTensors
 from burnish.types.completion import Completion, Encoded, Features
 from burnish.types.execution import Execution
 from burnish.types.media import Fit, Media
@@ -46,6 +47,10 @@ class _Packing:
         self._place: dict[int, int] = {}  # of objects that are stored once, by their identity
 
     def plain(self, value: Any) -> Any:
+        if isinstance(value, Column):
+            value = value.values()
+        if isinstance(value, LazyTensors):
+            value = dict(value)
         if isinstance(value, ONCE):
             if id(value) not in self._place:
                 stored = self._fields(value)

@@ -14,7 +14,7 @@ from burnish.rollout.serialization import deserialize, serialize
 from burnish.runtime.transfer import Packed, Pointers, ResponsePointers, Stored, pack, resolved
 from burnish.tasks import Assembly
 from burnish.types.completion import Lengths
-from burnish.types.rollout import Rollouts
+from burnish.types.rollout import Denoising, Rollouts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,8 @@ def generate(assembly: Assembly, request: RolloutRequest) -> tuple[RolloutResult
     """Sample and score in this process; the second half is for the object store."""
     start = time.perf_counter()
     rollouts = assembly.rollout_worker.generate(request)
-    packed = pack(rollouts.trace)
+    trace: Any = rollouts.trace
+    packed = pack(trace.put_away() if isinstance(trace, Denoising) else trace)
     result = RolloutResult(
         rollouts=replace(rollouts, trace=None),
         lengths=rollouts.lengths,

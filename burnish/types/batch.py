@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,8 +16,15 @@ def shared(**kwargs: Any) -> Any:
     return dataclasses.field(metadata={"shared": True}, **kwargs)
 
 
+def heavy(**kwargs: Any) -> Any:
+    """A field of states, pixels or embeddings, which in another process is read by whoever uses a row."""
+    return dataclasses.field(metadata={"heavy": True}, **kwargs)
+
+
 class Batch:
     """Base of the batches of the loop. Subclasses are dataclasses; shards and micro-batches never split a row."""
+
+    is_remote: ClassVar[bool] = False  # whether it stands in for what is read when it is moved to a device
 
     def __len__(self) -> int:
         for _, value in self._rows():
@@ -102,6 +109,8 @@ def lies_on(batch: Batch, device: torch.device | str) -> bool:
     wanted = torch.device(device)
     found = {value.device for _, value in batch._rows() if isinstance(value, Tensor)}
     inner = [value for _, value in batch._rows() if isinstance(value, Batch)]
+    if batch.is_remote:
+        return False
     here = all(one.type == wanted.type and wanted.index in (None, one.index) for one in found)
     return here and all(lies_on(value, device) for value in inner)
 
@@ -154,8 +163,9 @@ def _take(value: Any, positions: Tensor) -> Any:
 
 
 def _join(values: list[Any]) -> Any:
+    batch = next((value for value in values if isinstance(value, Batch)), None)
+    if batch is not None:  # which may stand in for a tensor among tensors
+        return type(batch).cat(values)
     if isinstance(values[0], Tensor):
         return torch.cat(values)
-    if isinstance(values[0], Batch):
-        return type(values[0]).cat(values)
     return [item for value in values for item in value]

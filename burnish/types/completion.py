@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from burnish.types.batch import Batch, Gathered, as_positions, in_precision, shared
+from burnish.types.columns import LazyTensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +24,7 @@ class Features:
     other models have what their processor returns.
     """
 
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
     axes: dict[str, int] = field(default_factory=dict)  # along which further media follow; 0 where not named
     kinds: dict[str, Tensor] = field(default_factory=dict)  # [L] long each: kinds of tokens, for models that ask
 
@@ -53,11 +54,13 @@ class Features:
 
     def in_precision(self, dtype: torch.dtype) -> Features:
         """The same with pixels in another precision, such as that of the forward passes that read them."""
-        return dataclasses.replace(self, tensors=in_precision(self.tensors, dtype))
+        return dataclasses.replace(self, tensors=in_precision(dict(self.tensors), dtype))
 
     @property
     def size(self) -> int:
         """Numbers that the towers read; 0 without media."""
+        if isinstance(self.tensors, LazyTensors):
+            return self.tensors.size
         return sum(tensor.numel() for tensor in self.tensors.values())
 
 

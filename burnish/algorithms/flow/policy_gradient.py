@@ -131,7 +131,7 @@ class StepPolicyGradient(PolicyGradient):
         learner = in_parts(logprob, steps, roles) if recompute and len(steps) else steps.logprob
         recompute = recompute and not self.bypasses
         old = learner if recompute else steps.logprob
-        unread = steps.state[:, :0]
+        unread = steps.time.new_zeros(len(steps), 0)
         # a policy that takes a single step on its own samples has these means itself when it learns
         needed = self.reads_old_mean and not (roles.on_policy and self.is_old(roles))
         old_mean = mean(roles.policy) if needed else unread

@@ -29,7 +29,7 @@ def velocity_growth(roles: FlowRoles, some: Scored, size: int) -> Metrics:
     """
     if not roles.has_reference or not len(some):
         return {}
-    clean = some.trace.latents
+    clean = to_device(some.trace.latents, roles.device)
     keys: list[tuple[random.Part, ...]] = [
         (some.seed, "growth", some.update, prompt.uid, sample)
         for prompt, sample in zip(some.prompts, some.sample.tolist(), strict=True)
