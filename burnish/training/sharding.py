@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from burnish.options.cluster import ShardingOptions
+from burnish.training.exchange import kept_by_owners
 from burnish.training.ranks import SINGLE_RANK, Ranks, distribute
-from burnish.types.batch import is_sharded
+from burnish.types.batch import Batch, is_sharded
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 P = TypeVar("P")
+R = TypeVar("R", bound=Batch)
 
 
 class Unit(nn.Module):
@@ -130,6 +132,10 @@ class Shards:
     def distribute(self, function: Callable[[P], T], items: Iterable[P]) -> list[T]:
         """``[function(item) for item in items]``, distributed over the ranks."""
         return distribute(self.ranks, function, items)
+
+    def kept(self, function: Callable[[R], Tensor], parts: Sequence[R]) -> Tensor:
+        """What ``function`` makes of the rows of all parts; of several ranks each keeps what it made."""
+        return kept_by_owners(self.ranks, function, parts)
 
     def agree(self, name: str, counts: dict[str, int]) -> dict[str, int]:
         """The largest of each count over the ranks that use a network together; the counts as they are otherwise."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from burnish.algorithms.base import Metrics, PolicyGradient, advantages_of
-from burnish.algorithms.flow.base import Needs, Recording, Role, Roles, in_parts
+from burnish.algorithms.flow.base import Needs, Recording, Role, Roles, in_parts, kept_in_parts
 from burnish.algorithms.kl import StepKlKind, step_kl
 from burnish.algorithms.parts import refuse_of_responses
 from burnish.flow.windows import Window
@@ -121,7 +121,7 @@ class StepPolicyGradient(PolicyGradient):
             return self.step(part, roles.policy).logprob(part.next_state, self.density)
 
         def mean(role: Role) -> Tensor:
-            return in_parts(lambda part: self.step(part, role).mean, steps, roles)
+            return kept_in_parts(lambda part: self.step(part, role).mean, steps, roles)
 
         def difference() -> float:
             probe = steps.select(slice(0, size))
