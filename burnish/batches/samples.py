@@ -58,6 +58,10 @@ class JudgedSamples(Batch):
     seed: int = shared()
     update: int = shared()
 
+    def costs(self) -> list[int]:
+        """Members of each row that are there."""
+        return [int(members) for members in self.present.sum(1).tolist()]
+
     def terms(self, size: int) -> Iterator[ForwardTerms]:
         """One term per sample and noise level, about ``size`` at once; members of a row at a level stay together.
 

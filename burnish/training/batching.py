@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from burnish.algorithms.base import Algorithm
 from burnish.options import StepOptions
 from burnish.training.exchange import bring, without_others
-from burnish.training.ranks import Ranks, own_rows
+from burnish.training.ranks import Ranks, shares
 from burnish.types.batch import Batch
 from burnish.utils import random
 
@@ -37,7 +37,7 @@ def rank_micro_batches(algorithm: Algorithm, batch: Batch, size: int, ranks: Ran
     if ranks.size == 1:
         yield from ((micro, 1.0) for micro in algorithm.micro_batches(batch, size))
         return
-    own = bring(batch, ranks, [own_rows(ranks, len(batch), rank) for rank in range(ranks.size)])
+    own = bring(batch, ranks, shares(batch.costs(), ranks.size))
     micro_batches = list(algorithm.micro_batches(own, size)) if len(own) else []
     missing = ranks.max(len(micro_batches)) - len(micro_batches)  # before the first forward pass, a collective
     yield from ((micro, 1.0) for micro in micro_batches)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -258,8 +260,16 @@ def distribute(ranks: Ranks, function: Callable[[P], T], items: Iterable[P]) -> 
     return [gathered[i % ranks.size][i // ranks.size] for i in range(count)]
 
 
-def own_rows(ranks: Ranks, count: int, rank: int | None = None) -> slice:
-    """The rows of a batch of ``count`` that a rank trains on, by default this one: contiguous, and as many as on other
-    ranks ±1."""
-    rank = ranks.rank if rank is None else rank
-    return slice(count * rank // ranks.size, count * (rank + 1) // ranks.size)
+def own_rows(ranks: Ranks, count: int) -> slice:
+    """The rows of ``count`` that this rank works on: contiguous, and as many as on other ranks ±1."""
+    return shares([1] * count, ranks.size)[ranks.rank]
+
+
+def shares(costs: Sequence[int], size: int) -> list[slice]:
+    """The rows that each of ``size`` ranks trains on: contiguous, as those of a prompt are, and about as costly.
+
+    None has more than its share and the cost of one row.
+    """
+    ends, total = list(itertools.accumulate(costs)), sum(costs)
+    bounds = [bisect.bisect_right(ends, total * rank // size) for rank in range(size)] + [len(costs)]
+    return [slice(start, end) for start, end in itertools.pairwise(bounds)]

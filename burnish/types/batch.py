@@ -46,6 +46,10 @@ class Batch:
                 moved[name] = value.to(device)
         return dataclasses.replace(self, **moved)  # type: ignore[type-var]
 
+    def costs(self) -> list[int]:
+        """What a pass with each row costs, by which rows are shared out over ranks; all the same by default."""
+        return [1] * len(self)
+
     def split(self, size: int) -> Iterator[Self]:
         """Consecutive chunks of at most ``size`` samples."""
         for start in range(0, len(self), size):

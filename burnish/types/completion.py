@@ -186,6 +186,11 @@ class Completion(Batch):
         longest = max(batch.ids.shape[1] for batch in batches)
         return super().cat([batch.padded(longest) for batch in batches])
 
+    def costs(self) -> list[int]:
+        """Tokens of each response with its prompt."""
+        lengths = self.lengths
+        return [int(length) for length in (lengths.prompt + lengths.response).tolist()]
+
     def to(self, device: torch.device | str) -> Self:
         """Unchanged: forward passes are laid out on the CPU, and losses move what they need to the device."""
         return self
@@ -216,6 +221,11 @@ class ResponseRows(Batch):
 
     def __len__(self) -> int:
         return len(self.trace) // self.members
+
+    def costs(self) -> list[int]:
+        """Tokens of all members of each row."""
+        each = self.trace.costs()
+        return [sum(each[row * self.members : (row + 1) * self.members]) for row in range(len(self))]
 
     def select(self, index: Tensor | Sequence[int] | slice) -> Self:
         rows = as_positions(index, len(self))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from burnish.training.exchange import bring, kept_by_owners, without_others
-from burnish.training.ranks import SINGLE_RANK, own_rows
+from burnish.training.ranks import SINGLE_RANK, shares
 from burnish.types.batch import Batch
 from burnish.types.columns import Column, stand_in
 
@@ -55,7 +55,7 @@ def test_rows_come_to_the_rank_that_learns_them_and_to_no_other(size):
     batches = [Means(mean=kept_by_owners(rank, mean, parts), number=torch.arange(ROWS)).select(order) for rank in ranks]
     held = [batch.mean.sources[0].own.nbytes for batch in batches]
     assert sum(held) == ROWS * WIDTH * 4, "each row is kept once"
-    wanted = [own_rows(rank, len(order), other) for rank in ranks[:1] for other in range(size)]
+    wanted = shares([1] * len(order), size)
     for rank, batch in zip(ranks, batches, strict=True):
         bring(batch, rank, wanted)
     whole = Means(mean=mean(Steps(number=torch.arange(ROWS))), number=torch.arange(ROWS)).select(order)
