@@ -138,8 +138,9 @@ class DataOptions(OrderOptions, PromptOptions):
     fit: Literal["exact", "centre_crop"] = "exact"
     """Images whose size differs from the run's resolution: exact refuses them, centre_crop scales and crops them."""
     decode_check: bool = True
-    """Decode every image and video once before training starts, in parallel, and list the records of broken ones; false
-    only reads headers, so that a broken one stops the run when it is reached."""
+    """Look at every image and video before training starts and list the records of broken ones: up to 2,000 are
+    decoded; of the other images the header and the end are read, so that one that is broken in between stops the run
+    when it is reached. false only reads headers."""
 
 
 @options

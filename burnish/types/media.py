@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from burnish.utils.containers import (
     DEFAULT_FPS,
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 Kind = Literal["image", "video", "audio"]
 MOST_CHANNELS = 8
+ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}  # what stands near the end of a whole file
+TAIL = 64  # bytes in which it is looked for
+ORIENTATION, SIDEWAYS = 0x112, (5, 6, 7, 8)  # of EXIF: those that swap width and height
 CHECKED_RATE = 16000  # samples per second at which a sound is decoded to see whether it can be
 
 
@@ -50,6 +53,10 @@ class Fit:
     def picture(self, picture: Image) -> Image:
         """A picture with pixels within the limits, its shape kept."""
         return _resized(picture, self.min_pixels, self.max_pixels)
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height of what ``picture`` makes of a picture of this size."""
+        return _fitted(width, height, self.min_pixels, self.max_pixels)
 
     def frame(self, frame: np.ndarray) -> np.ndarray:
         """A frame [H, W, 3] with pixels within the limit."""
@@ -216,6 +223,45 @@ class Media:
         else:
             check_video(self.read())
 
+    def size(self) -> tuple[int, int]:
+        """Width and height of a picture as ``image`` gives it, by its header alone.
+
+        Raises:
+            OSError: it can't be read.
+        """
+        from PIL import Image
+
+        with self._opened() as file, Image.open(file) as opened:
+            width, height = opened.size
+            turned = opened.getexif().get(ORIENTATION, 1) in SIDEWAYS
+        return self.fit.size(height, width) if turned else self.fit.size(width, height)
+
+    def outline(self) -> tuple[int, int]:
+        """Width and height before rotation, of a file that has its beginning and its end; others are decoded.
+
+        What is broken in between shows when it is used.
+
+        Raises:
+            OSError, ImportError, ValueError: as ``decode``.
+        """
+        from PIL import Image
+
+        if self.frames:
+            return max(frame.outline() for frame in self.frames)
+        if self.kind != "image":
+            self.check()
+            return 0, 0
+        with self._opened() as file:
+            with Image.open(file) as opened:
+                size, end = opened.size, ENDS.get(str(opened.format))
+            file.seek(-min(TAIL, file.seek(0, io.SEEK_END)), io.SEEK_END)
+            whole = end is not None and end in file.read()
+        return size if whole else self.decode()
+
+    def _opened(self) -> BinaryIO:
+        """The file, of which a reader takes what it needs."""
+        return io.BytesIO(self.data) if self.data is not None else _regular(str(self.path)).open("rb")
+
     def decode(self) -> tuple[int, int]:
         """Decode all of it once, as cheaply as its format allows; returns width and height before rotation, if it has.
 
@@ -255,14 +301,18 @@ def _resized(picture: Image, least: int | None, most: int | None) -> Image:
     """A picture of at least and at most so many pixels, its shape kept up to rounding."""
     from PIL.Image import Resampling
 
-    pixels = picture.width * picture.height
+    size = _fitted(picture.width, picture.height, least, most)
+    return picture if size == picture.size else picture.resize(size, Resampling.BICUBIC)
+
+
+def _fitted(width: int, height: int, least: int | None, most: int | None) -> tuple[int, int]:
+    pixels = width * height
     wanted = max(min(pixels, most or pixels), least or 0)
     if wanted == pixels:
-        return picture
+        return width, height
     scale = (wanted / pixels) ** 0.5
     up = math.ceil if wanted > pixels else math.floor
-    size = max(1, up(picture.width * scale)), max(1, up(picture.height * scale))
-    return picture.resize(size, Resampling.BICUBIC)
+    return max(1, up(width * scale)), max(1, up(height * scale))
 
 
 def _wav(wave: np.ndarray, rate: int) -> bytes:

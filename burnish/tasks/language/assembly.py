@@ -27,7 +27,7 @@ from burnish.rewards.text.base import POLICY, Dialogue, Response, check_labels
 from burnish.tasks.assembly import Assembly
 from burnish.tasks.job import Job
 from burnish.tasks.language.dialogues import Dialogues, try_out
-from burnish.tasks.language.engine import Encoder, LanguageEngine, ResponseEngine, ResponseJob
+from burnish.tasks.language.engine import Encoder, LanguageEngine, ResponseEngine, ResponseJob, prompt_lengths
 from burnish.tasks.language.evaluate import LanguageEvaluation
 from burnish.tasks.language.judgements import JudgementEvaluation
 from burnish.tasks.language.roles import LanguageRoles
@@ -203,7 +203,7 @@ class LanguageAssembly(Assembly):
         """Those that are short enough, as the model has them."""
         model, config = self.roles.model, self.config
         kind = JudgementData if any(isinstance(record, JudgedRecord) for record in records) else ResponseData
-        measured = kind(records, model, Encoder(model, self._tools, bounded=False))
+        measured = kind(records, model, Encoder(model, self._tools, bounded=False, cached=0))
         kept = measured.within_length(config.data, config.rollout.max_new_tokens).records
         return kind(kept, model, self.engine.encode)
 
@@ -288,8 +288,8 @@ class LanguageAssembly(Assembly):
         prompts = self.train_prompts
         if not self.measures_prompts:
             return prompts
-        encode = Encoder(self.roles.model, self._tools, bounded=False)
-        return within_length(prompts, [encode([prompt]).table.lengths[0] for prompt in prompts], self.config.data)
+        encode = Encoder(self.roles.model, self._tools, bounded=False, cached=0)
+        return within_length(prompts, prompt_lengths(encode, prompts, self.ranks), self.config.data)
 
     @cached_property
     def _tools(self) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from burnish.language.sampling import Sampling
 from burnish.rewards.text.base import Response
 from burnish.tasks.job import Job
 from burnish.tasks.language.roles import LanguageRoles
+from burnish.training.ranks import Ranks
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from burnish.types.prompt import Prompt
@@ -120,6 +122,26 @@ class Encoder:
                 "data.overlong=filter"
             )
         return replace(encoded, features=[one.in_precision(self.model.compute) for one in encoded.features])
+
+
+def prompt_lengths(encode: Encoder, prompts: Sequence[Prompt], ranks: Ranks) -> list[int]:
+    """Tokens of prompts with what they show and play, shared out over ranks.
+
+    Pictures are not decoded where a processor tells their tokens from their size; of others nothing is kept.
+    """
+    own = [_length(encode, prompt) for prompt in prompts[ranks.rank :: ranks.size]]
+    found = ranks.gather(own)
+    return [found[i % ranks.size][i // ranks.size] for i in range(len(prompts))]
+
+
+def _length(encode: Encoder, prompt: Prompt) -> int:
+    if not (prompt.videos or prompt.audios):
+        with suppress(OSError, ValueError):  # which are told of, with the prompt's name, where it is encoded
+            each = [encode.model.picture_tokens(*picture.size()) for picture in prompt.images]
+            if None not in each:
+                written = encode.model.count_tokens(prompt.chat(), encode.tools)
+                return written - len(each) + sum(tokens or 0 for tokens in each)
+    return encode([prompt]).table.lengths[0]
 
 
 def _bytes_of(encoded: Encoded) -> int:
