@@ -22,6 +22,7 @@ from burnish.utils.containers import (
     read_sound,
     video_size,
 )
+from burnish.utils.spool import Spool, Spooled
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,6 +77,7 @@ class Fit:
 
 
 AS_IT_IS = Fit()
+_spool = Spool()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +90,7 @@ class Media:
     kind: Kind
     digest: str  # of the content: stable across machines and folders
     path: str | None = field(default=None, compare=False)
-    data: bytes | None = field(default=None, compare=False, repr=False)  # an encoded file, where there is no path
+    data: bytes | Spooled | None = field(default=None, compare=False, repr=False)  # an encoded file without a path
     frames: tuple[Media, ...] = field(default=(), compare=False, repr=False)  # of a video given frame by frame
     fps: float = field(default=DEFAULT_FPS, compare=False)  # of such a video; a file knows its own
     fit: Fit = field(default=AS_IT_IS, compare=False, repr=False)
@@ -110,7 +112,7 @@ class Media:
     @classmethod
     def encoded(cls, data: bytes, kind: Kind = "image") -> Media:
         """The content of a file."""
-        return cls(kind=kind, digest=_digest(data), data=data)
+        return cls(kind=kind, digest=_digest(data), data=_spool.keep(data))
 
     @classmethod
     def array(cls, pixels: np.ndarray) -> Media:
@@ -156,6 +158,8 @@ class Media:
     def read(self) -> bytes:
         """The encoded file, which a video given as frames doesn't have."""
         assert not self.frames, "a video of frames is not a file"
+        if isinstance(self.data, Spooled):
+            return self.data.read()
         return self.data if self.data is not None else Path(str(self.path)).read_bytes()
 
     def image(self) -> Image:
@@ -216,7 +220,7 @@ class Media:
             for frame in self.frames:
                 frame.check()
         elif self.kind == "image":
-            with Image.open(io.BytesIO(self.read())) as opened:
+            with self._opened() as file, Image.open(file) as opened:  # of a JPEG file it reads the header
                 opened.verify()
         elif self.kind == "audio":
             check_sound(self.read())
@@ -260,7 +264,7 @@ class Media:
 
     def _opened(self) -> BinaryIO:
         """The file, of which a reader takes what it needs."""
-        return io.BytesIO(self.data) if self.data is not None else _regular(str(self.path)).open("rb")
+        return io.BytesIO(self.read()) if self.data is not None else _regular(str(self.path)).open("rb")
 
     def decode(self) -> tuple[int, int]:
         """Decode all of it once, as cheaply as its format allows; returns width and height before rotation, if it has.
