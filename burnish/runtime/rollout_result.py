@@ -16,6 +16,7 @@ from burnish.runtime.transfer import Packed, Pointers, ResponsePointers, Stored,
 from burnish.tasks import Assembly
 from burnish.types.completion import Lengths
 from burnish.types.rollout import Denoising, Rollouts
+from burnish.utils.timer import Span
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,7 @@ class RolloutResult:
     lengths: Lengths | None
     seconds: float  # that it took
     phases: dict[str, float]  # seconds by name
+    spans: list[Span]  # what it did when
 
 
 def joined(
@@ -55,6 +57,7 @@ def generate(assembly: Assembly, request: RolloutRequest, numbers: PromptNumbers
         lengths=rollouts.lengths,
         seconds=time.perf_counter() - start,
         phases=assembly.watch.drain(),
+        spans=assembly.watch.take_spans(),
     )
     return result, packed
 

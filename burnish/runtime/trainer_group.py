@@ -25,6 +25,7 @@ class TrainerGroup:
         """Args: ``published`` brings a version from the ranks to whoever samples; ``numbers`` are the prompts'."""
         self.ranks, self.watch, self.published, self.numbers = ranks, watch, published, numbers
         self.version = 0  # that was published last
+        self.credited: list[float] | None = None  # advantage of each sample of the last batch
 
     def annotate(self, scored: Collected) -> None:
         """Hand the batch out, by reference, and add what needs a forward pass."""
@@ -32,12 +33,14 @@ class TrainerGroup:
 
     def credit(self, annotated: None) -> tuple[None, Metrics]:
         """Rewards to training signal."""
-        return None, self.ranks.call("credit")[0]
+        metrics, self.credited = self.ranks.call("credit")[0]
+        return None, metrics
 
     def update(self, batch: None, update: int) -> Metrics:
         """Learn."""
-        metrics, seconds = self.ranks.call("update", update)[0]
-        self.watch.add(seconds)
+        found = self.ranks.call("update", update)
+        metrics, seconds, _ = found[0]
+        self.watch.add(seconds, {f"train {rank}": spans for rank, (_, _, spans) in enumerate(found)})
         return dict(metrics)
 
     def publish(self, version: int) -> None:
@@ -67,9 +70,9 @@ class TrainerRolloutWorker:
         calls = [self.ranks.submit_one(rank, "generate", part, keep=True) for rank, part in enumerate(parts)]
         if cancelled(self.ranks, calls, self.stop):
             raise Cancelled
-        made = [(call.result(), call.kept[rank]) for rank, call in enumerate(calls)]
-        rollouts, seconds = joined(made, self.numbers)
-        self.watch.add(seconds)
+        found = [(call.result(), call.kept[rank]) for rank, call in enumerate(calls)]
+        rollouts, seconds = joined(found, self.numbers)
+        self.watch.add(seconds, {f"train {rank}": one.spans for rank, (one, _) in enumerate(found) if one is not None})
         return rollouts
 
 
