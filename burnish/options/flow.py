@@ -10,6 +10,7 @@ from burnish.options import (
     Count,
     DenoisingSteps,
     Guidance,
+    NonNegative,
     Pixels,
     Positive,
     SomeGuidance,
@@ -100,6 +101,15 @@ class CommonModelOptions:
     """Compile the repeated blocks (torch.compile): minutes at the start, then faster; rounds otherwise."""
     quantization: QuantizationOptions | None = None
     """Store frozen weights in fewer bits, for small cards; null stores them in dtype."""
+    cache_gb: NonNegative = 4.0
+    """GiB of host memory, in each process, for what prompts were encoded to (embeddings, pixels, latents of images to
+    imitate), in the precision of dtype; what was used longest ago makes room. What an update uses is kept whatever its
+    size."""
+
+    @property
+    def cache_bytes(self) -> int:
+        """The same in bytes."""
+        return int(self.cache_gb * 2**30)
 
 
 @options
@@ -179,8 +189,9 @@ class DataOptions(OrderOptions, PromptOptions):
     fit: Literal["exact", "centre_crop"] = "exact"
     """Images whose size differs from the run's resolution: exact refuses them, centre_crop scales and crops them."""
     decode_check: bool = True
-    """Decode every image and video once before training starts, in parallel, and list the records of broken ones; false
-    only reads headers, so that a broken one stops the run when it is reached."""
+    """Look at every image and video before training starts and list the records of broken ones: up to 2,000 are
+    decoded; of the other images the header and the end are read, so that one that is broken in between stops the run
+    when it is reached. false only reads headers."""
 
 
 @options
