@@ -33,8 +33,9 @@ LAYERS = [
     ["tasks", "loop"],
     ["controller"],
     ["runtime"],
+    ["forecast"],
     ["report"],
-    ["hooks"],
+    ["hooks", "board"],
     ["commands"],
     ["cli", "api"],
 ]

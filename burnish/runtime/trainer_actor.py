@@ -15,6 +15,7 @@ from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.controller import LocalController
+from burnish.metrics import memory_metrics
 from burnish.rewards.normalising import restore, with_first
 from burnish.rollout.requests import RolloutRequest
 from burnish.runtime.actor import RankInfo
@@ -26,6 +27,7 @@ from burnish.training.profiling import Profiler
 from burnish.training.ranks import join_ranks
 from burnish.types.rollout import Collected, RemoteBatch
 from burnish.utils.errors import Cancelled
+from burnish.utils.timer import Span
 
 
 class TrainerActor:
@@ -116,17 +118,18 @@ class TrainerActor:
         self._record(batch.update)
         self._batch = self.assembly.workers.annotate(batch)
 
-    def credit(self) -> Metrics:
-        """Make training signal of it."""
+    def credit(self) -> tuple[Metrics, list[float] | None]:
+        """Make training signal of it: metrics, and the advantage of each sample."""
         self._batch, metrics = self.assembly.workers.credit(self._batch)
-        return metrics
+        return metrics, self.assembly.workers.credited
 
-    def update(self, update: int) -> tuple[Metrics, dict[str, float]]:
-        """Learn from it: metrics, and seconds by phase since the last update."""
+    def update(self, update: int) -> tuple[Metrics, dict[str, float], list[Span]]:
+        """Learn from it: metrics, seconds by phase since the last update, and what was done when."""
         batch, self._batch = self._batch, None
         metrics = self.assembly.workers.update(batch, update)
         self._recording.close()
-        return metrics, self.assembly.watch.drain()
+        watch = self.assembly.watch
+        return metrics | memory_metrics(), watch.drain(), watch.take_spans()
 
     def _record(self, update: int) -> None:
         """Record from here to the end of the update, if it is to be and is not yet."""
