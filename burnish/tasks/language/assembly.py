@@ -89,6 +89,7 @@ class LanguageAssembly(Assembly):
             return VllmEngine(
                 self.roles, config.rollout.vllm, path=path, batch_size=config.rollout.batch_size, seed=config.seed,
                 example=lambda: self.learnable_prompts[0] if self.ranks.size > 1 else self.example,
+                lora=config.model.lora,
             )  # fmt: skip
         return LanguageEngine(self.roles, batch_size=config.rollout.batch_size, seed=config.seed)
 
