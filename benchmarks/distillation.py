@@ -20,7 +20,6 @@ import burnish.commands.train
 from burnish.config import load
 from burnish.hooks.checkpoints import validation_reward
 
-
 STUDENT = ["data.train_batch_size=256", "rollout.n=1", "trainer.mini_batch_size=64", "optimizer.lr=4e-4"]
 
 
