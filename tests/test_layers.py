@@ -35,7 +35,7 @@ LAYERS = [
     ["runtime"],
     ["forecast"],
     ["report"],
-    ["hooks"],
+    ["hooks", "board"],
     ["commands"],
     ["cli", "api"],
 ]

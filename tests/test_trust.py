@@ -31,7 +31,10 @@ FORBIDDEN: dict[str, dict[str, str]] = {
     "AsyncClient": {"utils/http.py": "one that follows no redirects"},
     "TCPStore": {"training/rendezvous.py": "bound to the address that is meant"},
     "create_server": {}, "HTTPServer": {}, "ThreadingHTTPServer": {},
-    "listen": {"commands/serve_reward.py": "where the user says, and beyond this machine with a token alone"},
+    "listen": {
+        "commands/serve_reward.py": "where the user says, and beyond this machine with a token alone",
+        "commands/board.py": "at 127.0.0.1, never elsewhere, and only under that name",
+    },
     "import_module": {
         "cli.py": "the package's own commands",
         "config/tasks.py": "the parts of a task, whose names are written above",

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 Metrics = dict[str, float]
 
+ADVANTAGES = "_advantages"  # where an algorithm holds those of the last batch until they are taken
+
 
 @options
 class Algorithm(ABC):
@@ -82,6 +84,11 @@ class Algorithm(ABC):
     @abstractmethod
     def size(self, batch: Any) -> int:
         """Number of terms in an optimizer batch: what the sum of its losses is divided by."""
+
+    def take_advantages(self) -> list[float] | None:
+        """Advantage of each sample of the last batch that got credit, a mean over its actions; None if it has none."""
+        found: list[float] | None = self.__dict__.pop(ADVANTAGES, None)
+        return found
 
     def after_update(self, roles: Any, update: int) -> Metrics:
         """What happens once all optimizer steps of a policy update are done; ``update`` counts from 1."""
@@ -189,7 +196,11 @@ def advantages_of(algorithm: Algorithm, rewards: Rewards) -> Advantages:
 
     part = algorithm.part("advantage") if isinstance(algorithm, PolicyGradient) else chosen(algorithm, "advantage")
     found = call(part, rewards)
-    return found if isinstance(found, Advantages) else Advantages.of(found, rewards.mask)
+    found = found if isinstance(found, Advantages) else Advantages.of(found, rewards.mask)
+    counts = rewards.mask.sum(1)
+    means = (found.advantage * rewards.mask).sum(1) / counts.clamp_min(1)
+    algorithm.__dict__[ADVANTAGES] = means.masked_fill(counts == 0, float("nan")).tolist()  # for whoever looks on
+    return found
 
 
 def weighted(found: Surrogate, weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

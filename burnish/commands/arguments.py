@@ -50,6 +50,12 @@ examples:
   burnish export runs/quickstart --format lora --output my_lora      adapters, for load_lora_weights
 """
 
+BOARD = """\
+examples:
+  burnish board
+  burnish board runs --port 0
+"""
+
 REPORT = """\
 examples:
   burnish report runs/quickstart      curves and pictures of a run as one HTML page in its folder
@@ -260,6 +266,14 @@ def data(parser: argparse.ArgumentParser) -> None:
         "-n", "--limit", type=_whole(1, 10_000), default=3, metavar="N", help="show: so many records (%(default)s)"
     )
     parser.add_argument("--recipe", metavar="RECIPE", help="show: read a file as this recipe does (quickstart)")
+
+
+def board(parser: argparse.ArgumentParser) -> None:
+    """Of ``burnish board``."""
+    parser.add_argument(
+        "folder", metavar="FOLDER", nargs="?", default="runs", help="where runs are, or one of them (runs)"
+    )
+    parser.add_argument("--port", type=int, default=8010, help="of this machine; 0 takes a free one (%(default)s)")
 
 
 def none(parser: argparse.ArgumentParser) -> None:

@@ -23,6 +23,7 @@ from burnish.hooks.failures import Failures, NothingLearned
 from burnish.hooks.metrics import MetricsLog
 from burnish.hooks.notices import Notices
 from burnish.hooks.progress import Progress
+from burnish.hooks.recorded import GroupLog, Timeline
 from burnish.hooks.samples import SampleIndex
 from burnish.hooks.stop import EXIT_STOPPED, StopRequest
 from burnish.hooks.validation import Validation
@@ -138,6 +139,8 @@ def _attempt(
     hooks: list[Hook] = [
         BeforeValidation(checkpoints),
         validation,
+        Timeline(folder, controller.watch, local=config.runtime == "local"),
+        groups := GroupLog(folder, lambda: controller.workers.credited),
         MetricsLog(folder, resumed_at=recorded),
         failures := Failures(folder, config.trainer, steps=config.steps),
         drift := DriftAlarm(config, folder),
@@ -162,7 +165,7 @@ def _attempt(
                     hook(done, first)
         if not stopping():
             with suppress(Cancelled):
-                source = drift.watched(failures.watched(controller.source))
+                source = groups.watched(drift.watched(failures.watched(controller.source)))
                 run(
                     range(done + 1, config.steps + 1), source, controller.workers, hooks,
                     watch=controller.watch, stop=stopping, around=controller.profiler.during, devices=config.devices,

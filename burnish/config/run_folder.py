@@ -49,6 +49,8 @@ class RunFolder:
         self.samples = self.path / KEPT
         self.report = self.path / "report.html"
         self.failures = self.path / "failures.jsonl"
+        self.groups = self.path / "groups.jsonl"
+        self.timeline = self.path / "timeline.jsonl"
         self.code = self.path / "code.json"
         self._claim: IO[str] | None = None
 
@@ -208,7 +210,7 @@ class RunFolder:
         validation = self.path / "validation"
         files = (
             self.metrics, self.tensorboard, self.reference, validation, self.profiles, self.report, self.failures,
-            self.code, self.samples, self.config,
+            self.code, self.samples, self.groups, self.timeline, self.config,
         )  # fmt: skip
         if not any(file.exists() for file in files):
             return

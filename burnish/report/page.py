@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from burnish import __version__
-from burnish.config.run_folder import STEP, RunFolder
+from burnish.config.run_folder import RunFolder
+from burnish.report.charts import trained_key
 from burnish.report.curves import Chart, Series
 from burnish.report.gallery import gallery
 from burnish.report.health import health, points_of
 from burnish.report.media import Embedded
+from burnish.report.overview import WORDS, numbers, sources
 from burnish.report.style import STYLE
 from burnish.report.suites import suites_section
-from burnish.report.summary import PLUS_MINUS, REWARD, SPACE, Measure, Summary, next_steps
+from burnish.report.summary import REWARD, Summary, next_steps
 from burnish.report.verdict import headline, verdict
 from burnish.utils.disk import write_atomically
 
-WORDS = {
-    "gained": ("good", "+ gained"),
-    "kept": ("good", "= kept"),
-    "lost": ("bad", "− lost"),
-    "weigh": ("", "to weigh"),
-}
 PARTS = {
     "reward": "Waiting for rewards",
     "old_log_prob": "Old log-probs",
@@ -49,7 +44,7 @@ def write_report(folder: RunFolder) -> Path:
         suites_section(folder),
         _drift(folder, run),
         gallery(folder, run),
-        _details("Health of the training", health(run, {_trained_key(measure) for measure in run.measures()})),
+        _details("Health of the training", health(run, {trained_key(measure) for measure in run.measures()})),
         _details("Where the time goes", _time(run)),
         _details("Configuration", _configuration(folder)),
         _next(folder, run),
@@ -67,79 +62,39 @@ def write_report(folder: RunFolder) -> Path:
 
 
 def _numbers(run: Summary) -> str:
-    last = run.after or run.before
-    if last is None and any(row.get("val-aux/missing") == 1 for row in run.rows):
-        return "<p>No reward of any validation could be computed, so there is nothing to compare.</p>"
-    if last is None:
-        return "<p>There is no validation yet, so there is nothing to compare.</p>"
-    heads = ["before", f"after {last[STEP]} updates", "change"] if run.after else ["before training"]
-    if run.reference is not None:
-        twice = ", twice the cost" if run.config.get("rollout", {}).get("guidance_scale") == 1 else ""
-        heads.append(f"untrained, guidance {run.reference['guidance_scale']:g}{twice}")
-    head = "".join(f'<th class="n">{text}</th>' for text in heads)
-    rows = "".join(_number_row(run, measure) for measure in run.measures())
-    return (
-        f'<div class="wide"><table class="numbers"><thead><tr><th></th>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
-    )
-
-
-def _number_row(run: Summary, measure: Measure) -> str:
-    wanted = {1: "higher is better", -1: "lower is better", 0: "only watched"}[measure.better]
-    cells = [
-        f"<td>{escape(measure.title)}<small>{wanted}</small></td>",
-        _cell(measure, measure.of(run.before)),
-    ]
-    if run.after:
-        before, after = measure.of(run.before), measure.of(run.after)
-        cells += [_cell(measure, after, "now"), _change(measure, before, after)]
-    if run.reference is not None:
-        cells.append(_cell(measure, measure.of(run.reference)))
-    return f"<tr>{''.join(cells)}</tr>"
+    found = numbers(run)
+    if "why" in found:
+        return f"<p>{escape(found['why'])}</p>"
+    return _table("numbers", found)
 
 
 def _by_source(run: Summary) -> str:
     """Reward and strictest measure of each data source, if there are several."""
-    sources = run.sources()
-    if len(sources) < 2 or run.before is None or run.after is None:
+    found = sources(run)
+    if found is None:
         return ""
-    measures = [one for one in run.measures() if one.key in (REWARD.key, run.exact.key)]
-    heads = "".join(
-        f'<th class="n">{escape(measure.title)}, before</th><th class="n">after</th>' for measure in measures
+    about = "<p>The numbers above are means over these, each counted alike.</p>"
+    return f"<h2>By data source</h2>{about}{_table('sources', found)}"
+
+
+def _table(kind: str, found: dict[str, Any]) -> str:
+    head = "".join(f'<th class="n">{escape(text)}</th>' for text in found["heads"])
+    rows = "".join(
+        f"<tr><td>{escape(row['title'])}{_small(row)}</td>{''.join(map(_cell, row['cells']))}</tr>"
+        for row in found["rows"]
     )
-    rows = []
-    for source in sources:
-        own = [replace(measure, key=measure.key.replace("*", source, 1)) for measure in measures]
-        cells = "".join(
-            _cell(measure, measure.of(run.before)) + _cell(measure, measure.of(run.after), "now") for measure in own
-        )
-        rows.append(f"<tr><td>{escape(source)}</td>{cells}</tr>")
     return (
-        "<h2>By data source</h2><p>The numbers above are means over these, each counted alike.</p>"
-        f'<div class="wide"><table class="sources"><thead><tr><th></th>{heads}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
+        f'<div class="wide"><table class="{kind}"><thead><tr><th></th>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
     )
 
 
-def _cell(measure: Measure, value: float | None, kind: str = "") -> str:
-    return f'<td class="n {kind}">{measure.show(value)}</td>'
+def _cell(cell: dict[str, str]) -> str:
+    return f'<td class="n {cell.get("kind", "")}">{escape(cell["text"])}{_small(cell)}</td>'
 
 
-def _change(measure: Measure, before: float | None, after: float | None) -> str:
-    if before is None or after is None:
-        return '<td class="n">–</td>'
-    sign = measure.sign(before, after)
-    way = sign * measure.better
-    kind = {1: "good", -1: "bad", 0: ""}[way]
-    number, _, chance = measure.change(before, after).removesuffix(f"{SPACE}points").partition(PLUS_MINUS)
-    words = [f"±{SPACE}{chance}"] if chance else ["too few prompts"] if measure.chance == math.inf else []
-    words += ["points"] if measure.percent else []
-    text = " ".join(words)
-    if sign:
-        text += {1: ", better", -1: ", worse", 0: ""}[way]
-    elif chance:
-        text += ", no clear change" if abs(after - before) <= measure.chance else ", too little to matter"
-    return f'<td class="n {kind}">{number}<small>{text.removeprefix(", ")}</small></td>'
+def _small(one: dict[str, Any]) -> str:
+    return f"<small>{escape(one['note'])}</small>" if one.get("note") else ""
 
 
 def _verdict(run: Summary) -> str:
@@ -188,7 +143,7 @@ def _curves(run: Summary) -> str:
         if run.reference is not None and reached is not None:
             guided = (f"untrained, guidance {run.reference['guidance_scale']:g}", reached)
         lines = [Series("validation", "validation", points_of(run, measure.key), dots=True)]
-        trained = "critic/rewards/mean" if measure.key == REWARD.key else _trained_key(measure)
+        trained = "critic/rewards/mean" if measure.key == REWARD.key else trained_key(measure)
         if trained:
             lines.insert(0, Series("training", "training", points_of(run, trained)))
         # a minimal range, so that a negligible change does not look large
@@ -200,11 +155,6 @@ def _curves(run: Summary) -> str:
     if not any(charts):
         return ""
     return f'<h2>Over the policy updates</h2><div class="charts">{"".join(charts)}</div>'
-
-
-def _trained_key(measure: Measure) -> str:
-    parts = measure.key.split("/")
-    return f"critic/{parts[2]}/mean" if len(parts) == 4 else ""
 
 
 def _time(run: Summary) -> str:

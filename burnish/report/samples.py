@@ -14,6 +14,8 @@ from burnish.utils.json_text import parse_json
 
 ENOUGH = 4  # fewest prompts for a std
 
+Said = tuple[tuple[str, float, float | None], ...]  # text, log-prob, entropy if it is known
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -27,6 +29,7 @@ class Sample:
     response: str | None = None
     shown: tuple[Path, ...] = ()  # images of the prompt
     answer: str | None = None  # right answer
+    tokens: Said = ()  # of a response
 
     @property
     def exact(self) -> bool | None:
@@ -70,12 +73,29 @@ def _sample(line: Any, pictures: Path) -> tuple[Sample, tuple[int, int]]:
         response=line.get("response"),
         shown=tuple(pictures / name for name in line.get("images", ())),
         answer=line.get("answer"),
+        tokens=said(line),
     )
     texts = [sample.prompt, sample.note, sample.response or "", sample.answer or ""]
     numbers = [sample.reward, *sample.components.values()] if isinstance(sample.components, dict) else ["none"]
     if not all(isinstance(text, str) for text in texts) or not all(one is None or is_number(one) for one in numbers):
         raise ValueError("wrong types")
     return sample, place
+
+
+def said(line: Any) -> Said:
+    """The tokens of a record with their log-probs; none of a record without them.
+
+    Raises:
+        ValueError, TypeError: they were not written by a run.
+    """
+    texts, logprobs = line.get("token_texts") or [], line.get("token_logprobs") or []
+    entropies = line.get("token_entropies") or [None] * len(texts)
+    found = tuple(zip(texts, logprobs, entropies, strict=True))
+    if any(not isinstance(text, str) or not is_number(logprob) for text, logprob, _ in found):
+        raise ValueError("wrong types")
+    if any(not (entropy is None or is_number(entropy)) for _, _, entropy in found):
+        raise ValueError("wrong types")
+    return found
 
 
 @dataclass(frozen=True)

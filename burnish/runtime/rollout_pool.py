@@ -25,6 +25,7 @@ from burnish.runtime.rollout_result import RolloutResult, joined
 from burnish.runtime.weight_sync import Broken, WeightSync
 from burnish.types.rollout import Rollouts
 from burnish.utils.errors import Cancelled
+from burnish.utils.timer import Span
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,8 @@ class PendingRollouts:
             parts = [self.pool.finished(order, deadline) for order in self.orders]
             self.seconds = max(result.seconds for result, _ in parts)
             self._rollouts, phases = joined(parts)
-            self.pool.add_phases(phases)
+            ranks = [f"rollout {order.rank}" for order in self.orders]
+            self.pool.add_phases(phases, {name: result.spans for name, (result, _) in zip(ranks, parts, strict=True)})
         return self._rollouts
 
 
@@ -82,7 +84,7 @@ class RolloutPool:
         options: RayOptions,
         *,
         needed: Callable[[int], bool],
-        add_phases: Callable[[dict[str, float]], None],
+        add_phases: Callable[[dict[str, float], dict[str, list[Span]]], None],
         stop: Callable[[], bool],
     ) -> None:
         """Take over the workers of a pool.
@@ -92,7 +94,7 @@ class RolloutPool:
             weight_sync: to them.
             options: of the cluster.
             needed: whether anything will be sampled by the weights of a version.
-            add_phases: gets the seconds by phase of every batch, as the slowest worker had them.
+            add_phases: gets the seconds by phase of every batch, as the slowest worker had them, and spans of each.
             stop: whether to cancel a batch that the run does nothing but wait for.
         """
         self.workers, self.weight_sync, self.options = workers, weight_sync, options

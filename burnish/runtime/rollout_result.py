@@ -15,6 +15,7 @@ from burnish.runtime.transfer import Packed, Pointers, ResponsePointers, Stored,
 from burnish.tasks import Assembly
 from burnish.types.completion import Lengths
 from burnish.types.rollout import Rollouts
+from burnish.utils.timer import Span
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,7 @@ class RolloutResult:
     lengths: Lengths | None
     seconds: float  # that it took
     phases: dict[str, float]  # seconds by name
+    spans: list[Span]  # what it did when
 
 
 def joined(parts: Sequence[tuple[RolloutResult | None, ray.ObjectRef[Any]]]) -> tuple[Rollouts, dict[str, float]]:
@@ -50,6 +52,7 @@ def generate(assembly: Assembly, request: RolloutRequest) -> tuple[RolloutResult
         lengths=rollouts.lengths,
         seconds=time.perf_counter() - start,
         phases=assembly.watch.drain(),
+        spans=assembly.watch.take_spans(),
     )
     return result, packed
 

@@ -15,6 +15,7 @@ from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.controller import LocalController
+from burnish.metrics import memory_metrics
 from burnish.rewards.normalising import restore, with_first
 from burnish.rollout.requests import RolloutRequest
 from burnish.runtime.actor import RankInfo
@@ -26,6 +27,7 @@ from burnish.training.profiling import Profiler
 from burnish.training.ranks import join_ranks
 from burnish.types.rollout import Collected, RemoteBatch
 from burnish.utils.errors import Cancelled
+from burnish.utils.timer import Span
 
 
 class TrainerActor:
@@ -78,6 +80,7 @@ class TrainerActor:
 
         The first rank gives it with what was sampled ahead.
         """
+        self.controller.store.remember(checkpoint)  # the driver has read all of it
         state = checkpoint.load(self.assembly.identity, PARTS)
         source: dict[str, Any] = state.pop("source")
         self.assembly.workers.load_state_dict(state)
@@ -115,17 +118,18 @@ class TrainerActor:
         self._record(batch.update)
         self._batch = self.assembly.workers.annotate(batch)
 
-    def credit(self) -> Metrics:
-        """Make training signal of it."""
+    def credit(self) -> tuple[Metrics, list[float] | None]:
+        """Make training signal of it: metrics, and the advantage of each sample."""
         self._batch, metrics = self.assembly.workers.credit(self._batch)
-        return metrics
+        return metrics, self.assembly.workers.credited
 
-    def update(self, update: int) -> tuple[Metrics, dict[str, float]]:
-        """Learn from it: metrics, and seconds by phase since the last update."""
+    def update(self, update: int) -> tuple[Metrics, dict[str, float], list[Span]]:
+        """Learn from it: metrics, seconds by phase since the last update, and what was done when."""
         batch, self._batch = self._batch, None
         metrics = self.assembly.workers.update(batch, update)
         self._recording.close()
-        return metrics, self.assembly.watch.drain()
+        watch = self.assembly.watch
+        return metrics | memory_metrics(), watch.drain(), watch.take_spans()
 
     def _record(self, update: int) -> None:
         """Record from here to the end of the update, if it is to be and is not yet."""
@@ -162,6 +166,10 @@ class TrainerActor:
     def validated(self, update: int, score: float | None) -> None:
         """Write down that the validation of a checkpoint is done, which was saved before it."""
         self.controller.validated(update, score)
+
+    def raise_failed(self) -> None:
+        """Raise the error of a checkpoint that could not be written in the background."""
+        self.controller.raise_failed()
 
     def settle(self) -> None:
         """Wait until what was saved is written."""

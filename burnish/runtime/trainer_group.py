@@ -22,6 +22,7 @@ class TrainerGroup:
         """Args: ``published`` brings a version from the ranks to whoever samples."""
         self.ranks, self.watch, self.published = ranks, watch, published
         self.version = 0  # that was published last
+        self.credited: list[float] | None = None  # advantage of each sample of the last batch
 
     def annotate(self, scored: Collected) -> None:
         """Hand the batch out, by reference, and add what needs a forward pass."""
@@ -29,12 +30,14 @@ class TrainerGroup:
 
     def credit(self, annotated: None) -> tuple[None, Metrics]:
         """Rewards to training signal."""
-        return None, self.ranks.call("credit")[0]
+        metrics, self.credited = self.ranks.call("credit")[0]
+        return None, metrics
 
     def update(self, batch: None, update: int) -> Metrics:
         """Learn."""
-        metrics, seconds = self.ranks.call("update", update)[0]
-        self.watch.add(seconds)
+        found = self.ranks.call("update", update)
+        metrics, seconds, _ = found[0]
+        self.watch.add(seconds, {f"train {rank}": spans for rank, (_, _, spans) in enumerate(found)})
         return dict(metrics)
 
     def publish(self, version: int) -> None:
@@ -63,8 +66,9 @@ class TrainerRolloutWorker:
         calls = [self.ranks.submit_one(rank, "generate", part, keep=True) for rank, part in enumerate(parts)]
         if cancelled(self.ranks, calls, self.stop):
             raise Cancelled
-        rollouts, seconds = joined([(call.result(), call.kept[rank]) for rank, call in enumerate(calls)])
-        self.watch.add(seconds)
+        found = [(call.result(), call.kept[rank]) for rank, call in enumerate(calls)]
+        rollouts, seconds = joined(found)
+        self.watch.add(seconds, {f"train {rank}": one.spans for rank, (one, _) in enumerate(found) if one is not None})
         return rollouts
 
 

@@ -22,6 +22,10 @@ from burnish.utils.errors import Cancelled
 
 SHOWN = 16  # prompts whose samples are kept
 FRAMES = 4  # of a prompt's video that are kept
+LONGEST = 2000  # characters of a prompt in the list of all
+SAID, TOKENS = 2, 256  # samples of a prompt whose tokens are kept, and how many of each
+
+SaidTokens = Sequence[tuple[str, float]]  # text and log-prob of each token that the policy chose
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class Evaluated:
     samples: Sequence[Any]
     scores: Scores
     lengths: Lengths | None = None  # of responses, in tokens
+    tokens: Sequence[SaidTokens] = ()  # of responses, of the samples that are kept; empty for others
 
 
 class Evaluation:
@@ -53,6 +58,7 @@ class Evaluation:
             with writing(target):
                 (target / "pictures").mkdir(parents=True, exist_ok=True)
                 _write(target / "scores.jsonl", self._scores(job, n, found))
+                _write(target / "prompts.jsonl", _prompts(job))
             kept = list(self._samples(target, job, n, found))
             with writing(target):
                 _write(target / "samples.jsonl", kept, ascii=True)
@@ -103,6 +109,7 @@ class Evaluation:
             [sample for one in found for sample in one.samples],
             scores if normaliser is None else normaliser.validated(scores),
             Lengths.cat(lengths) if lengths else None,
+            [tokens for one in found for tokens in one.tokens],
         )
 
     def _scores(self, job: Job, n: int, found: Evaluated) -> Iterator[Mapping[str, Any]]:
@@ -134,6 +141,17 @@ def prompt_pictures(prompt: Prompt) -> Iterator[tuple[str, Image.Image]]:
             continue
         frames, _ = one.video(FRAMES)
         yield from ((f"{name}-{number}", Image.fromarray(frame)) for number, frame in enumerate(frames))
+
+
+def _prompts(job: Job) -> Iterator[Mapping[str, Any]]:
+    """What each prompt says: of most prompts no samples are kept, and a table of all of them names them."""
+    seen: set[int] = set()
+    for prompt, number in zip(job.prompts, job.group.tolist(), strict=True):
+        if number not in seen:
+            seen.add(number)
+            text = prompt.turns[-1].text if prompt.messages else prompt.text
+            answer = None if prompt.answer is None else prompt.answer[:LONGEST]
+            yield {"index": number, "prompt": text[:LONGEST], "answer": answer, "source": prompt.source}
 
 
 def _components(scores: Scores, row: int) -> tuple[float | None, dict[str, float | None]]:

@@ -52,6 +52,7 @@ class Trainer:
     version: int = field(default=0, init=False)  # policy updates that the published weights have seen
     optimizer_steps: int = field(default=0, init=False)
     skipped_in_a_row: int = field(default=0, init=False)
+    credited: list[float] | None = field(default=None, init=False)  # advantage of each sample of the last batch
 
     def annotate(self, scored: Collected) -> Any:
         """Add what needs a forward pass."""
@@ -64,7 +65,9 @@ class Trainer:
     def credit(self, annotated: Any) -> tuple[Any, Metrics]:
         """Rewards to training signal: all of the batch, on every rank alike."""
         with self.watch("adv"):
-            return self.algorithm.credit(annotated)
+            found = self.algorithm.credit(annotated)
+        self.credited = self.algorithm.take_advantages()
+        return found
 
     def update(self, batch: Batch, update: int) -> Metrics:
         """Mini-batches, micro-batches and optimizer steps of one policy update."""

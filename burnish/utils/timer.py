@@ -1,12 +1,18 @@
-"""Wall time by name, for the timing metrics."""
+"""Wall time by name, for the timing metrics, and when each began, for the timeline."""
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import MappingProxyType
 from typing import Any
+
+EMPTY: Mapping[str, Any] = MappingProxyType({})
+MOST_SPANS = 2000  # that are remembered until they are read
+
+Span = tuple[str, float, float]  # name, when it began in Unix seconds, and how many it took
 
 
 class Stopwatch:
@@ -14,24 +20,42 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = defaultdict(float)
+        self._spans: deque[Span] = deque(maxlen=MOST_SPANS)
+        self._lanes: dict[str, list[Span]] = defaultdict(list)  # of other processes
         self.mark: Callable[[str], AbstractContextManager[Any]] = nullcontext  # range of a profiler
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
+        start, began = time.perf_counter(), time.time()
         try:
             with self.mark(name):
                 yield
         finally:
-            self._seconds[name] += time.perf_counter() - start
+            took = time.perf_counter() - start
+            self._seconds[name] += took
+            self._spans.append((name, began, took))
 
-    def add(self, seconds: Mapping[str, float]) -> None:
-        """Add seconds that were measured elsewhere."""
+    def add(self, seconds: Mapping[str, float], lanes: Mapping[str, Sequence[Span]] = EMPTY) -> None:
+        """Add seconds that were measured elsewhere, and the spans of other processes by their names."""
         for name, value in seconds.items():
             self._seconds[name] += value
+        for name, spans in lanes.items():
+            self._lanes[name] = [*self._lanes[name], *spans][-MOST_SPANS:]
 
     def drain(self) -> dict[str, float]:
         """Seconds since the last call, by name."""
         seconds = dict(self._seconds)
         self._seconds.clear()
         return seconds
+
+    def take_spans(self) -> list[Span]:
+        """What this process measured since the last call, in order of its ends."""
+        spans = list(self._spans)
+        self._spans.clear()
+        return spans
+
+    def take_lanes(self) -> dict[str, list[Span]]:
+        """What other processes measured since the last call."""
+        lanes = dict(self._lanes)
+        self._lanes.clear()
+        return lanes

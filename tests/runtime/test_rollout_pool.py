@@ -59,7 +59,7 @@ def make(size=2):
     workers, syncs = Workers(size), WeightSync()
     options = RayOptions(call_timeout=5.0)
     samplers = RolloutPool(
-        workers, syncs, options, needed=lambda version: True, add_phases=lambda seconds: None, stop=lambda: False
+        workers, syncs, options, needed=lambda version: True, add_phases=lambda seconds, lanes: None, stop=lambda: False
     )  # fmt: skip
     return samplers, workers, syncs
 

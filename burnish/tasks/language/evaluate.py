@@ -9,11 +9,11 @@ from typing import Any
 from burnish.algorithms.base import Metrics
 from burnish.metrics import given_metrics, length_metrics
 from burnish.rewards.text.base import Response
-from burnish.tasks.evaluate import Evaluated, Evaluation, prompt_pictures
+from burnish.tasks.evaluate import SAID, SHOWN, Evaluated, Evaluation, prompt_pictures
 from burnish.tasks.job import Job
 from burnish.tasks.language.dialogues import dialogue_metrics
 from burnish.tasks.language.engine import ResponseJob
-from burnish.tasks.language.given import sampled_for
+from burnish.tasks.language.given import said_tokens, sampled_for, token_columns
 from burnish.types.prompt import Prompt
 from burnish.utils.disk import writing
 from burnish.utils.video import encode_sound
@@ -35,7 +35,9 @@ class LanguageEvaluation(Evaluation):
     def sampled(self, job: ResponseJob) -> Evaluated:
         assembly = self.assembly
         completion, responses, scoring = sampled_for(job, assembly.engine, assembly.scorer)
-        return Evaluated(responses, scoring.scores(assembly.between), completion.lengths)
+        kept = (job.group < SHOWN) & (job.sample < SAID)
+        tokens = [said_tokens(completion, row, assembly.engine) if kept[row] else () for row in range(len(responses))]
+        return Evaluated(responses, scoring.scores(assembly.between), completion.lengths, tokens)
 
     def measured(self, job: Job, found: Evaluated) -> Mapping[str, Sequence[float]]:
         assert found.lengths is not None, "responses have lengths"
@@ -48,7 +50,9 @@ class LanguageEvaluation(Evaluation):
             if i % n == 0:
                 names = _keep_media(target / "pictures", prompt, response, int(job.group[i]))
             text = {"prompt": prompt.turns[-1].text, "response": response.full_text, "finished": response.finished}
-            records.append(text | {"tokens": int(found.lengths.response[i]), "images": names})
+            records.append(
+                text | {"tokens": int(found.lengths.response[i]), "images": names} | token_columns(found.tokens[i])
+            )
         return records
 
     def metrics(self, job: Job, found: Evaluated) -> Metrics:

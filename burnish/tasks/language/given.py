@@ -12,6 +12,7 @@ from burnish.rewards.batching import Collector
 from burnish.rewards.given import inputs_asked
 from burnish.rewards.scoring import AnyScorer
 from burnish.rewards.text.base import Response
+from burnish.tasks.evaluate import TOKENS, SaidTokens
 from burnish.tasks.job import collector
 from burnish.tasks.language.engine import ResponseEngine, ResponseJob
 from burnish.types.completion import Completion
@@ -29,6 +30,19 @@ def chosen_last(trace: Completion, row: int) -> Tensor:
     chosen = trace.mask[row].nonzero().flatten()
     apart = (chosen.diff() > 1).nonzero().flatten()
     return chosen[int(apart[-1]) + 1 :] if len(apart) else chosen
+
+
+def said_tokens(trace: Completion, row: int, engine: ResponseEngine) -> SaidTokens:
+    """Text and log-prob of the first tokens that the policy chose in a response, at the sampling temperature."""
+    chosen = trace.mask[row].nonzero().flatten()[:TOKENS]
+    decode = engine.roles.model.decode
+    texts = [decode([token]) for token in trace.ids[row, chosen].tolist()]
+    return list(zip(texts, [round(value, 4) for value in trace.logprob[row, chosen].tolist()], strict=True))
+
+
+def token_columns(tokens: SaidTokens) -> dict[str, Any]:
+    """Tokens as two columns of a record, each of one type."""
+    return {"token_texts": [text for text, _ in tokens], "token_logprobs": [value for _, value in tokens]}
 
 
 def sampled_for(

@@ -19,7 +19,7 @@ from burnish.rollout.requests import RolloutRequest
 from burnish.tasks.kept import SampleFiles
 from burnish.tasks.language.dialogues import dialogue_metrics
 from burnish.tasks.language.engine import ResponseEngine, ResponseJob
-from burnish.tasks.language.given import chosen_last, sampled_for
+from burnish.tasks.language.given import chosen_last, said_tokens, sampled_for, token_columns
 from burnish.types.completion import Completion
 from burnish.types.rollout import ScoredResponses, Scores, StepRewards, failures_of, settled
 from burnish.utils.timer import Stopwatch
@@ -61,7 +61,9 @@ class ResponseRollouts:
         if self.files is not None:
             self.files.keep(
                 job.update, job.prompts, job.group, job.sample, scores,
-                lambda folder, row: _said(responses[row], int(trace.lengths.response[row])), version=request.version,
+                lambda folder, row: _said(responses[row], int(trace.lengths.response[row]))
+                | token_columns(said_tokens(trace, row, self.engine)),
+                version=request.version,
             )  # fmt: skip
         spoken = {f"train/{name}": value for name, value in dialogue_metrics(responses).items()}
         dialogues = float(sum(response.dialogue is not None for response in responses))

@@ -1,0 +1,154 @@
+"use strict";
+// Which view is shown, and following what changes: the address says it, so that it can be kept and sent.
+
+const EVERY = 2000; // milliseconds between looks for something new
+const TABS = [["overview", "Overview"], ["curves", "Curves"], ["gallery", "Gallery"], ["prompts", "Prompts"], ["groups", "Groups"], ["time", "Time and memory"], ["configuration", "Configuration"]];
+
+board.views.configuration = async function (place, context) {
+  fill(place, context.data.config ? element("pre", {}, context.data.config) : element("p", {}, "There is no config.yaml."));
+};
+
+let follow = null, current = 0, shownHash = null;
+const kept = {};
+
+function asked() {
+  const [, where, query] = /^#\/?([a-z]*)\??(.*)$/.exec(location.hash) || [null, "", ""];
+  return { where, query: new URLSearchParams(query) };
+}
+
+async function route() {
+  if (location.hash === shownHash) return;
+  shownHash = location.hash;
+  const place = document.getElementById("board"), mine = ++current;
+  follow = null;
+  const { where, query } = asked();
+  const box = element("div");
+  try {
+    let found = null;
+    if (where === "run") found = await showRun(box, query.get("run"), query);
+    else if (where === "compare") found = await board.views.compare(box, query.getAll("run"));
+    else found = await board.views.runs(box, kept);
+    if (mine !== current) return;
+    follow = found || null;
+    document.title = where === "run" ? `${query.get("run")} – Burnish` : "Burnish board";
+    place.replaceChildren(box);
+    window.scrollTo(0, 0);
+  } catch (error) {
+    if (mine === current) place.replaceChildren(element("p.crumbs", {}, element("a", { href: "#/" }, "all runs")), element("div.warning", {}, element("p", {}, error.message)));
+  }
+}
+
+async function showRun(place, id, query) {
+  let data = await board.get("run", { run: id });
+  const cache = {};
+  const fresh = (what, values) => cache[what] || (cache[what] = board.get(what, { run: id, ...values }));
+  let tab = TABS.some(([name]) => name === query.get("tab")) ? query.get("tab") : "overview";
+  const states = {};
+  const stateOf = (name) => states[name] || (states[name] = {});
+  for (const [key, value] of query) if (!["run", "tab"].includes(key)) stateOf(tab)[key] = value;
+  const panel = element("section", { role: "tabpanel", id: "panel", tabindex: -1 }), head = element("header.top");
+  const context = {
+    id, get data() { return data; }, get state() { return stateOf(tab); }, keys: {},
+    curves: () => fresh("curves"), prompts: () => fresh("prompts"),
+    go: (name, values) => { Object.assign(stateOf(name), values); open(name); },
+    remember: () => remember(id, tab, stateOf(tab)),
+  };
+  const buttons = TABS.map(([name, text]) => element("button", { type: "button", role: "tab", id: `tab-${name}`, "aria-controls": "panel", onclick: () => open(name) }, text));
+  const bar = element("nav.tabs", { role: "tablist", "aria-label": "views of the run", onkeydown: (event) => {
+    const way = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!way) return;
+    event.preventDefault();
+    const next = (TABS.findIndex(([name]) => name === tab) + way + TABS.length) % TABS.length;
+    open(TABS[next][0]);
+    buttons[next].focus();
+  } }, buttons);
+  const draw = async () => {
+    const wanted = tab;
+    context.keys = {};
+    try {
+      await board.views[tab](panel, context);
+    } catch (error) {
+      if (wanted === tab) fill(panel, element("div.warning", {}, element("p", {}, error.message)));
+    }
+  };
+  const open = (name) => {
+    tab = name;
+    TABS.forEach(([one], i) => {
+      buttons[i].setAttribute("aria-selected", String(one === tab));
+      buttons[i].tabIndex = one === tab ? 0 : -1;
+    });
+    panel.setAttribute("aria-labelledby", `tab-${tab}`);
+    remember(id, tab, stateOf(tab));
+    return draw();
+  };
+  runHead(head, data);
+  append(place, [head, bar, panel]);
+  place.addEventListener("keydown", (event) => {
+    if (["INPUT", "SELECT", "TEXTAREA"].includes(event.target.tagName) || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (context.keys[event.key]) { event.preventDefault(); context.keys[event.key](); }
+  });
+  const opened = open(tab);
+  if (tab === "overview") opened.catch(() => {}); else await opened;
+  return async () => {
+    const now = await board.get("run", { run: id });
+    const moved = now.stamp !== data.stamp;
+    if (!moved && now.row.state === data.row.state) return;
+    data = now;
+    runHead(head, data);
+    if (!moved) return;
+    for (const key of Object.keys(cache)) delete cache[key];
+    // what somebody is reading or typing into is not taken from under their hands
+    if (!panel.contains(document.activeElement) || ["overview", "curves"].includes(tab) && document.activeElement.tagName !== "INPUT") {
+      const height = window.scrollY;
+      panel.style.minHeight = `${panel.offsetHeight}px`;
+      await draw();
+      panel.style.minHeight = "";
+      window.scrollTo(0, height);
+    }
+  };
+}
+
+function runHead(head, data) {
+  const row = data.row;
+  fill(head, board.frozen ? null : element("p.crumbs", {}, element("a", { href: "#/" }, "all runs")),
+    element("h1", {}, row.name, board.frozen ? null : element(`span.state.${row.state}`, {}, STATES[row.state])),
+    element("p.lead", {}, data.sentence));
+}
+
+function remember(id, tab, state) {
+  if (board.frozen) return;
+  const query = new URLSearchParams({ run: id, tab });
+  for (const [key, value] of Object.entries(state)) if (value !== undefined && value !== "" && typeof value !== "object") query.set(key, value);
+  const hash = `#/run?${query}`;
+  if (!location.hash.startsWith("#/run") && shownHash !== location.hash) return;
+  shownHash = hash;
+  history.replaceState(null, "", hash);
+}
+
+async function look() {
+  const mine = current;
+  try {
+    if (follow && !document.hidden) await follow();
+    if (mine === current) board.say("");
+  } catch (error) {
+    if (mine === current) board.say(`The board does not answer: ${error.message}`);
+  }
+  setTimeout(look, EVERY);
+}
+
+board.begin = async function () {
+  const written = document.getElementById("frozen");
+  if (!written) {
+    window.addEventListener("hashchange", route);
+    await route();
+    setTimeout(look, EVERY);
+    return;
+  }
+  board.frozen = JSON.parse(written.textContent);
+  const place = element("main", { id: "board" });
+  await showRun(place, board.frozen.run.row.id, new URLSearchParams());
+  document.body.appendChild(place);
+  document.getElementById("written").hidden = true;
+};
+
+board.begin().catch((error) => board.say(error.message));

@@ -1,0 +1,36 @@
+"use strict";
+// What a run came to: numbers, sentences, warnings, and the curves of what it was measured by.
+
+board.views.overview = async function (place, context) {
+  const run = context.data;
+  fill(place,
+    run.numbers.why ? element("p", {}, run.numbers.why) : table(run.numbers, "numbers"),
+    run.warnings.length ? element("div.warning", {}, run.warnings.map((text) => element("p", {}, text))) : null,
+    run.verdict.length ? [element("h2", {}, "What was gained and what was lost"), element("p.lead", {}, run.headline),
+      element("ul.verdict", {}, run.verdict.map((one) => element("li", {},
+        element(one.kind ? `b.${one.kind}` : "b", {}, one.word), element("span", {}, one.text))))] : null,
+    context.measures = element("div.charts"),
+    run.sources ? [element("h2", {}, "By data source"),
+      element("p", {}, "The numbers above are means over these, each counted alike."), table(run.sources, "sources")] : null,
+    run.drift.length ? [element("h2", {}, "What drifted"),
+      element("p", {}, "None of these counts in the reward. Look whether the pictures are what you want: a policy finds whatever a reward pays for by mistake."),
+      run.drift.map((one) => element("section.card", {}, element("h3", {}, one.name), element("p", {}, one.text),
+        element("div.sides", {}, one.sheets.map((sheet) => element("div", {}, element("h4", {}, sheet.title),
+          board.media(context.id, sheet.file, `${one.name}, ${sheet.title}`, 768))))))] : null,
+    element("h2", {}, "Next steps"),
+    element("pre", {}, run.next.map((one) => `${one.command}    # ${one.what}`).join("\n")));
+  const curves = await context.curves();
+  const shown = curves.charts.filter((chart) => chart.part === "Validation");
+  fill(context.measures, shown.map((chart) => drawChart(chart, curves.last)));
+  if (shown.some((chart) => chart.series.some((line) => line.low))) {
+    context.measures.after(element("p.soft", {}, "Bands hold 95 % of what other prompts of the same kind would give."));
+  }
+};
+
+function table(found, kind) {
+  return element("div.wide", {}, element(`table.${kind}`, {},
+    element("thead", {}, element("tr", {}, element("th"), found.heads.map((text) => element("th.n", {}, text)))),
+    element("tbody", {}, found.rows.map((row) => element("tr", {},
+      element("td", {}, row.title, row.note && element("small", {}, row.note)),
+      row.cells.map((cell) => element(cell.kind ? `td.n.${cell.kind}` : "td.n", {}, cell.text, cell.note && element("small", {}, cell.note))))))));
+}

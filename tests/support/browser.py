@@ -1,0 +1,172 @@
+"""A headless Chromium that a test drives as a person would, over its debugging pipe: no port, no further library."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+SECONDS = 30.0  # that anything may take
+KEYS = {"ArrowRight": 39, "ArrowLeft": 37, "Enter": 13, "Tab": 9, "Escape": 27}
+
+
+class Browser:
+    """One page of a browser; errors of its console and every address that it asked for are kept."""
+
+    def __init__(self, program: str, folder: str) -> None:
+        to_browser, self._out = os.pipe()
+        self._in, from_browser = os.pipe()
+        os.set_inheritable(to_browser, True)
+        os.set_inheritable(from_browser, True)
+        quiet = ["--disable-background-networking", "--disable-component-update", "--no-first-run", "--no-pings",
+                 "--disable-sync", "--mute-audio", "--disable-gpu",
+                 "--autoplay-policy=no-user-gesture-required"]  # fmt: skip
+        # the pipe is on the numbers 3 and 4, which a shell can give without preexec_fn
+        arguments = [program, "--headless=new", "--no-sandbox", f"--user-data-dir={folder}", "--remote-debugging-pipe",
+                     "--disable-dev-shm-usage", *quiet]  # fmt: skip
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", f'exec "$0" "$@" 3<&{to_browser} 4>&{from_browser}', *arguments],
+            pass_fds=(to_browser, from_browser), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        os.close(to_browser)
+        os.close(from_browser)
+        self._rest, self._number, self._replies = b"", 0, {}
+        self.errors: list[str] = []
+        self.asked: list[str] = []
+        target = self._send("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self._send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, **parameters: Any) -> Any:
+        """A command of the DevTools protocol on the page."""
+        return self._send(method, session=self._session, **parameters)
+
+    def open(self, address: str, *, width: int = 1200, height: int = 900, dark: bool = False) -> None:
+        """Show an address, in a window of a size."""
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500
+        )
+        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        self.call("Emulation.setEmulatedMedia", features=scheme)
+        self.call("Page.navigate", url=address)
+
+    def ask(self, expression: str) -> Any:
+        """The value of an expression, awaited."""
+        found = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        if "exceptionDetails" in found:
+            raise AssertionError(f"{expression}: {found['exceptionDetails']}")
+        return found["result"].get("value")
+
+    def until(self, expression: str, seconds: float = SECONDS) -> Any:
+        """The value of an expression as soon as it is true."""
+        end = time.monotonic() + seconds
+        asked = (
+            f"(() => {{ try {{ const v = {expression}; return v instanceof Node || v }} catch {{ return false }} }})()"
+        )
+        while not (value := self.ask(asked)):
+            if time.monotonic() > end:
+                text = self.ask("document.body.innerText.slice(0, 1500)")
+                raise AssertionError(f"never true: {expression}\n{text}\n{self.errors}")
+            time.sleep(0.05)
+        return value
+
+    def text(self) -> str:
+        """What can be read on the page."""
+        return str(self.ask("document.body.innerText"))
+
+    def click(self, words: str) -> None:
+        """Click the button or link that has these words."""
+        find = (
+            f"[...document.querySelectorAll('button, a')].find((one) => one.textContent.trim() === {json.dumps(words)})"
+        )
+        self.until(f"Boolean({find})")
+        self.ask(f"{find}.click()")
+
+    def press(self, key: str) -> None:
+        """A key, to whatever has the focus."""
+        code = KEYS.get(key, ord(key[0].upper()))
+        about = {"key": key, "windowsVirtualKeyCode": code} | ({"text": key} if len(key) == 1 else {})
+        self.call("Input.dispatchKeyEvent", type="keyDown", **about)
+        self.call("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
+
+    def picture(self) -> bytes:
+        """The page as PNG, base64."""
+        return bytes(self.call("Page.captureScreenshot", format="png", captureBeyondViewport=False)["data"], "ascii")
+
+    def _send(self, method: str, session: str | None = None, **parameters: Any) -> Any:
+        self._number += 1
+        message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
+        if session:
+            message["sessionId"] = session
+        os.write(self._out, json.dumps(message).encode() + b"\0")
+        end = time.monotonic() + SECONDS
+        while self._number not in self._replies:
+            self._read(end)
+        reply = self._replies.pop(self._number)
+        assert "error" not in reply, (method, reply["error"])
+        return reply["result"]
+
+    def _read(self, end: float) -> None:
+        ready, _, _ = select.select([self._in], [], [], max(0.0, end - time.monotonic()))
+        chunk = os.read(self._in, 1 << 20) if ready else b""
+        if not chunk:
+            raise AssertionError("the browser does not answer")
+        *whole, self._rest = (self._rest + chunk).split(b"\0")
+        for text in whole:
+            self._heard(json.loads(text))
+
+    def _heard(self, message: dict[str, Any]) -> None:
+        if "id" in message:
+            self._replies[message["id"]] = message
+            return
+        about = message.get("params", {})
+        match message["method"]:
+            case "Runtime.exceptionThrown":
+                self.errors.append(str(about["exceptionDetails"].get("exception", about)))
+            case "Runtime.consoleAPICalled" if about["type"] in ("error", "warning", "assert"):
+                self.errors.append(str(about["args"]))
+            case "Log.entryAdded" if about["entry"]["level"] == "error":
+                self.errors.append(f"{about['entry']['text']} {about['entry'].get('url', '')}")
+            case "Network.requestWillBeSent":
+                self.asked.append(about["request"]["url"])
+
+    def close(self) -> None:
+        """End the browser."""
+        with contextlib.suppress(AssertionError, OSError):
+            self._send("Browser.close")
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(10)
+        os.close(self._in)
+        os.close(self._out)
+
+
+@contextlib.contextmanager
+def browser() -> Iterator[Browser]:
+    """A browser; the test is skipped where none is installed."""
+    program = next((found for name in NAMES if (found := shutil.which(name))), None)
+    if program is None:
+        pytest.skip(f"no browser is installed: none of {', '.join(NAMES)}")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        opened = Browser(program, folder)
+        try:
+            yield opened
+        finally:
+            opened.close()
+
+
+Waiter = Callable[[], bool]
