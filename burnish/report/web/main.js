@@ -76,6 +76,7 @@ async function showRun(place, id, query) {
     TABS.forEach(([one], i) => {
       buttons[i].setAttribute("aria-selected", String(one === tab));
       buttons[i].tabIndex = one === tab ? 0 : -1;
+      if (one === tab) bar.scrollLeft = Math.max(0, buttons[i].offsetLeft - bar.offsetLeft - 24);
     });
     panel.setAttribute("aria-labelledby", `tab-${tab}`);
     remember(id, tab, stateOf(tab));
@@ -87,6 +88,7 @@ async function showRun(place, id, query) {
     if (["INPUT", "SELECT", "TEXTAREA"].includes(event.target.tagName) || event.ctrlKey || event.metaKey || event.altKey) return;
     if (context.keys[event.key]) { event.preventDefault(); context.keys[event.key](); }
   });
+  requestAnimationFrame(() => { bar.scrollLeft = Math.max(0, bar.querySelector("[aria-selected=true]").offsetLeft - bar.offsetLeft - 24); });
   const opened = open(tab);
   if (tab === "overview") opened.catch(() => {}); else await opened;
   return async () => {
