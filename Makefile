@@ -11,7 +11,9 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 
 export OMP_WAIT_POLICY := PASSIVE
 export HF_HUB_OFFLINE := 1
 
-.PHONY: quickstart test thorough fast pretend-gpu lint install clean
+VLLM :=  # make gpu VLLM=vllm-env/bin/python: sampling with vLLM too
+
+.PHONY: quickstart test thorough fast pretend-gpu gpu lint install clean
 
 quickstart: $(VENV)/.installed  ## train the quickstart and say where its report is
 	$(BIN)/burnish train quickstart
@@ -27,6 +29,9 @@ fast: $(VENV)/.installed-dev  ## the tests that take seconds
 
 pretend-gpu: $(VENV)/.installed-dev  ## every algorithm on a pretended GPU, in float32 and bfloat16
 	$(PYTEST) tests/support tests/pretend_gpu
+
+gpu: $(VENV)/.installed-dev  ## what a GPU alone can show: under ten minutes on a card; without one, tiny models
+	$(BIN)/python -m benchmarks.gpu $(if $(VLLM),--vllm $(VLLM)) --output gpu.json
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -93,6 +93,10 @@ class Controller:
         """Write down that the validation of a checkpoint is done, which was saved before it."""
         raise NotImplementedError
 
+    def raise_failed(self) -> None:
+        """Raise the error of a ``save`` that has failed in the background."""
+        raise NotImplementedError
+
     def settle(self) -> None:
         """Wait until what ``save`` was given is written."""
         raise NotImplementedError
@@ -153,6 +157,9 @@ class LocalController(Controller):
 
     def validated(self, update: int, score: float | None) -> None:
         self.store.validated(update, score)
+
+    def raise_failed(self) -> None:
+        self.store.raise_failed()
 
     def settle(self) -> None:
         self.store.wait()

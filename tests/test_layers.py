@@ -33,6 +33,7 @@ LAYERS = [
     ["tasks", "loop"],
     ["controller"],
     ["runtime"],
+    ["forecast"],
     ["report"],
     ["hooks", "board"],
     ["commands"],

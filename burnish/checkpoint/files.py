@@ -1,4 +1,4 @@
-"""A checkpoint on disk: one file per part of the state, shard files, and a manifest with their hashes."""
+"""A checkpoint on disk: tensors in a file per rank, the rest of the state, and a manifest with the files' hashes."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ import hashlib
 import math
 import os
 import re
-import zipfile
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, cast
-
-import torch
+from typing import Any
 
 from burnish.algorithms.base import Metrics
-from burnish.checkpoint import manifest, shard_files
+from burnish.checkpoint import first_format, manifest, state_file, tensor_file
 from burnish.checkpoint.snapshot import Snapshot
+from burnish.training.saved import in_memory
 from burnish.utils.disk import sync
 from burnish.utils.errors import UserError
 from burnish.utils.reading import check_folder
 
 MANIFEST = manifest.NAME
 PARTS = ("roles", "groups", "ema", "trainer", "source")  # of the state of a run
+PLACED = ("roles", "groups", "ema")  # of these each rank reads its own slices, into memory that is there
+HASHED = 8  # files at a time
 VISIBLE = re.compile(r"(\d{8,})")  # folder names of complete checkpoints
 
 
@@ -35,10 +36,13 @@ class Checkpoint:
     identity: dict[str, str]
     score: float | None
     files: dict[str, dict[str, Any]]  # size and sha256 by file name
+    format: int
     unvalidated: Metrics | None = None  # metrics of its update, if the validation is still to be done
 
     def load(self, identity: dict[str, str], parts: Collection[str] = ()) -> dict[str, Any]:
-        """The saved state by part, on the CPU. Loading never executes code of the checkpoint.
+        """The saved state by part; what networks, optimizers and averages hold as saved tensors, which are read later.
+
+        Loading never executes code of the checkpoint.
 
         Args:
             identity: of the run that loads, as it was given to ``save``.
@@ -60,21 +64,28 @@ class Checkpoint:
                 "give the options that it was trained with, or start a new run in another output_dir"
             )
         try:
-            found = {name.removesuffix(".pt"): _part(self.path / name) for name in self.files if name.endswith(".pt")}
+            found = self._read()
             if missing := [name for name in parts if name not in found]:
-                raise UserError(f"{self.path} lacks {missing[0]}.pt; use another checkpoint")
-            if len(found) == len(self.files):
-                return found
-            start = f"{shard_files.FOLDER}/"
-            sizes = {n.removeprefix(start): one["size"] for n, one in self.files.items() if n.startswith(start)}
-            restored: dict[str, Any] = shard_files.restore(
-                found, shard_files.read(self.path / shard_files.FOLDER, sizes)
-            )
-            return restored
+                raise UserError(f"{self.path} lacks {missing[0]}; use another checkpoint")
+            return {name: part if name in PLACED else in_memory(part) for name, part in found.items()}
         except FileNotFoundError as error:
             raise UserError(f"{error.filename} was removed while it was read; start again") from None
         except OSError as error:
             raise UserError(f"{error.filename or self.path} can't be read: {error.strerror or error}") from None
+
+    def _read(self) -> dict[str, Any]:
+        sizes = {name: about["size"] for name, about in self.files.items()}
+        if self.format == manifest.FIRST:
+            return first_format.read(self.path, sizes)
+        start = f"{tensor_file.FOLDER}/"
+        own = {name.removeprefix(start): size for name, size in sizes.items() if name.startswith(start)}
+        tensors = tensor_file.read(self.path / tensor_file.FOLDER, own)
+        if state_file.NAME not in sizes:
+            raise UserError(f"{self.path} lacks {state_file.NAME}; use another checkpoint")
+        found = state_file.read((self.path / state_file.NAME).read_bytes(), tensors)
+        if not isinstance(found, dict):
+            raise UserError(f"{self.path / state_file.NAME} has no parts; use another checkpoint")
+        return found
 
 
 def read(path: Path) -> Checkpoint:
@@ -84,12 +95,24 @@ def read(path: Path) -> Checkpoint:
         UserError: a file is missing, truncated or damaged.
     """
     try:
-        return _read(path)
+        checkpoint = opened(path)
+        with ThreadPoolExecutor(min(HASHED, os.cpu_count() or 1)) as threads:
+            found = threads.map(lambda name: _sha256(path / name), checkpoint.files)
+            for (name, about), digest in zip(checkpoint.files.items(), found, strict=True):
+                if digest != about["sha256"]:
+                    raise UserError(f"{path / name} is damaged: its sha256 is not the one in {MANIFEST}")
+        return checkpoint
     except OSError as error:
         raise UserError(f"{error.filename or path} can't be read: {error.strerror}") from None
 
 
-def _read(path: Path) -> Checkpoint:
+def opened(path: Path) -> Checkpoint:
+    """Open a checkpoint and verify that every file is there with its size.
+
+    Raises:
+        OSError: it can't be read.
+        UserError: a file is missing or truncated, or the manifest is damaged.
+    """
     if not path.is_dir():
         raise UserError(f"{path} is not a checkpoint: no such folder; give a numbered folder in a run's checkpoints")
     check_folder(path)
@@ -104,14 +127,13 @@ def _read(path: Path) -> Checkpoint:
             raise UserError(f"{file} links outside the checkpoint; replace the link by its file, or use another one")
         if (size := file.stat().st_size) != about["size"]:
             raise UserError(f"{file} has {size} bytes of {about['size']}")
-        if _sha256(file) != about["sha256"]:
-            raise UserError(f"{file} is damaged: its sha256 is not the one in {MANIFEST}")
     return Checkpoint(
         path=path,
         update=content["update"],
         identity=content["identity"],
         score=content["score"],
         files=content["files"],
+        format=content["format"],
         unvalidated=_numbers(content.get("unvalidated")),  # missing in older checkpoints
     )
 
@@ -123,64 +145,51 @@ def _numbers(found: dict[str, float | None] | None) -> Metrics | None:
     return {name: math.nan if value is None else value for name, value in found.items()}
 
 
-def _part(file: Path) -> Any:
-    """Content of a file of plain data and tensors."""
-    try:
-        with zipfile.ZipFile(file) as packed:  # torch stores without compression; anything else is a zip bomb
-            if sum(one.file_size for one in packed.infolist()) > file.stat().st_size:
-                raise ValueError("it is compressed")
-        return torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, MemoryError):
-        raise
-    except Exception as error:  # the file may be forged
-        why = str(error).split("\n")[0] or type(error).__name__
-        raise UserError(
-            f"{file} has something other than tensors, numbers and text: {why}; nothing of it was executed; "
-            "use another checkpoint"
-        ) from None
-
-
-def _sha256(file: Path, *, flush: bool = False) -> str:
+def _sha256(file: Path) -> str:
     with file.open("rb") as opened:
-        if flush:
-            os.fsync(opened.fileno())
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def write(folder: Path, state: Snapshot) -> None:
-    """Write every part to its own file, then the manifest, which also lists the shards; run by one rank.
+def write_tensors(folder: Path, state: Snapshot, rank: int) -> dict[str, dict[str, Any]]:
+    """Write this rank's tensors to a file, if there are any: its size and sha256 by name."""
+    if not state.pieces:
+        return {}
+    name = f"{tensor_file.FOLDER}/rank-{rank:05d}.safetensors"
+    return {name: tensor_file.write(folder / name, state.pieces)}
 
-    All files are flushed to disk before this returns.
+
+def write(folder: Path, state: Snapshot, files: dict[str, dict[str, Any]]) -> Checkpoint:
+    """Write the rest of the state and the manifest, and see that all files are there; run by one rank.
+
+    Args:
+        folder: of the checkpoint.
+        state: to be written.
+        files: what ``write_tensors`` said on all ranks. They hashed what they wrote, so nothing is read again.
+
+    Raises:
+        OSError: it can't be written.
+        UserError: a file is not as long as it was written.
     """
-    files = {}
-    for name, part in state.parts.items():
-        with (folder / f"{name}.pt").open("wb") as file:
-            sink = _Sink(file)
-            torch.save(part, cast(IO[bytes], sink))
-            sink.finish()
-        files[f"{name}.pt"] = {"size": sink.size, "sha256": sink.hash.hexdigest()}
-    shards = folder / shard_files.FOLDER
-    for path in shard_files.files(shards) if shards.exists() else ():
-        files[f"{shards.name}/{path.name}"] = {"size": path.stat().st_size, "sha256": _sha256(path, flush=True)}
-    _write_manifest(folder / MANIFEST, state, files)
-    if shards.exists():
-        sync(shards)
+    rest = tensor_file.write_file(folder / state_file.NAME, iter([state_file.render(state.parts)]))
+    _write_manifest(folder / MANIFEST, state, {state_file.NAME: rest} | files, manifest.FORMAT)
+    sync(folder / tensor_file.FOLDER)
     sync(folder)
+    return opened(folder)
 
 
 def mark_validated(checkpoint: Checkpoint, score: float | None) -> Checkpoint:
     """Record in the manifest, atomically, that the validation is done, and its reward."""
     done = replace(checkpoint, score=_finite(score), unvalidated=None)
     new = checkpoint.path / f".{MANIFEST}.new"
-    _write_manifest(new, done, checkpoint.files)
+    _write_manifest(new, done, checkpoint.files, checkpoint.format)
     new.replace(checkpoint.path / MANIFEST)
     sync(checkpoint.path)
     return done
 
 
-def _write_manifest(path: Path, about: Snapshot | Checkpoint, files: dict[str, dict[str, Any]]) -> None:
+def _write_manifest(path: Path, about: Snapshot | Checkpoint, files: dict[str, dict[str, Any]], number: int) -> None:
     content = {
-        "format": manifest.FORMAT,
+        "format": number,
         "update": about.update,
         "identity": about.identity,
         "score": _finite(about.score),
@@ -188,37 +197,8 @@ def _write_manifest(path: Path, about: Snapshot | Checkpoint, files: dict[str, d
     }
     if about.unvalidated is not None:
         content["unvalidated"] = {name: _finite(value) for name, value in about.unvalidated.items()}
-    with path.open("wb") as file:
-        sink = _Sink(file)
-        sink.write(manifest.render(content))
-        sink.finish()
+    tensor_file.write_file(path, iter([manifest.render(content)]))
 
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-class _Sink:
-    """Hashes what it writes, and defers an OSError until ``finish``: torch.save would obscure it."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file, self.hash, self.size = file, hashlib.sha256(), 0
-        self.error: OSError | None = None
-
-    def write(self, data: bytes | memoryview) -> int:
-        if self.error is None:
-            try:
-                self.file.write(data)
-            except OSError as error:
-                self.error = error
-            self.hash.update(data)
-            self.size += len(data)
-        return len(data)
-
-    def flush(self) -> None: ...
-
-    def finish(self) -> None:
-        if self.error is not None:
-            raise self.error
-        self.file.flush()
-        os.fsync(self.file.fileno())

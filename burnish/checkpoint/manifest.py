@@ -17,9 +17,9 @@ from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json
 
 NAME = "manifest.json"
-FORMAT = 1
+FIRST, FORMAT = 1, 2  # formats that can be read; the second is written
 LARGEST = 256 << 20  # bytes: a line for each of a million files
-_FILE = re.compile(r"[\w-][\w.-]*\.pt|shards/[\w.-]*\w")
+_FILE = re.compile(r"state\.json|tensors/[\w-][\w.-]*\.safetensors|[\w-][\w.-]*\.pt|shards/[\w.-]*\w")
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -52,7 +52,7 @@ def read(path: Path) -> dict[str, Any]:
         intact = False
     if not intact:
         raise UserError(f"{file} is damaged: its {size} bytes do not match its sha256")
-    if content.get("format") != FORMAT:
+    if type(content.get("format")) is not int or content["format"] not in (FIRST, FORMAT):
         raise UserError(f"{path} has format {content.get('format')!r:.40}, not {FORMAT}; a newer Burnish wrote it")
     if wrong := _wrong(content):
         raise UserError(f"{file} was not written by Burnish: {wrong}; use another checkpoint")

@@ -1,4 +1,4 @@
-"""The state of a run as plain data, to be written while training continues."""
+"""The state of a run as plain data and this rank's pieces of its tensors, to be written while training continues."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from typing import Any
 from torch import Tensor
 
 from burnish.algorithms.base import Metrics
-from burnish.checkpoint import shard_files
+from burnish.checkpoint.state_file import Reference
+from burnish.checkpoint.tensor_file import Piece
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """Content of a checkpoint; of sharded tensors, this rank's shards."""
+    """Content of a checkpoint, as far as this rank writes it."""
 
     update: int
-    parts: dict[str, Any]  # nested plain data; tensors on the CPU
-    sharded: dict[str, Tensor]  # by name
+    parts: dict[str, Any]  # nested plain data, with references to the tensors
+    pieces: dict[str, Piece]  # of tensors by name; on their devices, or copies on the CPU
+    size: int  # approximate bytes of what all ranks write
     identity: dict[str, str]
     score: float | None
     unvalidated: Metrics | None = None
@@ -32,39 +34,39 @@ class Snapshot:
         score: float | None,
         unvalidated: Metrics | None = None,
         copy: bool,
+        rank: int,
     ) -> Snapshot:
         """Take a snapshot; arguments as for ``CheckpointStore.save``.
 
-        With ``copy`` every tensor is copied to CPU memory; otherwise tensors on the CPU are shared.
+        With ``copy`` every tensor that this rank writes is copied to CPU memory; otherwise tensors are shared.
         """
-        sharded: dict[str, Tensor] = {}
-        taken = {name: shard_files.extract(value, name, sharded) for name, value in state.items()}
+        tensors: dict[str, Tensor] = {}
+        parts = {name: _extract(value, name, tensors) for name, value in state.items()}
+        pieces = {}
+        for number, (name, tensor) in enumerate(tensors.items()):
+            piece = Piece.of(tensor, rank=rank, number=number)
+            if piece is not None:
+                pieces[name] = piece.copied() if copy else piece
         return cls(
             update=update,
-            parts={name: _portable(value, name, copy=copy) for name, value in taken.items()},
-            sharded={name: value.detach().to("cpu", copy=True) for name, value in sharded.items()} if copy else sharded,
+            parts=parts,
+            pieces=pieces,
+            size=_size(parts) + sum(tensor.nbytes for tensor in tensors.values()),
             identity=dict(identity),
             score=score,
             unvalidated=None if unvalidated is None else dict(unvalidated),
         )
 
-    @property
-    def size(self) -> int:
-        """Approximate bytes."""
-        return _size(self.parts) + _size(self.sharded)
 
-
-def _portable(value: Any, where: str, *, copy: bool) -> Any:
-    """The value with its tensors on the CPU, detached, and without storage beyond their elements."""
+def _extract(value: Any, where: str, into: dict[str, Tensor]) -> Any:
+    """The value with its tensors moved ``into`` a dict, and references in their places."""
     if isinstance(value, Tensor):
-        if copy:
-            return value.detach().to("cpu", copy=True)
-        value = value.detach().cpu()
-        return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
+        into[where] = value
+        return Reference(where)
     if isinstance(value, dict):
-        return {key: _portable(item, f"{where}.{key}", copy=copy) for key, item in value.items()}
+        return {key: _extract(item, f"{where}.{key}", into) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        items = [_portable(item, f"{where}[{i}]", copy=copy) for i, item in enumerate(value)]
+        items = [_extract(item, f"{where}[{i}]", into) for i, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
     kind = type(value)
     assert kind in (int, float, bool, str, type(None)), f"{where} is a {kind.__name__}, not plain data"
@@ -72,8 +74,6 @@ def _portable(value: Any, where: str, *, copy: bool) -> Any:
 
 
 def _size(value: Any) -> int:
-    if isinstance(value, Tensor):
-        return value.nbytes
     if isinstance(value, dict):
         return sum(map(_size, value.values()))
     return sum(map(_size, value)) if isinstance(value, list | tuple) else 8

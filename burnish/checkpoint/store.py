@@ -7,15 +7,15 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from burnish.algorithms.base import Metrics
-from burnish.checkpoint import shard_files
-from burnish.checkpoint.files import VISIBLE, Checkpoint, mark_validated, read, write
+from burnish.checkpoint import tensor_file
+from burnish.checkpoint.files import VISIBLE, Checkpoint, mark_validated, read, write, write_tensors
 from burnish.checkpoint.snapshot import Snapshot
 from burnish.options import CheckpointOptions
 from burnish.training.ranks import SINGLE_RANK, Ranks
@@ -59,9 +59,9 @@ class CheckpointStore:
     ) -> Path:
         """Write a checkpoint, and remove those that are no longer kept.
 
-        All ranks call it together. Each writes its shards; rank 0 writes everything else, and makes the checkpoint
-        visible once all have written. With ``checkpoint.asynchronous`` it returns when the state is copied, and
-        writes in the background, one checkpoint at a time.
+        All ranks call it together. Each writes and hashes its shards; rank 0 writes everything else, and makes the
+        checkpoint visible once all have written. With ``checkpoint.asynchronous`` it returns when the state is copied,
+        and writes in the background, one checkpoint at a time.
 
         Args:
             update: number of policy updates of the state.
@@ -77,7 +77,9 @@ class CheckpointStore:
         self.wait()
         start, target = time.perf_counter(), self.folder / f"{update:08d}"
         copy = self.options.asynchronous
-        taken = Snapshot.of(update, state, identity=identity, score=score, unvalidated=unvalidated, copy=copy)
+        taken = Snapshot.of(
+            update, state, identity=identity, score=score, unvalidated=unvalidated, copy=copy, rank=self.ranks.rank
+        )
         if not copy:
             self._save(taken, target, self.ranks, start)
             return target
@@ -109,6 +111,11 @@ class CheckpointStore:
             ) from error
         self._retire(found.update)
 
+    def raise_failed(self) -> None:
+        """Raise the error of a save in the background that has failed meanwhile; see ``save``."""
+        if self._writing is not None and self._writing.done:
+            self.wait()
+
     def wait(self) -> None:
         """Wait for a save in the background, if there is one.
 
@@ -138,9 +145,8 @@ class CheckpointStore:
         staged = ranks.first(lambda: self._temporary("saving", state.update))
         try:
             ranks.first(lambda: self._stage(staged))
-            if state.sharded:
-                shard_files.write(staged / shard_files.FOLDER, state.sharded, ranks)
-            ranks.first(lambda: self._finish(staged, target, state))
+            files = _by_all(ranks, lambda: write_tensors(staged, state, ranks.rank))
+            ranks.first(lambda: self._publish(write(staged, state, files), target))
         except (OSError, UserError) as error:
             raise UserError(self._failure(target, state, error)) from error
         finally:
@@ -151,12 +157,11 @@ class CheckpointStore:
 
     def _stage(self, staged: Path) -> None:
         self._clean()
-        staged.mkdir()
+        (staged / tensor_file.FOLDER).mkdir(parents=True)
 
-    def _finish(self, staged: Path, target: Path, state: Snapshot) -> None:
-        """Write the files of rank 0, and make the checkpoint visible."""
-        write(staged, state)
-        self._publish(read(staged), target)
+    def remember(self, checkpoint: Checkpoint) -> None:
+        """Take a checkpoint that another process of this run has verified for verified."""
+        self._verified[checkpoint.path] = checkpoint
 
     def latest(self) -> Checkpoint | None:
         """The newest complete checkpoint; damaged ones are skipped with a warning."""
@@ -184,9 +189,12 @@ class CheckpointStore:
                 found.append((int(match[2]), 0, entry))
         for _, _, path in sorted(found, reverse=True):
             try:
-                yield read(path)
+                checkpoint = read(path)
             except UserError as error:
                 log.warning("checkpoint skipped: %s", error)
+                continue
+            self.remember(checkpoint)
+            yield checkpoint
 
     def _clean(self) -> None:
         """Create the folder and, once, remove temporary folders of a killed run."""
@@ -206,7 +214,7 @@ class CheckpointStore:
         self._cleaned = True
 
     def _publish(self, staged: Checkpoint, target: Path) -> None:
-        """Rename a verified folder to its final name, replacing an older one of that name."""
+        """Rename a complete folder to its final name, replacing an older one of that name."""
         self._verified.pop(target, None)  # hashed again: a second save may repair it
         old = self._complete(target) if target.exists() else None
         if old and replace(old, path=staged.path) == staged:
@@ -217,7 +225,7 @@ class CheckpointStore:
         self._verified.pop(target, None)
         staged.path.rename(target)
         sync(self.folder)
-        self._verified[target] = read(target)
+        self.remember(replace(staged, path=target))
         shutil.rmtree(replaced, ignore_errors=True)
 
     def _retire(self, update: int) -> None:
@@ -271,6 +279,22 @@ class CheckpointStore:
             f"addition to those that are kept; {intact}; free some space or lower checkpoint.keep_last, then run the "
             "same command to resume"
         )
+
+
+def _by_all(ranks: Ranks, action: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What an action gives on every rank, joined; where it fails on one, all raise that."""
+    try:
+        outcome: dict[str, Any] | Exception = action()
+    except OSError as error:
+        outcome = error
+    except Exception as error:  # the others would wait for this rank
+        outcome = RuntimeError(f"rank {ranks.rank}: {type(error).__name__}: {error}")
+    found: dict[str, Any] = {}
+    for one in ranks.gather(outcome):
+        if isinstance(one, Exception):
+            raise one
+        found |= one
+    return found
 
 
 def _best(found: list[Checkpoint]) -> Checkpoint | None:

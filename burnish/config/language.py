@@ -174,8 +174,11 @@ class LanguageConfig(RunConfig):
             )
         elif rollout.vllm is not None:
             yield from rollout.vllm.complaints(fire_temperature=rollout.fire_temperature)
-            if self.environment is not None:
-                yield "rollout.engine is vllm, but an environment is answered by Burnish's own engine; leave one out"
+            if self.environment is not None and self.environment.max_length is None:
+                yield (
+                    "rollout.engine is vllm, which reads so many tokens and no more, but environment.max_length is "
+                    "null; give the most tokens of a dialogue"
+                )
         samples = needs.data == "prompts" and self.ptx is None
         if self.data.overlong == "filter" and self.data.max_prompt_length is None and samples:
             yield (

@@ -27,6 +27,10 @@ class Saver(Protocol):
         """Record the finished validation of a checkpoint that was saved before it."""
         ...
 
+    def raise_failed(self) -> None:
+        """Raise the error of a checkpoint that could not be written in the background."""
+        ...
+
     def settle(self) -> None:
         """Wait until the last checkpoint is written."""
         ...
@@ -72,6 +76,7 @@ class Checkpoints(Hook):
     def __call__(self, update: int, metrics: Metrics) -> None:
         if update == 0:  # nothing is trained yet: a run that is killed here starts again
             return
+        self.saver.raise_failed()
         self.last = update
         unfinished, score = self.validation.unfinished, validation_reward(metrics)
         if self._unvalidated == update:

@@ -1,34 +1,29 @@
 """Attention over a packed sequence: each segment attends to itself, and to its prefix if it has one.
 
-Everything else runs on the tokens without padding. It is registered with transformers' attention interface; the name
-contains "flash" because transformers' vision towers then pass all images in one call.
+On GPUs in half precision one kernel call takes segments of any length (``segments.py``); elsewhere, segments of similar
+length are padded to batches. Everything else runs on the tokens without padding. It is registered with transformers'
+attention interface; the name contains "flash" because transformers' vision towers then pass all images in one call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
+from burnish.language.segments import Lengths, Segment, as_computed, say_once, unsupported, varying
 from burnish.types.batch import to_device
 
 NAME = "burnish_flash"
+PAIRS = 2**26  # of tokens in the mask of one call, if it has several segments
 MIN_FILL = 0.8  # segments share a call if the shortest has at least this fraction of the longest one's length
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A contiguous part of the sequence with causal attention, and full attention to the segment ``prefix``."""
-
-    start: int
-    length: int
-    prefix: int | None = None
 
 
 @dataclass(frozen=True)
@@ -37,7 +32,7 @@ class Bucket:
 
     queries: Tensor  # [S, T] long, indices in the sequence; padded with the first index
     keys: Tensor  # [S, P + T] long
-    mask: Tensor | None  # [S, 1, T, P + T] bool; None is causal
+    mask: Tensor | None  # [S, 1, T or 1, P + T] bool; None is causal
     contiguous: slice | None  # the queries, where they are a slice of the sequence
     prefix: Tensor  # [S] long: length of each segment's prefix
 
@@ -59,33 +54,56 @@ class Bucket:
         return replace(self, mask=mask[:, None])
 
 
-@dataclass(frozen=True)
 class Plan:
-    """How the segments of a packed sequence are attended."""
+    """How the segments of a packed sequence are attended; what a kernel needs is made when it is first asked for."""
 
-    buckets: list[Bucket] = field(repr=False)
-    order: Tensor | None  # [N] long: index of each token's output among those of all buckets; None: the same order
-    _windows: dict[int, Plan] = field(default_factory=dict, repr=False)
-
-    def within(self, window: int | None) -> Plan:
-        """The plan of layers with a sliding window; computed once for all of them."""
-        if window is None:
-            return self
-        if window not in self._windows:
-            self._windows[window] = Plan([bucket.within(window) for bucket in self.buckets], self.order)
-        return self._windows[window]
+    def __init__(self, segments: Sequence[Segment], *, causal: bool, device: torch.device | str) -> None:
+        self.segments, self.causal, self.device = segments, causal, torch.device(device)
+        self._groups: dict[int | None, Groups] = {}
 
     @classmethod
     def of(cls, segments: Sequence[Segment], *, causal: bool = True, device: torch.device | str = "cpu") -> Plan:
         """Plan for segments that cover the sequence exactly."""
+        return cls(segments, causal=causal, device=device)
+
+    def groups(self, window: int | None = None) -> Groups:
+        """Padded groups of segments, with a sliding window where layers have one."""
+        if None not in self._groups:
+            self._groups[None] = Groups.of(self.segments, causal=self.causal, device=self.device)
+        if window not in self._groups and window is not None:
+            self._groups[window] = self._groups[None].within(window)
+        return self._groups[window]
+
+    @cached_property
+    def lengths(self) -> Lengths:
+        """What kernels for segments of any length need."""
+        return Lengths.of(self.segments, device=self.device)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Segments as padded batches, for kernels that know one length only."""
+
+    buckets: list[Bucket] = field(repr=False)
+    order: Tensor | None  # [N] long: index of each token's output among those of all buckets; None: the same order
+
+    def within(self, window: int) -> Groups:
+        """The same for layers with a sliding window."""
+        return Groups([bucket.within(window) for bucket in self.buckets], self.order)
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment], *, causal: bool, device: torch.device) -> Groups:
+        """Segments of similar length together."""
         total = sum(segment.length for segment in segments)
         chosen = [number for number, segment in enumerate(segments) if segment.length]
         chosen.sort(key=lambda n: (segments[n].prefix is not None, segments[n].length))
+        before = max((_before(segments[n], segments) for n in chosen), default=0)
         buckets, order, offset = [], torch.empty(total, dtype=torch.long), 0
         while chosen:
             longest = segments[chosen[-1]]
+            pairs = 0 if longest.prefix is None else longest.length * (before + longest.length)
             first = len(chosen) - 1
-            while first and _fit(segments[chosen[first - 1]], longest):
+            while first and _fit(segments[chosen[first - 1]], longest) and (len(chosen) - first) * pairs < PAIRS:
                 first -= 1
             chosen, last = chosen[:first], chosen[first:]
             bucket, own = _bucket([segments[n] for n in sorted(last)], segments, causal)
@@ -95,6 +113,11 @@ class Plan:
         moved = [bucket.to(device) for bucket in buckets]
         ordered = offset == total and bool((order == torch.arange(total)).all())
         return cls(moved, None if ordered else to_device(order, device))
+
+
+def _before(segment: Segment, segments: Sequence[Segment]) -> int:
+    """Tokens of a segment's prefix."""
+    return 0 if segment.prefix is None else segments[segment.prefix].length
 
 
 def _fit(segment: Segment, longest: Segment) -> bool:
@@ -114,7 +137,7 @@ def _bucket(chosen: list[Segment], segments: Sequence[Segment], causal: bool) ->
     contiguous = slice(first, first + count) if in_order else None
     if chosen[0].prefix is None:
         # padding comes last, so a causal mask hides it; full attention needs a mask of its own
-        mask = None if causal or bool(own.all()) else own[:, None, None, :].expand(-1, 1, own.shape[1], -1)
+        mask = None if causal or bool(own.all()) else own[:, None, None, :]
         return Bucket(queries, queries, mask, contiguous, torch.zeros(len(chosen), dtype=torch.long)), own
     prefixes = [segments[segment.prefix] for segment in chosen if segment.prefix is not None]
     before = torch.arange(max(prefix.length for prefix in prefixes))
@@ -142,30 +165,38 @@ def attend(
 
     Text comes with a plan; a vision tower gives the boundaries of its images, each with full attention.
     """
-    causal = plan is not None
-    if plan is not None:
-        plan = plan.within(window_of(module))
-    else:
+    if plan is None:
         assert cu_seq_lens_q is not None, "neither a plan nor the boundaries of images"
-        plan = _images(tuple(cu_seq_lens_q.tolist()), query.device)
+        plan = _images(cu_seq_lens_q)
+    window = window_of(module) if plan.causal else None
+    query, key, value = as_computed(query, key, value)
+    reason = unsupported(query, dropout)
+    say_once(query.device, reason)
     packed = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
+    if not reason:
+        out = varying(packed[0], packed[1], packed[2], plan.lengths, causal=plan.causal, window=window, scale=scaling)
+        return out[None], None
+    groups = plan.groups(window)
     outputs = []
-    for bucket in plan.buckets:
+    for bucket in groups.buckets:
         q = _rows(packed[0], bucket.queries, bucket.contiguous)
         contiguous = bucket.contiguous if bucket.keys.shape == bucket.queries.shape else None
         k, v = (_rows(tensor, bucket.keys, contiguous) for tensor in packed[1:])
+        if bucket.mask is not None and q.is_cuda and q.shape[1] != k.shape[1]:
+            # CUDA's kernels that take masks take no groups of heads; what is left would hold all scores in float32
+            k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], 1) for tensor in (k, v))
         out = F.scaled_dot_product_attention(
             q, k, v,
             attn_mask=bucket.mask,
             dropout_p=dropout,
-            is_causal=causal and bucket.mask is None,
+            is_causal=plan.causal and bucket.mask is None,
             scale=scaling,
             enable_gqa=q.shape[1] != k.shape[1],
         )  # fmt: skip
         outputs.append(out.transpose(1, 2).flatten(0, 1))
     joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    if plan.order is not None:
-        joined = joined.index_select(0, plan.order)
+    if groups.order is not None:
+        joined = joined.index_select(0, groups.order)
     return joined[None], None
 
 
@@ -183,12 +214,16 @@ def window_of(attention: Any) -> int | None:
     return getattr(config, "sliding_window", None) or None
 
 
-@lru_cache(64)
-def _images(ends: tuple[int, ...], device: torch.device) -> Plan:
-    """A plan for images; cached, because sizes recur."""
-    with torch.inference_mode(False):  # training may reuse a plan that sampling computed
-        segments = [Segment(start, end - start) for start, end in pairwise(ends)]
-        return Plan.of(segments, causal=False, device=device)
+_PLANS = WeakTensorKeyDictionary()  # by boundaries: gone with them, at the end of the forward pass
+
+
+def _images(boundaries: Tensor) -> Plan:
+    """A plan for images, once for all layers, because their boundaries have to be read from the device."""
+    if boundaries not in _PLANS:
+        segments = [Segment(start, end - start) for start, end in pairwise(boundaries.tolist())]
+        _PLANS[boundaries] = Plan.of(segments, causal=False, device=boundaries.device)
+    found: Plan = _PLANS[boundaries]
+    return found
 
 
 def _rows(packed: Tensor, index: Tensor, contiguous: slice | None) -> Tensor:

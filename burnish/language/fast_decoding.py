@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from itertools import groupby
 
 import torch
 from torch import Tensor, nn
 
-from burnish.language.attention import Plan, Segment
+from burnish.language.attention import Plan
 from burnish.language.cache import Cache
 from burnish.language.decoding import IDLE, Active, DecodingRows
 from burnish.language.layers import Layers
 from burnish.language.model import PackedModel
+from burnish.language.segments import Segment
 from burnish.types.completion import Features
 
 PREFILL = 8192  # prompt tokens per forward pass
@@ -39,13 +41,13 @@ class FastDecoder:
             layers=len(self.layers.layers),
             rows=min(batch_size, len(waiting)),
             pairs=self.layers.pairs,
-            columns=longest + max(longest // 2, 16),
+            longest=longest,
             width=self.layers.width,
             dtype=self.layers.compute,
             device=self.device,
         )
-        live, x = self._admit(waiting[: len(cache.hidden)], cache)
-        waiting = waiting[len(cache.hidden) :]
+        batch, waiting = waiting[: cache.rows], waiting[cache.rows :]
+        live, x = self._admit(batch, waiting, cache)
         while len(live.row):
             check_cancelled()
             tokens = rows.next_tokens(self.layers.logits(x), live)
@@ -55,37 +57,53 @@ class FastDecoder:
             if compact:
                 rows.store_lengths(live)
                 unfinished = (~live.done).nonzero().flatten()
-                cache.keep(unfinished.tolist())
+                cache.keep(unfinished.tolist(), len(waiting))
                 live, tokens = live.keep(unfinished), tokens[unfinished]
             if len(live.row):
                 x = self.layers.step(self.embedding(tokens), self.rotations[live.position - 1], cache)
             if compact and waiting:
-                free = len(cache.hidden) - len(live.row)
-                new, further = self._admit(waiting[:free], cache)
+                free = cache.rows - len(live.row)
+                batch, waiting = waiting[:free], waiting[free:]
+                new, further = self._admit(batch, waiting, cache)
                 live, x = live.followed_by(new), torch.cat([x[: len(live.row)], further.to(x.dtype)])
-                waiting = waiting[free:]
 
-    def _admit(self, batch: list[int], cache: Cache) -> tuple[Active, Tensor]:
-        """Add rows to the cache; returns also the state [N, D] that predicts each row's first token."""
-        needed = list(dict.fromkeys(self.rows.index[row] for row in batch))
-        self.prefilled = {prompt: self.prefilled[prompt] for prompt in needed if prompt in self.prefilled}
-        self._prefill([prompt for prompt in needed if prompt not in self.prefilled])
+    def _admit(self, batch: list[int], waiting: list[int], cache: Cache) -> tuple[Active, Tensor]:
+        """Add rows to the cache; returns also the state [N, D] that predicts each row's first token.
+
+        Keys and values of prompts are held beside the cache only while rows of this batch, or waiting ones, need them.
+        """
         groups = [(prompt, len(list(rows))) for prompt, rows in groupby(self.rows.index[row] for row in batch)]
-        cache.enter([(self.prefilled[prompt][1], count) for prompt, count in groups])
-        return self.rows.enter(batch), torch.stack([self.prefilled[self.rows.index[row]][0] for row in batch])
+        packs = self._packs([prompt for prompt, _ in groups])
+        longest = max(self.prompts.lengths[prompt] for prompt, _ in groups)
+        further = {self.rows.index[row] for row in waiting}
+        left = Counter(prompt for prompt, _ in groups)
+        states = []
+        for prompt, count in groups:
+            if prompt not in self.prefilled:
+                self._prefill(next(packs))
+            state, cached = self.prefilled[prompt]
+            cache.enter([(cached, count)], longest)
+            states += [state] * count
+            left[prompt] -= 1
+            if not left[prompt] and prompt not in further:
+                del self.prefilled[prompt]
+        # copied where it is a slice, which would keep all prompts of its forward pass
+        self.prefilled = {prompt: (state, cached.contiguous()) for prompt, (state, cached) in self.prefilled.items()}
+        return self.rows.enter(batch), torch.stack(states)
 
-    def _prefill(self, prompts: list[int]) -> None:
-        """Compute the last state, keys and values of prompts, several packed into one forward pass."""
+    def _packs(self, prompts: list[int]) -> Iterator[list[int]]:
+        """Prompts that are still to be computed, once each, as they are packed into forward passes."""
         batch: list[int] = []
-        for prompt in prompts:
+        for prompt in [prompt for prompt in dict.fromkeys(prompts) if prompt not in self.prefilled]:
             if batch and sum(self.prompts.lengths[p] for p in batch) + self.prompts.lengths[prompt] > PREFILL:
-                self._prefill_packed(batch)
+                yield batch
                 batch = []
             batch.append(prompt)
         if batch:
-            self._prefill_packed(batch)
+            yield batch
 
-    def _prefill_packed(self, batch: list[int]) -> None:
+    def _prefill(self, batch: list[int]) -> None:
+        """Compute the last state, keys and values of prompts in one forward pass."""
         chosen = self.prompts.select(batch)
         ids = torch.cat(chosen.ids)
         slots = torch.isin(ids, self.model.placeholders).to(self.device)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from burnish.language.logprobs import ResponseStates
     from burnish.language.rows import Layout
     from burnish.types.completion import Completion, Encoded, Features
+    from burnish.utils.weights import Agreed
 
 Chat = Sequence[dict[str, Any]]  # as transformers' chat templates read it: {"role": ..., "content": str or parts}
 Tools = Sequence[dict[str, Any]]  # JSON schemas of functions that the model may call
@@ -102,6 +103,7 @@ class LanguageModel(Protocol):
     has_vision: ClassVar[bool]
     network: nn.Module
     compute: torch.dtype  # precision of the forward pass
+    device: torch.device  # where it runs
     axes: int  # numbers per position: 3 for time, height and width, 1 along the text
     vocabulary: int
     placeholders: Tensor  # [K] long: ids of vision tokens
@@ -116,6 +118,18 @@ class LanguageModel(Protocol):
     @classmethod
     def load(cls, path: Path, *, dtype: torch.dtype, compute: torch.dtype, device: str) -> Self:
         """Read a directory, frozen and in evaluation mode; see ``burnish.models.language.base``."""
+        ...
+
+    def place(self) -> None:
+        """Move the network to the device; ranks that share it take their shards instead."""
+        ...
+
+    def refuse_non_finite(self, agreed: Agreed = ...) -> None:
+        """Refuse NaN or infinite weights of the network, once it is placed: UserError."""
+        ...
+
+    def try_out(self) -> None:
+        """Find out how the network can be run."""
         ...
 
     def encode(

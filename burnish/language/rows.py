@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from burnish.language.attention import Plan, Segment
+from burnish.language.attention import Plan
+from burnish.language.segments import Segment
 from burnish.types.completion import Completion, Features
 
 Layout = Literal["padded", "packed", "shared"]

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from burnish.models.placing import as_placed, place
 from burnish.models.targets import check_rank, chosen, saved_in_full
 from burnish.options.flow import LoraOptions
 from burnish.utils.errors import UserError
@@ -54,8 +55,10 @@ def add_adapters(
         r=options.rank, lora_alpha=alpha, target_modules=targets, use_rslora=options.rslora,  # type: ignore[arg-type]
         use_dora=options.dora, modules_to_save=saved or None,
     )  # fmt: skip
+    if options.dora or saved:  # these begin with values of the weights
+        place(network, next(network.parameters()).device)
     for name in names:
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), as_placed(network):
             warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # several are intended
             torch.manual_seed(seed)
             attach(network, config, name)

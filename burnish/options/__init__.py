@@ -207,7 +207,7 @@ class CheckpointOptions:
     """Also keep the checkpoint with the best validation reward."""
     asynchronous: bool = False
     """Write in the background from a copy in CPU memory; a checkpoint still appears only when it is complete. An error
-    is raised at the next checkpoint, or at the end of the run."""
+    is raised after the next policy update, or at the end of the run."""
 
 
 @options

@@ -170,6 +170,10 @@ class RayController(Controller):
     def validated(self, update: int, score: float | None) -> None:
         self.trainers.call("validated", update, score)
 
+    def raise_failed(self) -> None:
+        if self.config.checkpoint.asynchronous:
+            self.trainers.call("raise_failed")
+
     def settle(self) -> None:
         if self.config.checkpoint.asynchronous and self.trainers.ended is None:
             self.trainers.call("settle")

@@ -18,7 +18,7 @@ from burnish.training.profiling import Profiler
 
 
 class RolloutActor:
-    """What a driver calls on a rollout worker. It has a full copy of the networks, and trains nothing."""
+    """What a driver calls on a rollout worker. It has a full copy of the networks that sample, and trains nothing."""
 
     def __init__(self, place: RankInfo, config: RunConfig, judges: Sequence[Any]) -> None:
         """Load the networks.
@@ -28,7 +28,7 @@ class RolloutActor:
             config: of the run.
             judges: the reward pool's workers; without any, samples are scored here.
         """
-        self.assembly = assembly = assemble(config)
+        self.assembly = assembly = assemble(config, only_samples=True)
         if judges:
             assembly.scorer = PooledScorer(config.rewards, judges, first=place.rank, seconds=config.ray.call_timeout)
         assembly.scorer.start()

@@ -80,6 +80,7 @@ class TrainerActor:
 
         The first rank gives it with what was sampled ahead.
         """
+        self.controller.store.remember(checkpoint)  # the driver has read all of it
         state = checkpoint.load(self.assembly.identity, PARTS)
         source: dict[str, Any] = state.pop("source")
         self.assembly.workers.load_state_dict(state)
@@ -165,6 +166,10 @@ class TrainerActor:
     def validated(self, update: int, score: float | None) -> None:
         """Write down that the validation of a checkpoint is done, which was saved before it."""
         self.controller.validated(update, score)
+
+    def raise_failed(self) -> None:
+        """Raise the error of a checkpoint that could not be written in the background."""
+        self.controller.raise_failed()
 
     def settle(self) -> None:
         """Wait until what was saved is written."""

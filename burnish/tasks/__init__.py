@@ -8,7 +8,15 @@ from burnish.training.ranks import SINGLE_RANK, Ranks
 __all__ = ["Assembly", "assemble"]
 
 
-def assemble(config: RunConfig, ranks: Ranks = SINGLE_RANK) -> Assembly:
-    """The assembly of a configuration's task, on one of several ranks or alone."""
+def assemble(config: RunConfig, ranks: Ranks = SINGLE_RANK, *, only_samples: bool = False) -> Assembly:
+    """The assembly of a configuration's task, on one of several ranks or alone.
+
+    Args:
+        config: of the run.
+        ranks: those that hold the trained networks together.
+        only_samples: nothing is trained or evaluated with it, so that it needs no network but those that sample.
+    """
     assembly: Assembly = task_named(config.task).assembly(config, ranks)
+    if only_samples:
+        assembly.needs = assembly.needs.to_sample()
     return assembly

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from burnish.options import OptimizerOptions
 from burnish.training.optimizer import clip_gradients, learning_rate, make_optimizers
-from burnish.training.sharding import sharded_like
+from burnish.training.saved import SavedTensor
+from burnish.training.sharding import copy_full, sharded_like
 from burnish.utils.errors import UserError
 
 
@@ -87,4 +89,10 @@ class ParameterGroup:
 
 def _placed(value: Any, weight: nn.Parameter) -> Any:
     """A value of an optimizer's state, sharded like its weight if it is as large."""
+    if isinstance(value, SavedTensor):
+        if value.shape != weight.shape:
+            return value.load()
+        placed = torch.empty_like(weight, dtype=value.dtype, requires_grad=False)
+        copy_full(placed, value)
+        return placed
     return sharded_like(value, weight) if isinstance(value, Tensor) else value

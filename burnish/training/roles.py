@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, TypeVar
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from burnish.models.adapters import saved_name
 from burnish.models.lora import adapter_parameters, add_adapters, carriers, merged, switch_adapter
+from burnish.models.placing import rest_frozen, twin, unshare
 from burnish.options.cluster import ShardingOptions
 from burnish.options.flow import LoraOptions
 from burnish.training.balance import Balance
@@ -56,17 +56,20 @@ class TrainedRoles:
         self.micro_batch_size, self.on_policy = micro_batch_size, on_policy
         self.moved, self.fresh = False, True
         self.optimizer_steps = 0  # of the run so far
-        self.device = next(model.network.parameters()).device  # where the networks compute
+        self.device: torch.device = model.device  # where the networks compute
         self.shards = Shards()  # how they lie on the ranks
         self._networks: dict[str, nn.Module] = {"policy": model.network}
         self._adapters: Sequence[str] = ()
         self._active = "policy"
         self._folded = False
 
-    def _add(self, roles: Sequence[str], *, reference: bool, targets: Sequence[str], seed: int) -> None:
+    def _add(
+        self, roles: Sequence[str], *, reference: bool, targets: Sequence[str], seed: int, shared: bool = False
+    ) -> None:
         """Give ``roles`` weights of their own, all equal to the policy's, which is trained from here on.
 
-        Without adapters, the untrained network is copied too where an algorithm needs the ``reference``.
+        Without adapters, the untrained network is copied too where an algorithm needs the ``reference``. Networks that
+        are ``shared`` by ranks are not read before they are sharded, each from the same files.
         """
         network = self.model.network
         if self.lora is not None:
@@ -76,8 +79,12 @@ class TrainedRoles:
             self._carriers = carriers(network)
             return
         copied = [*(["reference"] if reference else []), *(name for name in roles if name != "reference")]
-        for name in copied:  # frozen copies are made before anything is marked as trained
-            self._networks[name] = copy.deepcopy(network)
+        for name in copied:  # before anything is marked as trained
+            self._networks[name] = other = twin(network)
+            if name not in roles:
+                rest_frozen(other, self.model.compute)
+            if not shared:
+                unshare(other)
         network.requires_grad_(True)
 
     def _go_on(self, given: Mapping[str, Tensor], roles: Sequence[str]) -> None:
@@ -141,6 +148,7 @@ class TrainedRoles:
                 [network, *self._called_with(name)], self._blocks(network), mesh, options,
                 compute=self.model.compute, device=self.device,
             )  # fmt: skip
+        self.model.refuse_non_finite(lambda found: sorted({name for some in ranks.gather(found) for name in some}))
 
     def _blocks(self, network: nn.Module) -> list[nn.Module]:
         """Modules of a network that every forward calls one after the other."""

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from burnish.models.placing import place_buffers, resting
 from burnish.options.cluster import ShardingOptions
 from burnish.training.ranks import SINGLE_RANK, Ranks, distribute
+from burnish.training.saved import SavedTensor, own_slice
 from burnish.types.batch import is_sharded
 from burnish.utils.errors import UserError
 
@@ -54,11 +56,25 @@ class Sharded:
         self._gathered = 0
         self._learned: set[str] = set()
         self.unit(tuple)  # FSDP takes the module that is called first as the root, in sampling that may be a block
-        with self.gathered():  # creates the full parameters that gradients accumulate on
-            for name, weight in unit.named_parameters():
-                if weight.requires_grad:
-                    weight.register_post_accumulate_grad_hook(partial(self._note, name))
+        self._observe()
         self.parameters = dict(unit.named_parameters())
+
+    def _observe(self) -> None:
+        """Note which weights receive gradients: by hooks on the full parameters that these accumulate on.
+
+        FSDP creates those when it first gathers them, which is done for one unit after the other, so that no rank ever
+        holds more of the network than that.
+        """
+        names = {id(weight): name for name, weight in self.unit.named_parameters()}
+        for module in self._modules():
+            own = [(kept, key) for kept in module.modules() for key in kept._parameters]
+            before = {(kept, key): names.get(id(kept._parameters[key])) for kept, key in own}
+            module.unshard()
+            for (kept, key), name in before.items():
+                weight = kept._parameters[key]
+                if weight is not None and name is not None and weight.requires_grad and not is_sharded(weight):
+                    weight.register_post_accumulate_grad_hook(partial(self._note, name))
+            module.reshard()
 
     def _note(self, name: str, weight: Tensor) -> None:
         self._learned.add(name)
@@ -178,7 +194,7 @@ def shard(
     Raises:
         UserError: the options don't fit the device, or PyTorch is too old.
     """
-    from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy
 
     if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
         raise UserError(f"training on several ranks needs a newer PyTorch than {torch.__version__}: install 2.13")
@@ -191,9 +207,10 @@ def shard(
         "mp_policy": MixedPrecisionPolicy(param_dtype=lower, reduce_dtype=torch.float32, cast_forward_inputs=False),
         "offload_policy": CPUOffloadPolicy() if options.offload else OffloadPolicy(),
     }
+    there = torch.device("cpu") if options.offload else device
     for block in blocks:
-        fully_shard(block, **how)
-    unit: Any = fully_shard(Unit(networks), **how)
+        _shard_unit(block, how, there)
+    unit = _shard_unit(Unit(networks), how, there)
     for module in unit.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
@@ -202,6 +219,49 @@ def shard(
     unit.set_reduce_scatter_unused_params(True)
     _in_one_order(unit, blocks)
     return Sharded(unit, options)
+
+
+def _shard_unit(unit: Any, how: Mapping[str, Any], device: torch.device) -> Any:
+    """Shard the weights of a unit that are in no unit yet, of which this rank reads and converts its own share alone.
+
+    They may lie anywhere, in any precision: in files that are mapped into memory, or on the device. FSDP is given
+    weights without memory in their place.
+    """
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    places: dict[int, list[tuple[nn.Module, str]]] = {}  # of each weight; tied ones have several
+    sources: dict[int, nn.Parameter] = {}
+    for module in unit.modules():
+        place_buffers(module, device)
+        for name, weight in module._parameters.items():
+            # quantised weights have classes of their own, which know how they are split
+            if type(weight) is nn.Parameter and not is_sharded(weight):
+                places.setdefault(id(weight), []).append((module, name))
+                sources[id(weight)] = weight
+    for key, weight in sources.items():
+        empty = torch.empty_like(weight, dtype=resting(weight), device="meta")
+        stand_in = nn.Parameter(empty, requires_grad=weight.requires_grad)
+        for module, name in places[key]:
+            module._parameters[name] = stand_in
+    fully_shard(unit, **how)
+    for key in places:
+        weight = sources.pop(key)  # whoever else held it in full has it no longer
+        module, name = places[key][0]
+        sharded: Any = module._parameters[name]
+        mesh, placements = sharded.device_mesh, sharded.placements
+        shape, offset = compute_local_shape_and_global_offset(weight.shape, mesh, placements)
+        own = weight.detach()[tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))]
+        local = torch.empty(own.shape, dtype=sharded.dtype, device=device)
+        local.copy_(own)
+        share = DTensor.from_local(
+            local, mesh, placements, run_check=False, shape=weight.shape, stride=sharded.stride()
+        )
+        parameter = nn.Parameter(share, requires_grad=weight.requires_grad)
+        for module, name in places[key]:
+            setattr(module, name, parameter)
+    return unit
 
 
 def _in_one_order(unit: Any, blocks: Sequence[Any]) -> None:
@@ -271,8 +331,17 @@ def sharded_like(full: Tensor, example: Tensor) -> Tensor:
     return distribute_tensor(full.to(there.to_local().device), there.device_mesh, there.placements, src_data_rank=None)
 
 
-def copy_full(target: Tensor, full: Tensor) -> None:
-    """Copy a full tensor into one that may be sharded."""
+def copy_full(target: Tensor, full: Tensor | SavedTensor) -> None:
+    """Copy a full tensor into one that may be sharded; of a saved one only this rank's slice is read.
+
+    Raises:
+        UserError: a saved one has another shape, or can't be read.
+    """
+    if isinstance(full, SavedTensor):
+        if full.shape != target.shape:
+            raise UserError(f"the checkpoint has a tensor of shape {list(full.shape)}, not {list(target.shape)}")
+        full.read_into(*own_slice(target.detach()))
+        return
     with torch.no_grad():
         local_shard(target).copy_(local_shard(sharded_like(full, target)))
 

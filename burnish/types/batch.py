@@ -10,6 +10,9 @@ from typing import Any, Generic, Self, TypeVar
 import torch
 from torch import Tensor
 
+SMALLEST_PINNED = 2**16  # bytes up to which CUDA copies pageable memory without waiting
+LARGEST_PINNED = 2**28  # bytes of a copy that go through pinned memory, which stays with the process
+
 
 def shared(**kwargs: Any) -> Any:
     """A field of the batch rather than of one sample: never indexed, and equal in batches that are concatenated."""
@@ -89,6 +92,10 @@ class Gathered(Batch, Generic[B]):
 
 def to_device(value: Tensor, device: torch.device | str) -> Tensor:
     """The tensor on a device. Copies to a GPU are asynchronous; the CPU waits for copies from one."""
+    if value.device.type == "cpu" and torch.device(device).type == "cuda":
+        if SMALLEST_PINNED < value.nbytes <= LARGEST_PINNED and not value.is_pinned():
+            value = value.pin_memory()  # from pageable memory CUDA first waits for what the GPU is doing
+        return value.to(device, non_blocking=True)
     return value.to(device, non_blocking=value.device.type == "cpu")
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,13 +17,32 @@ from burnish.utils.json_text import parse_json, read_object
 if TYPE_CHECKING:
     from torch import nn
 
+Agreed = Callable[[list[str]], list[str]]
 log = logging.getLogger(__name__)
 
 MOST = {"layer|depth|block": 10_000, "num_train_timesteps": 1_000_000}  # values of a config.json
 NAMED = 3  # tensors that a message names
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")  # not inspected
 VOCABULARIES = ("tokenizer.json", "*.model", "vocab.txt", "tekken.json", "*.tiktoken")
+STANDARD = ("diffusion_pytorch_model.safetensors", "model.safetensors")  # names of both libraries
+WHOLE = {"BOOL", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64"}  # types of safetensors without fractions
 LONGEST = 100 << 20  # bytes of a header: the limit of safetensors
+_unread: ContextVar[bool] = ContextVar("unread", default=False)  # whether networks are made without their weights
+
+
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """In this context networks are made by their config.json alone: for forecasts, which need no weight's value."""
+    token = _unread.set(True)
+    try:
+        yield
+    finally:
+        _unread.reset(token)
+
+
+def reads_weights() -> bool:
+    """Whether networks are made with the weights of their files."""
+    return not _unread.get()
 
 
 def complaints_about(folder: Path) -> Iterator[str]:
@@ -91,6 +111,8 @@ def load_network(kind: Any, folder: Path, *, further: Literal["warn", "refuse"] 
             folder can't be loaded.
     """
     refuse_oversized(folder / "config.json")
+    if _unread.get():
+        return from_config(kind, folder, **options)
     try:
         with _silence():
             network, report = kind.from_pretrained(
@@ -126,6 +148,62 @@ def load_network(kind: Any, folder: Path, *, further: Literal["warn", "refuse"] 
     return network
 
 
+def from_config(kind: Any, folder: Path, *, dtype: Any, **options: Any) -> Any:
+    """A network by its config.json alone, in the precision that it would be loaded in."""
+    import torch
+
+    try:
+        if hasattr(kind, "load_config"):  # of diffusers
+            before = torch.get_default_dtype()
+            torch.set_default_dtype(dtype)
+            try:
+                network = kind.from_config(kind.load_config(folder, local_files_only=True))
+            finally:
+                torch.set_default_dtype(before)
+        else:
+            from transformers import AutoConfig
+
+            own = getattr(kind, "config_class", None)
+            config = (own or AutoConfig).from_pretrained(folder, local_files_only=True)
+            make = kind.from_config if own is None else kind._from_config
+            network = make(config, dtype=dtype, **options)
+    except Exception as error:  # libraries raise anything for damaged files
+        raise UserError(f"{folder} can't be read as {kind.__name__}: {_reason(error)}") from error
+    kept = kept_precise(network, dtype)
+    for path, module in network.named_modules():
+        for name, weight in list(module.named_parameters(prefix=path, recurse=False)):
+            if kept(name):
+                setattr(module, name.rpartition(".")[2], torch.nn.Parameter(weight.data.float()))
+    return network
+
+
+def kept_precise(network: Any, dtype: Any) -> Callable[[str], bool]:
+    """Tells by name the weights that a class keeps in float32 in whatever precision it is loaded."""
+    if hasattr(network, "_get_dtype_plan"):  # of transformers
+        from transformers.core_model_loading import build_glob_alternation
+
+        if not (plan := network._get_dtype_plan(dtype)):
+            return lambda name: False
+        pattern = build_glob_alternation(list(plan))[0]
+        return lambda name: pattern.search(name) is not None
+    words = set(getattr(network, "_keep_in_fp32_modules", None) or ())
+    return lambda name: not words.isdisjoint(name.split("."))
+
+
+def file_precision(folder: Path) -> str | None:
+    """The one precision of all numbers in a folder's weights, as safetensors calls it; None if there are several."""
+    found: set[str] = set()
+    for name in STANDARD:
+        index = folder / f"{name}.index.json"
+        files = dict.fromkeys(_listed(index)) if index.is_file() else [name] if (folder / name).is_file() else []
+        for file in files:
+            with (folder / file).open("rb") as opened:
+                header: dict[str, Any] = parse_json(opened.read(struct.unpack("<Q", opened.read(8))[0]))
+            found |= {one["dtype"] for key, one in header.items() if key != "__metadata__"}
+    floats = found - WHOLE
+    return floats.pop() if len(floats) == 1 else None
+
+
 def refuse_oversized(file: Path) -> None:
     """Refuse a config.json with so many layers or timesteps that loading would hang."""
     config = read_object(file) if file.is_file() else {}
@@ -136,8 +214,13 @@ def refuse_oversized(file: Path) -> None:
                 raise UserError(f"{file} has {name} {value}; it must be at most {most}; fetch the model again")
 
 
-def refuse_non_finite(network: nn.Module, folder: Path) -> None:
+def refuse_non_finite(network: nn.Module, folder: Path, agreed: Agreed = lambda found: found) -> None:
     """Refuse NaN or infinite weights.
+
+    Args:
+        network: that was loaded; of a sharded one the weights that are here.
+        folder: that it was loaded from.
+        agreed: what all ranks have found, from what this one has.
 
     Raises:
         UserError: naming the first ones.
@@ -150,7 +233,10 @@ def refuse_non_finite(network: nn.Module, folder: Path) -> None:
             value.sum(dtype=torch.float32).isfinite() or value.isfinite().all()
         )
 
-    found = [name for name, value in network.named_parameters() if non_finite(value)]
+    def local(value: Any) -> Any:
+        return value.to_local() if hasattr(value, "to_local") else value
+
+    found = agreed([name for name, value in network.named_parameters() if non_finite(local(value.detach()))])
     if found:
         raise UserError(f"{_file(folder)} has non-finite values in {_named(found)}; fetch the model again")
 

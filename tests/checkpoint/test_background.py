@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from burnish.checkpoint import shard_files
 from burnish.checkpoint import store as checkpoint
+from burnish.checkpoint import tensor_file
 from burnish.training.sharding import mesh_of
 from burnish.utils import background
 from burnish.utils.errors import UserError
 from tests.support import rank_runs
-from tests.support.checkpoints import IDENTITY, check, leftovers, make, same, save, state, updates
+from tests.support.checkpoints import IDENTITY, check, leftovers, loaded, make, same, save, state, updates
 
 DEADLINE = 30.0
 
@@ -27,10 +27,10 @@ class Gate:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.opened, self.reached, write = threading.Event(), threading.Event(), checkpoint.write
 
-        def waiting(folder: Path, taken: object) -> None:
+        def waiting(*given: object) -> object:
             self.reached.set()
             assert self.opened.wait(DEADLINE)
-            write(folder, taken)
+            return write(*given)
 
         patch.setattr(checkpoint, "write", waiting)
 
@@ -63,7 +63,7 @@ def test_what_changes_after_save_has_returned_is_not_saved(tmp_path, gate):
     given["roles"]["policy"]["new"] = torch.ones(1)
     gate.opened.set()
     store.wait()
-    assert same(store.latest().load(IDENTITY), before)
+    assert same(loaded(store.latest()), before)
     assert store.latest().score == 0.5
 
 
@@ -75,7 +75,7 @@ def test_parameters_are_copied_without_their_gradients(tmp_path, gate):
         layer.weight.add_(1.0)
     gate.opened.set()
     store.wait()
-    found = store.latest().load(IDENTITY)["policy"]
+    found = loaded(store.latest())["policy"]
     assert torch.equal(found["weight"], weight)
     assert torch.equal(found["row"], weight[1])
     assert type(found["weight"]) is torch.Tensor
@@ -129,6 +129,30 @@ def test_a_failure_is_raised_at_the_next_save_and_only_once(tmp_path, monkeypatc
     assert leftovers(tmp_path) == []
 
 
+def test_a_failure_is_raised_as_soon_as_somebody_asks_and_only_once(tmp_path, monkeypatch):
+    store = make(tmp_path, asynchronous=True)
+    store.raise_failed()
+    with monkeypatch.context() as patch:
+        failing, failed = threading.Event(), threading.Event()
+
+        def fail_later(*args: object) -> None:
+            failing.wait(DEADLINE)
+            fail()
+
+        patch.setattr(checkpoint, "write", fail_later)
+        save(store, 1)
+        store.raise_failed()  # it has not failed yet
+        store._writing._future.add_done_callback(lambda _: failed.set())
+        failing.set()
+        assert failed.wait(DEADLINE)
+        with pytest.raises(UserError, match="no space is left"):
+            store.raise_failed()
+    store.raise_failed()
+    save(store, 2)
+    store.wait()
+    check(store.latest(), 2)
+
+
 def test_a_failure_is_raised_at_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "write", fail)
     with pytest.raises(UserError, match=r"no space is left.*there is no earlier one"), make(
@@ -157,19 +181,18 @@ def test_who_wants_to_be_gone_at_once_does_not_wait(tmp_path, gate):
 
 def meanwhile(ranks, folder):
     """Two checkpoints, with sums and changed weights while they are written; then one for which there is no room."""
-    from torch.distributed.checkpoint import FileSystemWriter
     from torch.distributed.tensor import Shard, distribute_tensor
 
     weight = distribute_tensor(torch.arange(5.0), mesh_of(ranks, None, "cpu"), [Shard(0)])
     state = {"roles": {"policy": {"weight": weight}}, "trainer": {"version": 1}}
     store, found = make(folder / "store", ranks=ranks, asynchronous=True, keep_last=3), []
-    write = shard_files.write
+    write = tensor_file.write
 
     def slowly(*args):
         sums.wait(DEADLINE)
-        write(*args)
+        return write(*args)
 
-    shard_files.write = slowly
+    tensor_file.write = slowly
     for update in (1, 2):
         sums = threading.Event()
         store.save(update, state, identity=IDENTITY, score=None)
@@ -179,15 +202,15 @@ def meanwhile(ranks, folder):
         found += [ranks.sum({"a": 1.0})["a"] for _ in range(100)]
     store.wait()
     if ranks.rank == 1:
-        FileSystemWriter.write_data = fail
+        tensor_file.write = fail
     store.save(3, state, identity=IDENTITY, score=None)
     with pytest.raises(UserError) as refused:
         store.wait()
     ranks.barrier("both have failed")
-    loaded = {name: store.open(folder / "store" / name).load(IDENTITY) for name in ("00000001", "00000002")}
+    saved = [loaded(store.open(folder / "store" / name)) for name in ("00000001", "00000002")]
     return {
         "sums": set(found), "said": str(refused.value), "left": sorted(p.name for p in (folder / "store").iterdir()),
-        "loaded": [one["roles"]["policy"]["weight"].tolist() for one in loaded.values()],
+        "loaded": [one["roles"]["policy"]["weight"].tolist() for one in saved],
     }  # fmt: skip
 
 

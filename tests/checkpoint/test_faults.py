@@ -12,7 +12,7 @@ import pytest
 
 from burnish.checkpoint.store import CheckpointStore
 from burnish.utils.errors import UserError
-from tests.support.checkpoints import IDENTITY, NEWEST, check, leftovers, make, save, state, updates
+from tests.support.checkpoints import NEWEST, check, leftovers, loaded, make, save, state, updates
 from tests.support.disks import small_disk
 from tests.support.faults import Faults, disk_full, killed
 
@@ -60,7 +60,7 @@ class Bench:
         for update in updates(folder):
             make(folder).open(folder / f"{update:08d}")
         found = make(folder).latest()
-        content = int(found.load(IDENTITY)["roles"]["policy"]["layer.weight"][0].item()) - found.update
+        content = int(loaded(found)["roles"]["policy"]["layer.weight"][0].item()) - found.update
         check(found, found.update, content)
         allowed = {True: [(self.update, self.variant)], False: [(2, 0)]}
         if (found.update, content) == (2, 0):

@@ -12,7 +12,7 @@ import torch
 
 from burnish.checkpoint.files import MANIFEST
 from burnish.utils.errors import UserError
-from tests.support.checkpoints import IDENTITY, check, leftovers, make, save, state, updates
+from tests.support.checkpoints import IDENTITY, TENSORS, check, leftovers, loaded, make, save, state, updates
 
 
 def flip(file: Path, position: int, bit: int) -> None:
@@ -42,12 +42,12 @@ def test_parameters_with_gradients_and_views_are_saved_as_small_plain_tensors(tm
     view = torch.arange(1_000_000.0)[10:13]
     given = {"policy": {"weight": layer.weight, "view": view}}
     path = make(tmp_path).save(1, given, identity=IDENTITY, score=None)
-    found = make(tmp_path).latest().load(IDENTITY)["policy"]
+    found = loaded(make(tmp_path).latest())["policy"]
     assert type(found["weight"]) is torch.Tensor
     assert not found["weight"].requires_grad
     assert torch.equal(found["weight"], layer.weight)
     assert found["view"].tolist() == [10, 11, 12]
-    assert (path / "policy.pt").stat().st_size < 10_000
+    assert sum(file.stat().st_size for file in path.rglob("*")) < 20_000
 
 
 def test_what_a_file_cannot_hold_is_named(tmp_path):
@@ -80,7 +80,7 @@ def test_without_keep_best_only_the_newest_stay(tmp_path):
 def test_a_damaged_best_one_gives_way_to_the_best_whole_one(tmp_path):
     for update, score in [(1, 0.9), (2, 0.5), (3, 0.1)]:
         save(make(tmp_path, keep_last=9), update, score=score)
-    flip(tmp_path / "00000001" / "roles.pt", 500, 3)
+    flip(tmp_path / "00000001" / TENSORS, 500, 3)
     assert make(tmp_path).best().update == 2
     save(make(tmp_path, keep_last=1), 4, score=0.2)
     assert updates(tmp_path) == [2, 4]
@@ -114,7 +114,7 @@ def test_saving_an_update_again_replaces_what_differs_or_is_damaged(tmp_path, da
     store = make(tmp_path)
     path = save(store, 1)
     if damaged:
-        flip(path / "roles.pt", 900, 1)
+        flip(path / TENSORS, 900, 1)
     save(store, 1, variant=0 if damaged else 7)
     check(store.latest(), 1, variant=0 if damaged else 7)
     assert leftovers(tmp_path) == []
@@ -149,11 +149,11 @@ def damages() -> dict:
     cases["half_a_manifest"] = (MANIFEST, lambda file: truncate(file, file.stat().st_size // 2))
     cases["manifest_is_a_list"] = (MANIFEST, lambda file: file.write_text("[]"))
     cases["manifest_is_not_text"] = (MANIFEST, lambda file: file.write_bytes(b"\xff\xfe\x00"))
-    for name in ("roles", "groups", "ema", "trainer", "source"):
-        cases[f"no_{name}"] = (f"{name}.pt", Path.unlink)
-        cases[f"half_{name}"] = (f"{name}.pt", lambda file: truncate(file, file.stat().st_size // 2))
-        cases[f"short_{name}"] = (f"{name}.pt", lambda file: truncate(file, file.stat().st_size - 1))
-        cases[f"longer_{name}"] = (f"{name}.pt", lambda file: truncate(file, file.stat().st_size + 1))
+    for name, file in {"state": "state.json", "tensors": TENSORS}.items():
+        cases[f"no_{name}"] = (file, Path.unlink)
+        cases[f"half_{name}"] = (file, lambda file: truncate(file, file.stat().st_size // 2))
+        cases[f"short_{name}"] = (file, lambda file: truncate(file, file.stat().st_size - 1))
+        cases[f"longer_{name}"] = (file, lambda file: truncate(file, file.stat().st_size + 1))
     return cases
 
 
@@ -176,7 +176,7 @@ def test_any_flipped_bit_is_found(tmp_path, caplog):
     for update in (1, 2):
         path = save(make(tmp_path, keep_last=9), update)
     draw = random.Random(0)
-    for file in sorted(path.iterdir()):
+    for file in sorted(file for file in path.rglob("*") if file.is_file()):
         for _ in range(20):
             position, bit = draw.randrange(file.stat().st_size), draw.randrange(8)
             flip(file, position, bit)
@@ -198,10 +198,10 @@ def test_a_path_that_is_no_checkpoint_is_refused(tmp_path):
 
 
 def test_a_checkpoint_of_a_newer_format_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("burnish.checkpoint.manifest.FORMAT", 2)
+    monkeypatch.setattr("burnish.checkpoint.manifest.FORMAT", 3)
     path = save(make(tmp_path), 1)
     monkeypatch.undo()
-    with pytest.raises(UserError, match="has format 2"):
+    with pytest.raises(UserError, match="has format 3"):
         make(tmp_path).open(path)
 
 

@@ -11,10 +11,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from burnish.language.attention import Plan, Segment, attend
+from burnish.language.attention import Plan, attend
 from burnish.language.decoding import decode
 from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
+from burnish.language.segments import Segment
 from burnish.models.language.loading import load_language_model
 from burnish.models.language.text import TextModel
 from burnish.options.flow import ModelOptions

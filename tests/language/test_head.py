@@ -29,7 +29,7 @@ def plainly(hidden, weight, ids, temperature, banned, cap=None):
     return logs.gather(1, ids[:, None])[:, 0], entropy
 
 
-@pytest.mark.parametrize("chunk", [1, 5 * V, 10**6])
+@pytest.mark.parametrize("chunk", [1, 4 * 5 * V, 10**6])
 @pytest.mark.parametrize("keep", [0, 10**6])
 @pytest.mark.parametrize("banned", [[], [0, 2]])
 @pytest.mark.parametrize("cap", [None, 1.5])
@@ -62,7 +62,7 @@ def test_chunks_change_neither_values_nor_gradients(monkeypatch, chunk, keep, ba
 
 
 def test_nothing_as_large_as_tokens_times_vocabulary_is_kept(monkeypatch):
-    monkeypatch.setattr(head, "CHUNK", 4 * V)
+    monkeypatch.setattr(head, "CHUNK", 4 * 4 * V)
     monkeypatch.setattr(head, "KEEP", 0)
     hidden, weight, ids = draw()
     kept = []
@@ -90,3 +90,12 @@ def test_no_tokens_are_no_error():
     assert logprob.shape == entropy.shape == (0,)
     (logprob.sum() + entropy.sum()).backward()
     assert not hidden.grad.any()
+
+
+def test_a_gpu_gets_as_many_rows_as_keep_it_busy():
+    vocabulary = 152_064
+    rows = head.rows_at_once(vocabulary, torch.device("cuda"))
+    assert 256 <= rows <= 512
+    assert rows * vocabulary * 4 <= 2**28
+    assert head.rows_at_once(vocabulary, torch.device("cpu")) == 27
+    assert head.rows_at_once(10**9, torch.device("cuda")) == 1

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from burnish.language.attention import Plan, Segment, attend
+from burnish.language.attention import Plan, attend
 from burnish.language.cost import cheapest, estimate, token_budget_batches
 from burnish.language.rows import Table, lay_out
+from burnish.language.segments import Segment
 from tests.support.language_samples import encode_all, model_of, responses
 
 WIDE = SimpleNamespace(parameters_per_token=10**6, attention_width=1000)

@@ -7,8 +7,10 @@ import torch
 from burnish.checkpoint.store import CheckpointStore
 from burnish.options import CheckpointOptions
 from burnish.training.ranks import SINGLE_RANK, Ranks
+from burnish.training.saved import in_memory
 
 IDENTITY = {"model": "tiny", "algorithm": "diffusion_nft", "parameters": "0123abcd"}
+TENSORS = "tensors/rank-00000.safetensors"  # the file of the first rank, or of the only one
 NEWEST = CheckpointOptions(keep_last=1, keep_best=False)
 
 
@@ -38,7 +40,12 @@ def check(checkpoint, update: int, variant: int = 0) -> None:
     """The checkpoint is of this update, and its content is what was saved, tensor by tensor."""
     assert checkpoint is not None
     assert checkpoint.update == update
-    assert same(checkpoint.load(IDENTITY), state(update, variant))
+    assert same(loaded(checkpoint), state(update, variant))
+
+
+def loaded(checkpoint, parts=()) -> dict:
+    """All that a checkpoint holds, its tensors too."""
+    return in_memory(checkpoint.load(checkpoint.identity, parts))
 
 
 def same(a, b) -> bool:

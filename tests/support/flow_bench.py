@@ -88,11 +88,15 @@ class Bench:
         self.rollout = RolloutOptions(
             n=4, num_inference_steps=5, guidance_scale=guidance, max_sequence_length=length, **rollout
         )
-        model = load_model(ModelOptions(path=str(pipeline), lora=options, dtype=dtype, device=device), self.rollout)
+        shared = ranks.size > 1
+        model = load_model(
+            ModelOptions(path=str(pipeline), lora=options, dtype=dtype, device=device), self.rollout, shared=shared
+        )
         self.algorithm, self.needs = algorithm, algorithm.needs()
         self.roles = FlowRoles(
             model, self.needs, options, guidance=guidance, micro_batch_size=micro,
             on_policy=mini is None and epochs == 1, seed=0, load_teacher=load_teacher, rewards=rewards,
+            shared=shared,
         )  # fmt: skip
         if ranks.size > 1:
             self.roles.shard(ranks, sharding or ShardingOptions())

@@ -12,7 +12,7 @@ from burnish.language.sampling import Sampling
 from burnish.registry import options
 from burnish.rewards.text.base import Response
 from burnish.tasks.language.dialogues import Dialogues
-from burnish.tasks.language.engine import ResponseJob
+from burnish.tasks.language.engine import LanguageEngine, ResponseJob
 from burnish.types.media import Media
 from burnish.types.prompt import Message, Part, Prompt
 from tests.support.language_samples import model_of
@@ -81,6 +81,7 @@ def prompts(family: str = "qwen2_5_vl") -> list[Prompt]:
 
 
 def play(environment: Environment, asked: list[Prompt], *, family: str = "qwen2_5_vl", n: int = 2, **more: Any) -> Any:
-    engine = Dialogues(Roles(family), environment, batch_size=more.pop("batch_size", 256), seed=0)
+    own = LanguageEngine(Roles(family), batch_size=more.pop("batch_size", 256), seed=0)
+    engine = Dialogues(own, environment)
     job = ResponseJob.groups(asked, n, purpose="rollout", update=1, sampling=more.pop("sampling", SAMPLING))
     return engine.sample(job)

@@ -47,6 +47,7 @@ from tests.support.cuda_rules import (
     autocast_rule,
     operator_name,
 )
+from tests.support.pretend_kernels import STAND_INS
 from tests.support.pretend_tensor import HIDDEN, PretendTensor, is_gpu, is_pretended, refuse_mixtures, tensors_in
 
 PACKAGE = str(Path(__file__).parents[2] / "burnish")
@@ -71,6 +72,8 @@ class PretendGpu:
         for name, value in (_CUDA | {"synchronize": lambda *_: self.note("sync")}).items():
             self._stack.enter_context(mock.patch.object(torch.cuda, name, value))
         self._stack.enter_context(mock.patch.object(torch.autograd, "_engine_run_backward", self._run_backward))
+        flash = mock.patch.object(torch.backends.cuda, "is_flash_attention_available", return_value=True)
+        self._stack.enter_context(flash)
         # a module's parameter stays the same object when it moves to the GPU, weights that are tied stay so
         before = torch.__future__.get_swap_module_params_on_conversion()
         self._stack.callback(torch.__future__.set_swap_module_params_on_conversion, before)
@@ -160,7 +163,7 @@ class PretendGpu:
         if about.name == "histc" and not plain[0].is_floating_point():
             result = func(plain[0].float(), *plain[1:], **named).to(plain[0].dtype)  # the CPU has none of integers
         else:
-            result = func(*plain, **named)
+            result = STAND_INS.get(about.name, func)(*plain, **named)
         if about.writes:
             return _written(about, args, kwargs, result)
         if not target:
@@ -297,6 +300,8 @@ class _Functions(TorchFunctionMode):
         name, kwargs = func.__name__, kwargs or {}
         if name in ("__get__", "__set__", "_parse_to") or func is torch.device:
             return func(*args, **kwargs)
+        if name == "pin_memory":
+            return args[0].clone()
         asks = any(is_gpu(value) for value in (*args, *kwargs.values())) or name == "cuda"
         if not asks and not any(map(is_pretended, tensors_in((*args, *kwargs.values())))):
             return func(*args, **kwargs)
@@ -311,8 +316,6 @@ class _Functions(TorchFunctionMode):
             self.gpu.backwards[self.gpu.phase] += 1
         if name == "cuda":
             return args[0].to(HIDDEN, non_blocking=bool(kwargs.get("non_blocking")))
-        if name == "pin_memory":
-            return args[0].clone()
         if asks:
             if func in (torch.tensor, torch.as_tensor, torch.asarray):
                 return self._from_data(func, *args, **kwargs)

@@ -12,6 +12,7 @@ from typing import Any
 
 from burnish.checkpoint.files import read
 from burnish.metrics import is_time_column
+from burnish.training.saved import in_memory
 
 
 class Runs:
@@ -60,7 +61,7 @@ def state_of(folder: Path) -> dict[str, Any]:
     """Everything in the newest checkpoint by dotted names."""
     newest = max(path for path in (folder / "checkpoints").iterdir() if path.name.isdecimal())
     checkpoint = read(newest)
-    return dict(_flat(checkpoint.load(checkpoint.identity), newest.name))
+    return dict(_flat(in_memory(checkpoint.load(checkpoint.identity)), newest.name))
 
 
 def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:

@@ -104,10 +104,10 @@ class Bench:
         self.algorithm, self.needs, self.prompts = algorithm, algorithm.needs(), prompts or PROMPTS
         critic = critic or CriticOptions(optimizer=OptimizerOptions(lr=1e-2))
         self.roles = LanguageRoles(
-            load_language_model(model), self.needs, options, critic=critic, freeze=freeze,
+            load_language_model(model, shared=ranks.size > 1), self.needs, options, critic=critic, freeze=freeze,
             temperature=1.0, layout=layout, micro_batch_size=budget,
             on_policy=mini is None and epochs == 1, memory=algorithm.make_memory(), seed=0,
-            router_aux_loss_coef=router_aux_loss_coef, mini_batch_size=mini,
+            router_aux_loss_coef=router_aux_loss_coef, mini_batch_size=mini, shared=ranks.size > 1,
         )  # fmt: skip
         if ranks.size > 1:
             self.roles.shard(ranks, ShardingOptions())

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from burnish.types.batch import Batch, Gathered, shared
+from burnish.types.batch import Batch, Gathered, shared, to_device
+from tests.support.pretend_gpu import PretendGpu
 
 
 @dataclass(kw_only=True)
@@ -97,3 +98,15 @@ def test_a_batch_can_be_moved():
     moved = pictures().to("meta")
     assert moved.pixels.device.type == moved.words.index.device.type == moved.words.table.vector.device.type == "meta"
     assert moved.names == pictures().names
+
+
+@pytest.mark.parametrize(("count", "times"), [(2**13, 0), (2**15, 1)])
+def test_large_copies_to_a_gpu_go_through_pinned_memory(count, times, monkeypatch):
+    value, pinned = torch.arange(float(count)), []
+    with PretendGpu() as gpu:
+        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda one: pinned.append(one.numel()) or one.clone())
+        moved = to_device(value, "cuda")
+        assert gpu.count("sync") == 0
+        assert (moved.cpu() == value).all()
+    assert pinned == [count] * times
+    assert to_device(value, "cpu") is value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 from burnish.options import Guidance, OptimizerOptions, Positive
@@ -95,6 +95,13 @@ class Needs:
     teachers: tuple[Teacher, ...] = ()  # frozen networks to learn from
     each_reward: bool = False  # rewards are compared one by one, so several have to count
     reward_gradients: bool = False  # rewards are followed uphill, so each that counts must be differentiable
+
+    def to_sample(self) -> Needs:
+        """What of it sampling needs: of the networks, those that sample."""
+        return replace(
+            self, reference=False, teachers=(), lagged=tuple(name for name in self.lagged if name == self.sampler),
+            networks={name: None for name in self.networks if name == self.sampler},
+        )  # fmt: skip
 
 
 class Role(Protocol):

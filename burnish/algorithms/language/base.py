@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from burnish.language.cost import token_budget_batches
@@ -43,6 +43,10 @@ class LanguageNeeds:
     shares: bool = False  # scores and labels of steps are from 0 to 1
     separator: str = ""  # between the steps of a response that are judged one by one
     teachers: tuple[TokenTeacher, ...] = ()  # frozen networks to learn from
+
+    def to_sample(self) -> LanguageNeeds:
+        """What of it sampling needs: no network but the policy."""
+        return replace(self, reference=False, refreshed=False, critic=False, teachers=())
 
 
 class TokenRole(Protocol):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from burnish.types.prompt import Prompt
     from burnish.types.rollout import Conditioning
     from burnish.utils.random import Part
+    from burnish.utils.weights import Agreed
 
 Agree = Callable[[dict[str, int]], dict[str, int]]  # forwards of each network here -> those that every rank makes
 
@@ -40,6 +41,7 @@ class FlowModel(Protocol):
     lora_targets: Sequence[str]  # layers that get adapters unless the user names others
     network: nn.Module  # what is trained; several networks are one module
     compute: torch.dtype  # precision of the network's forward pass
+    device: torch.device  # where it runs
 
     @classmethod
     def check_options(cls, path: Path, index: dict[str, Any], rollout: RolloutOptions) -> None:
@@ -74,6 +76,14 @@ class FlowModel(Protocol):
         network_only: bool,
     ) -> Self:
         """Read a pipeline, frozen and in evaluation mode; see ``burnish.models.flow.pipeline``."""
+        ...
+
+    def place(self) -> None:
+        """Move what is trained to the device; ranks that share it take their shards instead."""
+        ...
+
+    def refuse_non_finite(self, agreed: Agreed = ...) -> None:
+        """Refuse NaN or infinite weights of what is trained, once it is placed: UserError."""
         ...
 
     def check(self, prompts: Sequence[Prompt]) -> None:

@@ -131,4 +131,4 @@ class CalledPipeline(LoadedPipeline):
         if getattr(self.pipeline, "vae", None) is None:
             raise Unsupported("it has no VAE")
         shape = self.first(request, 0).shape
-        return Arrangement.of(lambda x, decode: self.tail(request, x, decode), shape, self._device)
+        return Arrangement.of(lambda x, decode: self.tail(request, x, decode), shape, self.device)

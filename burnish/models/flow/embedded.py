@@ -271,7 +271,7 @@ class EmbeddedPipeline(LoadedPipeline):
             raise UserError(f"pictures have shapes {sorted(shapes)}; all must have the same shape [H, W, 3]")
         for what, side in zip(("height", "width"), shape[:2], strict=True):
             self._positions(f"the {what} of a picture", side)
-        pixels = torch.from_numpy(np.stack(pictures)).to(self._device).permute(0, 3, 1, 2).float() / 127.5 - 1
+        pixels = torch.from_numpy(np.stack(pictures)).to(self.device).permute(0, 3, 1, 2).float() / 127.5 - 1
         vae = self.pipeline.vae
         if vae is None:
             grey = (pixels * pixels.new_tensor(LUMA).view(1, 3, 1, 1)).sum(1, keepdim=True)

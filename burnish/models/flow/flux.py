@@ -48,7 +48,7 @@ class FLUX(EmbeddedPipeline):
         self.check_texts(texts)
         with torch.no_grad():
             tokens, pooled, _ = self.pipeline.encode_prompt(
-                prompt=list(texts), prompt_2=None, device=self._device, max_sequence_length=self.text_length
+                prompt=list(texts), prompt_2=None, device=self.device, max_sequence_length=self.text_length
             )
         return Embeddings(tokens=tokens.float(), pooled=pooled.float())
 

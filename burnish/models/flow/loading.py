@@ -102,6 +102,7 @@ def load_model(
     rollout: RolloutOptions | None = None,
     *,
     network_only: bool = False,
+    shared: bool = False,
 ) -> FlowModel:
     """Load the model that ``options`` describe, frozen and in evaluation mode.
 
@@ -109,6 +110,7 @@ def load_model(
         options: which model, and in what precision.
         rollout: how it draws; None takes all defaults.
         network_only: load no text encoders, for a model that is neither trained nor encodes prompts.
+        shared: ranks will hold what is trained together; until it is sharded, it is not read.
 
     Raises:
         UserError: it can't be loaded, or doesn't support an option.
@@ -124,6 +126,8 @@ def load_model(
             model: FlowModel = family.load(
                 path, index, options, rollout, dtype=stored, compute=compute, device=device, network_only=network_only
             )
+            if not shared:
+                model.place()
     except UserError as error:
         raise UserError(str(error) if str(error).startswith(where) else f"{where}: {error}") from error
     if options.gradient_checkpointing and not network_only:

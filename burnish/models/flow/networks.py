@@ -51,7 +51,7 @@ def denoisers(parts: Mapping[str, Any], chosen: Sequence[str] | None) -> tuple[s
     They are models of diffusers' folders of transformers and UNets; else those that are no autoencoder and no helper.
 
     Args:
-        parts: of the pipeline.
+        parts: of the pipeline, or their classes.
         chosen: model.networks, or None.
 
     Raises:
@@ -59,7 +59,8 @@ def denoisers(parts: Mapping[str, Any], chosen: Sequence[str] | None) -> tuple[s
     """
     from diffusers.models.modeling_utils import ModelMixin
 
-    modules = {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
+    kinds = {name: part if isinstance(part, type) else type(part) for name, part in parts.items()}
+    modules = {name: kind for name, kind in kinds.items() if issubclass(kind, torch.nn.Module)}
     if chosen is not None:
         if absent := [name for name in chosen if name not in modules]:
             raise UserError(
@@ -67,10 +68,10 @@ def denoisers(parts: Mapping[str, Any], chosen: Sequence[str] | None) -> tuple[s
             )
         return tuple(chosen)
     models = {
-        name: part for name, part in modules.items()
-        if isinstance(part, ModelMixin) and not hasattr(part, "decode") and not any(aide in name for aide in AIDES)
+        name: kind for name, kind in modules.items()
+        if issubclass(kind, ModelMixin) and not hasattr(kind, "decode") and not any(aide in name for aide in AIDES)
     }  # fmt: skip
-    found = [name for name, part in models.items() if type(part).__module__.startswith(HOMES)] or list(models)
+    found = [name for name, kind in models.items() if kind.__module__.startswith(HOMES)] or list(models)
     if not found:
         raise UserError(f"the pipeline has no network that predicts velocities among {', '.join(modules)}")
     return tuple(found)

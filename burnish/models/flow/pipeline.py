@@ -13,10 +13,11 @@ from burnish.models.flow.adapters import FILE, check_adapter
 from burnish.models.flow.networks import by_name, denoisers, together
 from burnish.models.loading import quietly
 from burnish.models.lora import AsInForward, adapter_state, merging_rounds, save_for_peft
+from burnish.models.placing import load_mapped, place
 from burnish.models.processors import processors_without_torchvision
 from burnish.utils.errors import UserError
 from burnish.utils.paths import resolve
-from burnish.utils.weights import load_network, refuse_non_finite, refuse_oversized
+from burnish.utils.weights import Agreed, refuse_non_finite, refuse_oversized
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +39,8 @@ class LoadedPipeline:
         self.class_name = type(pipeline).__name__
         self.names = denoisers(pipeline.components, options.networks)
         self.network: nn.Module = together({name: getattr(pipeline, name) for name in self.names})
-        self._device = next(self.network.parameters()).device
+        self.device = next(self.network.parameters()).device  # where it computes; ``load`` places it there afterwards
+        self.path: Path | None = None  # directory that it was read from
 
     @classmethod
     def load(
@@ -60,9 +62,9 @@ class LoadedPipeline:
             index: that file's content.
             options: of the model.
             rollout: how it draws.
-            dtype: precision of the weights of the networks; the VAE is always float32.
-            compute: precision of the networks' forward passes.
-            device: of all parts.
+            dtype: precision of the weights of the networks that are trained; the VAE is always float32.
+            compute: precision of the networks' forward passes, and of the weights of all other parts.
+            device: of all parts. The networks that are trained are not there yet: see ``place``.
             network_only: load no text encoders.
 
         Raises:
@@ -75,27 +77,49 @@ class LoadedPipeline:
         if network_only:
             absent |= {name: None for name in index if name.startswith("text_encoder")}
         refuse_oversized(path / "scheduler" / "scheduler_config.json")
-        precision = {"default": dtype, "vae": torch.float32}
+        networks = {name: network for name, network in _networks(index).items() if name not in absent}
+        trained = denoisers(networks, options.networks)
+        precision = {"default": compute, "vae": torch.float32} | dict.fromkeys(trained, dtype)
         with quietly():
             kind = getattr(diffusers, index["_class_name"])
             parts = {
-                name: load_network(network, path / name, dtype=precision.get(name, dtype))
-                for name, network in _networks(index).items()
-                if name not in absent
+                name: load_mapped(network, path / name, dtype=precision.get(name, compute))
+                for name, network in networks.items()
             }
             parts |= processors_without_torchvision(path, index)
             pipeline = kind.from_pretrained(path, dtype=precision, local_files_only=True, **absent, **parts)
         pipeline.set_progress_bar_config(disable=True)
         for name, part in pipeline.components.items():
             if isinstance(part, torch.nn.Module):
-                with quietly():
-                    part.requires_grad_(False).eval().to(device)
-                    # some of diffusers read it, with gradients on, without having set it
-                    part.__dict__.setdefault("gradient_checkpointing", False)
-                refuse_non_finite(part, path / name)
+                part.requires_grad_(False).eval()
+                # some of diffusers read it, with gradients on, without having set it
+                part.__dict__.setdefault("gradient_checkpointing", False)
+                if name not in trained:
+                    place(part, device)
+                    refuse_non_finite(part, path / name)
         if options.vae_tiling:
             _tile(pipeline)
-        return cls(pipeline, options, rollout, compute=compute)
+        model = cls(pipeline, options, rollout, compute=compute)
+        model.device, model.path = torch.empty(0, device=device).device, path
+        return model
+
+    def place(self) -> None:
+        """Move the networks that are trained to the device, in the precision that they rest in."""
+        place(self.network, self.device)
+        self.refuse_non_finite()
+
+    def refuse_non_finite(self, agreed: Agreed = lambda found: found) -> None:
+        """Refuse NaN or infinite weights of the networks that are trained.
+
+        Args:
+            agreed: what all ranks have found, from what this one has in its share.
+
+        Raises:
+            UserError: naming the first ones.
+        """
+        for name, network in self.networks.items():
+            where = Path(name) if self.path is None else self.path / name
+            refuse_non_finite(network, where, agreed)
 
     @classmethod
     def draws(cls, index: dict[str, Any], rollout: RolloutOptions) -> Kind:
@@ -225,7 +249,10 @@ class LoadedPipeline:
         """The precision of a forward pass."""
         import torch
 
-        return torch.autocast(self._device.type, self.compute, enabled=self.compute != torch.float32)
+        # a forward uses each weight once; a cache of the cast ones would only keep a second network until it ends
+        return torch.autocast(
+            self.device.type, self.compute, enabled=self.compute != torch.float32, cache_enabled=False
+        )
 
 
 def _networks(index: dict[str, Any]) -> dict[str, type[nn.Module]]:

@@ -42,21 +42,28 @@ def leave(*args: Any, **kwargs: Any) -> None:
 class Runner:
     """A pipeline whose runs a visit sees: at every call of a network that is trained, and at every step."""
 
-    def __init__(self, pipeline: Any, names: tuple[str, ...]) -> None:
-        """Args: ``names`` of the networks."""
+    def __init__(self, pipeline: Any, names: tuple[str, ...], device: Callable[[], torch.device]) -> None:
+        """Args: ``names`` of the networks; ``device`` tells where they compute once they are placed."""
         import diffusers
 
         kind, scheduler = type(pipeline), pipeline.scheduler
         if (name := type(scheduler).__name__) in EULER:
             scheduler = getattr(diffusers, EULER[name]).from_config(scheduler.config)
-        self._pipeline, self._scheduler = pipeline, scheduler
+        self._pipeline, self._scheduler, self._device = pipeline, scheduler, device
         self._networks = {name: part for name in names if (part := getattr(pipeline, name)) is not None}
-        # pipelines and networks look for these in all of their modules, several times a run
-        self._facts = {name: {"dtype": part.dtype, "device": part.device} for name, part in self._networks.items()}
-        where = next(iter(self._facts.values()))["device"]
-        self._kind = type(kind.__name__, (kind,), {"_execution_device": where, "device": where})
         self._call = inspect.unwrap(kind.__call__)  # without its no_grad
         self._encoders = [name for name in dir(kind) if name.startswith(("encode_", "_encode_"))]
+
+    @functools.cached_property
+    def _facts(self) -> dict[str, dict[str, Any]]:
+        """What pipelines and networks would look for in all of their modules, several times a run."""
+        where = self._device()
+        return {name: {"dtype": part.dtype, "device": where} for name, part in self._networks.items()}
+
+    @functools.cached_property
+    def _kind(self) -> type:
+        where, kind = self._device(), type(self._pipeline)
+        return type(kind.__name__, (kind,), {"_execution_device": where, "device": where})
 
     def __call__(self, arguments: Mapping[str, Any], tape: Tape, visit: Visit, seed: int, decode: Any) -> Any:
         """What the pipeline returns, or what the visit leaves it with; ``decode`` may be in place of the VAE's."""

@@ -50,7 +50,7 @@ class SD3(EmbeddedPipeline):
                 prompt=list(texts),
                 prompt_2=None,
                 prompt_3=None,
-                device=self._device,
+                device=self.device,
                 do_classifier_free_guidance=False,
                 max_sequence_length=self.text_length,
             )

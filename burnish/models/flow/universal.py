@@ -51,7 +51,7 @@ class Universal(CalledPipeline):
         super().__init__(pipeline, *args, **settings)
         self.wide, self.shares = FORMS[0]  # whether a run takes several states of a prompt, and rows share a forward
         self._verified = False
-        self._run, self.forwards = Runner(pipeline, self.names), Forwards(self.autocast)
+        self._run, self.forwards = Runner(pipeline, self.names, lambda: self.device), Forwards(self.autocast)
         self._tapes: Recent[Tape] = Recent(MOST, lambda tape: tape.bytes)
         self._tables: Recent[Timetable] = Recent(LATEST)
         self._masks: Recent[Tensor | None] = Recent(LATEST)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from burnish.models.language.chat import ChatTokenizer, joined
 from burnish.models.lora import adapter_state
+from burnish.models.placing import place
 from burnish.utils.errors import UserError
-from burnish.utils.weights import refuse_non_finite
+from burnish.utils.weights import Agreed, refuse_non_finite
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +43,7 @@ class TransformersModel:
         import torch
 
         self.path, self.network, self.tokenizer, self.compute = path, network, tokenizer, compute
+        self.device = next(network.parameters()).device  # where it computes; ``load`` places it there afterwards
         self.config: Any = network.config
         text = self.config.get_text_config()
         self._read_processors()
@@ -69,16 +71,37 @@ class TransformersModel:
             path: with config.json, weights, tokenizer, and a processor for vision-language models.
             dtype: precision of the weights.
             compute: precision of the forward pass.
-            device: where the network goes.
+            device: where the network goes; it is not there yet, see ``place``.
         """
+        import torch
         from transformers import AutoTokenizer
 
         with quietly():
             network = cls._network(path, dtype)
-        network.requires_grad_(False).eval().to(device)
-        refuse_non_finite(network, path)
+        network.requires_grad_(False).eval()
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        return cls(path, network, tokenizer, compute=compute)
+        model = cls(path, network, tokenizer, compute=compute)
+        model.device = torch.empty(0, device=device).device
+        return model
+
+    def place(self) -> None:
+        """Move the network to the device, in the precision that its weights rest in."""
+        place(self.network, self.device)
+        self.refuse_non_finite()
+
+    def refuse_non_finite(self, agreed: Agreed = lambda found: found) -> None:
+        """Refuse NaN or infinite weights.
+
+        Args:
+            agreed: what all ranks have found, from what this one has in its share.
+
+        Raises:
+            UserError: naming the first ones.
+        """
+        refuse_non_finite(self.network, self.path, agreed)
+
+    def try_out(self) -> None:
+        """Find out how the network can be run; a family knows."""
 
     # What families override
 
@@ -182,7 +205,8 @@ class TransformersModel:
     def _autocast(self, device: torch.device) -> Any:
         import torch
 
-        return torch.autocast(device.type, self.compute, enabled=self.compute != torch.float32)
+        # a forward uses each weight once; a cache of the cast ones would only keep a second network until it ends
+        return torch.autocast(device.type, self.compute, enabled=self.compute != torch.float32, cache_enabled=False)
 
     def save(self, folder: Path, weights: dict[str, Tensor]) -> None:
         import torch

@@ -130,13 +130,25 @@ def _has_template(path: Path) -> bool:
     return any("chat_template" in read_object(file) for file in described if file.is_file())
 
 
-def load_language_model(options: CommonModelOptions, *, frozen: bool = False) -> LanguageModel:
-    """Load the model that ``options`` describe, frozen and in evaluation mode; ``frozen`` means that it stays so."""
+def load_language_model(options: CommonModelOptions, *, frozen: bool = False, shared: bool = False) -> LanguageModel:
+    """Load the model that ``options`` describe, frozen and in evaluation mode.
+
+    Args:
+        options: which model, and in what precision.
+        frozen: it stays so.
+        shared: ranks will hold it together; until it is sharded, it is not read.
+
+    Raises:
+        UserError: it can't be loaded.
+    """
     path, config = read_config(options)
     device, stored, compute = placement_of(options, frozen=frozen)
     family = family_of(options, config)
     with understood(f"model.path is {options.path}, which can't be loaded as {family.name}"):
         model: LanguageModel = family.load(path, dtype=stored, compute=compute, device=device)
+        if not shared:
+            model.place()
+        model.try_out()
     if options.gradient_checkpointing:
         _checkpoint(model.network)
     return model

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from burnish.models.language.base import TransformersModel
+from burnish.models.placing import load_mapped
 from burnish.utils.errors import UserError
-from burnish.utils.weights import load_network
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +49,7 @@ class PackedFamily(TransformersModel):
         from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
         kind = AutoModelForImageTextToText if cls.has_vision else AutoModelForCausalLM
-        return load_network(kind, path, dtype=dtype, trust_remote_code=False, attn_implementation="sdpa")
+        return load_mapped(kind, path, dtype=dtype, trust_remote_code=False, attn_implementation="sdpa")
 
     def _check(self, text: Any) -> None:
         kinds = set(getattr(text, "layer_types", None) or [])

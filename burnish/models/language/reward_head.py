@@ -44,7 +44,7 @@ def new_head(model: LanguageModel, count: int, seed: int) -> nn.Linear:
         # drawn on the CPU: a GPU has a generator of its own, with other numbers
         head = torch.nn.Linear(width, count, bias=False, dtype=torch.float32)
         torch.nn.init.normal_(head.weight, std=1 / (width + 1))
-    return head.to(weight.device)
+    return head.to(model.device)
 
 
 def judged(head: Callable[[Tensor], Tensor], states: ResponseStates) -> Tensor:

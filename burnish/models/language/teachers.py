@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from burnish.models.language.loading import check_files, load_language_model, read_config
-from burnish.models.loading import placement_of
 from burnish.options.language import LanguageModelOptions, TokenTeacher
 from burnish.utils.errors import UserError
 
@@ -70,10 +69,7 @@ def load_teacher(student: LanguageModelOptions, teacher: TokenTeacher, option: s
     unknown = check_tokens(student, teacher, option)
     options = options_of(student, teacher)
     with _named(option):
-        _, stored, _ = placement_of(options, frozen=True)
-        model = load_language_model(options)
-    model.network.requires_grad_(False).to(stored)
-    return model, unknown
+        return load_language_model(options, frozen=True), unknown
 
 
 def _tokenizer(options: LanguageModelOptions) -> Any:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from burnish.models.language.base import TransformersModel
 from burnish.models.language.processors import audio_rate_of, load_processor
+from burnish.models.placing import load_mapped
 from burnish.registry import register
 from burnish.utils.errors import UserError
-from burnish.utils.weights import load_network
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,7 @@ class UniversalModel(TransformersModel):
     always_run_vision = False
 
     def __init__(self, path: Path, network: Any, tokenizer: Any, *, compute: torch.dtype) -> None:
-        from burnish.models.language.own.checks import check
+        from burnish.models.language.own.checks import Tiers
         from burnish.models.language.own.forwards import Forwards
 
         self.path, self.config = path, network.config
@@ -56,7 +56,23 @@ class UniversalModel(TransformersModel):
         self.parameters_per_token = sum(parameter.numel() for parameter in decoder.parameters())
         self.attention_width = text.num_hidden_layers * text.hidden_size  # heads may differ by layer
         self.axes = self._count_axes()
-        self.tiers = check(self)
+        self.tiers = Tiers()  # what the class can do beside one unpadded row: see ``try_out``
+
+    def try_out(self) -> None:
+        from burnish.models.language.own.captured import switch
+        from burnish.models.language.own.checks import check
+        from burnish.models.placing import is_placed, place, twin
+
+        network = self.network
+        if not is_placed(network, self.device):  # ranks will share it: a copy for this, which goes again
+            self.network = twin(network)
+            place(self.network, self.device)
+        try:
+            self.tiers = check(self)
+        finally:
+            self.network = network
+        if self.tiers.packed:
+            switch(self.text(network), on=True)
 
     @classmethod
     def _network(cls, path: Path, dtype: torch.dtype) -> Any:
@@ -65,7 +81,7 @@ class UniversalModel(TransformersModel):
 
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         kind = AutoModelForMultimodalLM if type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING else AutoModelForCausalLM
-        return load_network(kind, path, dtype=dtype, trust_remote_code=False)
+        return load_mapped(kind, path, dtype=dtype, trust_remote_code=False)
 
     def _refuse(self, text: Any) -> None:
         if getattr(self.config, "is_encoder_decoder", False):

@@ -33,10 +33,10 @@ def qwen_vl(named: str, patch: int, **config: Any) -> Any:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     tokenizer = qwen()
-    pixels = Qwen2VLImageProcessorPil(
-        patch_size=patch, temporal_patch_size=2, merge_size=2,
-        size={"shortest_edge": (2 * patch) ** 2, "longest_edge": (8 * patch) ** 2}, **config,
-    )  # fmt: skip
+    size = {"shortest_edge": (2 * patch) ** 2, "longest_edge": (8 * patch) ** 2}
+    pixels = Qwen2VLImageProcessorPil(**{
+        "patch_size": patch, "temporal_patch_size": 2, "merge_size": 2, "size": size, **config,
+    })  # fmt: skip
     return class_without_videos(named)(pixels, tokenizer, tokenizer.chat_template)
 
 

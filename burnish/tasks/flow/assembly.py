@@ -47,7 +47,7 @@ class FlowAssembly(Assembly):
 
     def load_roles(self) -> FlowRoles:
         config, rollout = self.config, self.config.rollout
-        model = load_model(config.model, rollout)
+        model = load_model(config.model, rollout, shared=self.ranks.size > 1)
         return FlowRoles(
             model,
             self.needs,
@@ -60,6 +60,7 @@ class FlowAssembly(Assembly):
                 config.model, teacher.path, teacher.lora, rollout, revision=teacher.revision
             ),
             rewards=config.rewards,
+            shared=self.ranks.size > 1,
         )
 
     @cached_property

@@ -68,8 +68,13 @@ class FlowRoles(TrainedRoles):
         seed: int,
         load_teacher: Callable[[Teacher], FlowModel] | None = None,
         rewards: Mapping[str, Reward] | None = None,
+        shared: bool = False,
     ) -> None:
-        """``load_teacher`` loads teachers other than the untrained policy, when they are first needed."""
+        """Build them.
+
+        ``load_teacher`` loads teachers other than the untrained policy, when they are first needed; ``shared`` says
+        that the model is not read until it is sharded.
+        """
         super().__init__(model, lora, micro_batch_size=micro_batch_size, on_policy=on_policy)
         self.needs, self.guidance = needs, guidance
         learning = [name for name, optimizer in needs.networks.items() if optimizer is not None]
@@ -79,7 +84,11 @@ class FlowRoles(TrainedRoles):
         if needs.sampler != "policy":
             self.sampled = ("policy", needs.sampler)
         self._add(
-            self.trained[1:], reference=needs.reference, targets=() if lora is None else model.lora_targets, seed=seed
+            self.trained[1:],
+            reference=needs.reference,
+            targets=() if lora is None else model.lora_targets,
+            seed=seed,
+            shared=shared,
         )
         for name in learning:
             for weight in self.parameters(name).values() if lora is not None else self._networks[name].parameters():

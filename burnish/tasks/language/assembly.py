@@ -57,7 +57,7 @@ class LanguageAssembly(Assembly):
     def load_roles(self) -> LanguageRoles:
         config = self.config
         return LanguageRoles(
-            load_language_model(config.model),
+            load_language_model(config.model, shared=self.ranks.size > 1),
             self.needs,
             config.model.lora,
             critic=config.critic,
@@ -71,14 +71,17 @@ class LanguageAssembly(Assembly):
             router_aux_loss_coef=config.model.router_aux_loss_coef,
             sampled_elsewhere=config.rollout.vllm is not None,
             mini_batch_size=config.trainer.mini_batch_size,
+            shared=self.ranks.size > 1,
             load_teacher=lambda teacher, option: load_teacher(config.model, teacher, option),
         )
 
     @cached_property
     def engine(self) -> ResponseEngine:
+        engine, environment = self._own_engine(), self.config.environment
+        return engine if environment is None else Dialogues(engine, environment)
+
+    def _own_engine(self) -> ResponseEngine:
         config = self.config
-        if config.environment is not None:
-            return Dialogues(self.roles, config.environment, batch_size=config.rollout.batch_size, seed=config.seed)
         if config.rollout.vllm is not None:
             from burnish.tasks.language.vllm.engine import VllmEngine
 

@@ -1,4 +1,4 @@
-"""Dialogues of the policy with an environment: sampled turn by turn, all of a batch together, by the same decoder."""
+"""Dialogues of the policy with an environment: sampled turn by turn, all of a batch together, by either engine."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from burnish.environments.base import Environment, Episode, Observation
 from burnish.environments.stepping import answers
-from burnish.language.decoding import decode
 from burnish.language.media import decoded
 from burnish.language.model import LanguageModel
 from burnish.rewards.text.base import POLICY, Dialogue, Response
-from burnish.tasks.language.engine import Encoder, ResponseEngine, ResponseJob
-from burnish.tasks.language.roles import LanguageRoles
+from burnish.tasks.language.engine import Encoder, Respond, ResponseEngine, ResponseJob
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, Features, append_turn
 from burnish.types.prompt import Prompt
@@ -81,34 +79,44 @@ class Dialogues(ResponseEngine):
     environment that fails breaks its own dialogue alone.
     """
 
-    def __init__(self, roles: LanguageRoles, environment: Environment, *, batch_size: int, seed: int) -> None:
-        super().__init__()
-        self.roles, self.environment, self.batch_size, self.seed = roles, environment, batch_size, seed
+    def __init__(self, engine: ResponseEngine, environment: Environment) -> None:
+        """Args: ``engine`` says what the policy says."""
+        self.engine, self.environment, self.roles, self.seed = engine, environment, engine.roles, engine.seed
+        self.metrics = engine.metrics
         self.tools = environment.tools()
-        self.encode = Encoder(roles.model, self.tools)
+        self.encode = Encoder(self.roles.model, self.tools)
         for role in environment.roles:  # a template that refuses one would do so in the middle of a run
-            roles.model.turn((), [{"role": role, "content": [{"type": "text", "text": "?"}]}], tools=self.tools)
+            self.roles.model.turn((), [{"role": role, "content": [{"type": "text", "text": "?"}]}], tools=self.tools)
 
     def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
         """Dialogues in the order of the job's rows: all turns of a row are one response of the completion."""
         alike: dict[Any, Encoded] = {}  # what is said again goes through the processor once
         rows = self._begin(job, alike)
         told: set[int] = set()
-        with self.roles.sampling() as network:
+        with self.engine.responding(job) as respond:
             for turn in range(self.environment.max_turns):
                 waiting = [row for row in rows if row.episode is not None]
                 if not waiting:
                     break
-                self._respond(network, waiting, job, turn, alike)
+                self._respond(respond, waiting, job, turn, alike)
                 over = [number for number, row in enumerate(rows) if row.episode is None and number not in told]
                 told.update(over)
                 if over and job.finished is not None:
                     job.finished(over, [rows[number].response() for number in over])
         return _joined(self.roles.model, rows), [row.response() for row in rows]
 
+    def publish(self, version: int) -> None:
+        self.engine.publish(version)
+
+    def rest(self) -> None:
+        self.engine.rest()
+
     def close(self) -> None:
-        """End what the environment runs beside this process."""
-        self.environment.close()
+        """End what the engine and the environment run beside this process."""
+        try:
+            self.engine.close()
+        finally:
+            self.environment.close()
 
     def _begin(self, job: ResponseJob, alike: dict[Any, Encoded]) -> list[_Row]:
         encoded = self.encode(job.prompts)
@@ -152,24 +160,19 @@ class Dialogues(ResponseEngine):
         return self.roles.model.encode(chat, images, shown.videos, shown.audios, self.tools)
 
     def _respond(
-        self, network: nn.Module, rows: Sequence[_Row], job: ResponseJob, turn: int, alike: dict[Any, Encoded]
+        self, respond: Respond, rows: Sequence[_Row], job: ResponseJob, turn: int, alike: dict[Any, Encoded]
     ) -> None:
         """Let the policy say something in every one of these dialogues, and the environment after it."""
         distinct = {id(row.conversation): row.conversation for row in rows}
         place = {number: i for i, number in enumerate(distinct)}
         most = self.environment.max_length
         longest = job.sampling.max_new_tokens
-        part = decode(
-            self.roles.model,
-            network,
+        part = respond(
             Encoded.cat(list(distinct.values())),
             [place[id(row.conversation)] for row in rows],
             # the first turn is what it would be without an environment
             [random.key(*row.key, *([turn] if turn else [])) for row in rows],
-            job.sampling,
-            batch_size=self.batch_size,
             limits=None if most is None else [min(longest, most - row.length) for row in rows],
-            check_cancelled=job.between,
         )
         last = turn + 1 == self.environment.max_turns
         words = [

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from burnish.language.decoding import decode
+from burnish.language.decoding import Ended, decode
 from burnish.language.media import decoded
 from burnish.language.model import LanguageModel
 from burnish.language.sampling import Sampling
@@ -45,6 +46,20 @@ class ResponseJob(Job):
         )  # fmt: skip
 
 
+class Respond(Protocol):
+    """Samples one response to each of some conversations; see :func:`burnish.language.decoding.decode`."""
+
+    def __call__(
+        self,
+        prompts: Encoded,
+        index: Sequence[int],
+        keys: Sequence[int],
+        *,
+        limits: Sequence[int] | None = None,
+        on_ended: Ended | None = None,
+    ) -> Completion: ...
+
+
 class ResponseEngine:
     """Samples responses; by default with the trainer's own weights, in this process."""
 
@@ -57,7 +72,20 @@ class ResponseEngine:
 
     def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
         """Responses in the order of the job's rows, as tokens and as text."""
+        prompts = self.encode(job.prompts)
+        keys = [random.key(*key, sample) for key, sample in zip(job.keys(self.seed), job.sample.tolist(), strict=True)]
+        told = Told(self.roles.model, job.finished)
+        with self.responding(job) as respond:
+            completion = respond(
+                prompts.table, prompts.index.tolist(), keys, on_ended=None if job.finished is None else told
+            )
+        return completion, told.all(completion)
+
+    @contextmanager
+    def responding(self, job: ResponseJob) -> Iterator[Respond]:
+        """Who answers for a job with the policy's present weights, as often as it is asked in this context."""
         raise NotImplementedError
+        yield
 
     def publish(self, version: int) -> None:
         """Sample with the policy's present weights from now on."""
@@ -132,17 +160,20 @@ class LanguageEngine(ResponseEngine):
         self.roles, self.batch_size, self.seed = roles, batch_size, seed
         self.encode = Encoder(roles.model)
 
-    def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
-        prompts = self.encode(job.prompts)
-        keys = [random.key(*key, sample) for key, sample in zip(job.keys(self.seed), job.sample.tolist(), strict=True)]
-        told = Told(self.roles.model, job.finished)
+    @contextmanager
+    def responding(self, job: ResponseJob) -> Iterator[Respond]:
         with self.roles.sampling() as network:
-            completion = decode(
-                self.roles.model, network, prompts.table, prompts.index.tolist(), keys, job.sampling,
-                batch_size=self.batch_size, check_cancelled=job.between,
-                on_ended=None if job.finished is None else told,
-            )  # fmt: skip
-        return completion, told.all(completion)
+
+            def respond(
+                prompts: Encoded, index: Sequence[int], keys: Sequence[int], *,
+                limits: Sequence[int] | None = None, on_ended: Ended | None = None,
+            ) -> Completion:  # fmt: skip
+                return decode(
+                    self.roles.model, network, prompts, index, keys, job.sampling, batch_size=self.batch_size,
+                    limits=limits, check_cancelled=job.between, on_ended=on_ended,
+                )  # fmt: skip
+
+            yield respond
 
 
 class Told:

@@ -73,12 +73,13 @@ class LanguageRoles(TrainedRoles):
         router_aux_loss_coef: float = 0.0,
         sampled_elsewhere: bool = False,
         mini_batch_size: int | None = None,
+        shared: bool = False,
         load_teacher: Callable[[TokenTeacher, str], tuple[LanguageModel, set[int]]] | None = None,
     ) -> None:
         """Make them.
 
-        ``sampled_elsewhere`` says that another engine's kernels sample than this project's; ``load_teacher`` loads a
-        teacher when it is first asked.
+        ``sampled_elsewhere`` says that another engine's kernels sample than this project's; ``shared`` that the model
+        is not read until it is sharded; ``load_teacher`` loads a teacher when it is first asked.
         """
         super().__init__(model, lora, micro_batch_size=micro_batch_size, on_policy=on_policy)
         self.needs, self.critic, self.memory = needs, critic, memory
@@ -91,7 +92,7 @@ class LanguageRoles(TrainedRoles):
         own_trunk = needs.critic and critic.trunk == "own"
         targets = language_targets(model.network, model.text(model.network), lora) if lora is not None else ()
         added = (*(critics if own_trunk else ()), *refreshed)
-        self._add(added, reference=needs.reference, targets=targets, seed=seed)
+        self._add(added, reference=needs.reference, targets=targets, seed=seed, shared=shared)
         if lora is not None and lora.path is not None:
             # a reference that is refreshed begins as the model without adapters, too
             self._go_on(adapter_weights(lora.path), ("policy", *(critics if own_trunk else ())))
@@ -146,7 +147,7 @@ class LanguageRoles(TrainedRoles):
             # small, so that the first values are near 0, as the rewards to come of an unknown policy
             nn.init.normal_(head.weight, std=1e-2)
             nn.init.zeros_(head.bias)
-        return head.to(weight.device)
+        return head.to(self.device)
 
     def states(self, network: nn.Module, completion: Completion) -> ResponseStates:
         """States that the tokens of the policy were chosen from."""

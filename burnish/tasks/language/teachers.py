@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from burnish.language.cost import token_budget_batches
-from burnish.language.head import CHUNK, Head, scaled_logits
+from burnish.language.head import Head, rows_at_once, scaled_logits
 from burnish.language.logprobs import ResponseStates, TokenScores, response_states, score
 from burnish.language.model import LanguageModel
 from burnish.options.language import TokenTeacher
@@ -168,7 +168,7 @@ class Teachers:
         temperature, banned = self.roles.temperature, reading.banned
         student = Distributions(states.hidden, head, states.logits, temperature, banned, reading.vocabulary)
         source = states.hidden if states.logits is None else states.logits
-        size = max(CHUNK // (len(head.weight) if head is not None else source.shape[1]), 1)
+        size = rows_at_once(len(head.weight) if head is not None else source.shape[1], source.device)
 
         def piece(hidden: Tensor, rows: Tensor) -> Tensor:
             with torch.no_grad():

@@ -12,6 +12,7 @@ from burnish.environments.tools import Tools
 from burnish.models.language.loading import load_language_model
 from burnish.options.flow import ModelOptions
 from burnish.tasks.language.dialogues import Dialogues
+from burnish.tasks.language.engine import LanguageEngine
 from burnish.utils.errors import UserError
 from tests.support.tiny_language import chat, picture, tiny_language
 
@@ -168,7 +169,7 @@ def test_results_of_tools_are_wrapped_once(models, case):
 @pytest.mark.parametrize("case", ["qwen2.5", "qwen3", "llama3"])
 def test_templates_are_told_what_tools_there_are(models, case):
     model, tools = models(case), Tools(functions=FUNCTIONS)
-    engine = Dialogues(SimpleNamespace(model=model), tools, batch_size=4, seed=0)
+    engine = Dialogues(engine_of(model), tools)
     ids = engine.encode([prompt_of("One?")]).table.ids[0].tolist()
     assert ids == whole(model, said("user", "One?"), tools=tools.tools())
     text = model.tokenizer.decode(ids)
@@ -176,8 +177,13 @@ def test_templates_are_told_what_tools_there_are(models, case):
     assert '"thing": {"type": "string", "description": "its name."}' in text
     assert '{"type": "null"}], "description": "its weight, of which there may be none"}' in text
     assert '"required": ["thing"]' in text
-    silent = Dialogues(SimpleNamespace(model=model), Tools(functions=FUNCTIONS, describe=False), batch_size=4, seed=0)
+    silent = Dialogues(engine_of(model), Tools(functions=FUNCTIONS, describe=False))
     assert silent.encode([prompt_of("One?")]).table.ids[0].tolist() == whole(model, said("user", "One?"))
+
+
+def engine_of(model):
+    """An engine whose policy says nothing."""
+    return LanguageEngine(SimpleNamespace(model=model), batch_size=4, seed=0)
 
 
 def prompt_of(text):
@@ -190,8 +196,8 @@ def test_a_template_that_refuses_the_role_of_tools_is_refused_before_anything_is
     with pytest.raises(
         UserError, match=r"refuses messages of roles user, assistant, tool: Conversation roles must alternate"
     ):
-        Dialogues(SimpleNamespace(model=models("mistral")), Tools(functions=FUNCTIONS), batch_size=4, seed=0)
-    Dialogues(SimpleNamespace(model=models("mistral")), Tools(functions=FUNCTIONS, role="user"), batch_size=4, seed=0)
+        Dialogues(engine_of(models("mistral")), Tools(functions=FUNCTIONS))
+    Dialogues(engine_of(models("mistral")), Tools(functions=FUNCTIONS, role="user"))
 
 
 @pytest.mark.parametrize("family", ["smolvlm", "llama"])

@@ -137,7 +137,7 @@ def test_an_environment_that_gives_something_else_is_told_so():
 
 def test_all_turns_of_a_greedy_job_start_where_the_others_do():
     engine_job = ResponseJob.groups(prompts(), 2, purpose="rollout", update=1, sampling=SAMPLING)
-    engine = Dialogues(Roles("qwen2_5_vl"), Shows(), batch_size=8, seed=0)
+    engine = Dialogues(LanguageEngine(Roles("qwen2_5_vl"), batch_size=8, seed=0), Shows())
     _, sampled = engine.sample(engine_job)
     _, greedy = engine.sample(engine_job.greedy())
     assert len(greedy) == 2

@@ -13,11 +13,13 @@ import torch
 from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
 from burnish.options.vllm import VllmOptions
+from burnish.tasks.language.dialogues import Dialogues
 from burnish.tasks.language.engine import LanguageEngine, ResponseJob
 from burnish.tasks.language.vllm import engine as module
 from burnish.tasks.language.vllm.engine import VllmEngine
 from burnish.tasks.language.vllm.process import VllmDiedError, VllmFailedError
 from burnish.utils.errors import UserError
+from tests.support.games import Shows
 from tests.support.tiny_language import SEEING
 from tests.support.wide import Roles, image, prompt, video, wide
 
@@ -116,6 +118,24 @@ def test_greedy_is_what_our_own_decoder_writes(engine):
     assert torch.equal(theirs.ids, ours.ids)
     assert torch.equal(theirs.positions, ours.positions)
     torch.testing.assert_close(theirs.logprob, ours.logprob, atol=1e-4, rtol=0)
+
+
+def test_an_environment_answers_and_the_trainer_scores_all_turns_alike(engine):
+    game = Shows(max_length=400)
+    completion, responses = Dialogues(engine, game).sample(job(PROMPTS[:3]))
+    assert all(len(one.dialogue.responses) == 3 and not one.dialogue.error for one in responses)
+    assert all(len(one.dialogue.pictures) == 3 for one in responses)
+    assert off(engine, completion, 0.7) < 1e-4
+    greedy = job(PROMPTS[:3], Sampling(max_new_tokens=6, temperature=0.0), n=1)
+    theirs, _ = Dialogues(engine, game).sample(greedy)
+    ours, _ = Dialogues(LanguageEngine(engine.roles, batch_size=8, seed=3), game).sample(greedy)
+    assert torch.equal(theirs.ids, ours.ids)
+    assert torch.equal(theirs.positions, ours.positions)
+    assert torch.equal(theirs.mask, ours.mask)
+    cut, _ = Dialogues(engine, Shows(max_length=40)).sample(job(PROMPTS[:3]))
+    assert int(cut.length.max()) <= 40 < int(completion.length.max())
+    for row, length in enumerate(cut.length.tolist()):
+        assert torch.equal(cut.ids[row, :length], completion.ids[row, :length])
 
 
 def test_a_response_depends_on_its_seed_and_not_on_its_neighbours(engine):

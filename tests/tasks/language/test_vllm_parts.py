@@ -277,7 +277,7 @@ os._exit(0)
 def test_sampling_in_vllms_words():
     found = parameters(Sampling(max_new_tokens=9, temperature=0.3, top_k=4, stop=("x",)), (7, 8))
     assert found["temperature"] == 1.0, "the logits are divided already"
-    assert (found["top_k"], found["max_tokens"], found["stop_token_ids"]) == (4, 9, [7, 8])
+    assert (found["top_k"], found["min_tokens"], found["stop_token_ids"]) == (4, 0, [7, 8])
     assert found["detokenize"]
     assert parameters(Sampling(max_new_tokens=9, temperature=0.0), ())["temperature"] == 0.0
 

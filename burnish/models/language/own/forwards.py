@@ -45,7 +45,7 @@ class Forwards:
     def precision(self, inputs: Inputs) -> Any:
         """The context of a forward pass."""
         device = next(value.device.type for value in inputs.values() if isinstance(value, Tensor))
-        return torch.autocast(device, self.compute, enabled=self.compute != torch.float32)
+        return torch.autocast(device, self.compute, enabled=self.compute != torch.float32, cache_enabled=False)
 
     def call(self, network: Any, inputs: Inputs, *, logits: Literal["all", "last"]) -> tuple[Any, Tensor]:
         """The class's output, and the states [B, L, D] that its head is given; logits for all tokens, or the last."""

@@ -30,7 +30,7 @@ def build(tiny: TinyLanguage, seed: int) -> tuple[nn.Module, Any, Any]:
     generation: Any = network.generation_config
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         setattr(generation, name, getattr(tokenizer, name))
-    return network, tokenizer, _processor(tiny, tokenizer) if tiny.processor else None
+    return network, tokenizer, processor_of(tiny, tokenizer) if tiny.processor else None
 
 
 def _network(tiny: TinyLanguage, tokenizer: Any, seed: int) -> nn.Module:
@@ -78,7 +78,8 @@ def draw_weights(network: nn.Module, seed: int) -> None:
                 parameter.add_(NOISE * noise)
 
 
-def _processor(tiny: TinyLanguage, tokenizer: Any) -> Any:
+def processor_of(tiny: TinyLanguage, tokenizer: Any) -> Any:
+    """Its processor, for a model that reads more than text."""
     parts = {name: _part_class(named)(**config) for name, (named, config) in tiny.parts.items()}
     kind = class_without_torchvision(tiny.processor)
     return kind(**parts, tokenizer=tokenizer, chat_template=tokenizer.chat_template, **tiny.values)

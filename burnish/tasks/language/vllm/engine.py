@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,20 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from burnish.language.decoding import Ended
 from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
 from burnish.options.vllm import VllmOptions
-from burnish.rewards.text.base import Response
-from burnish.tasks.language.engine import Encoder, ResponseEngine, ResponseJob, Told, texts
+from burnish.tasks.language.engine import Encoder, Respond, ResponseEngine, ResponseJob
 from burnish.tasks.language.roles import LanguageRoles
 from burnish.tasks.language.vllm.probe import imagined, remembered
 from burnish.tasks.language.vllm.process import VllmDiedError, VllmFailedError, VllmProcess
 from burnish.tasks.language.vllm.prompts import packed, unpacked, with_responses
 from burnish.tasks.language.vllm.weight_file import WeightFile, weights_of
 from burnish.types.batch import Gathered
-from burnish.types.completion import Completion, Encoded, Features
+from burnish.types.completion import Completion, Encoded
 from burnish.types.prompt import Prompt
-from burnish.utils import random
 from burnish.utils.errors import Cancelled, UserError
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
@@ -75,8 +75,9 @@ class VllmEngine(ResponseEngine):
         self._cancelled = False  # the run is to stop: nothing is sampled any more
         self._process = self._started()
 
-    def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
-        """Responses in the order of the job's rows, as tokens and as text.
+    @contextmanager
+    def responding(self, job: ResponseJob) -> Iterator[Respond]:
+        """Who answers for a job.
 
         Raises:
             UserError: vLLM can't do what the job asks for.
@@ -84,25 +85,35 @@ class VllmEngine(ResponseEngine):
             Cancelled: the run is to stop; what vLLM still sends is dropped.
         """
         try:
-            return self._sampled(job)
+            self._be_ready(job)
+
+            def respond(
+                prompts: Encoded, index: Sequence[int], keys: Sequence[int], *,
+                limits: Sequence[int] | None = None, on_ended: Ended | None = None,
+            ) -> Completion:  # fmt: skip
+                rows = Gathered(table=prompts, index=torch.tensor(index, dtype=torch.long))
+                most = [job.sampling.max_new_tokens] * len(index) if limits is None else limits
+                told = None if on_ended is None else _Once(on_ended)
+                completion = self._insist(lambda: self._sample(job, rows, keys, most, told))
+                self._probe = remembered(completion) or self._probe
+                return completion
+
+            yield respond
         except Cancelled:
             self._cancelled = True
             raise
 
-    def _sampled(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
+    def _be_ready(self, job: ResponseJob) -> None:
+        """Have vLLM up, with weights that were published and compared."""
         job.between()
         self._insist(lambda: self._process.ready(job.between))  # it may still be starting
-        prompts = self.encode(job.prompts)
         if self._probe is None:
-            self._probe = imagined(self.model, prompts.table, self.seed)
+            self._probe = imagined(self.model, self.encode(job.prompts).table, self.seed)
         if self._published is None:
             self.publish(0)
         elif not self._compared:
             with self.roles.sampling(merge=True) as network:
                 self._compare(network)
-        completion = self._insist(lambda: self._sample(job, prompts))
-        self._probe = remembered(completion) or self._probe
-        return completion, texts(self.model, completion)
 
     def publish(self, version: int) -> None:
         """Sample with the policy's present weights from now on.
@@ -201,30 +212,20 @@ class VllmEngine(ResponseEngine):
                 "this model can't be sampled with it, use Burnish's own engine"
             )
 
-    def _sample(self, job: ResponseJob, prompts: Gathered[Encoded]) -> Completion:
+    def _sample(
+        self, job: ResponseJob, prompts: Gathered[Encoded], keys: Sequence[int], limits: Sequence[int], told: Any
+    ) -> Completion:
         sampling = job.sampling
-        self._check(sampling, prompts.table)
-        keys = [random.key(*key, sample) for key, sample in zip(job.keys(self.seed), job.sample.tolist(), strict=True)]
+        self._check(sampling, prompts, limits)
         media, arrays = packed(self.model, prompts.table)
-        arrays |= {"prompt": prompts.index.numpy(), "seed": np.asarray(keys, dtype=np.int64)}
+        numbers = {"seed": keys, "limit": limits}
+        arrays |= {name: np.asarray(found, dtype=np.int64) for name, found in numbers.items()}
+        arrays["prompt"] = prompts.index.numpy()
         header = {"do": "sample", "media": media, "temperature": sampling.scored_at}
         header["sampling"] = parameters(sampling, self.model.stop)
-        told = None if job.finished is None else Told(self.model, job.finished)
         responses = self._rows(f"{len(keys)} responses", header, arrays, len(keys), job.between, told)
         ids, logprob, length, finished = unpacked(responses)
-        mask = torch.arange(ids.shape[1]) < length[:, None]
-        first = torch.tensor([prompts.table.next_position[row] for row in prompts.index.tolist()], dtype=torch.long)
-        positions = (first[:, None] + torch.arange(ids.shape[1])) * mask
-        return Completion(
-            prompts=prompts,
-            ids=ids,
-            mask=mask,
-            logprob=logprob,
-            positions=positions[:, None].expand(-1, self.model.axes, -1),
-            length=length,
-            finished=finished,
-            features=[Features.none()] * len(length),
-        )
+        return Completion.of_text(prompts, ids, length, axes=self.model.axes, logprob=logprob, finished=finished)
 
     def _score(self, completion: Completion, temperature: float) -> Tensor:
         whole = with_responses(completion)
@@ -239,7 +240,7 @@ class VllmEngine(ResponseEngine):
 
     def _rows(
         self, what: str, header: dict[str, Any], arrays: dict[str, np.ndarray], count: int,
-        check_cancelled: Callable[[], None] = lambda: None, told: Told | None = None,
+        check_cancelled: Callable[[], None] = lambda: None, told: Ended | None = None,
     ) -> list[Any]:  # fmt: skip
         """Responses in order of their rows; ``told`` gets each as it comes."""
         assert self._published is not None, "nothing has been published"
@@ -257,18 +258,22 @@ class VllmEngine(ResponseEngine):
                 told([response["row"]], [data["ids"].tolist()], [response["finished"]])
         return [found[row] for row in range(count)]
 
-    def _check(self, sampling: Sampling, prompts: Encoded) -> None:
+    def _check(self, sampling: Sampling, prompts: Gathered[Encoded], limits: Sequence[int]) -> None:
         if sampling.first_temperature is not None:
             raise UserError(
                 f"rollout.fire_temperature is {sampling.first_temperature}, but vLLM has one temperature for all "
                 "tokens; sample with Burnish's own engine, or leave it out"
             )
         longest = self._process.ready()["longest"]
-        needed = max(prompts.lengths) + sampling.max_new_tokens
-        if needed > longest:
+        lengths = prompts.table.lengths
+        before, own = max(
+            ((lengths[row], limit) for row, limit in zip(prompts.index.tolist(), limits, strict=True)), key=sum
+        )
+        if before + own > longest:
             raise UserError(
-                f"a prompt of {max(prompts.lengths)} tokens and a response of {sampling.max_new_tokens} make {needed}, "
-                f"but vLLM reads {longest}; raise rollout.vllm.max_model_len or lower rollout.max_new_tokens"
+                f"{before} tokens of a prompt or a dialogue and {own} of a response make {before + own}, but vLLM "
+                f"reads {longest}; raise rollout.vllm.max_model_len, or lower rollout.max_new_tokens or "
+                "environment.max_length"
             )
 
     def _compare(self, network: nn.Module) -> None:
@@ -293,6 +298,20 @@ class VllmEngine(ResponseEngine):
         self._compared = True
 
 
+class _Once:
+    """Tells of each row once, also where vLLM has died and a job is repeated."""
+
+    def __init__(self, tell: Ended) -> None:
+        self._tell = tell
+        self._told: set[int] = set()
+
+    def __call__(self, rows: list[int], ids: list[list[int]], finished: list[bool]) -> None:
+        new = [i for i, row in enumerate(rows) if row not in self._told]
+        self._told.update(rows)
+        if new:
+            self._tell([rows[i] for i in new], [ids[i] for i in new], [finished[i] for i in new])
+
+
 def parameters(sampling: Sampling, stop: tuple[int, ...]) -> dict[str, Any]:
     """A way of sampling as vLLM's SamplingParams have it.
 
@@ -304,7 +323,6 @@ def parameters(sampling: Sampling, stop: tuple[int, ...]) -> dict[str, Any]:
         "top_p": sampling.top_p,
         "min_p": sampling.min_p,
         "repetition_penalty": sampling.repetition_penalty,
-        "max_tokens": sampling.max_new_tokens,
         "min_tokens": sampling.min_new_tokens,
         "stop": list(sampling.stop),
         "stop_token_ids": list(stop),

@@ -169,8 +169,11 @@ class Server:
         self._begin(header["temperature"], prompts)
         inputs = [prompt.engine_input(self._processing) for prompt in prompts]
         requests = []
-        for prompt, seed in zip(arrays["prompt"].tolist(), arrays["seed"].tolist(), strict=True):
-            parameters = SamplingParams(**header["sampling"], seed=seed, logprobs=0)
+        own = (arrays[name].tolist() for name in ("prompt", "seed", "limit"))
+        least = header["sampling"]["min_tokens"]
+        for prompt, seed, limit in zip(*own, strict=True):
+            length = {"max_tokens": limit, "min_tokens": min(least, limit)}
+            parameters = SamplingParams(**header["sampling"] | length, seed=seed, logprobs=0)
             parameters.output_kind = RequestOutputKind.FINAL_ONLY
             requests.append((inputs[prompt], parameters))
         for row, output in self._run(requests):

@@ -1,0 +1,181 @@
+"""Host memory and bytes of a checkpoint's save and load, on 1, 2 and 4 ranks of the CPU, for weights, Adam and an EMA.
+
+Every rank is a process with its shard of the weights; there is no network. ``peak above`` is that of the resident
+memory above what the rank holds when it is done, the largest over ranks; ``read`` are the bytes that all ranks read.
+
+    python -m benchmarks.checkpoints --weights 200 --output checkpoints.json
+"""
+
+import multiprocessing
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from burnish.checkpoint.store import CheckpointStore
+from burnish.options import CheckpointOptions, OptimizerOptions
+from burnish.training.ema import Ema
+from burnish.training.parameter_groups import ParameterGroup
+from burnish.training.ranks import join_ranks
+from burnish.training.sharding import copy_full, local_shard, mesh_of
+
+MIB = 2**20
+ROWS = 1024  # of 1024 weights
+TIMEOUT = 600.0
+
+
+class Held:
+    """What a rank holds: weights, an optimizer and their average."""
+
+    def __init__(self, ranks: Any, matrices: int) -> None:
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        mesh = None if ranks.size == 1 else mesh_of(ranks, None, "cpu")
+        self.weights = {}
+        for number in range(matrices):
+            full = torch.full((ROWS, 1024), float(number))
+            full = full if mesh is None else distribute_tensor(full, mesh, [Shard(0)], src_data_rank=None)
+            self.weights[f"layers.{number}"] = nn.Parameter(full)
+        self.group = ParameterGroup("actor", self.weights, OptimizerOptions(lr=1e-3), total_steps=10)
+        self.ema = Ema(self.weights, 0.9)
+
+    def learn(self) -> None:
+        """One step, after which the optimizer has a state."""
+        for weight in self.weights.values():
+            weight.grad = torch.ones_like(weight)
+        self.group.step()
+        self.group.zero_grad()
+
+    def state(self) -> dict[str, Any]:
+        weights = {name: weight.detach() for name, weight in self.weights.items()}
+        return {
+            "roles": {"policy": weights},
+            "groups": {"actor": self.group.state_dict()},
+            "ema": self.ema.state_dict(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        for name, weight in self.weights.items():
+            copy_full(weight, state["roles"]["policy"][name])
+        self.group.load_state_dict(state["groups"]["actor"])
+        self.ema.load_state_dict(state["ema"])
+
+    def sums(self) -> list[float]:
+        """Of everything, to see that it came back."""
+        moments = [one for some in self.group.optimizers[0].state.values() for one in some.values()]
+        kept = [*self.weights.values(), *moments, *self.ema.average.values()]
+        return [float(local_shard(value.detach()).double().sum()) for value in kept]
+
+
+class Meter:
+    """Peak of this process's resident memory, and bytes that it reads, from here on."""
+
+    def __init__(self) -> None:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+        self._read, self.begun = _counter("io", "rchar"), time.perf_counter()
+
+    def stop(self, held: int) -> dict[str, float]:
+        """MiB above ``held`` resident bytes, MiB read, and seconds."""
+        seconds = time.perf_counter() - self.begun
+        peak = _counter("status", "VmHWM") * 1024
+        return {
+            "above": (peak - held) / MIB,
+            "read": (_counter("io", "rchar") - self._read) / MIB,
+            "seconds": seconds,
+        }
+
+
+def resident() -> int:
+    """Bytes of this process's resident memory."""
+    return _counter("status", "VmRSS") * 1024
+
+
+def _counter(file: str, name: str) -> int:
+    lines = Path(f"/proc/self/{file}").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+
+
+def measure(size: int, folder: Path, matrices: int, *, asynchronous: bool = False) -> list[dict[str, Any]]:
+    """What a save and a load take on each of several ranks, in processes of their own."""
+    return _processes(size, folder, lambda ranks: _one(ranks, folder, matrices, asynchronous))
+
+
+def _one(ranks: Any, folder: Path, matrices: int, asynchronous: bool) -> dict[str, Any]:
+    chosen = CheckpointOptions(keep_last=1, keep_best=False, asynchronous=asynchronous)
+    store = CheckpointStore(folder / "checkpoints", chosen, ranks)
+    held = Held(ranks, matrices)
+    held.learn()
+    share = sum(local_shard(weight).nbytes for weight in held.weights.values()) * 4
+    before, meter = resident(), Meter()
+    store.save(1, held.state(), identity={}, score=None)
+    store.wait()
+    found: dict[str, Any] = {"share": share / MIB, "save": meter.stop(before)}
+    expected = held.sums()
+    del held
+    fresh = Held(ranks, matrices)
+    ranks.barrier("all have saved")
+    meter = Meter()
+    checkpoint = store.latest() if ranks.rank == 0 else None
+    checkpoint = ranks.first(lambda: checkpoint)
+    assert checkpoint is not None
+    fresh.restore(checkpoint.load({}))
+    found["load"] = meter.stop(resident())
+    assert fresh.sums() == expected, "something else came back"
+    return found
+
+
+def _processes(size: int, folder: Path, work: Callable[[Any], dict[str, Any]]) -> list[dict[str, Any]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("fork")  # what this process has imported, they have, too
+    results = context.SimpleQueue()
+
+    def run(rank: int) -> None:
+        torch.set_num_threads(1)
+        results.put((rank, work(join_ranks(rank, size, "127.0.0.1", port, "cpu", TIMEOUT))))
+
+    processes = [context.Process(target=run, args=(rank,)) for rank in range(size)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(TIMEOUT)
+        assert process.exitcode == 0, f"a rank ended with {process.exitcode}"
+    return [row for _, row in sorted((results.get() for _ in processes), key=lambda one: one[0])]
+
+
+def row(size: int, found: list[dict[str, Any]], action: str) -> dict[str, Any]:
+    """A line of the table."""
+    ranks = [one[action] for one in found]
+    return {
+        "name": f"{action}, {size} rank{'s' * (size > 1)}",
+        "share": max(one["share"] for one in found),
+        "above": max(0.0, *(one["above"] for one in ranks)),
+        "read": sum(one["read"] for one in ranks),
+        "seconds": max(one["seconds"] for one in ranks),
+    }
+
+
+def main() -> None:
+    from benchmarks.setting import options, table, write
+
+    weights = {"type": int, "default": 200, "help": "millions of weights"}
+    arguments = options(__doc__.splitlines()[0], weights=weights)
+    matrices = 4 if arguments.smoke else max(1, arguments.weights * 1_000_000 // (ROWS * 1024))
+    rows = []
+    for size in (1, 2) if arguments.smoke else (1, 2, 4):
+        with tempfile.TemporaryDirectory() as folder:
+            found = measure(size, Path(folder), matrices)
+        rows += [row(size, found, action) for action in ("save", "load")]
+    columns = {"name": "MiB", "share": "share of a rank", "above": "peak above", "read": "read", "seconds": "seconds"}
+    print(table(rows, columns))
+    write(arguments.output, {"weights": matrices * ROWS * 1024, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""The tensors of a rank in a file, in the format of safetensors, with the place of each in the full tensor.
+
+Written and hashed at once, chunk by chunk, and read by slices: neither needs memory for more than a piece.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from burnish.training.saved import Chunk, SavedTensor, own_slice
+from burnish.types.batch import is_sharded
+from burnish.utils.errors import UserError
+from burnish.utils.json_text import parse_json
+
+FOLDER = "tensors"
+PIECE = 16 << 20  # bytes that are copied from a GPU, hashed and written at a time
+LARGEST = 256 << 20  # bytes of a header
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one rank writes of a tensor."""
+
+    tensor: Tensor  # unsharded
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]  # of the full tensor
+
+    @classmethod
+    def of(cls, tensor: Tensor, *, rank: int, number: int) -> Piece | None:
+        """This rank's piece of a tensor, if it is the one to write it.
+
+        Rank 0 writes unsharded tensors. Ranks with the same shard write those of different tensors.
+
+        Args:
+            tensor: of the state.
+            rank: of this process.
+            number: of the tensor in the state.
+        """
+        local, offset = own_slice(tensor)
+        if not is_sharded(tensor):
+            mine = rank == 0
+        else:
+            there: Any = tensor
+            copies, place = 1, 0
+            sizes = zip(there.placements, there.device_mesh.shape, there.device_mesh.get_coordinate(), strict=True)
+            for placement, size, coordinate in sizes:
+                if placement.is_replicate():
+                    copies, place = copies * size, place * size + coordinate
+            mine = number % copies == place and local.numel() > 0
+        return cls(local.detach(), offset, tuple(tensor.shape)) if mine else None
+
+    def copied(self) -> Piece:
+        """The same in other memory, on the CPU."""
+        return Piece(self.tensor.to("cpu", copy=True), self.offset, self.shape)
+
+
+class Sink:
+    """Hashes what it writes, at the same time."""
+
+    def __init__(self, file: IO[bytes], hashing: ThreadPoolExecutor) -> None:
+        self.file, self.size = file, 0
+        self._hash, self._hashing = hashlib.sha256(), hashing
+
+    def write(self, data: bytes | memoryview) -> None:
+        hashed = self._hashing.submit(self._hash.update, data)
+        try:
+            self.file.write(data)
+        finally:
+            hashed.result()
+        self.size += len(data)
+
+    def finish(self) -> dict[str, Any]:
+        """Flush to disk: size and sha256."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        return {"size": self.size, "sha256": self._hash.hexdigest()}
+
+
+def write_file(path: Path, content: Iterator[bytes | memoryview]) -> dict[str, Any]:
+    """Write a new file to disk: its size and sha256."""
+    with ThreadPoolExecutor(1) as hashing, path.open("wb") as file:
+        sink = Sink(file, hashing)
+        for data in content:
+            sink.write(data)
+        return sink.finish()
+
+
+def write(path: Path, pieces: Mapping[str, Piece]) -> dict[str, Any]:
+    """Write tensors: size and sha256 of their file.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    return write_file(path, _content(pieces))
+
+
+def _content(pieces: Mapping[str, Piece]) -> Iterator[bytes | memoryview]:
+    header: dict[str, Any] = {}
+    places = {name: [one.offset, one.shape] for name, one in pieces.items() if one.tensor.shape != one.shape}
+    if places:
+        header["__metadata__"] = {"places": json.dumps(places)}
+    end = 0
+    for name, piece in pieces.items():
+        tensor, start = piece.tensor, end
+        end += tensor.nbytes
+        assert tensor.dtype in NAMES, f"{name} is of {tensor.dtype}, which checkpoints don't have"
+        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for piece in pieces.values():
+        flat = piece.tensor.reshape(-1).view(torch.uint8) if piece.tensor.numel() else None
+        for part in flat.split(PIECE) if flat is not None else ():
+            yield memoryview(part.cpu().numpy())
+
+
+def read(folder: Path, sizes: Mapping[str, int]) -> dict[str, SavedTensor]:
+    """The tensors in the files of all ranks by name; nothing but headers is read.
+
+    Args:
+        folder: of the files.
+        sizes: their bytes, by name.
+
+    Raises:
+        OSError: a file can't be read.
+        UserError: the files were not written by a run.
+    """
+    chunks: dict[str, list[Chunk]] = {}
+    about: dict[str, tuple[torch.Size, torch.dtype]] = {}
+    for file, size in sizes.items():
+        try:
+            for name, shape, dtype, chunk in _chunks(folder / file, size):
+                if about.setdefault(name, (shape, dtype)) != (shape, dtype):
+                    raise ValueError(f"{name} has another shape or type than in another file")
+                chunks.setdefault(name, []).append(chunk)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise UserError(
+                f"{folder / file} is no file of tensors of a run: {error}; nothing of it was executed; use another "
+                "checkpoint"
+            ) from None
+    for name, (shape, _) in about.items():
+        if sum(math.prod(chunk.shape) for chunk in chunks[name]) != math.prod(shape):
+            raise UserError(f"{folder} lacks a part of {name:.80}; use another checkpoint")
+    return {name: SavedTensor(*about[name], tuple(found)) for name, found in chunks.items()}
+
+
+def _chunks(path: Path, size: int) -> Iterator[tuple[str, torch.Size, torch.dtype, Chunk]]:
+    """Every tensor of a file: its name, full shape, type and chunk."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > min(size - 8, LARGEST):
+            raise ValueError("its header is longer than the file")
+        header = parse_json(file.read(length))
+    places = parse_json(header.pop("__metadata__", {}).get("places", "{}"))
+    room = size - 8 - length
+    for name, one in header.items():
+        dtype = DTYPES[one["dtype"]]
+        shape, (start, end) = _counts(one["shape"]), _counts(one["data_offsets"])
+        if end > room or end - start != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"{name:.80} does not fit its place")
+        offset, full = map(_counts, places.get(name, ([0] * len(shape), shape)))
+        if not len(offset) == len(full) == len(shape):
+            raise ValueError(f"{name:.80} has other dimensions than its place")
+        if any(a + n > m for a, n, m in zip(offset, shape, full, strict=True)):
+            raise ValueError(f"{name:.80} lies outside of the full tensor")
+        yield name, torch.Size(full), dtype, Chunk(path, 8 + length + start, shape, offset)
+
+
+def _counts(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple) or not all(type(one) is int and 0 <= one < 1 << 48 for one in value):
+        raise ValueError("a shape or place is not of counts")
+    return tuple(value)

@@ -1,0 +1,219 @@
+"""Counts the live bytes of tensors, by phase and by what they are for; on fake tensors as on real ones."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+SMALL = 1 << 14  # elements of a tensor that may be on either side
+ROUNDED = 512  # bytes: CUDA's caching allocator gives multiples of it
+
+WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS = "weights", "gradients", "optimizer", "activations"
+CACHES, BATCH, BUFFERS = "caches", "batch", "buffers"
+HOST = "host"  # in CPU memory where the networks are on a GPU: counted apart
+EXCHANGES = ("c10d", "_c10d_functional", "fsdp")  # namespaces of what ranks do together
+CATEGORIES = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, CACHES, BATCH, BUFFERS)
+
+
+@dataclass
+class Peak:
+    """The most bytes that were alive at once in a phase."""
+
+    total: int = 0
+    parts: dict[str, int] = field(default_factory=dict)  # by category, at that moment
+    host: int = 0  # the most bytes of ``HOST`` at once
+    wire: int = 0  # bytes that this rank received from others in the phase
+
+
+@dataclass
+class _Storage:
+    size: int
+    category: str
+    alive: weakref.ref[Any]
+
+
+class LiveBytes(TorchDispatchMode):
+    """A mode that sees every tensor which an operation returns, and when its memory is freed.
+
+    Memory that a kernel takes and frees inside, and what libraries keep for themselves, stays unseen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = self.wire = 0  # bytes; the latter were received from other ranks
+        self.peaks: dict[str, Peak] = {}  # of every phase, in the order that they were first entered in
+        self.saved = 0  # bytes that a checkpoint of this process holds
+        self.category = ACTIVATIONS  # of what is made from now on
+        self._by: Counter[str] = Counter()
+        self._known: dict[int, _Storage] = {}
+        self._phases: list[str] = []
+        self._resize: Callable[..., Any] = torch.UntypedStorage.resize_
+
+    @contextmanager
+    def phase(self, name: str, category: str | None = None) -> Iterator[None]:
+        """Count to a phase; within another one, that one goes on afterwards. One that is entered again goes on too.
+
+        Args:
+            name: of the phase.
+            category: of what is made in it; None keeps that of the phase around it.
+        """
+        before = self.category
+        self._phases.append(name)
+        self.category = category or before
+        self._risen()
+        try:
+            yield
+        finally:
+            self._phases.pop()
+            self.category = before
+            self._risen()
+
+    def label(self, category: str, tensors: Iterable[Any], *, but: str | None = None) -> None:
+        """Say what tensors are for: those of a phase so far, and those that were made before counting began.
+
+        Args:
+            category: theirs from now on.
+            tensors: others than tensors are left out.
+            but: a category that tensors keep.
+        """
+        for tensor in tensors:
+            if isinstance(tensor, Tensor) and (but is None or self._category(tensor) != but):
+                self._add(tensor, category, again=True)
+        self._risen()
+
+    def parts(self) -> dict[str, int]:
+        """Live bytes by category, in the memory of the device."""
+        return {name: size for name, size in self._by.items() if size and name != HOST}
+
+    def size_of(self, tensor: Tensor) -> int:
+        """Bytes of this process's part of a tensor."""
+        local: Any = getattr(tensor, "_local_tensor", tensor)
+        return int(local.numel() * local.element_size())
+
+    def received(self, size: int) -> None:
+        """Bytes have come from other ranks."""
+        self.wire += size
+        if self._phases:
+            self.peaks[self._phases[-1]].wire += size
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func.namespace in EXCHANGES:
+            self._exchanged(func, args, kwargs or {})
+        category = self._inherited(func, args)
+        for value in found if isinstance(found, list | tuple) else (found,):
+            if isinstance(value, Tensor):
+                self._add(value, category)
+            elif isinstance(value, list | tuple):
+                for one in tree_iter(value):
+                    if isinstance(one, Tensor):
+                        self._add(one, category)
+        return found
+
+    def __enter__(self) -> LiveBytes:
+        # sharded networks free their gathered weights by resizing storages, which no operation tells of
+        counter, resize = self, self._resize
+
+        def resized(storage: Any, size: int) -> Any:
+            found = resize(storage, size)
+            known = counter._known.get(storage._cdata)
+            if known is not None:
+                counter._sized(known, size)
+            return found
+
+        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+
+    def _inherited(self, func: Any, args: Any) -> str:
+        """What is computed from the host's tensors alone stays there."""
+        if not self._by[HOST]:
+            return self.category
+        given = [one for one in tree_iter(args) if isinstance(one, Tensor)]
+        if given and all(self._category(one) == HOST or one.numel() <= SMALL for one in given):
+            if any(self._category(one) == HOST for one in given):
+                return HOST
+        return self.category
+
+    def _category(self, tensor: Tensor) -> str | None:
+        try:
+            known = self._known.get(_storage(tensor)._cdata)
+        except (NotImplementedError, RuntimeError):
+            return None
+        return None if known is None else known.category
+
+    def _exchanged(self, func: Any, args: Any, kwargs: Any) -> None:
+        """What takes part in an exchange is a buffer, unless it is known to be a weight or a gradient."""
+        given = [one for one in tree_iter((args, kwargs)) if isinstance(one, Tensor)]
+        for tensor in given:
+            self._add(tensor, BUFFERS)
+            known = self._known.get(_storage(tensor)._cdata)
+            if known is not None and known.category == ACTIVATIONS:
+                self._move(known, BUFFERS)
+        name, sizes = func.name(), [one.numel() * one.element_size() for one in given]
+        if "allreduce" in name:
+            self.received(2 * sum(sizes))
+        elif "allgather_base" in name or "reduce_scatter_base" in name:
+            self.received(max(sizes) - min(sizes))
+
+    def _add(self, tensor: Tensor, category: str, *, again: bool = False) -> None:
+        try:
+            storage = _storage(tensor)
+        except (NotImplementedError, RuntimeError):  # sparse ones and the like have none
+            return
+        key, size = storage._cdata, storage.nbytes()
+        known = self._known.get(key)
+        if known is None:
+            alive = weakref.ref(storage, partial(self._freed, key))
+            self._known[key] = known = _Storage(0, category, alive)
+        elif again and known.category != category:
+            self._move(known, category)
+        self._sized(known, size)
+
+    def _sized(self, known: _Storage, size: int) -> None:
+        rounded = -(-size // ROUNDED) * ROUNDED
+        if more := rounded - known.size:
+            known.size = rounded
+            self._by[known.category] += more
+            self.live += more * (known.category != HOST)
+            if more > 0:
+                self._risen()
+
+    def _move(self, known: _Storage, category: str) -> None:
+        self.live += known.size * ((category != HOST) - (known.category != HOST))
+        self._by[known.category] -= known.size
+        self._by[category] += known.size
+        known.category = category
+
+    def _freed(self, key: int, _: Any) -> None:
+        known = self._known.pop(key, None)
+        if known is not None:
+            self.live -= known.size * (known.category != HOST)
+            self._by[known.category] -= known.size
+
+    def _risen(self) -> None:
+        if not self._phases:
+            return
+        peak = self.peaks.setdefault(self._phases[-1], Peak())
+        peak.host = max(peak.host, self._by[HOST])
+        if self.live >= peak.total:
+            peak.total, peak.parts = self.live, self.parts()
+
+
+def _storage(tensor: Tensor) -> Any:
+    local: Any = getattr(tensor, "_local_tensor", tensor)  # of a sharded one
+    return local.untyped_storage()

@@ -1,0 +1,191 @@
+"""Networks without memory: tensors that have shapes and types, no values, and whose operations compute nothing.
+
+Only weights, and large tensors of floating-point numbers, are fake, and whatever is computed from them. Schedules,
+masks, indices and token ids stay real, so that the code that reads them takes its usual branches.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+LARGE = 1 << 14  # floating-point numbers from which on a new tensor is fake
+HUGE = 1 << 27  # elements of any type
+MADE_TO_SIZE = (
+    aten.empty, aten.empty_strided, aten.zeros, aten.ones, aten.full, aten.rand, aten.randn,
+    aten.new_empty, aten.new_empty_strided, aten.new_zeros, aten.new_ones, aten.new_full,
+)  # fmt: skip
+MADE_ALIKE = (
+    aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like,
+)  # fmt: skip
+IN_FLOAT32 = (  # under autocast on CUDA, other than on a CPU
+    "layer_norm", "group_norm", "rms_norm", "softmax", "log_softmax", "exp", "log", "pow", "__pow__", "__rpow__",
+    "rsqrt", "reciprocal", "cumsum", "softplus", "logsumexp", "norm", "cosine_similarity",
+)  # fmt: skip
+
+
+def is_fake(value: Any) -> bool:
+    """Whether a tensor, or this rank's shard of one, has no values."""
+    return isinstance(getattr(value, "_local_tensor", value), FakeTensor)
+
+
+class Pretending(TorchDispatchMode):
+    """A mode in which networks are made without memory. What is asked of values that nobody knows gets an answer.
+
+    Choices by value take as many rows as there could be, so that a forecast is too high rather than too low.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.truth, self.integer, self.number = True, 1, 0.0  # answers
+        self._answers: dict[Any, Callable[..., Any]] = {
+            aten._local_scalar_dense.default: self._scalar,
+            aten.equal.default: lambda *_: self.truth,
+            aten.nonzero.default: self._nonzero,
+            aten._unique2.default: self._unique,
+            aten.index.Tensor: self._index,
+            aten.masked_select.default: lambda x, mask: self._index(x, [mask]),
+        }
+
+    @contextmanager
+    def active(self) -> Iterator[Pretending]:
+        """Pretend in this context."""
+        hook = register_module_parameter_registration_hook(self._registered)  # type: ignore[arg-type]
+        apply = nn.Module._apply
+        nn.Module._apply = _apply  # type: ignore[method-assign]
+        try:
+            with warnings.catch_warnings(), self, _Values(self):
+                warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+                yield self
+        finally:
+            nn.Module._apply = apply  # type: ignore[method-assign]
+            hook.remove()
+
+    def like(self, value: Tensor) -> Tensor:
+        """A fake tensor like a real one."""
+        made: Tensor = self.fake.from_tensor(value)
+        return made
+
+    def _registered(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if parameter is None or is_fake(parameter):
+            return parameter
+        return nn.Parameter(self.like(parameter.detach()), parameter.requires_grad)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        answer = self._answers.get(func)
+        if answer is not None and any(isinstance(one, FakeTensor) for one in _tensors(args)):
+            return answer(*args, **kwargs)
+        if self._is_large(func, args, kwargs):
+            with self.fake:
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _is_large(self, func: Any, args: Any, kwargs: Any) -> bool:
+        kind = func.overloadpacket
+        if kind in MADE_TO_SIZE:
+            given = isinstance(args[0], Tensor)
+            like = args[0] if given else None
+            size = math.prod(args[1] if given else args[0])
+        elif kind in MADE_ALIKE:
+            like, size = args[0], args[0].numel()
+        else:
+            return False
+        dtype = kwargs.get("dtype") or (like.dtype if like is not None else torch.get_default_dtype())
+        return bool(size > (LARGE if dtype.is_floating_point else HUGE))
+
+    def _scalar(self, value: Tensor) -> bool | int | float:
+        if value.dtype == torch.bool:
+            return self.truth
+        return self.number if value.dtype.is_floating_point else self.integer
+
+    def _made(self, *shape: int, dtype: torch.dtype = torch.long) -> Tensor:
+        with self.fake:
+            return torch.empty(shape, dtype=dtype)
+
+    def _nonzero(self, value: Tensor) -> Tensor:
+        return self._made(value.numel(), value.ndim)
+
+    def _unique(self, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return self._made(value.numel(), dtype=value.dtype), self._made(*value.shape), self._made(value.numel())
+
+    def _index(self, value: Tensor, indices: list[Tensor | None]) -> Tensor:
+        if not any(one is not None and one.dtype == torch.bool for one in indices):
+            found: Tensor = aten.index.Tensor(value, indices)
+            return found
+        places: list[Tensor | None] = []
+        for one in indices:
+            if one is None or one.dtype != torch.bool:
+                places.append(one)
+            elif is_fake(one):
+                places += [self._made(one.numel()) for _ in range(one.ndim)]
+            else:
+                places += list(one.nonzero().unbind(1))
+        found = aten.index.Tensor(value, places)
+        return found
+
+
+class _Values(TorchFunctionMode):
+    """Arrays of fake tensors: zeros."""
+
+    def __init__(self, pretending: Pretending) -> None:
+        super().__init__()
+        self.pretending = pretending
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.numpy and isinstance(args[0], FakeTensor):
+            return np.zeros(args[0].shape, dtype=torch.empty(0, dtype=args[0].dtype).numpy().dtype)
+        return func(*args, **(kwargs or {}))
+
+
+class CudaPrecision(TorchFunctionMode):
+    """Autocast with CUDA's choices of precision, for tensors on a CPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") not in IN_FLOAT32 or not torch.is_autocast_enabled("cpu"):
+            return func(*args, **kwargs)
+        with torch.autocast("cpu", enabled=False):
+            return func(*map(_float32, args), **{name: _float32(value) for name, value in kwargs.items()})
+
+
+def _float32(value: Any) -> Any:
+    lower = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if lower else value
+
+
+def _tensors(args: Any) -> Iterator[Tensor]:
+    for one in args:
+        if isinstance(one, Tensor):
+            yield one
+        elif isinstance(one, list | tuple):
+            yield from (value for value in one if isinstance(value, Tensor))
+
+
+def _apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+    """``nn.Module._apply``, which cannot exchange a fake tensor that anybody refers to."""
+    for module in self.children() if recurse else ():
+        module._apply(fn)
+    for key, parameter in self._parameters.items():
+        if parameter is not None:
+            with torch.no_grad():
+                applied = fn(parameter)
+            if applied is not parameter:
+                self._parameters[key] = nn.Parameter(applied, parameter.requires_grad)
+    for key, buffer in self._buffers.items():
+        if buffer is not None:
+            self._buffers[key] = fn(buffer)
+    return self

@@ -1,0 +1,128 @@
+"""A generator's run, shortened: its own sampling, annotation and updates with fewer forward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from burnish.forecast.brief import Once
+from burnish.forecast.counter import LiveBytes
+from burnish.forecast.pretended import made_up_prompts
+from burnish.models.flow.loading import family_of, read_index
+from burnish.tasks.flow.assembly import FlowAssembly
+from burnish.tasks.flow.engine import FlowEngine, FlowJob
+from burnish.tasks.flow.roles import FlowRoles
+from burnish.types.prompt import Prompt
+from burnish.types.rollout import Denoising
+from burnish.utils.errors import UserError
+
+PICTURE = (1024, 1024)  # height and width of what samples begin from, where no data is at hand
+DRAWN = ("latents", "state", "next_state", "time", "time_next", "logprob", "noised")  # fields of a trajectory
+
+
+class FlowHalf:
+    """What is a generator's own in a forecast."""
+
+    def __init__(self, assembly: FlowAssembly, counter: LiveBytes) -> None:
+        self.assembly, self.counter = assembly, counter
+        self.once: list[Once] = []  # what is done once in a round
+
+    def prompts(self, count: int) -> list[Prompt]:
+        """Made-up prompts, with a picture where the pipeline needs one."""
+        config = self.assembly.config
+        _, index = read_index(config.model)
+        for picture in (None, PICTURE):
+            found = made_up_prompts(count, picture)
+            try:
+                family_of(config.model, index).check_inputs(index, config.rollout, found)
+            except UserError:
+                continue
+            return found
+        raise UserError(
+            f"no prompts can be made up for a {index.get('_class_name')}, which needs more than a picture; give "
+            "data.train_files"
+        )
+
+    def parts(self) -> Iterator[nn.Module]:
+        """Everything that has weights."""
+        roles: FlowRoles = self.assembly.roles
+        yield from roles._networks.values()
+        pipeline: Any = getattr(roles.model, "pipeline", None)
+        yield from (part for part in pipeline.components.values() if isinstance(part, nn.Module))
+
+    def shorten(self) -> None:
+        """Do once what is done for every prompt, every sample and every step."""
+        roles: FlowRoles = self.assembly.roles
+        model: Any = roles.model
+        names = [name for name in model.pipeline.components if name.startswith("text_encoder")]
+        for encoder in (getattr(model.pipeline, name) for name in names):
+            if encoder is not None:
+                encoder.forward = self._once(encoder.forward, _shapes)
+        model.predict = self._once(model.predict, _shapes)
+        vae = getattr(model.pipeline, "vae", None)
+        if vae is not None:
+            vae.decode = self._once(vae.decode, _shapes)
+        every = roles.distribute
+        setattr(roles, "distribute", lambda function, parts: every(self._once(function, len, kept=False), parts))  # noqa: B010
+        self.assembly.engine = BriefEngine(roles, self.assembly.config.rollout, self.assembly.config.seed, self)
+
+    def caches(self) -> Iterator[Any]:
+        """What the model keeps from one batch to the next."""
+        yield from vars(self.assembly.roles.model).get("_embedded", {}).values()
+
+    def validate(self) -> None:
+        assembly = self.assembly
+        job = assembly.evaluation(assembly).job(assembly.config.validation.n, None).share(assembly.ranks)
+        rows = slice(0, assembly.config.rollout.batch_size)
+        for _ in assembly.engine.sample(job.select(rows)):
+            pass
+
+    def again(self) -> None:
+        """Another round begins, in which everything is done once more."""
+        for one in self.once:
+            one.known.clear()
+        self.once = [one for one in self.once if one.kept]
+
+    def _once(self, function: Any, key: Any, *, kept: bool = True) -> Once:
+        self.once.append(Once(function, key, self.counter, kept=kept))
+        return self.once[-1]
+
+
+class BriefEngine(FlowEngine):
+    """Draws the first samples of a job; the rest of them are as large."""
+
+    def __init__(self, roles: FlowRoles, options: Any, seed: int, half: FlowHalf) -> None:
+        super().__init__(roles, options, seed=seed)
+        self._trajectory = half._once(self._drawn, lambda job, rows, *_: (job.purpose, rows.stop - rows.start))
+
+    def _denoise(self, job: FlowJob, rows: slice, role: Any, plan: Any, branches: Any, *given: Any) -> Denoising:
+        values = self._trajectory(job, rows, role, plan, branches, *given)
+        conditioning, unconditional, schedule = given
+        return Denoising(
+            conditioning=conditioning.select(rows),
+            unconditional=unconditional.select(rows),
+            node=branches.within[:, 1:][plan.recorded].view(rows.stop - rows.start, -1),
+            schedule=schedule,
+            **values,
+        )
+
+    def _drawn(self, *given: Any) -> dict[str, Tensor]:
+        found = super()._denoise(*given)
+        return {name: getattr(found, name) for name in DRAWN}
+
+
+def _shapes(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    """What tells calls apart that need other memory: shapes, and simple values but for times."""
+    found: list[Any] = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            found.append((value.shape, value.dtype))
+        elif isinstance(value, nn.Module):
+            found.append(id(value))
+        elif isinstance(value, Sequence) or hasattr(value, "__len__"):
+            found.append(len(value))
+        elif isinstance(value, int | float | str | bool):
+            found.append(value)
+    return tuple(found)

@@ -1,0 +1,170 @@
+"""The phases of a run, one after the other as in training, each under the counter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import fields, is_dataclass
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from burnish.forecast.brief import BriefTrainer, phases_of_updates
+from burnish.forecast.counter import BATCH, CACHES, HOST, WEIGHTS, LiveBytes
+from burnish.forecast.pretended import FixedScores
+from burnish.rollout.requests import RolloutRequest, join, split
+from burnish.tasks import Assembly
+from burnish.types.prompt import Prompt
+from burnish.utils.errors import UserError
+
+LOAD, SAMPLE, ANNOTATE, VALIDATE, PUBLISH, SAVE = "load", "sample", "annotate", "validate", "publish", "save"
+ROUNDS = 2  # policy updates: optimizers have their states from the first one on
+
+
+class Half(Protocol):
+    """What a task's forecast has of its own."""
+
+    def prompts(self, count: int) -> list[Prompt]:
+        """Made-up prompts, where the data of the run is not at hand."""
+        ...
+
+    def parts(self) -> Iterable[nn.Module]:
+        """Everything that has weights."""
+        ...
+
+    def shorten(self) -> None:
+        """Do once what a run does many times alike."""
+        ...
+
+    def caches(self) -> Iterable[Any]:
+        """What is kept from one batch to the next."""
+        ...
+
+    def validate(self) -> None:
+        """Sample as a validation does, with the weights that it samples with."""
+        ...
+
+    def again(self) -> None:
+        """Another round begins."""
+        ...
+
+
+def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples: bool, brief: bool = True) -> None:
+    """What a process of the pool ``train`` does in two policy updates, from loading to saving.
+
+    Args:
+        assembly: of a run; nothing of it has been used yet.
+        counter: which is active.
+        half: the task's.
+        samples: whether it samples, as without a pool of its own for that.
+        brief: do once what is done many times alike; False is the full run.
+    """
+    trainer = _loaded(assembly, counter, half, brief=brief)
+    scored: Any = None
+    for update in range(1, ROUNDS + 1):
+        half.again()
+        with counter.phase(SAMPLE) if samples else nullcontext():
+            scored = _collected(assembly, counter, update)  # the one before is still held, as in the loop
+            counter.label(CACHES, tensors_of(half.caches()))
+        with counter.phase(ANNOTATE):
+            annotated = trainer.annotate(scored)
+            counter.label(BATCH, tensors_of(annotated), but=HOST)
+            batch, _ = trainer.credit(annotated)
+            counter.label(BATCH, tensors_of(batch), but=HOST)
+            del annotated
+        with phases_of_updates(counter, trainer.groups):
+            trainer.update(batch, update)
+        with counter.phase(PUBLISH):
+            trainer.publish(update)
+    half.again()
+    if assembly.config.validation.every:
+        with counter.phase(VALIDATE), assembly.trained_weights(), assembly.roles.shards.gathered(["policy"]):
+            half.validate()
+    with counter.phase(SAVE):
+        state = trainer.state_dict()
+        counter.saved = sum(counter.size_of(one) for one in {id(one): one for one in tensors_of(state)}.values())
+
+
+def rollout_phases(assembly: Assembly, counter: LiveBytes, half: Half) -> None:
+    """What a process of the pool ``rollout`` does."""
+    _loaded(assembly, counter, half, brief=True, trains=False)
+    share = assembly.config.pools.rollout
+    half.again()
+    with counter.phase(SAMPLE):
+        request = _request(assembly, 1)
+        _ = assembly.rollout_worker.generate(split(request, share.size if share else 1)[0])
+        counter.label(CACHES, tensors_of(half.caches()))
+
+
+def _loaded(assembly: Assembly, counter: LiveBytes, half: Half, *, brief: bool, trains: bool = True) -> Any:
+    config = assembly.config
+    assembly.scorer = FixedScores(config.rewards, config.mixing)  # type: ignore[assignment, arg-type]
+    _find_prompts(assembly, half)
+    with counter.phase(LOAD, WEIGHTS):
+        _ = assembly.roles
+        counter.label(WEIGHTS, (one for part in half.parts() for one in (*part.parameters(), *part.buffers())))
+        trainer = assembly.workers if trains else None
+        if trains and assembly.ema is not None:
+            counter.label(WEIGHTS, assembly.ema.average.values())
+    if brief:
+        half.shorten()
+        trainer = None if trainer is None else BriefTrainer.of(trainer)
+    return trainer
+
+
+def _find_prompts(assembly: Assembly, half: Half) -> None:
+    """Use the prompts of the run, or made-up ones where they are not on this machine."""
+    try:
+        _ = assembly.train_prompts
+    except (UserError, OSError):
+        config = assembly.config
+        prompts = half.prompts(config.data.train_batch_size * config.batches_per_update)
+        vars(assembly).update(train_prompts=prompts, val_prompts=prompts[: config.validation.max_prompts])
+
+
+def _request(assembly: Assembly, update: int) -> RolloutRequest:
+    found: list[RolloutRequest] = []
+
+    def asked(request: RolloutRequest) -> Any:
+        found.append(request)
+        raise _Asked
+
+    try:
+        assembly.prompt_schedule.batch(asked, update, update - 1)
+    except _Asked:
+        return found[0]
+    raise AssertionError("nothing was requested")
+
+
+class _Asked(Exception):
+    """A request is known."""
+
+
+def _collected(assembly: Assembly, counter: LiveBytes, update: int) -> Any:
+    """The batch of an update, as a rank has it before it annotates."""
+    ranks = assembly.ranks
+    if ranks.size == 1 or not assembly.config.online:
+        scored = assembly.source.collect(update)
+        counter.label(BATCH, tensors_of(scored))
+        return scored
+    parts = split(_request(assembly, update), ranks.size)
+    with nullcontext() if assembly.has_separate_engine else assembly.roles.gathered():
+        own = assembly.rollout_worker.generate(parts[0])
+    # samples of all ranks travel through the memory of their machines
+    counter.label(HOST, tensors_of(own))
+    return join([own] * len(parts))
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """The tensors in batches, lists and dictionaries."""
+    if isinstance(value, Tensor):
+        yield value
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from tensors_of(getattr(value, field.name))
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from tensors_of(one)
+    elif isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        for one in value:
+            yield from tensors_of(one)

@@ -1,0 +1,74 @@
+"""What a forecast needs of a run besides its networks: prompts and rewards."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from burnish.options.mixing import MixingOptions
+from burnish.rewards.base import AnyReward, Verdict
+from burnish.rewards.given import NOTHING, Given
+from burnish.rewards.mixing import mix
+from burnish.types.media import Media
+from burnish.types.prompt import Prompt
+from burnish.types.rollout import Scores
+
+WORDS = "a red cube on a blue table beside a window"
+VALUES = 7  # different rewards, so that groups have something to compare
+
+
+@dataclass
+class FixedScores:
+    """A scorer that looks at nothing: the networks of rewards are not part of a forecast."""
+
+    rewards: Mapping[str, AnyReward]
+    mixing: MixingOptions
+    overlaps: bool = True
+    _given: int = field(default=0, init=False)
+
+    def start(self) -> None:
+        """Nothing to start."""
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def silent(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def submit(self, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given = NOTHING) -> Future[Scores]:
+        found: Future[Scores] = Future()
+        found.set_result(self.score(samples, prompts, given))
+        return found
+
+    def score(self, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given = NOTHING) -> Scores:
+        first, self._given = self._given, self._given + len(prompts)
+        verdicts = {
+            label: [
+                Verdict((first + i) % VALUES / VALUES, extras=(0.0,) * len(reward.extras)) for i in range(len(prompts))
+            ]
+            for label, reward in self.rewards.items()
+        }
+        return mix(self.rewards, verdicts, prompts, self.mixing, given.update)
+
+
+def made_up_prompts(count: int, picture: tuple[int, int] | None = None) -> list[Prompt]:
+    """Different prompts, where the data of a run is not at hand.
+
+    Args:
+        count: of them.
+        picture: height and width of one that each has; None is none.
+    """
+    images = () if picture is None else (Media.encoded(_grey(*picture)),)
+    return [Prompt(text=f"{WORDS}, number {i}", answer="1", images=images) for i in range(count)]
+
+
+def _grey(height: int, width: int) -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (width, height), "grey").save(file, "PNG")
+    return file.getvalue()

@@ -1,0 +1,54 @@
+"""Ranks that are not there: this process is the first of them, and nothing is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TypeVar
+
+from burnish.training.ranks import SINGLE_RANK, Ranks
+
+T = TypeVar("T")
+
+
+class PretendRanks:
+    """Ranks that all do what this one does."""
+
+    rank, timeout, group = 0, 1.0, None
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def clone_group(self) -> Ranks:
+        return self
+
+    def sum(self, values: Mapping[str, float]) -> dict[str, float]:
+        return dict(values)
+
+    def max(self, value: int) -> int:
+        return value
+
+    def gather(self, value: T) -> list[T]:
+        return [value] * self.size
+
+    def first(self, action: Callable[[], T]) -> T:
+        return action()
+
+    def barrier(self, what: str) -> None:
+        """Nothing to wait for."""
+
+
+@contextmanager
+def pretend_ranks(size: int) -> Iterator[Ranks]:
+    """The first of ``size`` ranks, with a process group whose collectives do nothing."""
+    if size == 1:
+        yield SINGLE_RANK
+        return
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    try:
+        yield PretendRanks(size)
+    finally:
+        dist.destroy_process_group()

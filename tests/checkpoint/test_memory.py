@@ -1,0 +1,25 @@
+"""What saving and loading take beside what a rank holds does not grow with the model, and nothing is read again."""
+
+import pytest
+
+from benchmarks.checkpoints import measure
+
+CONSTANT = 24.0  # MiB: pieces, and torch's collective operations, which start threads
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("size", "asynchronous"),
+    [(1, False), (2, False), pytest.param(4, False, marks=pytest.mark.thorough), (2, True)],
+)
+def test_the_peak_is_a_share_and_a_constant(tmp_path, size, asynchronous):
+    total = 96 * 4 // 3  # MiB of weights, moments and average
+    for rank, found in enumerate(measure(size, tmp_path, matrices=8, asynchronous=asynchronous)):
+        share = found["share"]
+        assert share == total / size
+        copied = share if asynchronous else 0.0
+        assert found["save"]["above"] <= copied + 0.15 * share + CONSTANT
+        assert found["load"]["above"] <= 0.15 * share + CONSTANT
+        assert found["save"]["read"] < 1.0, "what was written is not read again"
+        verified = total if rank == 0 else 0.0
+        assert found["load"]["read"] < verified + share + 1.0, "a rank reads its own slices"
