@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from itertools import islice
 from typing import Any
@@ -124,12 +124,21 @@ class _Backward(TorchFunctionMode):
         self.counter = counter
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with self.counter.phase(BACKWARD) if func is Tensor.backward else nullcontext():
+        if func is not Tensor.backward:
             return func(*args, **(kwargs or {}))
+        with self.counter.phase(BACKWARD):
+            return _backward(*args, **(kwargs or {}))
+
+
+def _backward(
+    loss: Tensor, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
+) -> None:
+    """``Tensor.backward``, but that other modes see what is computed again in it."""
+    torch.autograd.backward(loss, gradient, retain_graph, create_graph, inputs=inputs)
 
 
 @contextmanager
-def phases_of_updates(counter: LiveBytes, groups: Iterable[ParameterGroup]) -> Iterator[None]:
+def phases_of_updates(counter: LiveBytes, groups: Iterable[ParameterGroup], states: str = OPTIMIZER) -> Iterator[None]:
     """Tell forward passes, backward passes and steps of optimizers apart, and gradients from activations."""
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -142,7 +151,7 @@ def phases_of_updates(counter: LiveBytes, groups: Iterable[ParameterGroup]) -> I
             for weight in group.parameters.values():
                 hooks.callback(weight.register_post_accumulate_grad_hook(label).remove)
         before = register_optimizer_step_pre_hook(
-            lambda *_: stepping.enter_context(counter.phase(STEP, OPTIMIZER)) and None
+            lambda *_: stepping.enter_context(counter.phase(STEP, states)) and None
         )
         hooks.callback(before.remove)
         after = register_optimizer_step_post_hook(lambda *_: stepping.close())
