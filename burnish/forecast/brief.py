@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
@@ -127,14 +128,14 @@ class _Backward(TorchFunctionMode):
         if func is not Tensor.backward:
             return func(*args, **(kwargs or {}))
         with self.counter.phase(BACKWARD):
-            return _backward(*args, **(kwargs or {}))
+            return _backward(*args)
 
 
-def _backward(
-    loss: Tensor, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
-) -> None:
-    """``Tensor.backward``, but that other modes see what is computed again in it."""
-    torch.autograd.backward(loss, gradient, retain_graph, create_graph, inputs=inputs)
+def _backward(loss: Tensor) -> None:
+    """``loss.backward()``, but that other modes see what is computed again in it: functions are handed to one only."""
+    _engine_run_backward(
+        (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
+    )
 
 
 @contextmanager
