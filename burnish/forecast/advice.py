@@ -33,10 +33,11 @@ REMEDIES = (  # in the order of what they cost in speed
     Remedy("trainer.micro_batch_size=1", "smaller micro-batches: a little speed where GPUs are not filled", LEARNED),
     Remedy("rollout.batch_size=1", "smaller batches of samples: a little speed", MADE),
     Remedy("model.vae_tiling=true", "pictures are decoded in tiles: hardly any speed", MADE),
+    Remedy("model.offload=true", "text encoders and VAE rest in CPU memory: a copy of each before it is used"),
     Remedy("sharding.gather=compute", "weights are gathered in model.dtype: faster, other rounding", (), ranks=True),
     Remedy("model.gradient_checkpointing=true", "about a third more computing in updates", LEARNED),
     Remedy("model.lora={rank: 32}", "only adapters learn: another result, and quicker updates"),
-    Remedy("sharding.offload=true", "weights wait in CPU memory: much slower", (), ranks=True),
+    Remedy("optimizer.offload=true", "the optimizer steps on the CPU: slow updates"),
 )
 
 

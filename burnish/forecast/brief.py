@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
@@ -124,12 +125,21 @@ class _Backward(TorchFunctionMode):
         self.counter = counter
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with self.counter.phase(BACKWARD) if func is Tensor.backward else nullcontext():
+        if func is not Tensor.backward:
             return func(*args, **(kwargs or {}))
+        with self.counter.phase(BACKWARD):
+            return _backward(*args)
+
+
+def _backward(loss: Tensor) -> None:
+    """``loss.backward()``, but that other modes see what is computed again in it: functions are handed to one only."""
+    _engine_run_backward(
+        (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
+    )
 
 
 @contextmanager
-def phases_of_updates(counter: LiveBytes, groups: Iterable[ParameterGroup]) -> Iterator[None]:
+def phases_of_updates(counter: LiveBytes, groups: Iterable[ParameterGroup], states: str = OPTIMIZER) -> Iterator[None]:
     """Tell forward passes, backward passes and steps of optimizers apart, and gradients from activations."""
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -142,7 +152,7 @@ def phases_of_updates(counter: LiveBytes, groups: Iterable[ParameterGroup]) -> I
             for weight in group.parameters.values():
                 hooks.callback(weight.register_post_accumulate_grad_hook(label).remove)
         before = register_optimizer_step_pre_hook(
-            lambda *_: stepping.enter_context(counter.phase(STEP, OPTIMIZER)) and None
+            lambda *_: stepping.enter_context(counter.phase(STEP, states)) and None
         )
         hooks.callback(before.remove)
         after = register_optimizer_step_post_hook(lambda *_: stepping.close())

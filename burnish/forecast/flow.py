@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from burnish.forecast.brief import Once
-from burnish.forecast.counter import LiveBytes
+from burnish.forecast.counter import HOST, WEIGHTS, LiveBytes, Peak
+from burnish.forecast.phases import LOAD
 from burnish.forecast.pretended import made_up_prompts
 from burnish.models.flow.loading import family_of, read_index
 from burnish.tasks.flow.assembly import FlowAssembly
@@ -26,8 +27,9 @@ DRAWN = ("latents", "state", "next_state", "time", "time_next", "logprob", "nois
 class FlowHalf:
     """What is a generator's own in a forecast."""
 
-    def __init__(self, assembly: FlowAssembly, counter: LiveBytes) -> None:
-        self.assembly, self.counter = assembly, counter
+    def __init__(self, assembly: FlowAssembly, counter: LiveBytes, *, away: bool = False) -> None:
+        """Args: ``away`` is whether parts that are not trained rest in CPU memory (model.offload)."""
+        self.assembly, self.counter, self.away = assembly, counter, away
 
     def prompts(self, count: int) -> list[Prompt]:
         """Made-up prompts, with a picture where the pipeline needs one."""
@@ -52,8 +54,29 @@ class FlowHalf:
         pipeline: Any = getattr(roles.model, "pipeline", None)
         yield from (part for part in pipeline.components.values() if isinstance(part, nn.Module))
 
+    def _put_away(self) -> None:
+        """Count frozen parts as CPU memory, but between their use and the next forward of the trained networks."""
+        model: Any = self.assembly.roles.model
+        parts = model.pipeline.components.items()
+        frozen = [part for name, part in parts if isinstance(part, nn.Module) and name not in model.names]
+        held = [weight for part in frozen for weight in part.parameters()]
+
+        def leave(*_: Any) -> None:
+            self.counter.label(HOST, held)
+
+        for part in frozen:
+            own = list(part.parameters())
+            for module in part.modules():
+                module.register_forward_pre_hook(lambda *_, own=own: self.counter.label(WEIGHTS, own))
+        for network in self.assembly.roles._networks.values():
+            network.register_forward_pre_hook(leave)
+        leave()
+        self.counter.peaks[LOAD] = Peak(self.counter.live, self.counter.parts())  # the device has never seen them
+
     def shorten(self) -> None:
         """Do once what is done for every prompt, every sample and every step."""
+        if self.away:
+            self._put_away()
         roles: FlowRoles = self.assembly.roles
         model: Any = roles.model
         names = [name for name in model.pipeline.components if name.startswith("text_encoder")]

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from burnish.config import RunConfig
-from burnish.forecast.counter import LiveBytes, Peak
+from burnish.forecast.counter import HOST, OPTIMIZER, LiveBytes, Peak
 from burnish.forecast.fakes import CudaPrecision, Pretending
 from burnish.forecast.flow import FlowHalf
 from burnish.forecast.language import LanguageHalf
@@ -70,6 +70,7 @@ def forecast(config: RunConfig) -> Forecast:
     Raises:
         UserError: the model's configuration is not on this machine.
     """
+    _refuse_unknown(config)
     with TemporaryDirectory() as folder:
         config = located(config, Path(folder))
         apart = config.pools.rollout if config.runtime == "ray" else None
@@ -78,6 +79,16 @@ def forecast(config: RunConfig) -> Forecast:
         if apart is not None:
             pools.append(_pool(config, "rollout", apart.size, samples=True))
     return Forecast(tuple(pools))
+
+
+def _refuse_unknown(config: RunConfig) -> None:
+    """Refuse what the forecast would be wrong about."""
+    if config.model.quantization is not None:
+        raise UserError(
+            "model.quantization is set, and a forecast can't tell what quantised weights take; leave it out"
+        )
+    if config.sharding.offload:
+        raise UserError("sharding.offload is true, which a forecast can't tell from the GPU's memory; leave it out")
 
 
 def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolForecast:
@@ -89,14 +100,20 @@ def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolFore
         contexts.enter_context(pretending.active())
         contexts.enter_context(counter)
         contexts.enter_context(CudaPrecision())
-        assembly = assemble(deepcopy(config), ranks)
+        config = deepcopy(config)
+        # these are refused on a CPU, where a forecast runs; it counts what they move apart
+        states = HOST if config.optimizer.offload else OPTIMIZER
+        away, config.optimizer.offload = getattr(config.model, "offload", False), False
+        if away:
+            config.model.offload = False
+        assembly = assemble(config, ranks)
         half = (
-            FlowHalf(assembly, counter)
+            FlowHalf(assembly, counter, away=away)
             if isinstance(assembly, FlowAssembly)
             else LanguageHalf(assembly, counter, pretending)  # type: ignore[arg-type]
         )
         if name == "train":
-            train_phases(assembly, counter, half, samples=samples)
+            train_phases(assembly, counter, half, samples=samples, states=states)
         else:
             rollout_phases(assembly, counter, half)
     return PoolForecast(name, size, counter.peaks, counter.saved)

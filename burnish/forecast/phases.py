@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from burnish.forecast.brief import BriefTrainer, phases_of_updates
-from burnish.forecast.counter import BATCH, CACHES, HOST, WEIGHTS, LiveBytes
+from burnish.forecast.counter import BATCH, CACHES, HOST, OPTIMIZER, WEIGHTS, LiveBytes
 from burnish.forecast.pretended import FixedScores
 from burnish.rollout.requests import RolloutRequest, join, split
 from burnish.tasks import Assembly
@@ -49,7 +49,9 @@ class Half(Protocol):
         ...
 
 
-def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples: bool, brief: bool = True) -> None:
+def train_phases(
+    assembly: Assembly, counter: LiveBytes, half: Half, *, samples: bool, brief: bool = True, states: str = OPTIMIZER
+) -> None:
     """What a process of the pool ``train`` does in two policy updates, from loading to saving.
 
     Args:
@@ -58,6 +60,7 @@ def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples:
         half: the task's.
         samples: whether it samples, as without a pool of its own for that.
         brief: do once what is done many times alike; False is the full run.
+        states: category of the optimizers' states, which may be in CPU memory.
     """
     trainer = _loaded(assembly, counter, half, brief=brief)
     scored: Any = None
@@ -74,7 +77,7 @@ def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples:
             batch, _ = trainer.credit(annotated)
             counter.label(BATCH, tensors_of(batch), but=HOST)
             del annotated
-        with phases_of_updates(counter, trainer.groups):
+        with phases_of_updates(counter, trainer.groups, states):
             trainer.update(batch, update)
         with counter.phase(PUBLISH):
             trainer.publish(update)

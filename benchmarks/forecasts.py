@@ -1,0 +1,51 @@
+"""Forecasts of memory beside counted runs on real tensors, phase by phase.
+
+    python -m benchmarks.forecasts quickstart algorithm=flow_grpo model.lora=null
+    python -m benchmarks.forecasts my_recipe.yaml model.path=DIR model.dtype=bfloat16
+
+The run on real tensors is two policy updates on this machine's CPU.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from burnish.config import load
+from burnish.forecast.counter import LiveBytes, Peak
+from burnish.forecast.fakes import Pretending
+from burnish.forecast.flow import FlowHalf
+from burnish.forecast.language import LanguageHalf
+from burnish.forecast.phases import train_phases
+from burnish.tasks import assemble
+from burnish.tasks.flow.assembly import FlowAssembly
+from burnish.utils.weights import without_weights
+
+
+def peaks(recipe: str, options: Sequence[str], *, fake: bool) -> dict[str, Peak]:
+    """What a run of one process holds in every phase."""
+    counter, pretending = LiveBytes(), Pretending() if fake else None
+    with ExitStack() as contexts:
+        if pretending is not None:
+            contexts.enter_context(without_weights())
+            contexts.enter_context(pretending.active())
+        contexts.enter_context(counter)
+        assembly = assemble(load(recipe, list(options)))
+        flow = isinstance(assembly, FlowAssembly)
+        half = FlowHalf(assembly, counter) if flow else LanguageHalf(assembly, counter, pretending)
+        train_phases(assembly, counter, half, samples=True, brief=fake or not flow)
+    return counter.peaks
+
+
+def main() -> None:
+    recipe, *options = sys.argv[1:] or ["quickstart"]
+    forecast, real = (peaks(recipe, options, fake=fake) for fake in (True, False))
+    print("| phase | forecast, MiB | counted, MiB | difference |\n| --- | --- | --- | --- |")
+    for name, peak in real.items():
+        found = forecast[name].total
+        print(f"| {name} | {found / 2**20:.1f} | {peak.total / 2**20:.1f} | {found / peak.total - 1:+.1%} |")
+
+
+if __name__ == "__main__":
+    main()
