@@ -14,9 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from burnish.models.placing import place_buffers, resting
 from burnish.options.cluster import ShardingOptions
+from burnish.training.exchange import kept_by_owners
 from burnish.training.ranks import SINGLE_RANK, Ranks, distribute
 from burnish.training.saved import SavedTensor, own_slice
-from burnish.types.batch import is_sharded
+from burnish.types.batch import Batch, is_sharded
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 P = TypeVar("P")
+R = TypeVar("R", bound=Batch)
 
 PLAIN = (nn.Parameter, FakeTensor)  # what a forecast is made with has a class of its own
 
@@ -149,6 +151,10 @@ class Shards:
     def distribute(self, function: Callable[[P], T], items: Iterable[P]) -> list[T]:
         """``[function(item) for item in items]``, distributed over the ranks."""
         return distribute(self.ranks, function, items)
+
+    def kept(self, function: Callable[[R], Tensor], parts: Sequence[R]) -> Tensor:
+        """What ``function`` makes of the rows of all parts; of several ranks each keeps what it made."""
+        return kept_by_owners(self.ranks, function, parts)
 
     def agree(self, name: str, counts: dict[str, int]) -> dict[str, int]:
         """The largest of each count over the ranks that use a network together; the counts as they are otherwise."""
