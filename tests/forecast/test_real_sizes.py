@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.thorough, pytest.mark.slow]
 EIGHT = ["runtime=ray", "pools.train.processes=8"]
 CASES = {  # recipe, options, memory of a GPU
     "Qwen2.5-VL-7B, PPO, all weights, 1k + 2k tokens, 8 GPUs": (
-        "qwen25_vl/ppo", [*EIGHT, "rollout.batch_size=64"], "80GB",
+        "qwen25_vl/ppo", [*EIGHT, "sharding.gather=compute", "rollout.batch_size=32"], "80GB",
     ),
     "Qwen2.5-VL-7B, GRPO, LoRA, one GPU": ("qwen25_vl/grpo", ["model.lora.rank=64", "rollout.batch_size=64"], "48GB"),
     "Qwen2.5-VL-72B, GRPO, all weights, 64 GPUs, vLLM apart": (
