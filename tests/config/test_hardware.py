@@ -54,6 +54,6 @@ def test_a_malformed_statement_is_refused(tmp_path, stated):
 
 def test_the_command_line_shows_it(capsys):
     assert main(["config", "wan22/flow_grpo"]) == 0
-    assert "fits on 8 GPUs of 80 GB with runtime=ray pools.train.processes=8" in capsys.readouterr().out
+    assert "is made for 8 GPUs of 80 GB with runtime=ray pools.train.processes=8" in capsys.readouterr().out
     assert main(["recipes"]) == 0
     assert "1 GPU of 24 GB" in capsys.readouterr().out
