@@ -76,11 +76,6 @@ class CommonModelOptions:
     imitate), in the precision of dtype; what was used longest ago makes room. What an update uses is kept whatever its
     size."""
 
-    @property
-    def cache_bytes(self) -> int:
-        """The same in bytes."""
-        return int(self.cache_gb * 2**30)
-
 
 @options
 class ModelOptions(CommonModelOptions):

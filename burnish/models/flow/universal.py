@@ -31,7 +31,7 @@ from burnish.registry import register
 from burnish.types.batch import Gathered, to_device
 from burnish.types.rollout import Requests
 from burnish.utils.errors import UserError
-from burnish.utils.recent import Recent
+from burnish.utils.recent import Recent, in_bytes
 
 if TYPE_CHECKING:
     from burnish.options.flow import ModelOptions
@@ -54,7 +54,7 @@ class Universal(CalledPipeline):
         self.wide, self.shares = FORMS[0]  # whether a run takes several states of a prompt, and rows share a forward
         self._verified = False
         self._run, self.forwards = Runner(pipeline, self.names, lambda: self.device), Forwards(self.autocast)
-        self._tapes: Recent[Tape] = Recent(options.cache_bytes, lambda tape: tape.bytes)
+        self._tapes: Recent[Tape] = Recent(in_bytes(options.cache_gb), lambda tape: tape.bytes)
         self._tables: Recent[Timetable] = Recent(LATEST)
         self._masks: Recent[Tensor | None] = Recent(LATEST)
 
