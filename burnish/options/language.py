@@ -58,6 +58,9 @@ class LanguageModelOptions(CommonModelOptions):
     """Precision of the forward pass; log-probs and losses are always float32."""
     lora: LanguageLoraOptions | None = None
     """Train low-rank adapters with these options; null trains all weights that are not frozen."""
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"] = "auto"
+    """Attention implementation by transformers' names, for model.family=transformers; all but auto are compared with
+    sdpa at the start. auto is Burnish's own attention over packed sequences where a model allows it, else sdpa."""
     freeze: list[str] = Field(default_factory=list)
     """Parameters that are not trained: prefixes of their names, or patterns with * (model.visual*). One that matches
     nothing is an error."""

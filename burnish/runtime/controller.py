@@ -201,8 +201,8 @@ class RayController(Controller):
         raise error
 
     def _lost(self, error: Exception) -> bool:
-        """Whether ranks of the trainer are gone, or samples that they were to learn from, with the machine of these."""
-        if isinstance(error, WorkerDied):
+        """Whether ranks of the trainer are gone or hang, or samples are lost that they were to learn from."""
+        if isinstance(error, WorkerDied | WorkerTimeout):
             return error.pool == self.trainers.name
         return isinstance(error, RanksLost | ObjectLostError)
 

@@ -235,10 +235,16 @@ class RolloutPool:
                 if order.switch is not None:
                     self.weight_sync.switched(order.switch, order.request.version)
                 result: RolloutResult = call.result()
-            except WorkerDied as error:
+            except (WorkerDied, WorkerTimeout) as error:
+                if isinstance(error, WorkerTimeout):
+                    if error.pool != self.workers.name:
+                        raise
+                    # it hangs: another one begins anew
+                    deadline = max(deadline, time.monotonic() + self.options.call_timeout)
+                    error = WorkerDied(self.workers.name, order.rank, str(error))
                 with self._changed:
                     if order not in self._states[order.rank].orders:
-                        raise  # it was forgotten meanwhile
+                        raise error  # it was forgotten meanwhile
                     if order.call is call:  # else somebody has replaced the worker meanwhile
                         self._replace(order.rank, error)
                 continue

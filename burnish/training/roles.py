@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from burnish.models.adapters import saved_name
 from burnish.models.lora import adapter_parameters, add_adapters, carriers, merged, switch_adapter
-from burnish.models.placing import rest_frozen, twin, unshare
+from burnish.models.placing import place, rest_frozen, twin, unshare
 from burnish.options.cluster import ShardingOptions
 from burnish.options.flow import LoraOptions
 from burnish.training.balance import Balance
@@ -88,6 +88,13 @@ class TrainedRoles:
             if not shared:
                 unshare(other)
         network.requires_grad_(True)
+
+    def rest(self) -> None:
+        """Hold networks that nobody trains here in the precision that they compute in, where that moves no bit."""
+        if self.lora is None:
+            for network in self._networks.values():
+                rest_frozen(network, self.model.compute)
+                place(network, self.device)
 
     def _go_on(self, given: Mapping[str, Tensor], roles: Sequence[str]) -> None:
         """Begin with the weights of an adapter.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from burnish.models.placing import place_buffers, resting
 from burnish.options.cluster import ShardingOptions
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 P = TypeVar("P")
 R = TypeVar("R", bound=Batch)
+
+PLAIN = (nn.Parameter, FakeTensor)  # what a forecast is made with has a class of its own
 
 
 class Unit(nn.Module):
@@ -243,7 +246,7 @@ def _shard_unit(unit: Any, how: Mapping[str, Any], device: torch.device) -> Any:
         place_buffers(module, device)
         for name, weight in module._parameters.items():
             # quantised weights have classes of their own, which know how they are split
-            if type(weight) is nn.Parameter and not is_sharded(weight):
+            if type(weight) in PLAIN and not is_sharded(weight):
                 places.setdefault(id(weight), []).append((module, name))
                 sources[id(weight)] = weight
     for key, weight in sources.items():
