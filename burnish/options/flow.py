@@ -255,8 +255,8 @@ class RolloutOptions:
     """Frames per second that a video plays at, and that a pipeline which asks for it is told; null uses the pipeline's
     default, or 16."""
     trajectories: Literal["device", "host"] = "device"
-    """Where recorded states of samples wait until they are learned: on the model's device, or in the host's memory, each
-    state once, from which every micro-batch takes its own. Several processes always take the latter."""
+    """Where recorded states of samples wait until they are learned: on the model's device, or in the host's memory,
+    each state once, from which every micro-batch takes its own. Several processes always take the latter."""
     call: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the pipeline's own call, such as {guidance_scale_2: 3.0} for Wan 2.2; in rollout, training
     and validation."""
