@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.ranks import join_ranks
 from burnish.training.sharding import copy_full, local_shard, mesh_of
 
+T = TypeVar("T")
 MIB = 2**20
 ROWS = 1024  # of 1024 weights
 TIMEOUT = 600.0
@@ -104,8 +105,8 @@ def _counter(file: str, name: str) -> int:
 def measure(size: int, folder: Path, matrices: int, *, asynchronous: bool = False) -> dict[str, list[dict[str, Any]]]:
     """What a save and a load take on each of several ranks, in processes of their own."""
     chosen = CheckpointOptions(keep_last=1, keep_best=False, asynchronous=asynchronous)
-    saved = _processes(size, lambda ranks: _save(ranks, CheckpointStore(folder, chosen, ranks), matrices))
-    loaded = _processes(size, lambda ranks: _load(ranks, CheckpointStore(folder, chosen, ranks), matrices))
+    saved = processes(size, lambda ranks: _save(ranks, CheckpointStore(folder, chosen, ranks), matrices))
+    loaded = processes(size, lambda ranks: _load(ranks, CheckpointStore(folder, chosen, ranks), matrices))
     assert [one.pop("sums") for one in saved] == [one.pop("sums") for one in loaded], "something else came back"
     return {"save": saved, "load": loaded}
 
@@ -127,7 +128,8 @@ def _load(ranks: Any, store: CheckpointStore, matrices: int) -> dict[str, Any]:
     return meter.stop(held.share) | {"share": held.share / MIB, "sums": held.sums()}
 
 
-def _processes(size: int, work: Callable[[Any], dict[str, Any]]) -> list[dict[str, Any]]:
+def processes(size: int, work: Callable[[Any], T]) -> list[T]:
+    """What each of several ranks finds, in processes of their own."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -138,13 +140,13 @@ def _processes(size: int, work: Callable[[Any], dict[str, Any]]) -> list[dict[st
         torch.set_num_threads(1)
         results.put((rank, work(join_ranks(rank, size, "127.0.0.1", port, "cpu", TIMEOUT))))
 
-    processes = [context.Process(target=run, args=(rank,)) for rank in range(size)]
-    for process in processes:
+    started = [context.Process(target=run, args=(rank,)) for rank in range(size)]
+    for process in started:
         process.start()
-    for process in processes:
+    for process in started:
         process.join(TIMEOUT)
         assert process.exitcode == 0, f"a rank ended with {process.exitcode}"
-    return [row for _, row in sorted((results.get() for _ in processes), key=lambda one: one[0])]
+    return [row for _, row in sorted((results.get() for _ in started), key=lambda one: one[0])]
 
 
 def row(action: str, ranks: list[dict[str, Any]]) -> dict[str, Any]:

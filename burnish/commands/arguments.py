@@ -50,6 +50,17 @@ examples:
   burnish export runs/quickstart --format lora --output my_lora      adapters, for load_lora_weights
 """
 
+RUNS = """\
+examples:
+  burnish runs            state, best validation, when and how long, of every run below runs
+  burnish runs elsewhere
+"""
+
+COMPARE = """\
+examples:
+  burnish compare runs/a runs/b         measures before and after, and the options that differ
+"""
+
 BOARD = """\
 examples:
   burnish board
@@ -73,6 +84,17 @@ examples:
   burnish config quickstart algorithm=flow_grpo
   burnish config quickstart rollout.n=16 > mine.yaml    the output is a recipe: burnish train mine.yaml
   burnish config sd35/flow_grpo                         also lists files that are missing on this machine
+"""
+
+PLAN = """\
+examples:
+  burnish plan flux/flow_grpo memory=80GB                              does it fit? if not, which options would help?
+  burnish plan flux/flow_grpo model.lora=null runtime=ray pools.train.processes=8 memory=80GB
+  burnish plan my_recipe.yaml model.path=DIR                           DIR may hold configuration files alone
+
+The run's own code loads, samples, annotates, learns and saves on tensors that have shapes and no values. For each pool
+and phase it prints what a process holds at its peak: weights, gradients, optimizer, activations, caches, batch and
+buffers on the GPU; host memory; and bytes that it receives of other ranks. 1 is returned where it does not fit.
 """
 
 DOCTOR = """\
@@ -130,6 +152,14 @@ def recipe(parser: argparse.ArgumentParser) -> None:
     """A recipe, and options."""
     parser.add_argument("recipe", metavar="RECIPE", help="name of a recipe (burnish recipes) or path of a .yaml file")
     parser.add_argument("overrides", metavar="OPTION=VALUE", nargs="*", help=OVERRIDES)
+
+
+def plan(parser: argparse.ArgumentParser) -> None:
+    """Of ``burnish plan``."""
+    parser.add_argument("recipe", metavar="RECIPE", help="name of a recipe (burnish recipes) or path of a .yaml file")
+    parser.add_argument(
+        "overrides", metavar="OPTION=VALUE", nargs="*", help=f"{OVERRIDES}; memory=80GB, that of every GPU"
+    )
 
 
 def train(parser: argparse.ArgumentParser) -> None:
@@ -274,6 +304,17 @@ def board(parser: argparse.ArgumentParser) -> None:
         "folder", metavar="FOLDER", nargs="?", default="runs", help="where runs are, or one of them (runs)"
     )
     parser.add_argument("--port", type=int, default=8010, help="of this machine; 0 takes a free one (%(default)s)")
+
+
+def runs(parser: argparse.ArgumentParser) -> None:
+    """Of ``burnish runs``."""
+    parser.add_argument("folder", metavar="FOLDER", nargs="?", default="runs", help="where runs are (runs)")
+
+
+def compare(parser: argparse.ArgumentParser) -> None:
+    """Of ``burnish compare``."""
+    parser.add_argument("first", metavar="RUN", help="folder of a run")
+    parser.add_argument("others", metavar="RUN", nargs="+", help="folders of others")
 
 
 def none(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,7 @@ from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.rollout.requests import RolloutRequest
 from burnish.runtime.actor import RankInfo
+from burnish.runtime.prompt_numbers import PromptNumbers
 from burnish.runtime.reward_pool import PooledScorer
 from burnish.runtime.rollout_result import RolloutResult, generate
 from burnish.runtime.transfer import Packed
@@ -42,10 +43,11 @@ class RolloutActor:
         self.receiver = Receiver(weights, bucket_mb=config.ray.publication.bucket_mb, engine=engine)
         folder = RunFolder(config.output_dir).profiles
         self.profiler = Profiler(config.profiler, role="rollout", rank=place.rank, folder=folder, watch=assembly.watch)
+        self._numbers = PromptNumbers(lambda: assembly.train_prompts)
 
     def generate(self, request: RolloutRequest) -> tuple[RolloutResult, Packed]:
         """Sample and score; the second half is for the object store."""
         version = self.receiver.version
         assert version == request.version, f"weights of version {request.version} are to sample, and {version} is here"
         with self.profiler.during(request.update):
-            return generate(self.assembly, request)
+            return generate(self.assembly, request, self._numbers)

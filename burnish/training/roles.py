@@ -17,11 +17,13 @@ from burnish.options.flow import LoraOptions
 from burnish.training.balance import Balance
 from burnish.training.ranks import Ranks
 from burnish.training.sharding import Shards, copy_full, mesh_of, shard
+from burnish.types.batch import Batch
 from burnish.utils import random
 from burnish.utils.errors import UserError
 
 T = TypeVar("T")
 P = TypeVar("P")
+R = TypeVar("R", bound=Batch)
 
 
 class Publisher(Protocol):
@@ -172,6 +174,10 @@ class TrainedRoles:
     def distribute(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
         """What ``function`` makes of every part, in order, shared out among the ranks."""
         return self.shards.distribute(function, parts)
+
+    def kept(self, function: Callable[[R], Tensor], parts: Sequence[R]) -> Tensor:
+        """What ``function`` makes of the rows of all parts; of several ranks each keeps what it made."""
+        return self.shards.kept(function, parts)
 
     @contextmanager
     def _sampling(self, name: str, *, merge: bool) -> Iterator[None]:

@@ -18,7 +18,7 @@ from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
 from burnish.options.language import LanguageLoraOptions
 from burnish.options.vllm import RANKS, VllmOptions, sends_adapter
-from burnish.tasks.language.engine import Encoder, Respond, ResponseEngine, ResponseJob
+from burnish.tasks.language.engine import CACHED, Encoder, Respond, ResponseEngine, ResponseJob
 from burnish.tasks.language.roles import LanguageRoles
 from burnish.tasks.language.vllm.probe import imagined, remembered
 from burnish.tasks.language.vllm.process import VllmDiedError, VllmFailedError, VllmProcess
@@ -49,6 +49,7 @@ class VllmEngine(ResponseEngine):
         path: Path,
         batch_size: int,
         seed: int,
+        cached: int = CACHED,
         example: Callable[[], Prompt | None] = lambda: None,
         lora: LanguageLoraOptions | None = None,
     ) -> None:
@@ -60,12 +61,13 @@ class VllmEngine(ResponseEngine):
             path: directory of the model, of which vLLM reads all but the weights.
             batch_size: responses that are decoded at once.
             seed: of the run.
+            cached: bytes of encoded prompts that are kept.
             example: a prompt to compare the two sides with before anything was sampled. Without one that is done while
                 the first responses are sampled, for which ranks that share weights would have to meet again.
             lora: of the policy.
         """
         self.roles, self.model, self.options, self.seed = roles, roles.model, options, seed
-        self.encode = Encoder(roles.model)
+        self.encode = Encoder(roles.model, cached=cached)
         self.metrics: dict[str, float] = {}  # of the last weight sync
         self.restarts = 0
         self._tolerance = options.tolerance or TOLERANCE[self.model.compute]
