@@ -191,6 +191,8 @@ VERBS: dict[str, Verb] = {
     "sample": Verb("Sample images or responses from a trained model.", lines.SAMPLE, lines.sample, _sample),
     "export": Verb("Export trained weights for other tools.", lines.EXPORT, lines.export, _command("export")),
     "report": Verb("Write the report of a run.", lines.REPORT, lines.report, _command("show", "report")),
+    "runs": Verb("List the runs in a folder.", lines.RUNS, lines.runs, _command("runs")),
+    "compare": Verb("Compare runs: measures and options.", lines.COMPARE, lines.compare, _command("runs", "compare")),
     "board": Verb("Show the runs in a folder on a local page.", lines.BOARD, lines.board, _command("board")),
     "recipes": Verb("List the recipes that ship with Burnish.", lines.RECIPES, lines.none, _command("show", "recipes")),
     "config": Verb("Show every option of a run, explained.", lines.CONFIG, lines.recipe, _command("show", "config")),

@@ -38,6 +38,7 @@ LAYERS = [
     ["hooks", "board"],
     ["commands"],
     ["cli", "api"],
+    ["__main__"],
 ]
 LAYER = {name: level for level, names in enumerate(LAYERS) for name in names}
 

@@ -50,6 +50,17 @@ examples:
   burnish export runs/quickstart --format lora --output my_lora      adapters, for load_lora_weights
 """
 
+RUNS = """\
+examples:
+  burnish runs            state, best validation, when and how long, of every run below runs
+  burnish runs elsewhere
+"""
+
+COMPARE = """\
+examples:
+  burnish compare runs/a runs/b         measures before and after, and the options that differ
+"""
+
 BOARD = """\
 examples:
   burnish board
@@ -293,6 +304,17 @@ def board(parser: argparse.ArgumentParser) -> None:
         "folder", metavar="FOLDER", nargs="?", default="runs", help="where runs are, or one of them (runs)"
     )
     parser.add_argument("--port", type=int, default=8010, help="of this machine; 0 takes a free one (%(default)s)")
+
+
+def runs(parser: argparse.ArgumentParser) -> None:
+    """Of ``burnish runs``."""
+    parser.add_argument("folder", metavar="FOLDER", nargs="?", default="runs", help="where runs are (runs)")
+
+
+def compare(parser: argparse.ArgumentParser) -> None:
+    """Of ``burnish compare``."""
+    parser.add_argument("first", metavar="RUN", help="folder of a run")
+    parser.add_argument("others", metavar="RUN", nargs="+", help="folders of others")
 
 
 def none(parser: argparse.ArgumentParser) -> None:

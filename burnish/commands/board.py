@@ -6,9 +6,13 @@ import signal
 import socket
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from burnish.utils.errors import UserError
 from burnish.utils.reading import checked_path
+
+if TYPE_CHECKING:
+    import uvicorn
 
 HOST = "127.0.0.1"  # never another one: the board has no accounts
 HEAD = 16 << 10  # bytes of a request's headers
@@ -28,19 +32,29 @@ def board(folder: str, *, port: int) -> int:
     root = checked_path(folder, "FOLDER")
     if not root.is_dir():
         raise UserError(f"FOLDER is {folder}, which is no folder; give the one in which runs are, such as runs")
-    with closing(_bound(port)) as listening:
+    with closing(bound(port)) as listening:
         _serve(root, listening)
     return 0
 
 
 def _serve(root: Path, listening: socket.socket) -> None:
+    port = listening.getsockname()[1]
+    made = server(root, port)
+    print(f"The board of {root} is at http://{HOST}:{port}/; Ctrl-C ends it", flush=True)
+    # uvicorn raises the signal that ended it once more, when all requests are answered
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    made.run(sockets=[listening])
+
+
+def server(root: Path, port: int) -> uvicorn.Server:
+    """The server of a board that is reached at a port of this machine."""
     import uvicorn
 
     from burnish.board.app import Board
 
-    port = listening.getsockname()[1]
     hosts = frozenset(f"{name}:{port}" if port != 80 else name for name in (HOST, "localhost"))
-    server = uvicorn.Server(
+    return uvicorn.Server(
         uvicorn.Config(
             Board(root.resolve(), hosts).app(),
             http="h11",
@@ -55,14 +69,10 @@ def _serve(root: Path, listening: socket.socket) -> None:
             h11_max_incomplete_event_size=HEAD,
         )
     )
-    print(f"The board of {root} is at http://{HOST}:{port}/; Ctrl-C ends it", flush=True)
-    # uvicorn raises the signal that ended it once more, when all requests are answered
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    server.run(sockets=[listening])
 
 
-def _bound(port: int) -> socket.socket:
+def bound(port: int) -> socket.socket:
+    """A socket that listens at a port of this machine, and at no other address."""
     listening = socket.socket(socket.AF_INET)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

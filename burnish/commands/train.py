@@ -24,6 +24,7 @@ from burnish.hooks.metrics import MetricsLog
 from burnish.hooks.notices import Notices
 from burnish.hooks.progress import Progress
 from burnish.hooks.recorded import GroupLog, Timeline
+from burnish.hooks.report import ReportWriter
 from burnish.hooks.samples import SampleIndex
 from burnish.hooks.stop import EXIT_STOPPED, StopRequest
 from burnish.hooks.validation import Validation
@@ -146,6 +147,7 @@ def _attempt(
         drift := DriftAlarm(config, folder),
         checkpoints,
         SampleIndex(config, folder),
+        ReportWriter(folder),
         Progress(config, done=done),
         expiry,
     ]

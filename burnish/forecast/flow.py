@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -61,9 +62,12 @@ class FlowHalf:
                 encoder.forward = self.once(encoder.forward, _shapes)
         model.predict = self.once(model.predict, _shapes)
         model.decode = self.once(model.decode, _shapes)
-        every = roles.distribute
-        setattr(roles, "distribute", lambda function, parts: every(self.once(function, len), parts))  # noqa: B010
+        for name in ("distribute", "kept"):
+            setattr(roles, name, partial(self._brief_parts, getattr(roles, name)))
         self.assembly.engine = BriefEngine(roles, self.assembly.config.rollout, self.assembly.config.seed, self)
+
+    def _brief_parts(self, every: Callable[..., Any], function: Callable[..., Any], parts: Any) -> Any:
+        return every(self.once(function, len), parts)
 
     def caches(self) -> Iterator[Any]:
         """What the model keeps from one batch to the next."""

@@ -111,8 +111,14 @@ class OptimizerOptions:
     max_grad_norm: Positive | None = 1.0
     """Clip the gradient norm to this; null never clips."""
 
+    offload: bool = False
+    """Keep the optimizer's states in CPU memory and step there: a third to a half of the memory of trained weights, for
+    a slower step. Sharded runs have sharding.offload."""
+
     @model_validator(mode="after")
     def _steps_make_sense(self) -> Self:
+        if self.offload and self.name == "adamw_8bit":
+            raise ValueError("offload is true and name is adamw_8bit, whose kernels need a GPU; leave one of them out")
         if self.lr * self.weight_decay >= 1:
             raise ValueError(
                 f"lr x weight_decay is {self.lr * self.weight_decay:g}; it must be below 1, since every step shrinks "

@@ -15,7 +15,7 @@ BETWEEN = 3  # validations between the first and the last
 GLIMPSE = 2  # samples per prompt of these
 
 
-def gallery(folder: RunFolder, run: Summary) -> str:
+def gallery(folder: RunFolder, run: Summary, show: Embedded) -> str:
     """HTML of the gallery, or of a note that there are no samples."""
     sides: list[tuple[str, Samples]] = []
     for row in (run.before, run.after):
@@ -24,7 +24,6 @@ def gallery(folder: RunFolder, run: Summary) -> str:
             sides.append((_title(row[STEP]), kept))
     if not sides:
         return f"<h2>{run.words.gallery}</h2><p>No validation has kept {run.words.samples} yet.</p>"
-    show = Embedded()
     numbers = sorted({index for index, _ in sides[-1][1]})
     way = _between(folder, run)
     # prompts that unfold show no intermediate samples, so that the page stays small
@@ -45,10 +44,15 @@ def _title(update: int) -> str:
 def _between(folder: RunFolder, run: Summary) -> list[tuple[str, Samples]]:
     """Up to ``BETWEEN`` validations of the trained model before the last one, evenly spaced."""
     last = run.after[STEP] if run.after is not None else 0
+    return [(_title(update), read_samples(folder.validation(update))) for update in spaced(folder, last, BETWEEN)]
+
+
+def spaced(folder: RunFolder, last: int, most: int) -> list[int]:
+    """Up to ``most`` validations before the last one of the trained model, evenly spaced."""
     updates = [update for update in folder.validations() if 0 < update < last]
-    if len(updates) > BETWEEN:
-        updates = [updates[(2 * i + 1) * len(updates) // (2 * BETWEEN)] for i in range(BETWEEN)]
-    return [(_title(update), read_samples(folder.validation(update))) for update in updates]
+    if len(updates) > most:
+        updates = [updates[(2 * i + 1) * len(updates) // (2 * most)] for i in range(most)]
+    return updates
 
 
 def _way(index: int, way: list[tuple[str, Samples]], show: Embedded) -> str:
@@ -60,7 +64,7 @@ def _way(index: int, way: list[tuple[str, Samples]], show: Embedded) -> str:
             continue
         written = shown[0].response is not None
         body = _response(shown[0]) if written else "".join(_figure(sample, show) for sample in shown)
-        kind = "" if written else ' class="pictures" style="--columns:2"'
+        kind = "" if written else ' class="pictures across2"'
         parts.append(f"<div><h4>{title}</h4><div{kind}>{body}</div></div>")
     if not parts:
         return ""
@@ -78,7 +82,7 @@ def _card(index: int, sides: list[tuple[str, Samples]], way: list[tuple[str, Sam
             continue
         across = min(len(shown), 4 if len(shown) % 3 else 3) or 1
         figures = "".join(_figure(sample, show) for sample in shown)
-        columns.append(f'<div><h4>{title}</h4><div class="pictures" style="--columns:{across}">{figures}</div></div>')
+        columns.append(f'<div><h4>{title}</h4><div class="pictures across{across}">{figures}</div></div>')
     sided = "sides" if len(sides) == 2 else "sides alone"
     body = f'<div class="{sided}">{"".join(columns)}</div>'
     return f'<section class="card"><h3>{escape(prompt)}</h3>{question}{body}{_way(index, way, show)}</section>'

@@ -10,14 +10,15 @@ from burnish import __version__
 from burnish.config.run_folder import RunFolder
 from burnish.report.charts import trained_key
 from burnish.report.curves import Chart, Series
+from burnish.report.frozen import digest, frozen
 from burnish.report.gallery import gallery
 from burnish.report.health import health, points_of
 from burnish.report.media import Embedded
 from burnish.report.overview import WORDS, numbers, sources
-from burnish.report.style import STYLE
 from burnish.report.suites import suites_section
 from burnish.report.summary import REWARD, Summary, next_steps
 from burnish.report.verdict import headline, verdict
+from burnish.report.web import script, style
 from burnish.utils.disk import write_atomically
 
 PARTS = {
@@ -31,10 +32,11 @@ PARTS = {
 
 
 def write_report(folder: RunFolder) -> Path:
-    """Write report.html from the files of a run, finished or not."""
-    run = Summary.read(folder)
+    """Write report.html from the files of a run, finished or not: text to read, and the same page as the board's."""
+    run, show = Summary.read(folder), Embedded(folder.path)
+    name = escape(folder.path.resolve().name)
     parts = [
-        f"<h1>{escape(folder.path.resolve().name)}</h1>",
+        f"<h1>{name}</h1>",
         f'<p class="lead">{escape(run.sentence())}</p>',
         _numbers(run),
         _by_source(run),
@@ -42,20 +44,28 @@ def write_report(folder: RunFolder) -> Path:
         _warnings(run),
         _curves(run),
         suites_section(folder),
-        _drift(folder, run),
-        gallery(folder, run),
+        _drift(folder, run, show),
+        gallery(folder, run, show),
         _details("Health of the training", health(run, {trained_key(measure) for measure in run.measures()})),
         _details("Where the time goes", _time(run)),
         _details("Configuration", _configuration(folder)),
         _next(folder, run),
-        f"<footer>Written by Burnish {__version__} from the files in this folder; "
-        "<code>burnish report</code> writes it anew.</footer>",
     ]
+    footer = (
+        f"<footer>Written by Burnish {__version__} from the files in this folder; <code>burnish report</code> writes "
+        "it anew, and <code>burnish board</code> follows the run.</footer>"
+    )
+    policy = "default-src 'none'; img-src data:; media-src data:; base-uri 'none'; form-action 'none'; " + (
+        f"style-src {digest(style())}; script-src {digest(script())}"
+    )
     page = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(folder.path.resolve().name)} – Burnish</title><style>{STYLE}</style></head>\n"
-        f"<body>\n{chr(10).join(part for part in parts if part)}\n</body></html>\n"
+        f"<title>{name} – Burnish</title><style>{style()}</style></head>\n"
+        f'<body>\n<div id="written">{chr(10).join(part for part in parts if part)}</div>\n'
+        f'<script type="application/json" id="frozen">{frozen(folder, run)}</script>\n'
+        f"<script>{script()}</script>\n{footer}</body></html>\n"
     )
     write_atomically(folder.report, page.encode())
     return folder.report
@@ -115,12 +125,12 @@ def _warnings(run: Summary) -> str:
     return f'<div class="warning">{lines}</div>' if lines else ""
 
 
-def _drift(folder: RunFolder, run: Summary) -> str:
+def _drift(folder: RunFolder, run: Summary, show: Embedded) -> str:
     """Watched statistics that have moved, with samples of the first update and of the one when each was found."""
     found = run.drifts()
     if not found:
         return ""
-    show, first = Embedded(), folder.drift_sheet("first")
+    first = folder.drift_sheet("first")
     cards = []
     for one in found:
         sheets = [("the first update", first), (f"update {one.found}", folder.drift_sheet(one.name))]
@@ -169,7 +179,8 @@ def _time(run: Summary) -> str:
     seconds["Everything else"] = max(0.0, step - sum(seconds.values()))
     lines = "".join(
         f'<tr><td>{title}</td><td class="n">{value:.3f} s</td><td class="n">{100 * value / step:.0f} %</td>'
-        f'<td><span class="bar" style="width:{100 * value / step:.1f}%"></span></td></tr>'
+        f'<td class="wide"><svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect class="fill c0" width="{100 * value / step:.1f}" height="8"/></svg></td></tr>'
         for title, value in seconds.items()
         if value > 0
     )

@@ -15,7 +15,7 @@ from burnish.report.points import MOST, fewer, short
 from burnish.report.reading import is_number, leads_out
 from burnish.report.samples import said
 from burnish.report.summary import Summary
-from burnish.report.validated import LABEL, cut, lines_of, prompt_row
+from burnish.report.validated import LABEL, cut, largest, lines_of, prompt_row
 
 READ = 64 << 20  # bytes of a file that are read, from its end
 MOST_GROUPS = 64  # of an update
@@ -52,8 +52,9 @@ def trained_prompts(folder: RunFolder) -> dict[str, Any]:
             if known and (one["uid"] in about or len(about) < MOST_PROMPTS):
                 rewards[one["uid"]].setdefault(update, []).extend(known)
                 about[one["uid"]] = one
+    room = largest(rewards.values())
     rows = [
-        prompt_row(index, rewards[uid])
+        prompt_row(index, rewards[uid], room)
         | {"prompt": cut(one["prompt"], LABEL), "source": one["source"], "answer": None, "seen": len(rewards[uid])}
         | {"update": max(rewards[uid])}
         for index, (uid, one) in enumerate(about.items())

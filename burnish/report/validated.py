@@ -103,9 +103,10 @@ def prompt_table(folder: RunFolder) -> dict[str, Any]:
             if score.reward is not None and (index in sums or len(sums) < MOST_PROMPTS):
                 sums[index].setdefault(update, []).append(score.reward)
                 sources[index] = score.source
-    texts = prompt_texts(folder, updates)
+    texts, room = prompt_texts(folder, updates), largest(sums.values())
     rows = [
-        prompt_row(index, sums[index]) | _named(texts, index) | {"source": sources[index]} for index in sorted(sums)
+        prompt_row(index, some, room) | _named(texts, index) | {"source": sources[index]}
+        for index, some in sorted(sums.items())
     ]
     return {"updates": updates, "prompts": rows, "kept": sorted({at for at, _ in kept_samples(folder, updates)})}
 
@@ -115,35 +116,26 @@ def kept_samples(folder: RunFolder, updates: list[int]) -> Samples:
     return next((found for update in reversed(updates) if (found := samples_of(folder, update))), {})
 
 
-def prompt_row(index: int, rewards: Mapping[int, list[float]]) -> dict[str, Any]:
+def largest(rewards: Iterable[Mapping[int, list[float]]]) -> float:
+    """The highest reward of any sample."""
+    return max((value for one in rewards for values in one.values() for value in values), default=0.0)
+
+
+def prompt_row(index: int, rewards: Mapping[int, list[float]], room: float) -> dict[str, Any]:
     """How a prompt went, as a table shows it.
 
-    ``never`` is true where no later mean is above the first by more than two standard errors of their difference, and
-    there was room above it.
+    ``never`` is true where no later mean is above the first one, and there was room above it.
     """
     means = [math.fsum(values) / len(values) for values in rewards.values()]
     spreads = [max(values) - min(values) for values in rewards.values() if len(values) > 1]
     first, last, best = means[0], means[-1], max(means)
-    margin = 2 * math.sqrt(sum(_squared_error(values) for values in (next(iter(rewards.values())), _best(rewards))))
     return {
         "index": index, "first": short(first), "last": short(last), "best": short(best),
         "change": short(last - first) if len(means) > 1 else None,
         "zero": short(sum(spread == 0 for spread in spreads) / len(spreads)) if spreads else None,
-        "never": len(means) > 1 and max(means[1:]) <= first + margin and first < 1 - 1e-9,
+        "never": len(means) > 1 and max(means[1:]) <= first and first < room,
         "spark": [short(means[row]) for row in chosen(list(range(len(means))), SPARK)],
     }  # fmt: skip
-
-
-def _best(rewards: Mapping[int, list[float]]) -> list[float]:
-    later = list(rewards.values())[1:]
-    return max(later, key=lambda values: math.fsum(values) / len(values), default=[])
-
-
-def _squared_error(values: list[float]) -> float:
-    if len(values) < 2:
-        return 0.0
-    centre = math.fsum(values) / len(values)
-    return math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1) / len(values)
 
 
 def prompt_texts(folder: RunFolder, updates: list[int]) -> dict[int, dict[str, Any]]:

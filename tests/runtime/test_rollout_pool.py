@@ -7,6 +7,7 @@ import pytest
 
 from burnish.options.cluster import RayOptions
 from burnish.runtime.faults import Unschedulable, WorkerDied, WorkerTimeout
+from burnish.runtime.prompt_numbers import PromptNumbers
 from burnish.runtime.rollout_pool import RolloutPool
 from tests.support.toy_source import prompt_schedule
 
@@ -59,7 +60,8 @@ def make(size=2):
     workers, syncs = Workers(size), WeightSync()
     options = RayOptions(call_timeout=5.0)
     samplers = RolloutPool(
-        workers, syncs, options, needed=lambda version: True, add_phases=lambda seconds, lanes: None, stop=lambda: False
+        workers, syncs, options, needed=lambda version: True, add_phases=lambda seconds, lanes: None,
+        stop=lambda: False, numbers=PromptNumbers(list),
     )  # fmt: skip
     return samplers, workers, syncs
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import select
 import shutil
-import subprocess
+import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,21 +27,18 @@ class Browser:
     def __init__(self, program: str, folder: str) -> None:
         to_browser, self._out = os.pipe()
         self._in, from_browser = os.pipe()
-        os.set_inheritable(to_browser, True)
-        os.set_inheritable(from_browser, True)
         quiet = ["--disable-background-networking", "--disable-component-update", "--no-first-run", "--no-pings",
                  "--disable-sync", "--mute-audio", "--disable-gpu",
                  "--autoplay-policy=no-user-gesture-required"]  # fmt: skip
-        # the pipe is on the numbers 3 and 4, which a shell can give without preexec_fn
         arguments = [program, "--headless=new", "--no-sandbox", f"--user-data-dir={folder}", "--remote-debugging-pipe",
                      "--disable-dev-shm-usage", *quiet]  # fmt: skip
-        self._process = subprocess.Popen(
-            ["/bin/sh", "-c", f'exec "$0" "$@" 3<&{to_browser} 4>&{from_browser}', *arguments],
-            pass_fds=(to_browser, from_browser), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )  # fmt: skip
-        os.close(to_browser)
-        os.close(from_browser)
+        # it reads commands from number 3 and writes to number 4; ours must not stand on these
+        ends = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 10) for one in (to_browser, from_browser)]
+        actions: list[Any] = [(os.POSIX_SPAWN_DUP2, end, number) for number, end in enumerate(ends, start=3)]
+        actions += [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_WRONLY, 0) for number in (1, 2)]
+        self._process = os.posix_spawn(program, arguments, os.environ, file_actions=actions, setpgroup=0)
+        for one in (to_browser, from_browser, *ends):
+            os.close(one)
         self._rest, self._number, self._replies = b"", 0, {}
         self.errors: list[str] = []
         self.asked: list[str] = []
@@ -146,11 +144,13 @@ class Browser:
         """End the browser."""
         with contextlib.suppress(AssertionError, OSError):
             self._send("Browser.close")
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(10)
+        end = time.monotonic() + SECONDS
+        while os.waitpid(self._process, os.WNOHANG)[0] == 0:
+            if time.monotonic() > end:
+                os.killpg(self._process, signal.SIGKILL)
+                os.waitpid(self._process, 0)
+                break
+            time.sleep(0.05)
         os.close(self._in)
         os.close(self._out)
 
@@ -167,6 +167,3 @@ def browser() -> Iterator[Browser]:
             yield opened
         finally:
             opened.close()
-
-
-Waiter = Callable[[], bool]

@@ -210,7 +210,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        if "style" in self.open:
+        if {"style", "script"} & set(self.open):
             return
         self.text += data
         if {"td", "th"} & set(self.open) and "small" not in self.open:

@@ -11,9 +11,9 @@ function element(tag, options, ...children) {
     ? document.createElementNS(SVG, name) : document.createElement(name);
   if (classes.length) made.setAttribute("class", classes.join(" "));
   for (const [key, value] of Object.entries(options || {})) {
-    if (value === undefined || value === null || value === false) continue;
+    if (value === undefined || value === null || value === false && !key.startsWith("aria-")) continue;
     if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
-    else if (value === true) made.setAttribute(key, "");
+    else if (value === true && !key.startsWith("aria-")) made.setAttribute(key, "");
     else made.setAttribute(key, String(value));
   }
   append(made, children);
@@ -52,8 +52,8 @@ function signed(value, digits) {
 
 function seconds(value) {
   if (value === null || value === undefined) return "–";
-  if (value < 1) return `${(value * 1000).toPrecision(2)} ms`;
-  if (value < 100) return `${value.toPrecision(3)} s`;
+  if (value < 0.0995) return `${(value * 1000).toFixed(value < 0.00995 ? 1 : 0)} ms`;
+  if (value < 100) return `${value.toFixed(value < 9.95 ? 2 : 1)} s`;
   const minutes = Math.round(value / 60);
   return minutes < 60 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, "0")} min`;
 }

@@ -9,6 +9,7 @@ board.views.groups = async function (place, context) {
     return;
   }
   const most = found.updates.length - 1;
+  const media = !board.frozen || found.groups.some((group) => group.samples.some((one) => one.response !== undefined));
   const at = Math.max(0, found.updates.indexOf(found.update));
   const said = element("output", {}, `update ${found.update}`);
   const slider = element("input", { type: "range", min: 0, max: most, value: at, "aria-label": "policy update",
@@ -23,7 +24,7 @@ board.views.groups = async function (place, context) {
   fill(place,
     element("div.tools.walk", {}, slider, said,
       chips("order", [["reward", "by reward"], ["sample", "as drawn"]], state.order || "reward", (order) => { state.order = order; draw(); })),
-    kept ? null : element("p.soft", {}, "Rewards only: training samples are kept as files where rollout.save is set."),
+    kept || !media ? null : element("p.soft", {}, "Rewards only: training samples are kept as files where rollout.save is set."),
     credited ? null : element("p.soft", {}, "This algorithm has no advantage of a single sample."));
   const body = element("div");
   const draw = () => fill(body, found.groups.map((group) => groupCard(group, context)));

@@ -44,6 +44,7 @@ async function showRun(place, id, query) {
   const fresh = (what, values) => cache[what] || (cache[what] = board.get(what, { run: id, ...values }));
   let tab = TABS.some(([name]) => name === query.get("tab")) ? query.get("tab") : "overview";
   const states = {};
+  let latest = null;
   const stateOf = (name) => states[name] || (states[name] = {});
   for (const [key, value] of query) if (!["run", "tab"].includes(key)) stateOf(tab)[key] = value;
   const panel = element("section", { role: "tabpanel", id: "panel", tabindex: -1 }), head = element("header.top");
@@ -62,20 +63,25 @@ async function showRun(place, id, query) {
     open(TABS[next][0]);
     buttons[next].focus();
   } }, buttons);
-  const draw = async () => {
-    const wanted = tab;
+  // each drawing has a place of its own, so that one that ends late can't overwrite the next
+  const draw = async (calmly) => {
+    const box = element("div");
     context.keys = {};
+    latest = box;
+    if (!calmly) panel.replaceChildren(box);
     try {
-      await board.views[tab](panel, context);
+      await board.views[tab](box, context);
     } catch (error) {
-      if (wanted === tab) fill(panel, element("div.warning", {}, element("p", {}, error.message)));
+      fill(box, element("div.warning", {}, element("p", {}, error.message)));
     }
+    if (calmly && latest === box) panel.replaceChildren(box);
   };
   const open = (name) => {
     tab = name;
     TABS.forEach(([one], i) => {
       buttons[i].setAttribute("aria-selected", String(one === tab));
       buttons[i].tabIndex = one === tab ? 0 : -1;
+      if (one === tab) bar.scrollLeft = Math.max(0, buttons[i].offsetLeft - bar.offsetLeft - 24);
     });
     panel.setAttribute("aria-labelledby", `tab-${tab}`);
     remember(id, tab, stateOf(tab));
@@ -87,6 +93,7 @@ async function showRun(place, id, query) {
     if (["INPUT", "SELECT", "TEXTAREA"].includes(event.target.tagName) || event.ctrlKey || event.metaKey || event.altKey) return;
     if (context.keys[event.key]) { event.preventDefault(); context.keys[event.key](); }
   });
+  requestAnimationFrame(() => { bar.scrollLeft = Math.max(0, bar.querySelector("[aria-selected=true]").offsetLeft - bar.offsetLeft - 24); });
   const opened = open(tab);
   if (tab === "overview") opened.catch(() => {}); else await opened;
   return async () => {
@@ -100,9 +107,7 @@ async function showRun(place, id, query) {
     // what somebody is reading or typing into is not taken from under their hands
     if (!panel.contains(document.activeElement) || ["overview", "curves"].includes(tab) && document.activeElement.tagName !== "INPUT") {
       const height = window.scrollY;
-      panel.style.minHeight = `${panel.offsetHeight}px`;
-      await draw();
-      panel.style.minHeight = "";
+      await draw(true);
       window.scrollTo(0, height);
     }
   };

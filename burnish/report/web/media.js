@@ -64,7 +64,7 @@ function frozenMedia(file) {
   const copy = found.cloneNode(true);
   if (copy.tagName === "VIDEO") { copy.muted = true; playsInView(copy); }
   if (copy.tagName === "IMG") enlarges(copy, () => copy.src);
-  const sound = embedded.get(file.replace(/\.(webp|wav)$/, ".wav#sound"));
+  const sound = /\.(webp|wav)$/.test(file) && embedded.get(file.replace(/\.(webp|wav)$/, ".wav#sound"));
   return sound ? element("span.played", {}, copy, sound.cloneNode(true)) : copy;
 }
 

@@ -4,10 +4,10 @@
 board.views.overview = async function (place, context) {
   const run = context.data;
   fill(place,
-    run.numbers.why ? element("p", {}, run.numbers.why) : table(run.numbers, "numbers"),
+    run.headline ? element("p.headline", {}, run.headline) : null,
     run.warnings.length ? element("div.warning", {}, run.warnings.map((text) => element("p", {}, text))) : null,
-    run.verdict.length ? [element("h2", {}, "What was gained and what was lost"), element("p.lead", {}, run.headline),
-      element("ul.verdict", {}, run.verdict.map((one) => element("li", {},
+    run.numbers.why ? element("p", {}, run.numbers.why) : table(run.numbers, "numbers"),
+    run.verdict.length ? [element("h2", {}, "What was gained and what was lost"), element("ul.verdict", {}, run.verdict.map((one) => element("li", {},
         element(one.kind ? `b.${one.kind}` : "b", {}, one.word), element("span", {}, one.text))))] : null,
     context.measures = element("div.charts"),
     run.sources ? [element("h2", {}, "By data source"),

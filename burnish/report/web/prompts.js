@@ -8,7 +8,7 @@ const SORTS = [
   ["improved", "most improved", "largest gain of the mean reward from the first validation to the last"],
   ["worst", "worst", "lowest mean reward now"],
   ["lost", "got worse", "largest loss of the mean reward"],
-  ["never", "never learned", "no later mean is above the first by more than two standard errors, and there was room"],
+  ["never", "never learned", "no later validation has a higher mean than the first one, and there was room"],
   ["zero", "zero variance", "all samples had the same reward, most often first: nothing to learn from"],
 ];
 

@@ -4,6 +4,8 @@
 const PHASES = { gen: "sampling", reward: "waiting for rewards", ref: "reference log-probs", old_log_prob: "old log-probs", adv: "advantages",
   update_actor: "policy update", publish: "weight sync", testing: "validation", encode: "encoding" };
 
+const broad = () => (innerWidth < 560 ? 400 : 760);
+
 board.views.time = async function (place, context) {
   const state = context.state;
   const found = await board.get("time", { run: context.id, update: state.update === undefined || state.update === "last" ? null : state.update });
@@ -35,7 +37,7 @@ function averages(found, names, colour) {
 }
 
 function stacked(found, main, colour) {
-  const width = 760, height = 190, left = 52, bottom = height - 24;
+  const width = broad(), height = 190, left = 52, bottom = height - 24;
   const most = Math.max(...found.step), steps = ticks(0, most), top = steps[steps.length - 1];
   const y = (value) => bottom - (bottom - 8) * value / top;
   const each = (width - left - 8) / found.x.length;
@@ -54,7 +56,7 @@ function stacked(found, main, colour) {
     box("rest", found.step[i] - base);
   });
   for (const [name, d] of paths) append(svg, [element(`path.fill.${colour.get(name) || "rest"}`, { d })]);
-  const marks = [0, Math.floor(found.x.length / 2), found.x.length - 1];
+  const marks = found.x.length <= 12 ? found.x.keys() : [0, Math.floor(found.x.length / 2), found.x.length - 1];
   for (const i of new Set(marks)) append(svg, [element("text.middle", { x: left + (i + 0.5) * each, y: height - 8 }, found.x[i])]);
   return element("figure.chart.broad", {}, svg, fillLegend([...main, "rest"], colour));
 }
@@ -73,7 +75,7 @@ function timeline(found, colour, select) {
     oninput: () => { said.textContent = `update ${found.updates[slider.value]}`; },
     onchange: () => select(Number(slider.value) === most ? "last" : found.updates[slider.value]) });
   const end = Math.max(1e-9, ...found.spans.flatMap((lane) => lane.spans.map((one) => one[1] + one[2])));
-  const width = 760, left = 110, high = 20, height = found.spans.length * (high + 6) + 30;
+  const width = broad(), left = 110, high = 20, height = found.spans.length * (high + 6) + 30;
   const x = (at) => left + (width - left - 10) * at / end;
   const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `timeline of update ${found.update} over ${plural(found.spans.length, "process", "processes")}` });
   found.spans.forEach((lane, row) => {

@@ -1,0 +1,36 @@
+"""The report, written during the run."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from burnish.config.run_folder import RunFolder
+from burnish.hooks import Hook
+from burnish.hooks.checkpoints import validation_reward
+from burnish.report import write_report
+from burnish.utils.errors import UserError
+
+log = logging.getLogger(__name__)
+
+SHARE = 0.02  # of a run's time that reports may take
+
+
+class ReportWriter(Hook):
+    """Writes report.html after validations, so seldom that a run is not slowed down."""
+
+    def __init__(self, folder: RunFolder, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.folder, self.clock = folder, clock
+        self._next = -1.0
+
+    def __call__(self, update: int, metrics: dict[str, float]) -> None:
+        begun = self.clock()
+        if validation_reward(metrics) is None or begun < self._next:
+            return
+        try:
+            write_report(self.folder)
+        except UserError as error:
+            log.warning("the report can't be written now: %s", error)
+        took = self.clock() - begun
+        self._next = begun + took / SHARE

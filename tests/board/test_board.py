@@ -1,0 +1,237 @@
+"""The board as a person uses it, in a headless browser."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+import pytest
+
+from burnish.config.run_folder import RunFolder
+from burnish.report import write_report
+from tests.support.boards import EVIL, board, long_run, recorded, scored
+from tests.support.browser import Browser, browser
+from tests.support.clips import moving_square
+from tests.support.reports import Story, draw_instead, run_folder
+
+pytestmark = pytest.mark.slow
+
+SMALL = Story(updates=20, steps=30, guided=False, overrides=("seed=0", "optimizer.schedule=constant"))
+PHONE = 390
+TABS = ["Overview", "Curves", "Gallery", "Prompts", "Groups", "Time and memory", "Configuration"]
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Browser]:
+    with browser() as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def nothing_wrong(page: Browser) -> Iterator[None]:
+    """No error in the console, and nothing asked of anybody but the board."""
+    page.errors.clear()
+    page.asked.clear()
+    yield
+    assert page.errors == []
+    asked = [urlsplit(one) for one in page.asked]
+    assert {one.hostname for one in asked if one.scheme not in ("data", "about", "file")} <= {"127.0.0.1"}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two seeds of one run, and another with clips."""
+    root = tmp_path_factory.mktemp("runs")
+    for seed in (0, 1):
+        folder = run_folder(root / f"seed{seed}", Story(
+            updates=20, steps=30, guided=False, reward=(0.7, 0.9 + 0.05 * seed),
+            overrides=(f"seed={seed}", "optimizer.schedule=constant"),
+        ))  # fmt: skip
+        recorded(folder, 3)
+    clips = run_folder(root / "clips", SMALL)
+    draw_instead(clips, lambda update, sample: moving_square(4))
+    return root
+
+
+@pytest.fixture(scope="module")
+def port(runs: Path) -> Iterator[int]:
+    with board(runs) as found:
+        yield found
+
+
+def go(page: Browser, port: int, where: str = "", **window: object) -> None:
+    page.open("about:blank")
+    page.open(f"http://127.0.0.1:{port}/{where}", **window)  # type: ignore[arg-type]
+    page.until("document.querySelector('#board h1')")
+
+
+def test_a_run_that_goes_appears_and_moves_on(page: Browser, tmp_path: Path):
+    root = tmp_path / "runs"
+    root.mkdir()
+    with board(root) as port:
+        go(page, port)
+        assert "no runs in this folder yet" in page.text()
+        folder = run_folder(root / "new", SMALL)
+        page.until("document.body.innerText.includes('20 of 30')", seconds=5)
+        page.click("new")
+        page.until("document.body.innerText.includes('20 of 30 policy updates')")
+        row = folder.read_metrics()[-1] | {"training/global_step": 21}
+        with folder.metrics.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        page.until("document.body.innerText.includes('21 of 30 policy updates')", seconds=5)
+        page.open("about:blank")
+
+
+def test_a_prompt_is_walked_through_the_updates(page: Browser, port: int):
+    go(page, port, "#/run?run=seed0&tab=gallery")
+    page.until("document.querySelectorAll('.between .side:not([hidden]) img').length === 12")
+    assert "after 20 updates" in page.text()
+    page.ask("document.querySelector('.walk input[type=range]').focus()")
+    page.press("ArrowLeft")
+    page.until("document.querySelector('.walk output').textContent === 'after 10 updates'")
+    page.until("document.querySelector('.side:last-child img').src.includes('000010')")
+    page.until("[...document.querySelectorAll('.side:last-child img')].every((one) => one.naturalWidth > 0)")
+    page.click("›")
+    page.until("document.querySelector('.choice select').value === '1'")
+    assert page.ask("document.querySelector('.walk output').textContent") == "after 10 updates"
+    assert "prompt=1" in page.ask("location.hash"), "the address says what is seen"
+
+
+def test_two_seeds_are_a_band(page: Browser, port: int):
+    go(page, port)
+    for name in ("seed0", "seed1"):
+        page.ask(f"document.querySelector('[aria-label=\"compare {name}\"]').click()")
+    page.click("compare 2 runs")
+    page.until("document.querySelector('figure.chart path.band.c0')")
+    assert "1 more seed" in page.text()
+    assert "seed" in page.ask("document.querySelector('table.differences').innerText")
+    page.until("document.querySelectorAll('.beside .side img').length === 12")
+    page.ask("document.querySelector('.toggle input').click()")
+    page.until("document.querySelectorAll('figure.chart')[0].querySelectorAll('path.line.c1').length > 0")
+
+
+def test_prompts_are_sorted_and_only_those_in_view_are_made(page: Browser, tmp_path: Path):
+    long_run(tmp_path / "runs" / "long", 40, 300)
+    with board(tmp_path / "runs") as port:
+        go(page, port, "#/run?run=long&tab=prompts")
+        first = "document.querySelector('.inner .row .what').innerText"
+        page.until(f"{first}.startsWith('prompt number 0')")
+        for words, name in (("worst", 1), ("most improved", 0), ("never learned", 1), ("zero variance", 2)):
+            page.click(words)
+            page.until(f"{first}.split('\\n')[0] === 'prompt number {name}'")
+        page.click("in order")
+        assert page.ask("document.querySelectorAll('.inner .row').length") < 40
+        page.ask("document.querySelector('.rows').scrollTop = 200 * 62")
+        page.until("document.querySelector('.rows').innerText.includes('prompt number 203')")
+        assert page.ask("document.querySelectorAll('.inner .row').length") < 40
+        page.click("Curves")
+        page.click("by data source")
+        page.until("document.querySelector('figure.chart .legend').innerText.includes('odd')")
+        page.open("about:blank")
+
+
+def test_a_clip_plays(page: Browser, port: int):
+    go(page, port, "#/run?run=clips&tab=gallery")
+    page.until("document.querySelector('video').readyState >= 2")
+    page.until("document.querySelector('video').currentTime > 0 && !document.querySelector('video').paused")
+
+
+def test_groups_and_time_are_shown(page: Browser, port: int):
+    go(page, port, "#/run?run=seed0&tab=groups")
+    page.until("document.body.innerText.includes('draw seven')")
+    bars = page.ask("[...document.querySelectorAll('.advantage span')].map((one) => one.textContent)")
+    assert bars == ["+0.71", "−0.71"]
+    page.click("Time and memory")
+    page.until("document.querySelectorAll('svg rect.fill title').length === 4")
+    assert "train 1" in page.ask("document.querySelector('#panel').textContent")
+
+
+def test_tabs_go_by_keyboard(page: Browser, port: int):
+    go(page, port, "#/run?run=seed0")
+    page.ask("document.querySelector('[role=tab][aria-selected=true]').focus()")
+    page.press("ArrowRight")
+    page.until("document.querySelector('[aria-selected=true]').textContent === 'Curves'")
+    page.until("document.querySelector('#panel figure.chart')")
+    page.ask("document.querySelector('#panel figure.chart').focus()")
+    page.press("ArrowRight")
+    page.until("document.querySelector('#panel .readout').textContent.startsWith('update 0')")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_phone_shows_all_of_it_by_day_and_night(page: Browser, port: int, dark: bool):
+    go(page, port, width=PHONE, height=800, dark=dark)
+    assert page.ask("document.documentElement.scrollWidth") <= PHONE
+    ground = page.ask("getComputedStyle(document.body).backgroundColor")
+    assert (max(map(int, ground[4:-1].split(","))) < 60) == dark
+    go(page, port, "#/run?run=seed0", width=PHONE, height=800, dark=dark)
+    for tab in TABS:
+        page.click(tab)
+        page.until(f"document.querySelector('[aria-selected=true]').textContent === {json.dumps(tab)}")
+        page.until("document.querySelector('#panel').innerText.length > 20")
+        assert page.ask("document.documentElement.scrollWidth") <= PHONE, tab
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> RunFolder:
+    """A run in which everything that others write is made to be taken for something else."""
+    folder = run_folder(tmp_path / "runs" / "<b>run & 'co' #?%2f", SMALL)
+    scored(folder, 3)
+    recorded(folder, 2)
+    for update in folder.validations():
+        file = folder.validation(update) / "samples.jsonl"
+        words = {"prompt": EVIL + "long " * 20_000, "note": EVIL, "answer": EVIL}
+        said = {"response": EVIL + "0" * 100_000, "token_texts": [EVIL], "token_logprobs": [-1.0], "images": [EVIL]}
+        line = {"index": 0, "sample": 0, "reward": 1.0, "components": {EVIL: 1.0}} | words | said
+        file.write_text(json.dumps(line) + "\n")
+        (folder.validation(update) / "prompts.jsonl").unlink()
+    rows = [row | {f"actor/{EVIL}": float(update)} for update, row in enumerate(folder.read_metrics())]
+    folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    folder.groups.write_text(folder.groups.read_text().replace("draw seven", json.dumps(EVIL)[1:-1]))
+    folder.timeline.write_text(folder.timeline.read_text().replace("train 0", json.dumps(EVIL)[1:-1]))
+    return folder
+
+
+def test_what_others_wrote_is_text(page: Browser, hostile: RunFolder):
+    with board(hostile.path.parent) as port:
+        go(page, port)
+        page.click(hostile.path.name)
+        page.until("document.querySelector('[role=tab]')")
+        for tab in TABS:
+            page.click(tab)
+            page.until(f"document.querySelector('[aria-selected=true]').textContent === {json.dumps(tab)}")
+            page.until("document.querySelector('#panel').textContent.length > 20")
+        page.click("Gallery")
+        page.until("document.querySelector('.response code').textContent.includes('window.pwned=1')")
+        page.click(f"all {len(EVIL) + 100_000:,} characters")
+        page.until("document.querySelector('.words.tall').textContent.length > 100000")
+        page.click("log-probs")
+        page.until("document.querySelector('.heat')")
+        assert page.ask("window.pwned === undefined && document.querySelectorAll('main script').length === 0")
+        page.open("about:blank")
+    write_report(hostile)
+    page.open(f"file://{quote(str(hostile.report))}")
+    page.until("document.querySelector('#board h1')")
+    page.click("Gallery")
+    page.until("document.querySelector('#panel .response')")
+    assert page.ask("window.pwned === undefined")
+
+
+def test_the_report_is_the_same_page_in_one_file(page: Browser, runs: Path, tmp_path: Path):
+    for name in ("seed0", "clips"):
+        written = write_report(RunFolder(runs / name))
+        alone = shutil.copy(written, tmp_path / f"{name}.html")
+        assert written.stat().st_size < 20e6
+        page.open(f"file://{alone}", width=PHONE, height=800)
+        page.until("document.querySelector('#board h1')")
+        assert page.ask("document.getElementById('written').hidden")
+        for tab in TABS:
+            page.click(tab)
+            page.until("document.querySelector('#panel').innerText.length > 20")
+            assert page.ask("document.documentElement.scrollWidth") <= PHONE, tab
+        page.click("Gallery")
+        kind = "video" if name == "clips" else "img"
+        page.until(f"document.querySelector('#panel .side:not([hidden]) {kind}').src.startsWith('data:')")
+    assert not [one for one in page.asked if one.startswith("http")]

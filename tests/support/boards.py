@@ -1,0 +1,83 @@
+"""Boards on loopback, and folders of runs to show."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from burnish.commands.board import bound, server
+from burnish.config.run_folder import RunFolder
+from tests.support.reports import Story, run_folder
+
+EVIL = "\"'></title></style></script><script>window.pwned=1</script><img src=x onerror=window.pwned=1>\x1b[31m{{7*7}}"
+SECONDS = 30.0
+
+
+@contextmanager
+def board(root: Path) -> Iterator[int]:
+    """A board of a folder; its port."""
+    with closing(bound(0)) as listening:
+        made = server(root, listening.getsockname()[1])
+        thread = threading.Thread(target=made.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            made.should_exit = True
+            thread.join(SECONDS)
+
+
+def ask(port: int, path: str, *, method: str = "GET", **headers: str) -> tuple[int, Any, dict[str, str]]:
+    """Status, parsed or raw content, and headers of what a board answers."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
+    with closing(connection):
+        connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        reply = connection.getresponse()
+        content = reply.read()
+        about = {name.lower(): value for name, value in reply.getheaders()}
+    return reply.status, json.loads(content) if about["content-type"] == "application/json" else content, about
+
+
+def scored(folder: RunFolder, prompts: int, samples: int = 4) -> None:
+    """Write the scores of all prompts of every validation: prompt 0 rises most, 1 never does, of 2 all are alike."""
+    updates = [row["training/global_step"] for row in folder.read_metrics() if "val-aux/variety" in row]
+    for update in updates:
+        place, share = folder.validation(update), update / max(updates[-1], 1)
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "samples.jsonl").touch()
+        lines, texts = [], []
+        for index in range(prompts):
+            texts.append({"index": index, "prompt": f"prompt number {index}", "answer": None, "source": "default"})
+            for sample in range(samples):
+                luck = 0.05 * ((index * 7 + sample * 3) % 5)
+                rising = {0: 0.1 + 0.85 * share + luck / 5, 1: 0.05 - 0.04 * share + luck / 5, 2: 0.5 + 0.1 * share}
+                reward = rising.get(index, 0.4 + 0.2 * share + luck)
+                source = "odd" if index % 2 else "even"
+                lines.append({"index": index, "sample": sample, "source": source, "reward": reward, "values": {}})
+        (place / "scores.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (place / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in texts))
+
+
+def recorded(folder: RunFolder, updates: int) -> None:
+    """Write groups and a timeline as a run does."""
+    groups, spans = [], []
+    for update in range(1, updates + 1):
+        one = {"group": 0, "uid": "0a", "prompt": "draw seven", "source": "default", "samples": [0, 1],
+               "rewards": [1.0, 0.25], "advantages": [0.7071, -0.7071]}  # fmt: skip
+        groups.append({"update": update, "groups": [one]})
+        lanes = {f"train {rank}": [["gen", 0.0, 0.5 + rank], ["update_actor", 1.6, 0.4]] for rank in range(2)}
+        spans.append({"update": update, "lanes": lanes})
+    folder.groups.write_text("".join(json.dumps(line) + "\n" for line in groups))
+    folder.timeline.write_text("".join(json.dumps(line) + "\n" for line in spans))
+
+
+def long_run(path: Path, updates: int, prompts: int) -> RunFolder:
+    """A run of many updates with a validation at every tenth, without samples."""
+    folder = run_folder(path, Story(updates=updates, steps=updates, guided=False, pictures=False))
+    scored(folder, prompts)
+    return folder
