@@ -1,7 +1,7 @@
 """Host memory and bytes of a checkpoint's save and load, on 1, 2 and 4 ranks of the CPU, for weights, Adam and an EMA.
 
 Every rank is a process with its shard of the weights; there is no network. ``peak above`` is that of the resident
-memory above what the rank holds when it is done, the largest over ranks; ``read`` are the bytes that all ranks read.
+memory above the rank's share of the state, the largest over ranks; ``read`` are the bytes that all ranks read.
 
     python -m benchmarks.checkpoints --weights 200 --output checkpoints.json
 """
@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.ranks import join_ranks
 from burnish.training.sharding import copy_full, local_shard, mesh_of
 
+T = TypeVar("T")
 MIB = 2**20
 ROWS = 1024  # of 1024 weights
 TIMEOUT = 600.0
@@ -33,16 +34,21 @@ class Held:
     """What a rank holds: weights, an optimizer and their average."""
 
     def __init__(self, ranks: Any, matrices: int) -> None:
-        from torch.distributed.tensor import Shard, distribute_tensor
+        from torch.distributed.tensor import DTensor, Shard
 
         mesh = None if ranks.size == 1 else mesh_of(ranks, None, "cpu")
         self.weights = {}
         for number in range(matrices):
-            full = torch.full((ROWS, 1024), float(number))
-            full = full if mesh is None else distribute_tensor(full, mesh, [Shard(0)], src_data_rank=None)
+            rows = torch.full((ROWS // ranks.size, 1024), float(number))
+            full = rows if mesh is None else DTensor.from_local(rows, mesh, [Shard(0)])
             self.weights[f"layers.{number}"] = nn.Parameter(full)
         self.group = ParameterGroup("actor", self.weights, OptimizerOptions(lr=1e-3), total_steps=10)
         self.ema = Ema(self.weights, 0.9)
+
+    @property
+    def share(self) -> int:
+        """Bytes of this rank's weights, their moments and their average."""
+        return 4 * sum(local_shard(weight).nbytes for weight in self.weights.values())
 
     def learn(self) -> None:
         """One step, after which the optimizer has a state."""
@@ -76,23 +82,19 @@ class Meter:
     """Peak of this process's resident memory, and bytes that it reads, from here on."""
 
     def __init__(self) -> None:
+        self._before = _counter("status", "VmRSS") * 1024
+        self._read, self._begun = _counter("io", "rchar"), time.perf_counter()
         Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
-        self._read, self.begun = _counter("io", "rchar"), time.perf_counter()
 
-    def stop(self, held: int) -> dict[str, float]:
-        """MiB above ``held`` resident bytes, MiB read, and seconds."""
-        seconds = time.perf_counter() - self.begun
+    def stop(self, taken: int = 0) -> dict[str, float]:
+        """MiB above what was there and the bytes taken on purpose, MiB read, and seconds."""
+        seconds = time.perf_counter() - self._begun
         peak = _counter("status", "VmHWM") * 1024
         return {
-            "above": (peak - held) / MIB,
+            "above": (peak - self._before - taken) / MIB,
             "read": (_counter("io", "rchar") - self._read) / MIB,
             "seconds": seconds,
         }
-
-
-def resident() -> int:
-    """Bytes of this process's resident memory."""
-    return _counter("status", "VmRSS") * 1024
 
 
 def _counter(file: str, name: str) -> int:
@@ -100,36 +102,34 @@ def _counter(file: str, name: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
-def measure(size: int, folder: Path, matrices: int, *, asynchronous: bool = False) -> list[dict[str, Any]]:
+def measure(size: int, folder: Path, matrices: int, *, asynchronous: bool = False) -> dict[str, list[dict[str, Any]]]:
     """What a save and a load take on each of several ranks, in processes of their own."""
-    return _processes(size, folder, lambda ranks: _one(ranks, folder, matrices, asynchronous))
-
-
-def _one(ranks: Any, folder: Path, matrices: int, asynchronous: bool) -> dict[str, Any]:
     chosen = CheckpointOptions(keep_last=1, keep_best=False, asynchronous=asynchronous)
-    store = CheckpointStore(folder / "checkpoints", chosen, ranks)
+    saved = processes(size, lambda ranks: _save(ranks, CheckpointStore(folder, chosen, ranks), matrices))
+    loaded = processes(size, lambda ranks: _load(ranks, CheckpointStore(folder, chosen, ranks), matrices))
+    assert [one.pop("sums") for one in saved] == [one.pop("sums") for one in loaded], "something else came back"
+    return {"save": saved, "load": loaded}
+
+
+def _save(ranks: Any, store: CheckpointStore, matrices: int) -> dict[str, Any]:
     held = Held(ranks, matrices)
     held.learn()
-    share = sum(local_shard(weight).nbytes for weight in held.weights.values()) * 4
-    before, meter = resident(), Meter()
+    meter = Meter()
     store.save(1, held.state(), identity={}, score=None)
     store.wait()
-    found: dict[str, Any] = {"share": share / MIB, "save": meter.stop(before)}
-    expected = held.sums()
-    del held
-    fresh = Held(ranks, matrices)
-    ranks.barrier("all have saved")
+    return meter.stop() | {"share": held.share / MIB, "sums": held.sums()}
+
+
+def _load(ranks: Any, store: CheckpointStore, matrices: int) -> dict[str, Any]:
     meter = Meter()
-    checkpoint = store.latest() if ranks.rank == 0 else None
-    checkpoint = ranks.first(lambda: checkpoint)
-    assert checkpoint is not None
-    fresh.restore(checkpoint.load({}))
-    found["load"] = meter.stop(resident())
-    assert fresh.sums() == expected, "something else came back"
-    return found
+    held = Held(ranks, matrices)
+    checkpoint = ranks.first(store.latest)
+    held.restore(checkpoint.load({}))
+    return meter.stop(held.share) | {"share": held.share / MIB, "sums": held.sums()}
 
 
-def _processes(size: int, folder: Path, work: Callable[[Any], dict[str, Any]]) -> list[dict[str, Any]]:
+def processes(size: int, work: Callable[[Any], T]) -> list[T]:
+    """What each of several ranks finds, in processes of their own."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -140,21 +140,21 @@ def _processes(size: int, folder: Path, work: Callable[[Any], dict[str, Any]]) -
         torch.set_num_threads(1)
         results.put((rank, work(join_ranks(rank, size, "127.0.0.1", port, "cpu", TIMEOUT))))
 
-    processes = [context.Process(target=run, args=(rank,)) for rank in range(size)]
-    for process in processes:
+    started = [context.Process(target=run, args=(rank,)) for rank in range(size)]
+    for process in started:
         process.start()
-    for process in processes:
+    for process in started:
         process.join(TIMEOUT)
         assert process.exitcode == 0, f"a rank ended with {process.exitcode}"
-    return [row for _, row in sorted((results.get() for _ in processes), key=lambda one: one[0])]
+    return [row for _, row in sorted((results.get() for _ in started), key=lambda one: one[0])]
 
 
-def row(size: int, found: list[dict[str, Any]], action: str) -> dict[str, Any]:
+def row(action: str, ranks: list[dict[str, Any]]) -> dict[str, Any]:
     """A line of the table."""
-    ranks = [one[action] for one in found]
+    size = len(ranks)
     return {
         "name": f"{action}, {size} rank{'s' * (size > 1)}",
-        "share": max(one["share"] for one in found),
+        "share": max(one["share"] for one in ranks),
         "above": max(0.0, *(one["above"] for one in ranks)),
         "read": sum(one["read"] for one in ranks),
         "seconds": max(one["seconds"] for one in ranks),
@@ -171,7 +171,7 @@ def main() -> None:
     for size in (1, 2) if arguments.smoke else (1, 2, 4):
         with tempfile.TemporaryDirectory() as folder:
             found = measure(size, Path(folder), matrices)
-        rows += [row(size, found, action) for action in ("save", "load")]
+        rows += [row(action, ranks) for action, ranks in found.items()]
     columns = {"name": "MiB", "share": "share of a rank", "above": "peak above", "read": "read", "seconds": "seconds"}
     print(table(rows, columns))
     write(arguments.output, {"weights": matrices * ROWS * 1024, "rows": rows})

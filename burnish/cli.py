@@ -196,6 +196,7 @@ VERBS: dict[str, Verb] = {
     "board": Verb("Show the runs in a folder on a local page.", lines.BOARD, lines.board, _command("board")),
     "recipes": Verb("List the recipes that ship with Burnish.", lines.RECIPES, lines.none, _command("show", "recipes")),
     "config": Verb("Show every option of a run, explained.", lines.CONFIG, lines.recipe, _command("show", "config")),
+    "plan": Verb("Forecast the memory that a run will need.", lines.PLAN, lines.plan, _command("plan")),
     "data": Verb("List, prepare and look at data.", lines.DATA, lines.data, _command("data")),
     "pairs": Verb("Make preference data of the samples of a run.", lines.PAIRS, lines.pairs, _command("pairs")),
     "tiny": Verb("Write a tiny random model to try recipes with.", lines.TINY, lines.tiny, _command("tiny")),

@@ -50,6 +50,7 @@ def run(
                 workers.publish(update)
         metrics = collected_metrics(scored) | learned
         metrics |= collected_timing(watch.drain(), scored, devices=devices)
+        del scored  # or it would take up memory while the next one is sampled
         for hook in hooks:
             hook(update, metrics)
         if stop():

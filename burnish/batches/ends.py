@@ -9,6 +9,7 @@ from torch import Tensor
 
 from burnish.flow.times import diffuse
 from burnish.types.batch import Batch, Gathered, to_device
+from burnish.types.columns import at, read
 from burnish.types.rollout import Conditioning, Prompt, Scored, share_of
 from burnish.utils import random
 
@@ -39,7 +40,7 @@ class Ends(Batch):
             conditioning=trace.conditioning,
             unconditional=trace.unconditional,
             prompts=scored.prompts,
-            state=trace.state[:, 0],
+            state=read(trace.state[:, 0]),
             times=times,
             share=trace.share,
         )
@@ -60,7 +61,7 @@ class Ends(Batch):
             for prompt, sample in zip(scored.prompts, scored.sample.tolist(), strict=True)
             for copy in range(copies)
         ]
-        clean, noised = (value[to_device(rows, value.device)] for value in (trace.latents, trace.noised))
+        clean, noised = (read(at(value, rows)) for value in (trace.latents, trace.noised))
         noise = to_device(random.normal(clean.shape[1:], keys), clean.device)
         levels = trace.schedule[trace.schedule >= LEAST]
         start = to_device(levels[-1] if level is None else levels.new_tensor(level), clean.device)

@@ -11,6 +11,7 @@ from torch import Tensor
 from burnish.batches.samples import groups_of, together
 from burnish.flow.times import uniform_above
 from burnish.types.batch import Batch, Gathered, shared, to_device
+from burnish.types.columns import at, read
 from burnish.types.rollout import Conditioning, Scored, share_of
 from burnish.utils import random
 
@@ -57,7 +58,6 @@ class GroupPaths(Batch):
         present = (members >= 0) & ~scored.scores.missing.cpu()[members]
         members, present = members[present.any(1)], present[present.any(1)]
         trace, first = scored.trace, members[:, 0]
-        rows, every = (to_device(index, trace.state.device) for index in (first, members))
         # on the CPU, so that a GPU need not be waited for where rows are chosen
         time, time_next = (to_device(value, "cpu")[first] for value in (trace.time, trace.time_next))
         uid = [scored.prompts[i].uid for i in first.tolist()]
@@ -77,9 +77,9 @@ class GroupPaths(Batch):
         return cls(
             conditioning=trace.conditioning.select(first),
             unconditional=trace.unconditional.select(first),
-            state=trace.state[every],
-            next_state=trace.next_state[every],
-            noised=trace.noised[rows],
+            state=at(trace.state, members),
+            next_state=at(trace.next_state, members),
+            noised=at(trace.noised, first),
             time=time,
             time_next=time_next,
             value=value[members],
@@ -117,12 +117,11 @@ class GroupPaths(Batch):
             drawn = to_device(random.normal(self.state.shape[3:], list(number)), device)
             return drawn[to_device(torch.tensor([number[key] for key in keys]), device)]
 
-        place = (to_device(row, device), to_device(member, device))
-        noised, together = self.noised[place[0]], torch.zeros_like(member)
+        noised, together = read(at(self.noised, row)), torch.zeros_like(member)
         return PathTerms(
             conditioning=self.conditioning.select(row),
             unconditional=self.unconditional.select(row),
-            state=self.state[(*place, to_device(step, device))],
+            state=read(at(self.state, row, member, step)),
             time=of_group(self.time, step),
             time_next=of_group(self.time_next, step),
             level=of_group(self.level, slot),
@@ -130,7 +129,7 @@ class GroupPaths(Batch):
             noise=noise("policy", member),
             reward_level=of_group(self.reward_level, slot),
             reward_noise=noise("reward", together),
-            surrogate_state=self.next_state[(*place, to_device(surrogate_step, device))],
+            surrogate_state=read(at(self.next_state, row, member, surrogate_step)),
             surrogate_time=of_group(self.time_next, surrogate_step),
             surrogate_level=of_group(self.surrogate_level, slot),
             surrogate_noise=noise("surrogate", together),

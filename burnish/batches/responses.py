@@ -32,6 +32,9 @@ class ResponseBatch(Batch):
     good: Tensor  # [B] bool: false where the response is to be avoided
     point: float = shared()  # what implicit rewards are measured from: KTO's KL to the reference, MPO's mean
 
+    def costs(self) -> list[int]:
+        return self.answers.costs()
+
 
 def trace_of(collected: ScoredResponses | OfflineResponses | OfflineJudgements) -> Completion:
     """All responses of a batch, sampled or given."""

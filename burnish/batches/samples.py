@@ -12,6 +12,7 @@ from torch import Tensor
 from burnish.batches.levels import NoiseLevels
 from burnish.flow.times import diffuse
 from burnish.types.batch import Batch, Gathered, shared, to_device
+from burnish.types.columns import at, read
 from burnish.types.rollout import Conditioning, OfflineSamples, Scored, share_of
 from burnish.utils import random
 
@@ -57,6 +58,10 @@ class JudgedSamples(Batch):
     seed: int = shared()
     update: int = shared()
 
+    def costs(self) -> list[int]:
+        """Members of each row that are there."""
+        return [int(members) for members in self.present.sum(1).tolist()]
+
     def terms(self, size: int) -> Iterator[ForwardTerms]:
         """One term per sample and noise level, about ``size`` at once; members of a row at a level stay together.
 
@@ -73,8 +78,7 @@ class JudgedSamples(Batch):
         ]
         device = self.clean.device
         noise = to_device(random.normal(self.clean.shape[2:], keys), device)
-        clean = self.clean[to_device(row, device), to_device(member, device)]
-        noised = self.noised[to_device(row, device)]
+        clean, noised = read(at(self.clean, row, member)), read(at(self.noised, row))
         time = to_device(self.time.cpu()[row, level], device)
         return ForwardTerms(
             conditioning=self.conditioning.select(row),
@@ -133,12 +137,11 @@ def judge(
     first = members[:, 0]
     uid = [scored.prompts[i].uid for i in first.tolist()]
     keys = [(scored.seed, "time", scored.update, u, int(scored.sample[i])) for u, i in zip(uid, first, strict=True)]
-    latents = scored.trace.latents
     return JudgedSamples(
         conditioning=scored.trace.conditioning.select(first),
         unconditional=scored.trace.unconditional.select(first),
-        clean=latents[to_device(members, latents.device)],
-        noised=scored.trace.noised[to_device(first, latents.device)],
+        clean=at(scored.trace.latents, members),
+        noised=at(scored.trace.noised, first),
         value=value[members],
         present=present,
         time=levels.draw(keys, scored.trace.schedule) if keys else scored.trace.schedule.new_zeros(0, 1),

@@ -41,6 +41,10 @@ class StepBatch(Batch):
     reference_mean: Tensor  # [B, K, ...]
     recomputed: bool = shared(default=False)  # old is the policy that learns, before its first step
 
+    def costs(self) -> list[int]:
+        """Steps that are trained of each sample."""
+        return [int(steps) for steps in self.trained.sum(1).tolist()]
+
     def micro_batches(self, size: int, *, by_step: bool, whole_samples: bool) -> Iterator[StepTerms]:
         """Its trained steps in forward passes of ``size`` at most.
 

@@ -55,3 +55,6 @@ class TokenBatch(Batch):
     kl_measured: bool = shared(default=True)  # the KL before the update was; else the loss reports it
     limit: int = shared()  # tokens that a response could have at most
     update: int = shared()
+
+    def costs(self) -> list[int]:
+        return self.trace.costs()

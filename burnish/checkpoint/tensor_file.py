@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,6 +41,12 @@ class Piece:
     tensor: Tensor  # unsharded
     offset: tuple[int, ...]
     shape: tuple[int, ...]  # of the full tensor
+    dtype: torch.dtype  # that is written
+
+    @classmethod
+    def full(cls, tensor: Tensor, dtype: torch.dtype) -> Piece:
+        """All of an unsharded tensor, in some precision."""
+        return cls(tensor.detach(), (0,) * tensor.ndim, tuple(tensor.shape), dtype)
 
     @classmethod
     def of(cls, tensor: Tensor, *, rank: int, number: int) -> Piece | None:
@@ -64,11 +70,11 @@ class Piece:
                 if placement.is_replicate():
                     copies, place = copies * size, place * size + coordinate
             mine = number % copies == place and local.numel() > 0
-        return cls(local.detach(), offset, tuple(tensor.shape)) if mine else None
+        return cls(local.detach(), offset, tuple(tensor.shape), tensor.dtype) if mine else None
 
     def copied(self) -> Piece:
         """The same in other memory, on the CPU."""
-        return Piece(self.tensor.to("cpu", copy=True), self.offset, self.shape)
+        return replace(self, tensor=self.tensor.to("cpu", copy=True))
 
 
 class Sink:
@@ -119,16 +125,16 @@ def _content(pieces: Mapping[str, Piece]) -> Iterator[bytes | memoryview]:
     end = 0
     for name, piece in pieces.items():
         tensor, start = piece.tensor, end
-        end += tensor.nbytes
-        assert tensor.dtype in NAMES, f"{name} is of {tensor.dtype}, which checkpoints don't have"
-        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        end += tensor.numel() * piece.dtype.itemsize
+        assert piece.dtype in NAMES, f"{name} is of {piece.dtype}, which these files don't have"
+        header[name] = {"dtype": NAMES[piece.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     for piece in pieces.values():
-        flat = piece.tensor.reshape(-1).view(torch.uint8) if piece.tensor.numel() else None
-        for part in flat.split(PIECE) if flat is not None else ():
-            yield memoryview(part.cpu().numpy())
+        for part in piece.tensor.reshape(-1).split(PIECE // piece.dtype.itemsize):
+            if part.numel():
+                yield memoryview(part.to("cpu", piece.dtype).view(torch.uint8).numpy())
 
 
 def read(folder: Path, sizes: Mapping[str, int]) -> dict[str, SavedTensor]:

@@ -86,6 +86,17 @@ examples:
   burnish config sd35/flow_grpo                         also lists files that are missing on this machine
 """
 
+PLAN = """\
+examples:
+  burnish plan flux/flow_grpo memory=80GB                              does it fit? if not, which options would help?
+  burnish plan flux/flow_grpo model.lora=null runtime=ray pools.train.processes=8 memory=80GB
+  burnish plan my_recipe.yaml model.path=DIR                           DIR may hold configuration files alone
+
+The run's own code loads, samples, annotates, learns and saves on tensors that have shapes and no values. For each pool
+and phase it prints what a process holds at its peak: weights, gradients, optimizer, activations, caches, batch and
+buffers on the GPU; host memory; and bytes that it receives of other ranks. 1 is returned where it does not fit.
+"""
+
 DOCTOR = """\
 examples:
   burnish doctor      what to fix if the quickstart does not run
@@ -141,6 +152,14 @@ def recipe(parser: argparse.ArgumentParser) -> None:
     """A recipe, and options."""
     parser.add_argument("recipe", metavar="RECIPE", help="name of a recipe (burnish recipes) or path of a .yaml file")
     parser.add_argument("overrides", metavar="OPTION=VALUE", nargs="*", help=OVERRIDES)
+
+
+def plan(parser: argparse.ArgumentParser) -> None:
+    """Of ``burnish plan``."""
+    parser.add_argument("recipe", metavar="RECIPE", help="name of a recipe (burnish recipes) or path of a .yaml file")
+    parser.add_argument(
+        "overrides", metavar="OPTION=VALUE", nargs="*", help=f"{OVERRIDES}; memory=80GB, that of every GPU"
+    )
 
 
 def train(parser: argparse.ArgumentParser) -> None:

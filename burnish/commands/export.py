@@ -36,7 +36,8 @@ def export(
     target = checked_path(output, "--output")
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise UserError(f"output is {output}, which exists and is not an empty folder; choose another")
-    assembly, update = open_run(run, samples=False)
+    # adapters are merged into the weights of model.path, not into a quantised copy of them
+    assembly, update = open_run(run, ["model.quantization=null"] if what == "merged" else (), samples=False)
     if what == "lora" and assembly.config.model.lora is None:
         raise UserError(f"{run} trained all weights (model.lora is null): there is no adapter; export merged weights")
     output_folder(output)

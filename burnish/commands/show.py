@@ -8,7 +8,7 @@ from pathlib import Path
 
 from burnish.config import describe, load
 from burnish.config.disk import disk_problems
-from burnish.config.load import BASE, find_recipe, recipe_names
+from burnish.config.load import BASE, find_recipe, hardware_of, recipe_names
 from burnish.config.run_folder import RunFolder
 from burnish.config.yaml_text import parse
 from burnish.report import write_report
@@ -30,6 +30,9 @@ def config(recipe: str, overrides: Sequence[str]) -> int:
         option, mark, words = ("", "", line) if line.startswith("#") else line.partition("  # ")
         changed = "bold green" if words.startswith("[default ") else ""
         console.print(Text.assemble((option, changed), (mark + words, "dim")), soft_wrap=True)
+    if (hardware := hardware_of(recipe)) is not None:
+        how = f" with {' '.join(hardware.options)}" if hardware.options else ""
+        console.print(Text(f"\n# The recipe as it ships fits on {hardware}{how}.", "dim"), soft_wrap=True)
     problems = disk_problems(resolved)
     if problems:
         console.print(Text("\n# Before burnish train can start here:", "bold yellow"), soft_wrap=True)
@@ -51,7 +54,12 @@ def recipes() -> int:
         table.add_column(min_width=width, no_wrap=True)
         for name in group:
             path = find_recipe(name)
-            table.add_row(name, Text(_description(path)) + Text(_lacking(path), style="yellow"))
+            hardware = hardware_of(name)
+            table.add_row(
+                name,
+                Text(_description(path)) + Text(_lacking(path), style="yellow"),
+                Text("" if hardware is None else str(hardware), style="dim"),
+            )
         if folder:
             base = RECIPES / folder / f"{BASE}.yaml"
             console.print(Text(f"\n{_description(base) if base.is_file() else folder}", style="bold"))

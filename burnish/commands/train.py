@@ -21,6 +21,7 @@ from burnish.hooks.drift import DriftAlarm
 from burnish.hooks.expiry import Expiry, ReclaimTime, reclaim_time
 from burnish.hooks.failures import Failures, NothingLearned
 from burnish.hooks.metrics import MetricsLog
+from burnish.hooks.notices import Notices
 from burnish.hooks.progress import Progress
 from burnish.hooks.recorded import GroupLog, Timeline
 from burnish.hooks.report import ReportWriter
@@ -77,6 +78,7 @@ def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
         Cancelled: a stop was requested before the first update of this process.
     """
     expected = reclaim_time(config.trainer)
+    notices = Notices(config.trainer.reclaim_notices)
     with stop.cancellable():
         store = CheckpointStore(folder.checkpoints, config.checkpoint)
         checkpoint = starting_point(config, folder, store)
@@ -86,12 +88,12 @@ def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
             log.warning("to profile this process with Nsight Systems, start it with: %s", shlex.join(command))
         controller.check_data()
     controller.stop_when(lambda: stop.requested is not None)
-    with controller:
+    with controller, notices:
         with stop.cancellable():
             controller.check()
         while True:
             try:
-                return _attempt(config, folder, controller, checkpoint, stop, expected)
+                return _attempt(config, folder, controller, checkpoint, stop, expected, notices)
             except NothingLearned:
                 write_report(folder)
                 raise
@@ -109,6 +111,7 @@ def _attempt(
     checkpoint: Checkpoint | None,
     stop: StopRequest,
     expected: ReclaimTime | None,
+    notices: Notices,
 ) -> bool:
     """Resume from a checkpoint or start, and return whether all updates are done."""
     with stop.cancellable():
@@ -121,14 +124,17 @@ def _attempt(
         folder.begin(config, resumed_at=recorded)
     except UserError as error:
         raise UserError(f"output_dir is {config.output_dir}: {error}") from error
-    expiry = Expiry(expected, stop, margin=config.trainer.expiry_margin, saving=lambda: controller.saving)
+    expiry = Expiry(
+        expected, stop, margin=config.trainer.expiry_margin, saving=lambda: controller.saving,
+        notice=lambda: notices.found,
+    )  # fmt: skip
     validation = Validation(config, folder, controller.evaluate)
     here = checkpoint is not None and checkpoint.path.resolve().parent == folder.checkpoints.resolve()
     checkpoints = Checkpoints(
         config,
         controller,
         validation,
-        early=expected is not None,
+        early=expected is not None or notices.asks,
         unvalidated=done if metrics is not None and here else None,
     )
     hooks: list[Hook] = [

@@ -173,7 +173,7 @@ class LanguageConfig(RunConfig):
                 "vLLM needs rollout.vllm.python, and no other engine reads rollout.vllm"
             )
         elif rollout.vllm is not None:
-            yield from rollout.vllm.complaints(fire_temperature=rollout.fire_temperature)
+            yield from rollout.vllm.complaints(fire_temperature=rollout.fire_temperature, lora=self.model.lora)
             if self.environment is not None and self.environment.max_length is None:
                 yield (
                     "rollout.engine is vllm, which reads so many tokens and no more, but environment.max_length is "
@@ -301,7 +301,8 @@ class LanguageConfig(RunConfig):
         return super().optimizers | critic
 
     def cautions(self) -> Iterator[str]:
-        if self.rollout.engine == "vllm" and self.model.lora is not None and self.model.dtype == "bfloat16":
+        vllm, lora, dtype = self.rollout.vllm, self.model.lora, self.model.dtype
+        if vllm is not None and lora is not None and dtype == "bfloat16" and not vllm.sends_adapter(lora, dtype):
             yield (
                 "rollout.engine is vllm and model.dtype is bfloat16: vLLM is sent weights with the adapters folded in, "
                 "which rounds most of an early step off (watch rollout_corr/logprob_abs_diff); "

@@ -16,6 +16,7 @@ import pydantic
 
 from burnish.config.complaints import Context, complain, unknown, wrong_choice
 from burnish.config.derived import with_derived
+from burnish.config.hardware import KEY, Hardware, read_hardware
 from burnish.config.overrides import merge, nest, read_overrides
 from burnish.config.plugins import chosen_by_path, open_plugins, with_value, with_whole_paths
 from burnish.config.renamed import renamed
@@ -100,6 +101,8 @@ def _layers(path: Path) -> Layers:
     while path.resolve() not in seen:
         seen.append(path.resolve())
         layers.append((_shown(path), read_recipe(path)))
+        if (stated := layers[-1][1].pop(KEY, None)) is not None:
+            read_hardware(stated, _shown(path))
         extended = layers[-1][1].pop("extends", None)
         if extended is None:
             return layers
@@ -112,6 +115,26 @@ def _layers(path: Path) -> Layers:
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
     raise ConfigError(f"{where}, which extends this recipe in turn; remove one of the two")
+
+
+def hardware_of(recipe: str) -> Hardware | None:
+    """The machine that a recipe is made for, by its own file or the nearest that it extends; None if none states it.
+
+    Args:
+        recipe: name of a recipe that ships with Burnish, or path of a .yaml file.
+
+    Raises:
+        ConfigError: what it states is malformed.
+    """
+    path: Path | None = find_recipe(recipe)
+    while path is not None:
+        content = read_recipe(path)
+        if content.get(KEY) is not None:
+            return read_hardware(content[KEY], _shown(path))
+        extended = content.get("extends")
+        beside = path.parent / str(extended)
+        path = None if extended is None else beside if beside.is_file() else find_recipe(extended)
+    return None
 
 
 def _shown(path: Path) -> str:

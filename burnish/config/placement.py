@@ -98,6 +98,13 @@ def _pipeline(config: RunConfig, given: Collection[str]) -> Iterator[str]:
 
 def _pools(config: RunConfig, given: Collection[str]) -> Iterator[str]:
     rollout = config.pools.rollout
+    model = config.model.device
+    for name, pool in config.pools.by_name().items():
+        if name != "reward" and "auto" not in (pool.device, model) and pool.device != model:
+            yield (
+                f"pools.{name}.device is {pool.device}, but model.device is {model}; leave model.device at auto, which "
+                "is the pool's"
+            )
     if rollout is not None and not config.online:
         yield (
             f"pools.rollout is given, but {config.algorithm.name} trains offline here and samples nothing; leave it out"

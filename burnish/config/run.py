@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from burnish.algorithms.base import Algorithm
+from burnish.config.memory import memory_complaints
 from burnish.config.mixing import mixing_complaints
 from burnish.config.placement import placement_complaints, profiler_complaints
 from burnish.config.plugins import open_plugins
@@ -182,6 +183,7 @@ class RunConfig:
             *self._groups(), *self.sampling_complaints(), *self._steps(), *self._choices(), *self._mixing(),
             *mixing_complaints(self),
             *placement_complaints(self, given),
+            *memory_complaints(self),
             *profiler_complaints(self, given),
             *self.unread(given),
         ]  # fmt: skip

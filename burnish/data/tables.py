@@ -73,6 +73,7 @@ def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
                 for values in batch.to_pylist():
                     number += 1
                     yield values
+                arrow.default_memory_pool().release_unused()  # or it keeps what pictures took
     except (OSError, arrow.ArrowException) as error:
         raise UserError(f"{path} can't be read after row {number}: {error}; restore it") from None
 

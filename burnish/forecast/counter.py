@@ -57,6 +57,7 @@ class LiveBytes(TorchDispatchMode):
         self._by: Counter[str] = Counter()
         self._known: dict[int, _Storage] = {}
         self._phases: list[str] = []
+        self._spans: list[Peak] = []
         self._resize: Callable[..., Any] = torch.UntypedStorage.resize_
 
     @contextmanager
@@ -77,6 +78,27 @@ class LiveBytes(TorchDispatchMode):
             self._phases.pop()
             self.category = before
             self._risen()
+
+    @contextmanager
+    def span(self) -> Iterator[Peak]:
+        """The peak of what happens in this context, as what it adds to what was alive before."""
+        before, parts = self.live, self.parts()
+        found = Peak(self.live, parts)
+        self._spans.append(found)
+        try:
+            yield found
+        finally:
+            self._spans.pop()
+            found.total -= before
+            found.parts = {name: size - parts.get(name, 0) for name, size in found.parts.items()}
+
+    def repeated(self, span: Peak) -> None:
+        """The same happens again."""
+        for peak in self._open():
+            if self.live + span.total >= peak.total:
+                now = self.parts()
+                peak.total = self.live + span.total
+                peak.parts = {name: now.get(name, 0) + span.parts.get(name, 0) for name in {**now, **span.parts}}
 
     def label(self, category: str, tensors: Iterable[Any], *, but: str | None = None) -> None:
         """Say what tensors are for: those of a phase so far, and those that were made before counting began.
@@ -144,10 +166,9 @@ class LiveBytes(TorchDispatchMode):
         if not self._by[HOST]:
             return self.category
         given = [one for one in tree_iter(args) if isinstance(one, Tensor)]
-        if given and all(self._category(one) == HOST or one.numel() <= SMALL for one in given):
-            if any(self._category(one) == HOST for one in given):
-                return HOST
-        return self.category
+        on_host = [self._category(one) == HOST for one in given]
+        near = all(there or one.numel() <= SMALL for there, one in zip(on_host, given, strict=True))
+        return HOST if near and any(on_host) else self.category
 
     def _category(self, tensor: Tensor) -> str | None:
         try:
@@ -205,13 +226,17 @@ class LiveBytes(TorchDispatchMode):
             self.live -= known.size * (known.category != HOST)
             self._by[known.category] -= known.size
 
-    def _risen(self) -> None:
+    def _open(self) -> list[Peak]:
+        """The peaks that are being looked for."""
         if not self._phases:
-            return
-        peak = self.peaks.setdefault(self._phases[-1], Peak())
-        peak.host = max(peak.host, self._by[HOST])
-        if self.live >= peak.total:
-            peak.total, peak.parts = self.live, self.parts()
+            return self._spans
+        return [self.peaks.setdefault(self._phases[-1], Peak()), *self._spans]
+
+    def _risen(self) -> None:
+        for peak in self._open():
+            peak.host = max(peak.host, self._by[HOST])
+            if self.live >= peak.total:
+                peak.total, peak.parts = self.live, self.parts()
 
 
 def _storage(tensor: Tensor) -> Any:

@@ -27,6 +27,7 @@ MADE_TO_SIZE = (
     aten.empty, aten.empty_strided, aten.zeros, aten.ones, aten.full, aten.rand, aten.randn,
     aten.new_empty, aten.new_empty_strided, aten.new_zeros, aten.new_ones, aten.new_full,
 )  # fmt: skip
+UNSET = (aten.empty, aten.empty_strided)
 MADE_ALIKE = (
     aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like,
 )  # fmt: skip
@@ -105,6 +106,8 @@ class Pretending(TorchDispatchMode):
         else:
             return False
         dtype = kwargs.get("dtype") or (like.dtype if like is not None else torch.get_default_dtype())
+        if kind in UNSET and dtype.is_floating_point:
+            return True  # there are no values to keep, and sharding makes weights of it
         return bool(size > (LARGE if dtype.is_floating_point else HUGE))
 
     def _scalar(self, value: Tensor) -> bool | int | float:
@@ -147,7 +150,7 @@ class _Values(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.numpy and isinstance(args[0], FakeTensor):
-            return np.zeros(args[0].shape, dtype=torch.empty(0, dtype=args[0].dtype).numpy().dtype)
+            return np.zeros(args[0].shape, dtype=torch.zeros((), dtype=args[0].dtype).numpy().dtype)
         return func(*args, **(kwargs or {}))
 
 

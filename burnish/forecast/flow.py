@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -27,7 +28,6 @@ class FlowHalf:
 
     def __init__(self, assembly: FlowAssembly, counter: LiveBytes) -> None:
         self.assembly, self.counter = assembly, counter
-        self.once: list[Once] = []  # what is done once in a round
 
     def prompts(self, count: int) -> list[Prompt]:
         """Made-up prompts, with a picture where the pipeline needs one."""
@@ -59,14 +59,15 @@ class FlowHalf:
         names = [name for name in model.pipeline.components if name.startswith("text_encoder")]
         for encoder in (getattr(model.pipeline, name) for name in names):
             if encoder is not None:
-                encoder.forward = self._once(encoder.forward, _shapes)
-        model.predict = self._once(model.predict, _shapes)
-        vae = getattr(model.pipeline, "vae", None)
-        if vae is not None:
-            vae.decode = self._once(vae.decode, _shapes)
-        every = roles.distribute
-        setattr(roles, "distribute", lambda function, parts: every(self._once(function, len, kept=False), parts))  # noqa: B010
+                encoder.forward = self.once(encoder.forward, _shapes)
+        model.predict = self.once(model.predict, _shapes)
+        model.decode = self.once(model.decode, _shapes)
+        for name in ("distribute", "kept"):
+            setattr(roles, name, partial(self._brief_parts, getattr(roles, name)))
         self.assembly.engine = BriefEngine(roles, self.assembly.config.rollout, self.assembly.config.seed, self)
+
+    def _brief_parts(self, every: Callable[..., Any], function: Callable[..., Any], parts: Any) -> Any:
+        return every(self.once(function, len), parts)
 
     def caches(self) -> Iterator[Any]:
         """What the model keeps from one batch to the next."""
@@ -80,14 +81,11 @@ class FlowHalf:
             pass
 
     def again(self) -> None:
-        """Another round begins, in which everything is done once more."""
-        for one in self.once:
-            one.known.clear()
-        self.once = [one for one in self.once if one.kept]
+        """Nothing is done anew: what it cost at its peak is counted again."""
 
-    def _once(self, function: Any, key: Any, *, kept: bool = True) -> Once:
-        self.once.append(Once(function, key, self.counter, kept=kept))
-        return self.once[-1]
+    def once(self, function: Any, key: Any) -> Once:
+        """Compute calls that are alike once."""
+        return Once(function, key, self.counter)
 
 
 class BriefEngine(FlowEngine):
@@ -95,7 +93,7 @@ class BriefEngine(FlowEngine):
 
     def __init__(self, roles: FlowRoles, options: Any, seed: int, half: FlowHalf) -> None:
         super().__init__(roles, options, seed=seed)
-        self._trajectory = half._once(self._drawn, lambda job, rows, *_: (job.purpose, rows.stop - rows.start))
+        self._trajectory = half.once(self._drawn, lambda job, rows, *_: (job.purpose, rows.stop - rows.start))
 
     def _denoise(self, job: FlowJob, rows: slice, role: Any, plan: Any, branches: Any, *given: Any) -> Denoising:
         values = self._trajectory(job, rows, role, plan, branches, *given)

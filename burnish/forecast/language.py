@@ -1,184 +1,160 @@
-"""The phases of a run that trains a language model, with its own code, on responses of the greatest length."""
+"""A language model's run, shortened: its own sampling, annotation and updates on responses of the greatest length."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from burnish.forecast.counter import CACHES, GRADIENTS, OPTIMIZER, WEIGHTS, LiveBytes
-from burnish.forecast.fakes import is_fake
+from burnish.forecast.brief import Once
+from burnish.forecast.counter import CACHES, LiveBytes
+from burnish.forecast.fakes import Pretending, is_fake
+from burnish.forecast.pretended import made_up_prompts
 from burnish.forecast.prompts import Shape, longest_prompt
-from burnish.rollout.requests import numbered
+from burnish.rewards.text.base import Response
+from burnish.tasks.language.assembly import LanguageAssembly
+from burnish.tasks.language.engine import LanguageEngine, ResponseEngine, ResponseJob
+from burnish.tasks.language.roles import LanguageRoles
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from burnish.types.prompt import Prompt
-from burnish.types.rollout import ScoredResponses, Scores
 
-if TYPE_CHECKING:
-    from burnish.config.language import LanguageConfig
-    from burnish.forecast.fakes import Pretending
-    from burnish.tasks.language.assembly import LanguageAssembly
-
-MICRO_BATCHES = 2  # of an optimizer step that is forecast: the second one adds to gradients that are there
-FEW = 16  # tokens of responses that are to cost nothing
 ORDINARY = 7  # a token that no response ends with
+SAID = "a response"
 
 
-@dataclass(frozen=True)
-class Rows:
-    """As much of a batch as costs a rank what all of it would."""
+class LanguageHalf:
+    """What is a language model's own in a forecast."""
 
-    prompts: int
-    n: int  # responses of each
-    longest: int  # tokens of each
-
-    @property
-    def count(self) -> int:
-        """Responses."""
-        return self.prompts * self.n
-
-
-def learned_rows(config: LanguageConfig, ranks: int) -> Rows:
-    """Rows that fill some micro-batches on every rank, or all of an optimizer step where those are fewer."""
-    n, longest = config.sampled_per_prompt, config.rollout.max_new_tokens
-    question = config.data.max_prompt_length or 0
-    each = max((config.trainer.micro_batch_tokens - question) // (longest + (0 if n > 1 else question)), 1)
-    step = config.trainer.mini_batch_size or config.samples
-    rows = min(MICRO_BATCHES * each * ranks, step)
-    own = min(n, max(rows, 2)) if n > 1 else 1
-    return Rows(max(math.ceil(rows / own), 1), own, longest)
-
-
-def first_rows(config: LanguageConfig, ranks: int) -> Rows:
-    """Rows of the update that only has to make the optimizer's states: one a rank, of few tokens."""
-    own = min(config.sampled_per_prompt, 2)
-    return Rows(math.ceil(ranks / own), own, min(FEW, config.rollout.max_new_tokens))
-
-
-class LanguagePhases:
-    """Runs the phases of one rank under the counter, each with the code that a run has for it."""
+    shape: Shape | None = None  # of the prompt that stands for all others
+    rounds = 0  # that have begun
+    decoded = 0  # the round in which responses were last decoded
 
     def __init__(self, assembly: LanguageAssembly, counter: LiveBytes, pretending: Pretending | None) -> None:
         """Args: ``pretending`` is None where tensors are real and are counted all the same."""
         self.assembly, self.counter, self.pretending = assembly, counter, pretending
-        self.config: LanguageConfig = assembly.config
-        self.shape: Shape | None = None
+        if assembly.has_separate_engine:  # which would be started
+            assembly.engine = GivenResponses(self)
 
-    def run(self) -> None:
-        """All of them, and two updates: the optimizer's states appear in the first."""
-        self.load()
-        self.sample()
-        ranks = self.assembly.ranks.size
-        for update, rows in enumerate((first_rows(self.config, ranks), learned_rows(self.config, ranks)), start=1):
-            scored = self.scored(update, rows)
-            with self.counter.phase("annotate"), self._known_results():
-                annotated = self.assembly.workers.annotate(scored)
-            with outside_of_modes():
-                batch, _ = self.assembly.workers.credit(annotated)
-            with self.counter.phase("update"):
-                self.assembly.workers.update(batch, update)
-            with self.counter.phase("publish"):
-                self.assembly.workers.publish(update)
+    def prompts(self, count: int) -> list[Prompt]:
+        """Made-up prompts; all are encoded as the longest one."""
+        return made_up_prompts(count)
 
-    def load(self) -> None:
-        """The networks, what samples with them and what learns them; and the prompt that all of this is tried on."""
-        with self.counter.phase("load", WEIGHTS):
-            roles = self.assembly.roles
-            _ = self.assembly.engine
-        with self.counter.phase("load"):
-            workers = self.assembly.workers
-        for group in workers.groups:
-            group.step = self._stepping(group.step)  # type: ignore[method-assign]
-        trained = [weight for group in workers.groups for weight in group.parameters.values()]
-        for weight in trained:
-            weight.register_post_accumulate_grad_hook(lambda one: self.counter.label(GRADIENTS, [one.grad]))
+    def parts(self) -> Iterator[nn.Module]:
+        """Everything that has weights."""
+        roles: LanguageRoles = self.assembly.roles
+        yield from roles._networks.values()
+        yield from (head for head in (roles.value_head, roles.reward_head) if head is not None)
+
+    def shorten(self) -> None:
+        """Compute once what is computed for every micro-batch alike, and decode one batch of responses."""
+        roles, config = self.assembly.roles, self.assembly.config
         with outside_of_modes():
-            prompt, self.shape = longest_prompt(roles.model, self.config.data)
-            self.prompts = Repeated(self.assembly.engine.encode, prompt)
-        self.assembly.engine.encode = self.prompts
-
-    def sample(self) -> None:
-        """Responses of the greatest length, as many at a time as the run decodes."""
-        from burnish.tasks.language.engine import LanguageEngine, ResponseJob
-
-        engine = self.assembly.engine
-        if not isinstance(engine, LanguageEngine):
-            return
-        config, ranks = self.config, self.assembly.ranks.size
-        rows = min(-(-config.samples // ranks), config.rollout.batch_size)
-        n = config.sampled_per_prompt
-        prompts, group, sample = numbered(self.prompts.prompts(-(-rows // n)), n)
-        job = ResponseJob(
-            prompts=prompts[:rows], group=group[:rows], sample=sample[:rows], purpose="rollout", update=1,
-            sampling=self.assembly.sampling,
-        )  # fmt: skip
-        with self.counter.phase("sample"), endless(self.counter, skips=self.pretending is not None), self._answers(0):
-            engine.sample(job)
-
-    def scored(self, update: int, rows: Rows) -> ScoredResponses:
-        """Responses with rewards, all of the same length."""
-        config, longest = self.config, rows.longest
-        prompts, group, sample = numbered(self.prompts.prompts(rows.prompts), rows.n)
-        with outside_of_modes():
-            generator = np.random.default_rng(update)
-            reward = torch.from_numpy(generator.random(rows.count, dtype=np.float32))
-            length = torch.full((rows.count,), longest)
-            trace = Completion.of_text(
-                self.prompts(prompts), torch.full((rows.count, longest), ORDINARY), length,
-                axes=self.assembly.roles.model.axes, logprob=torch.full((rows.count, longest), -1.0),
-                finished=torch.ones(rows.count, dtype=torch.bool),
-            )  # fmt: skip
-            scores = Scores(
-                reward=reward, missing=torch.zeros(rows.count, dtype=torch.bool), components=reward[:, None],
-                names=("forecast",), weights=(1.0,), notes=[""] * rows.count,
-            )  # fmt: skip
-            return ScoredResponses(
-                prompts=prompts, group=group, sample=sample, trace=trace, scores=scores,
-                greedy=torch.zeros(rows.count), turn_rewards=torch.zeros(rows.count, 0), limit=config.rollout.max_new_tokens,
-                update=update, version=update - 1, seed=config.seed,
-            )  # fmt: skip
-
-    def _stepping(self, step: Callable[[], None]) -> Callable[[], None]:
-        def stepped() -> None:
-            with self.counter.phase("update", OPTIMIZER):
-                step()
-
-        return stepped
-
-    @contextmanager
-    def _answers(self, integer: int) -> Iterator[None]:
-        """What is asked of integers that nobody knows has this answer."""
+            encode = LanguageEngine(roles, batch_size=1, seed=config.seed).encode
+            prompt, self.shape = longest_prompt(roles.model, config.data)
+            repeated = Repeated(encode, prompt)
+        vars(self.assembly)["learnable_prompts"] = self.assembly.train_prompts
+        if self.assembly.has_separate_engine:
+            self.assembly.engine.encode = repeated
+        else:
+            self.assembly.engine = BriefDecoding(self, repeated)
         if self.pretending is None:
-            yield
             return
-        before, self.pretending.integer = self.pretending.integer, integer
-        try:
-            yield
-        finally:
-            self.pretending.integer = before
-
-    @contextmanager
-    def _known_results(self) -> Iterator[None]:
-        """What passes without gradients give is zeros, not unknown: advantages and choices are made of it."""
-        roles = self.assembly.roles
-        run = roles.run
+        every, run, credit = roles.distribute, roles.run, config.algorithm.credit
 
         def known(name: str, function: Callable[[Any], Any]) -> Any:
+            """Zeros in the place of what is unknown: advantages and choices are made of it."""
             found = run(name, function)
+            if torch.is_grad_enabled():
+                return found
             return tuple(map(as_zeros, found)) if isinstance(found, tuple) else as_zeros(found)
 
-        roles.run = known  # type: ignore[method-assign, assignment]
-        try:
-            yield
-        finally:
-            del roles.run
+        def credited(annotated: Any) -> Any:
+            with outside_of_modes():
+                return credit(annotated)
+
+        def shared_out(function: Callable[[Any], Any], parts: Any) -> Any:
+            return every(Once(function, len, self.counter), parts)
+
+        replaced: Any = roles
+        replaced.run, replaced.distribute = known, shared_out
+        object.__setattr__(config.algorithm, "credit", credited)
+
+    def caches(self) -> Iterator[Any]:
+        """What is kept from one batch to the next: tokens and pixels of prompts, in the memory of the machine."""
+        return iter(())
+
+    def again(self) -> None:
+        """Another round begins."""
+        self.rounds += 1
+
+    def validate(self) -> None:
+        """Decode one batch of responses, where that has not been done in a round: it costs the same."""
+        assembly = self.assembly
+        if self.decoded:
+            return
+        count = min(assembly.config.rollout.batch_size, len(assembly.val_prompts) * assembly.config.validation.n)
+        prompts = (assembly.val_prompts * assembly.config.validation.n)[:count]
+        job = ResponseJob.groups(prompts, 1, purpose="validation", update=0, sampling=assembly.validation_sampling)
+        assembly.engine.sample(job)
+
+
+class GivenResponses(ResponseEngine):
+    """Stands in for an engine in a process of its own: responses of the greatest length, without a network."""
+
+    def __init__(self, half: LanguageHalf) -> None:
+        super().__init__()
+        self.half, self.seed = half, half.assembly.config.seed
+
+    @property
+    def roles(self) -> LanguageRoles:  # type: ignore[override]
+        roles: LanguageRoles = self.half.assembly.roles
+        return roles
+
+    def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
+        return responses(self.encode(job.prompts), job, self.roles.model.axes)
+
+
+class BriefDecoding(LanguageEngine):
+    """Decodes the first batch of a job; all responses are as long."""
+
+    def __init__(self, half: LanguageHalf, encode: Callable[[Sequence[Prompt]], Gathered[Encoded]]) -> None:
+        config = half.assembly.config
+        super().__init__(half.assembly.roles, batch_size=config.rollout.batch_size, seed=config.seed)
+        self.half, self.encode = half, encode
+
+    def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
+        half, pretending = self.half, self.half.pretending
+        found = responses(self.encode(job.prompts), job, self.roles.model.axes)
+        if pretending is not None and half.rounds == 1:
+            return found  # a later round has the optimizer's states beside
+        half.decoded = half.rounds
+        first = replace(job.select(slice(0, self.batch_size)), finished=None)
+        before = 0 if pretending is None else pretending.integer
+        with endless(half.counter, skips=pretending is not None):
+            if pretending is not None:
+                pretending.integer = 0  # of responses with odd log-probs
+            super().sample(first)
+        if pretending is not None:
+            pretending.integer = before
+        return found
+
+
+def responses(prompts: Gathered[Encoded], job: ResponseJob, axes: int) -> tuple[Completion, list[Response]]:
+    """Responses of the greatest length."""
+    with outside_of_modes():
+        count, longest = len(job.prompts), job.sampling.max_new_tokens
+        completion = Completion.of_text(
+            prompts, torch.full((count, longest), ORDINARY), torch.full((count,), longest), axes=axes,
+            # unlike what the trainer finds, so that it recomputes where it may
+            logprob=torch.full((count, longest), -1.0), finished=torch.ones(count, dtype=torch.bool),
+        )  # fmt: skip
+    return completion, [Response(SAID)] * count
 
 
 class Repeated:
@@ -191,10 +167,6 @@ class Repeated:
     def length(self) -> int:
         """Tokens of a prompt."""
         return self._one.lengths[0]
-
-    def prompts(self, count: int) -> list[Prompt]:
-        """Different prompts of this length."""
-        return [Prompt(text=f"{number}") for number in range(count)]
 
     def __call__(self, prompts: Sequence[Prompt]) -> Gathered[Encoded]:
         rows = {uid: row for row, uid in enumerate(dict.fromkeys(prompt.uid for prompt in prompts))}
@@ -222,12 +194,13 @@ def outside_of_modes() -> Iterator[None]:
 def endless(counter: LiveBytes, *, skips: bool) -> Iterator[None]:
     """Responses are written until their limit. With ``skips`` networks run only where the cache has changed its size:
     in every other step a rank holds what it held in the last one."""
-    from burnish.language import decoding
+    import burnish.language.decoding as module
     from burnish.language.decoding import DecodingRows
     from burnish.language.layers import Layers
 
-    originals = decoding.choose, Layers.step, Layers.logits, DecodingRows.next_tokens
-    choose, step, logits, next_tokens = originals
+    replaced: Any = module
+    originals = replaced.choose, Layers.step, Layers.logits, DecodingRows.next_tokens
+    _, step, logits, next_tokens = originals
     held: dict[int, int] = {}
     skipped = False
     last: Tensor | None = None
@@ -261,7 +234,6 @@ def endless(counter: LiveBytes, *, skips: bool) -> Iterator[None]:
         live.done = live.count >= live.limit
         return torch.full((len(live.count),), ORDINARY)
 
-    replaced: Any = decoding
     layers: Any = Layers
     rows: Any = DecodingRows
     replaced.choose, layers.step = ordinary, stepping

@@ -63,6 +63,8 @@ def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples:
     scored: Any = None
     for update in range(1, ROUNDS + 1):
         half.again()
+        for name, peak in counter.peaks.items():
+            peak.wire *= name == LOAD  # of everything else, what one update has sent
         with counter.phase(SAMPLE) if samples else nullcontext():
             scored = _collected(assembly, counter, update)  # the one before is still held, as in the loop
             counter.label(CACHES, tensors_of(half.caches()))
@@ -76,7 +78,6 @@ def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples:
             trainer.update(batch, update)
         with counter.phase(PUBLISH):
             trainer.publish(update)
-    half.again()
     if assembly.config.validation.every:
         with counter.phase(VALIDATE), assembly.trained_weights(), assembly.roles.shards.gathered(["policy"]):
             half.validate()
@@ -98,7 +99,7 @@ def rollout_phases(assembly: Assembly, counter: LiveBytes, half: Half) -> None:
 
 def _loaded(assembly: Assembly, counter: LiveBytes, half: Half, *, brief: bool, trains: bool = True) -> Any:
     config = assembly.config
-    assembly.scorer = FixedScores(config.rewards, config.mixing)  # type: ignore[assignment, arg-type]
+    assembly.scorer = FixedScores(config.rewards, config.mixing)  # type: ignore[assignment]
     _find_prompts(assembly, half)
     with counter.phase(LOAD, WEIGHTS):
         _ = assembly.roles
@@ -108,7 +109,7 @@ def _loaded(assembly: Assembly, counter: LiveBytes, half: Half, *, brief: bool, 
             counter.label(WEIGHTS, assembly.ema.average.values())
     if brief:
         half.shorten()
-        trainer = None if trainer is None else BriefTrainer.of(trainer)
+        trainer = None if trainer is None else BriefTrainer.of(trainer, counter)
     return trainer
 
 

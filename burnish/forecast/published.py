@@ -16,7 +16,7 @@ from typing import Any
 
 from burnish.config.yaml_text import parse
 from burnish.utils.errors import UserError
-from burnish.utils.hub import PIPELINE
+from burnish.utils.hub import PIPELINE, hub_model
 from burnish.utils.paths import ASSETS
 
 FOLDER = ASSETS / "published"
@@ -66,6 +66,44 @@ def published_model(name: str, index: str) -> Published | None:
     """
     model = published().get(name)
     return model if model is not None and model.index == index else None
+
+
+def located(config: Any, scratch: Path) -> Any:
+    """The configuration with models that can be read here without a network, on a device that every machine has.
+
+    Args:
+        config: of the run; it stays as it is.
+        scratch: folder for the directories of published models.
+
+    Raises:
+        UserError: a model is neither a directory, nor in the hub's cache, nor published with Burnish.
+    """
+    found = deepcopy(config)
+    sections = [("model.path", found.model), *_teachers(found)]
+    for number, (option, section) in enumerate(sections):
+        if section.path is None:
+            continue
+        model = hub_model(section.path, section.revision, index=config.model_index, option=option)
+        if model is None:
+            continue
+        folder = model.cached()
+        if folder is None:
+            described = published_model(model.name, model.index)
+            if described is None:
+                raise UserError(
+                    f"{option} is {model.name}, whose configuration is neither in the hub's cache nor shipped with "
+                    f"Burnish; where the hub can be reached, run: {model.command()}, and set {option}=DIR"
+                )
+            folder = scratch / f"model_{number}"
+            described.write(folder)
+        section.path, section.revision = str(folder), None
+    found.model.device = "cpu"
+    return found
+
+
+def _teachers(config: Any) -> list[tuple[str, Any]]:
+    given = getattr(config.algorithm, "teachers", None) or ()
+    return [(f"algorithm.teachers[{number}].path", teacher) for number, teacher in enumerate(given)]
 
 
 def _write_pipeline(about: Mapping[str, Any], folder: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
+
+from torch import Tensor
 
 from burnish.training.ranks import SINGLE_RANK, Ranks
 
@@ -30,6 +32,12 @@ class PretendRanks:
 
     def gather(self, value: T) -> list[T]:
         return [value] * self.size
+
+    def to_first(self, value: T) -> list[T]:
+        return [value] * self.size
+
+    def exchange(self, pieces: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
+        return [pieces[0].new_zeros(count, *pieces[0].shape[1:]) for count in counts]
 
     def first(self, action: Callable[[], T]) -> T:
         return action()

@@ -13,7 +13,9 @@ from burnish.hooks.stop import StopRequest
 from burnish.options import StepOptions, unix_seconds
 from burnish.utils.errors import UserError
 
-VARIABLES = (  # also read by verl
+VARIABLES = (
+    "SLURM_JOB_END_TIME",  # of the job's time limit
+    # also read by verl
     "SAGEMAKER_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP",
     "MLP_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP",
 )
@@ -74,6 +76,7 @@ class Expiry(Hook):
         *,
         margin: float,
         saving: Callable[[], float],
+        notice: Callable[[], ReclaimTime | None] = lambda: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Set the deadline.
@@ -83,9 +86,11 @@ class Expiry(Hook):
             stop: of the run.
             margin: seconds before ``expected`` at which the run has stopped.
             saving: expected seconds of a checkpoint.
+            notice: what was announced since the start, see ``Notices``.
             clock: Unix seconds.
         """
         self.expected, self.stop, self.margin, self.saving, self.clock = expected, stop, margin, saving, clock
+        self.notice = notice
         self._since, self._longest = 0.0, 0.0
 
     def start(self, done: int) -> None:
@@ -100,9 +105,11 @@ class Expiry(Hook):
 
     def due(self, seconds: float = 0.0) -> bool:
         """Whether ``seconds`` and a checkpoint no longer fit before the deadline; if so, request a stop."""
-        if self.expected is None:
+        known = [one for one in (self.expected, self.notice()) if one is not None]
+        if not known:
             return False
-        late = self.clock() + seconds + self.saving() + self.margin > self.expected.at
+        first = min(known, key=lambda one: one.at)
+        late = self.clock() + seconds + self.saving() + self.margin > first.at
         if late:
-            self.stop.request(f"the machine's expiry at {self.expected}")
+            self.stop.request(f"the machine's expiry at {first}")
         return late

@@ -1,4 +1,4 @@
-"""Stop requests by Ctrl-C, SIGTERM, SIGHUP or the machine's expiry, after which the run saves a checkpoint."""
+"""Stop requests by a signal (Ctrl-C, a scheduler's) or the machine's expiry, after which the run saves a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ EXIT_STOPPED = 75
 EXIT_INTERRUPTED = 130
 """Exit code after a second Ctrl-C, which does not wait for a checkpoint."""
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# SIGUSR1 and SIGUSR2 are what Slurm, SGE and LSF are often told to send, or send, before they end a job
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class StopRequest:
     """In this context the first signal only sets ``requested``, which the loop checks after each update.
 
-    A second Ctrl-C interrupts immediately; further SIGTERM or SIGHUP are ignored, as schedulers send several. Signals
+    A second Ctrl-C interrupts immediately; further signals are ignored, as schedulers send several. Signals
     are only handled in the main thread. The context is reentrant.
     """
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from burnish.language.attention import Plan, attend, window_of
 from burnish.language.cache import Cache
+from burnish.utils.weights import is_quantized
 
 
 @dataclass(frozen=True)
@@ -63,17 +64,37 @@ class Linear:
 
 
 @dataclass(frozen=True)
+class Called:
+    """Linear layers of the same input that run as they are: quantised weights can't be joined."""
+
+    linears: Sequence[Any]
+    dtype: torch.dtype
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Outputs [N, O] of inputs [N, D]."""
+        with torch.autocast(x.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            return torch.cat([linear(x) for linear in self.linears], -1).to(self.dtype)
+
+
+def fused(linears: Sequence[Any], dtype: torch.dtype) -> Linear | Called:
+    """Linear layers of the same input as one, if their weights can be joined."""
+    if any(is_quantized(base(linear)) for linear in linears):
+        return Called(linears, dtype)
+    return Linear.fused(linears, dtype)
+
+
+@dataclass(frozen=True)
 class Layer:
     """Weights of one layer."""
 
     attention_norm: Tensor  # [D]
-    qkv: Linear  # [D] to [(H + 2 K) W]
+    qkv: Linear | Called  # [D] to [(H + 2 K) W]
     q_norm: Tensor | None  # [W]
     k_norm: Tensor | None
-    out: Linear  # [H W] to [D]
+    out: Linear | Called  # [H W] to [D]
     mlp_norm: Tensor  # [D]
-    gate_up: Linear | None  # [D] to [2 I]; None: the module computes it
-    down: Linear | None  # [I] to [D]
+    gate_up: Linear | Called | None  # [D] to [2 I]; None: the module computes it
+    down: Linear | Called | None  # [I] to [D]
     mlp: nn.Module
     attention: nn.Module
     window: int | None  # tokens of a sliding window, the current one included; None: full attention
@@ -90,7 +111,7 @@ class Layers:
         self.compute = compute if compute != torch.float32 else head.dtype
         self.heads, self.pairs = config.num_attention_heads, config.num_key_value_heads
         self.layers = [self._layer(layer) for layer in decoder.layers]
-        self.width = self.layers[0].out.weight.shape[1] // self.heads
+        self.width = decoder.layers[0].self_attn.o_proj.in_features // self.heads
         self.scale = decoder.layers[0].self_attn.scaling
         self.eps = config.rms_norm_eps
         self.norm = decoder.norm.weight
@@ -102,13 +123,13 @@ class Layers:
         plain = hasattr(mlp, "gate_proj") and mlp.config.hidden_act == "silu" and mlp.down_proj.bias is None
         return Layer(
             attention_norm=layer.input_layernorm.weight,
-            qkv=Linear.fused([attention.q_proj, attention.k_proj, attention.v_proj], self.compute),
+            qkv=fused([attention.q_proj, attention.k_proj, attention.v_proj], self.compute),
             q_norm=attention.q_norm.weight if hasattr(attention, "q_norm") else None,
             k_norm=attention.k_norm.weight if hasattr(attention, "k_norm") else None,
-            out=Linear.fused([attention.o_proj], self.compute),
+            out=fused([attention.o_proj], self.compute),
             mlp_norm=layer.post_attention_layernorm.weight,
-            gate_up=Linear.fused([mlp.gate_proj, mlp.up_proj], self.compute) if plain else None,
-            down=Linear.fused([mlp.down_proj], self.compute) if plain else None,
+            gate_up=fused([mlp.gate_proj, mlp.up_proj], self.compute) if plain else None,
+            down=fused([mlp.down_proj], self.compute) if plain else None,
             mlp=mlp,
             attention=attention,
             window=window_of(attention),
@@ -131,7 +152,7 @@ class Layers:
     def _attention_input(self, layer: Layer, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [N, H, W], rotated keys [N, K, W] and values [N, K, W]."""
         normal = self._normal(x, layer.attention_norm).to(self.compute)
-        if self.compute == torch.float32 and layer.qkv.bias is not None:
+        if self.compute == torch.float32 and isinstance(layer.qkv, Linear) and layer.qkv.bias is not None:
             joined = F.linear(normal, layer.qkv.weight).add_(layer.qkv.bias)  # faster than a product with a bias
         else:
             joined = layer.qkv(normal)

@@ -157,6 +157,10 @@ class LanguageModel(Protocol):
         """Tokens of a prompt without running the processor: each image and video counts as one."""
         ...
 
+    def picture_tokens(self, width: int, height: int) -> int | None:
+        """Tokens of a picture by its size alone, by the processor's own arithmetic; None if only pixels tell."""
+        ...
+
     def turn(
         self,
         response: Sequence[int],

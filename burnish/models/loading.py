@@ -49,7 +49,7 @@ def read_folder(
 
 
 def placement_of(options: CommonModelOptions, *, frozen: bool = False) -> tuple[str, torch.dtype, torch.dtype]:
-    """Device of a model, precision of its weights, and precision of its forward pass.
+    """Device of a model, precision of its weights, and precision of its forward pass; sets that of float32 products.
 
     Raises:
         UserError: the device is cuda, and there is no GPU.
@@ -62,8 +62,24 @@ def placement_of(options: CommonModelOptions, *, frozen: bool = False) -> tuple[
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("model.device is cuda, but PyTorch finds no GPU; use model.device=cpu or auto")
     compute = getattr(torch, options.dtype)
+    torch.set_float32_matmul_precision(options.float32_matmul_precision)
     # frozen weights may be stored in half precision; trained ones keep a float32 master copy
     return device, compute if options.lora is not None or frozen else torch.float32, compute
+
+
+def block_count(wanted: bool | int, there: int) -> int:
+    """Blocks whose activations are recomputed, of those that a network has.
+
+    Raises:
+        UserError: it has fewer.
+    """
+    if isinstance(wanted, bool):
+        return there
+    if wanted > there:
+        raise UserError(
+            f"model.gradient_checkpointing is {wanted}, but the network has {there} blocks; lower it, or set it to true"
+        )
+    return wanted
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from burnish.models.placing import as_placed, place
 from burnish.models.targets import check_rank, chosen, saved_in_full
 from burnish.options.flow import LoraOptions
 from burnish.utils.errors import UserError
+from burnish.utils.weights import is_quantized
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,6 +61,7 @@ def add_adapters(
     for name in names:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), as_placed(network):
             warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # several are intended
+            warnings.filterwarnings("ignore", message="TorchaoLoraLinear was instantiated")  # nothing is merged
             torch.manual_seed(seed)
             attach(network, config, name)
     _check_adapted(network, adapted, saved)
@@ -67,7 +69,22 @@ def add_adapters(
         for parameter in adapter_parameters(network, name).values():
             # half precision would lose small steps; the frozen weights may stay in it
             parameter.data = parameter.data.float()
+        _draw_again(network, name, seed)
     use_adapter(carriers(network), names[0])
+
+
+def _draw_again(network: nn.Module, name: str, seed: int) -> None:
+    """Draw the initial weights of adapters on layers that are stored in fp8, to which peft has rounded them."""
+    import torch
+
+    draw = torch.Generator().manual_seed(seed)
+    for layer in lora_layers(network):
+        base: Any = layer.get_base_layer()
+        if base.weight.is_floating_point() and base.weight.dtype.itemsize == 1:
+            first: Any = layer.lora_A[name].weight
+            first.data = torch.nn.init.kaiming_uniform_(torch.empty(first.shape), a=5**0.5, generator=draw).to(
+                first.device
+            )  # as peft does
 
 
 def _not_renamed(network: nn.Module, targets: Sequence[str]) -> Sequence[str]:
@@ -212,7 +229,7 @@ def merging_rounds(network: nn.Module) -> bool:
     import torch
 
     bases: list[Any] = [layer.get_base_layer() for layer in lora_layers(network)]
-    return any(base.weight.dtype != torch.float32 for base in bases)
+    return any(base.weight.dtype != torch.float32 or is_quantized(base.weight) for base in bases)
 
 
 @contextmanager

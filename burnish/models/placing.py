@@ -11,16 +11,16 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from burnish.utils.weights import file_precision, from_config, kept_precise, load_network, reads_weights
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
 NOTE = "rests_in"  # attribute of a weight that is converted when it is placed
-PRECISIONS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-CAST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # whose weights and biases autocast casts at every use
+PRECISIONS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' names, and torch's
 
 
 def load_mapped(kind: Any, folder: Path, *, dtype: torch.dtype, **options: Any) -> Any:
@@ -35,7 +35,10 @@ def load_mapped(kind: Any, folder: Path, *, dtype: torch.dtype, **options: Any) 
     Raises:
         UserError: see ``load_network``.
     """
-    own = PRECISIONS.get(file_precision(folder) or "") if reads_weights() else None
+    import torch
+
+    named = PRECISIONS.get(file_precision(folder) or "") if reads_weights() else None
+    own: torch.dtype | None = getattr(torch, named) if named else None
     if own is None or own == dtype:
         return load_network(kind, folder, dtype=dtype, **options)
     network = load_network(kind, folder, dtype=own, **options)
@@ -63,6 +66,8 @@ def load_mapped(kind: Any, folder: Path, *, dtype: torch.dtype, **options: Any) 
 
 def _take_computed(network: nn.Module, built: nn.Module) -> None:
     """Tensors that are in no file, such as tables of positions, as they are computed in the precision of the run."""
+    from torch import Tensor
+
     for own, other in zip(network.modules(), built.modules(), strict=True):
         for name in own._non_persistent_buffers_set:
             own._buffers[name] = other._buffers[name]
@@ -81,6 +86,9 @@ def resting(weight: Tensor) -> torch.dtype:
 
 def place(module: nn.Module, device: torch.device | str) -> None:
     """Move a module's weights to a device one after the other, each in the precision that it rests in."""
+    import torch
+    from torch import nn
+
     placed: dict[int, nn.Parameter] = {}  # tied weights stay tied
     for owner in module.modules():
         for name, weight in owner._parameters.items():
@@ -106,7 +114,9 @@ def place_buffers(owner: nn.Module, device: torch.device | str) -> None:
 
 
 def twin(network: nn.Module) -> nn.Module:
-    """A copy of a network with weights of its own that share the memory of the first one's until they are changed."""
+    """A copy of a network with weights of its own that share the memory of the first one's."""
+    from torch import nn
+
     memo: dict[int, Any] = {}
     for weight in network.parameters():
         memo[id(weight)] = other = nn.Parameter(weight.detach(), requires_grad=weight.requires_grad)
@@ -117,6 +127,8 @@ def twin(network: nn.Module) -> nn.Module:
 
 def unshare(network: nn.Module) -> None:
     """Give a twin memory of its own, where its weights lie, in the precision that they rest in."""
+    from torch import nn
+
     own: dict[int, nn.Parameter] = {}
     for owner in network.modules():
         for name, weight in owner._parameters.items():
@@ -133,12 +145,16 @@ def rest_frozen(network: nn.Module, compute: torch.dtype) -> None:
     Those are the float32 weights that autocast casts at every use: of linear layers and of convolutions. Norms, tables
     and embeddings compute in float32, and so does an output head, whose weight is used outside of the forward pass.
     """
+    import torch
+    from torch import nn
+
     if compute == torch.float32:
         return
+    cast = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
     whole: Any = network
     head = whole.get_output_embeddings() if hasattr(whole, "get_output_embeddings") else None
     every = [(module, weight) for module in network.modules() for weight in module.parameters(recurse=False)]
-    others = {id(weight) for module, weight in every if not isinstance(module, CAST) or module is head}
+    others = {id(weight) for module, weight in every if not isinstance(module, cast) or module is head}
     for _, weight in every:
         if id(weight) not in others and resting(weight) == torch.float32:
             setattr(weight, NOTE, compute)
@@ -147,6 +163,8 @@ def rest_frozen(network: nn.Module, compute: torch.dtype) -> None:
 @contextmanager
 def as_placed(network: nn.Module) -> Iterator[None]:
     """A context in which weights seem to be what they will be when they are placed; their values are zeros."""
+    import torch
+
     noted = [weight for weight in network.parameters() if resting(weight) != weight.dtype]
     held = [weight.data for weight in noted]
     for weight in noted:

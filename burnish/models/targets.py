@@ -75,7 +75,7 @@ def saved_in_full(network: nn.Module, options: LoraOptions) -> list[str]:
             )
         found += [name for name in matched if name not in found]
     owners: dict[int, str] = {}
-    for name, parameter in network.named_parameters(remove_duplicate=False):
+    for name, parameter in network.named_parameters(remove_duplicate=False) if found else ():
         owner = next((module for module in found if name.startswith(f"{module}.")), "")
         other = owners.setdefault(parameter.data_ptr(), name)
         if other != name and (owner or any(other.startswith(f"{module}.") for module in found)):
@@ -103,7 +103,7 @@ def check_rank(rank: int, adapted: Sequence[nn.Linear]) -> None:
         )
 
 
-def _is_passed_by(network: nn.Module, name: str) -> bool:
+def is_passed_by(network: nn.Module, name: str) -> bool:
     """Whether a layer's weight is read by a kernel that never calls the layer: the output projection of Mamba."""
     owner, _, own = name.rpartition(".")
     return own == "out_proj" and all(hasattr(network.get_submodule(owner), part) for part in ("A_log", "D", "conv1d"))
@@ -136,7 +136,7 @@ def language_targets(network: Any, decoder: nn.Module, options: LanguageLoraOpti
     linear = {module: name for module, name in names.items() if isinstance(module, torch.nn.Linear)}
     found = [name for module, name in linear.items() if module in inside and name != head]
     found = [name for name in found if name.split(".")[-1] not in ROUTERS]
-    past = {name for name in found if _is_passed_by(network, name)}
+    past = {name for name in found if is_passed_by(network, name)}
     for target in options.targets or ():
         if any(ends_with(name, [target]) for name in past):
             raise UserError(

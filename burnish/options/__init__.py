@@ -111,8 +111,14 @@ class OptimizerOptions:
     max_grad_norm: Positive | None = 1.0
     """Clip the gradient norm to this; null never clips."""
 
+    offload: bool = False
+    """Keep the optimizer's states in CPU memory and step there: a third to a half of the memory of trained weights, for
+    a slower step. Sharded runs have sharding.offload."""
+
     @model_validator(mode="after")
     def _steps_make_sense(self) -> Self:
+        if self.offload and self.name == "adamw_8bit":
+            raise ValueError("offload is true and name is adamw_8bit, whose kernels need a GPU; leave one of them out")
         if self.lr * self.weight_decay >= 1:
             raise ValueError(
                 f"lr x weight_decay is {self.lr * self.weight_decay:g}; it must be below 1, since every step shrinks "
@@ -145,6 +151,9 @@ class StepOptions:
     expires_at: float | str | None = None
     """Time at which this (spot) machine will be reclaimed: ISO 8601 with a time zone, 2026-01-31T18:00:00+01:00, or
     Unix seconds. The run saves and stops before. null reads the environment variables that clouds set."""
+    reclaim_notices: Literal["aws", "gcp", "azure"] | None = None
+    """Cloud whose metadata service is asked every few seconds whether this machine is about to be reclaimed: aws (spot
+    interruptions), gcp (preemption), azure (scheduled events). null asks none."""
     expiry_margin: NonNegative = 0.0
     """Seconds before expires_at at which the run has stopped, in addition to the time of a checkpoint."""
 

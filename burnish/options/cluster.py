@@ -94,7 +94,9 @@ class RayOptions:
     call_timeout: Seconds = 3600.0
     """Timeout of a call to a worker in seconds."""
     max_restarts: Whole = 3
-    """Restarts of a pool's dead workers per run before it stops."""
+    """Restarts of a pool's workers (dead, hanging, or with a failed device) within restart_window before it stops."""
+    restart_window: Seconds = 86400.0
+    """Seconds after which a restart no longer counts toward max_restarts."""
     publication: WeightSyncOptions = Field(default_factory=WeightSyncOptions)
     """Weight sync from the trainer to a separate rollout pool."""
 

@@ -10,6 +10,7 @@ from burnish.options import (
     Count,
     DenoisingSteps,
     Guidance,
+    NonNegative,
     Pixels,
     Positive,
     SomeGuidance,
@@ -22,6 +23,7 @@ from burnish.options.samples import SaveOptions
 from burnish.registry import options
 
 Solver = Literal["euler", "heun", "dpm2m"]
+Precision = Literal["nf4", "int8", "fp8", "fp8_cast"]  # of quantised weights
 
 
 @options
@@ -50,6 +52,27 @@ class LoraOptions:
 
 
 @options
+class QuantizationOptions:
+    """Frozen weights in fewer bits, under LoRA adapters: the linear layers of a network's blocks."""
+
+    weights: Precision | None = None
+    """nf4: 4 bits (bitsandbytes, as in QLoRA); int8, fp8: 8 bits, with a scale per row (torchao); fp8_cast: stored in
+    fp8 without a scale, and cast to model.dtype layer by layer (needs no library); null leaves them in model.dtype.
+    With int8 and fp8, use model.gradient_checkpointing, or cast weights wait in memory for the backward pass."""
+    exclude: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
+    """Layers that stay as they are: suffixes of their names, or patterns with * (*.layers.0.*). One that matches none
+    is an error."""
+
+
+@options
+class PipelineQuantizationOptions(QuantizationOptions):
+    """Frozen weights in fewer bits: the linear layers of the networks' and the text encoders' blocks."""
+
+    text_encoders: Precision | None = None
+    """The same for the text encoders, which are frozen in every run; null leaves them as they are."""
+
+
+@options
 class CommonModelOptions:
     """Which model is trained, and which of its weights."""
 
@@ -68,13 +91,51 @@ class CommonModelOptions:
     """Device of the model; auto uses a GPU if there is one."""
     lora: LoraOptions | None = None
     """Train low-rank adapters with these options; null trains all weights of the networks."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about one third slower."""
+    gradient_checkpointing: bool | Count = False
+    """Recompute activations in the backward pass, block by block: less memory, about one third slower. A number does so
+    in the first N blocks only."""
+    float32_matmul_precision: Literal["highest", "high"] = "highest"
+    """Products of float32 matrices, such as those of language heads and of model.dtype=float32: high lets a GPU take
+    TF32, with 10 bits of mantissa, for the whole process (torch.set_float32_matmul_precision)."""
+    compile: bool = False
+    """Compile the repeated blocks (torch.compile): minutes at the start, then faster; rounds otherwise."""
+    quantization: QuantizationOptions | None = None
+    """Store frozen weights in fewer bits, for small cards; null stores them in dtype."""
+    cache_gb: NonNegative = 4.0
+    """GiB of host memory, in each process, for what prompts were encoded to (embeddings, pixels, latents of images to
+    imitate), in the precision of dtype; what was used longest ago makes room. What an update uses is kept whatever its
+    size."""
+
+    @property
+    def cache_bytes(self) -> int:
+        """The same in bytes."""
+        return int(self.cache_gb * 2**30)
 
 
 @options
 class ModelOptions(CommonModelOptions):
     """Which model is trained, and which of its weights."""
+
+    quantization: PipelineQuantizationOptions | None = None
+    """Store frozen weights in fewer bits, for small cards; null stores them in dtype."""
+    offload: bool = False
+    """Keep text encoders and the VAE in CPU memory, and copy them to the GPU while they are used: they leave it when
+    the networks that are trained run."""
+    attention: Literal[
+        "auto",
+        "native",
+        "_native_math",
+        "_native_flash",
+        "_native_efficient",
+        "_native_cudnn",
+        "flash",
+        "_flash_3",
+        "flex",
+        "sage",
+        "xformers",
+    ] = "auto"
+    """Attention backend of the networks, by diffusers' names. All but auto are compared with native at the start, by
+    outputs and gradients; auto leaves the choice to diffusers."""
 
     networks: list[str] | None = None
     """Which parts of the pipeline are trained, by their names in model_index.json; null trains all that predict
@@ -128,8 +189,9 @@ class DataOptions(OrderOptions, PromptOptions):
     fit: Literal["exact", "centre_crop"] = "exact"
     """Images whose size differs from the run's resolution: exact refuses them, centre_crop scales and crops them."""
     decode_check: bool = True
-    """Decode every image and video once before training starts, in parallel, and list the records of broken ones; false
-    only reads headers, so that a broken one stops the run when it is reached."""
+    """Look at every image and video before training starts and list the records of broken ones: up to 2,000 are
+    decoded; of the other images the header and the end are read, so that one that is broken in between stops the run
+    when it is reached. false only reads headers."""
 
 
 @options

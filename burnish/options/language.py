@@ -58,6 +58,9 @@ class LanguageModelOptions(CommonModelOptions):
     """Precision of the forward pass; log-probs and losses are always float32."""
     lora: LanguageLoraOptions | None = None
     """Train low-rank adapters with these options; null trains all weights that are not frozen."""
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"] = "auto"
+    """Attention implementation by transformers' names, for model.family=transformers; all but auto are compared with
+    sdpa at the start. auto is Burnish's own attention over packed sequences where a model allows it, else sdpa."""
     freeze: list[str] = Field(default_factory=list)
     """Parameters that are not trained: prefixes of their names, or patterns with * (model.visual*). One that matches
     nothing is an error."""
@@ -227,8 +230,9 @@ class LanguageDataOptions(OrderOptions, RecordOptions):
     overlong: Literal["filter", "error"] = "error"
     """What to do with longer ones: filter leaves them out with a warning, error refuses to start."""
     decode_check: bool = True
-    """Decode every picture, video and sound once before the run, in parallel, and name the records of broken ones;
-    false reads headers only, and a broken one ends the run when it is first used."""
+    """Look at every picture, video and sound before the run and name the records of broken ones: up to 2,000 are
+    decoded; of the other pictures the header and the end are read. One that is broken in between ends the run, with its
+    record, when it is first used; false reads headers only."""
 
     @model_validator(mode="after")
     def _pixels_in_order(self) -> Self:

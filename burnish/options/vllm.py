@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from burnish.options import Count, Positive, Seconds, Whole
 from burnish.registry import options
 from burnish.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from burnish.options.language import LanguageLoraOptions
 
 OURS = {
     "model": "model.path",
@@ -22,7 +25,9 @@ OURS = {
     "enable_sleep_mode": "rollout.vllm.sleep",
     "max_num_seqs": "rollout.batch_size",
 }
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, that vLLM makes room for
 FIXED = (
+    "enable_lora", "max_loras", "max_lora_rank",
     "load_format", "logprobs_mode", "worker_extension_cls", "generation_config", "mm_processor_cache_gb",
     "skip_mm_profiling", "disable_log_stats", "mm_device_do_normalize",
 )  # fmt: skip
@@ -54,6 +59,10 @@ class VllmOptions:
     tolerance: Positive | None = None
     """Largest mean difference between vLLM's and the trainer's log-probs after a weight sync; more stops the run.
     null is 1e-3 in float32 and 0.1 in bfloat16."""
+    adapter: Literal["auto", "request", "folded"] = "auto"
+    """How a LoRA adapter reaches vLLM: request sends it alone, and vLLM adds it to the model in model.path with every
+    request; folded sends all weights with the adapter folded in; auto is request in bfloat16, where folding rounds most
+    of an early step off, if the adapter is one that vLLM can read, and folded otherwise."""
     restarts: Whole = 2
     """Restarts of a dead or hung vLLM per job, whose responses are the same afterwards."""
     start_timeout: Seconds = 1200.0
@@ -68,10 +77,33 @@ class VllmOptions:
             if name in FIXED:
                 raise UserError(f"rollout.vllm.arguments has {name}, which Burnish sets itself; leave it out")
 
-    def complaints(self, *, fire_temperature: float | None) -> Iterator[str]:
-        """Sampling options that vLLM does not support."""
+    def sends_adapter(self, lora: LanguageLoraOptions | None, dtype: str) -> bool:
+        """Whether vLLM gets the adapter and not all weights."""
+        if self.adapter == "auto":
+            return lora is not None and dtype == "bfloat16" and not any(_unreadable(lora))
+        return lora is not None and self.adapter == "request"
+
+    def complaints(self, *, fire_temperature: float | None, lora: LanguageLoraOptions | None) -> Iterator[str]:
+        """Options that vLLM does not support."""
+        if self.adapter != "auto" and lora is None:
+            yield f"rollout.vllm.adapter is {self.adapter}, but model.lora is null: there is no adapter; leave it out"
+        elif self.adapter == "request" and lora is not None:
+            for what in _unreadable(lora):
+                yield f"rollout.vllm.adapter is request, but {what}; set rollout.vllm.adapter=folded"
         if fire_temperature is not None:
             yield (
                 f"rollout.fire_temperature is {fire_temperature}, but vLLM has one temperature for all tokens; "
                 "leave it out, or use Burnish's own engine"
             )
+
+
+def _unreadable(lora: LanguageLoraOptions) -> Iterator[str]:
+    """Why vLLM can't read an adapter."""
+    if lora.dora:
+        yield "model.lora.dora is true, which vLLM does not compute"
+    if lora.modules_to_save:
+        yield f"model.lora.modules_to_save has {lora.modules_to_save[0]}, which vLLM does not replace"
+    if lora.vision:
+        yield "model.lora.vision is true, and vLLM adapts the language model alone"
+    if lora.rank > RANKS[-1]:
+        yield f"model.lora.rank is {lora.rank}, and vLLM's highest is {RANKS[-1]}"

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from burnish.types.batch import Gathered
+from burnish.types.columns import Column, LazyTensors
 from burnish.types.completion import Completion, Encoded, Features
 from burnish.types.execution import Execution
 from burnish.types.media import Fit, Media
 from burnish.types.prompt import Message, Part, Prompt
 from burnish.types.rollout import Denoising, Embeddings, Failure, Requests, Rollouts, Scored, ScoredResponses, Scores
+from burnish.utils.spool import Spooled
 
 _TYPES = (
     Completion, Denoising, Embeddings, Encoded, Execution, Failure, Features, Fit, Gathered, Media, Message, Part,
@@ -46,6 +48,12 @@ class _Packing:
         self._place: dict[int, int] = {}  # of objects that are stored once, by their identity
 
     def plain(self, value: Any) -> Any:
+        if isinstance(value, Column):
+            value = value.values()
+        if isinstance(value, LazyTensors):
+            value = dict(value)
+        if isinstance(value, Spooled):
+            value = value.read()
         if isinstance(value, ONCE):
             if id(value) not in self._place:
                 stored = self._fields(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import pickle
 import signal
@@ -17,8 +18,13 @@ from typing import Any
 
 import ray
 
+from burnish.runtime.faults import device_failure
+
+log = logging.getLogger(__name__)
+
 BESIDE = "beside"  # a second line of calls, which does not wait for the first
 LIFE = "life"  # a third one, of a single call
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 PASSED = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "HF_HUB_OFFLINE", "HF_HOME", "TRANSFORMERS_OFFLINE")
 
 
@@ -79,7 +85,13 @@ class WorkerProcess:
         """Call a method of the object, or of what an attribute of it holds: ``receiver.switch``."""
         if self._worker is None:
             self.build(*self._rebuild)
-        return _with_sendable_errors(attrgetter(method)(self._worker), arguments)
+        try:
+            return _with_sendable_errors(attrgetter(method)(self._worker), arguments)
+        except Exception as error:
+            if self._rebuild and (failure := device_failure(error)):
+                log.error("this worker ends, because its device failed: %s", failure)
+                os._exit(1)  # Ray starts another one, and repeats the call
+            raise
 
     @ray.method(concurrency_group=BESIDE)
     def call_beside(self, method: str, *arguments: Any) -> Any:
@@ -92,15 +104,18 @@ def directory(given: Mapping[str, Any]) -> str:
     return "" if "working_dir" in given else os.getcwd()
 
 
-def environment(cpus: float, given: Mapping[str, Any]) -> dict[str, str]:
+def environment(cpus: float, gpus: float, given: Mapping[str, Any]) -> dict[str, str]:
     """Variables of a worker's environment.
 
     Args:
         cpus: of the worker.
+        gpus: of the worker.
         given: the runtime environment that the user asked for, which goes first.
     """
     found = {"OMP_NUM_THREADS": str(max(1, int(cpus))), "OMP_WAIT_POLICY": "PASSIVE"}
     found |= {name: os.environ[name] for name in PASSED if name in os.environ}
+    if not gpus:  # Ray leaves all GPUs of a machine visible to an actor that asked for none
+        found |= dict.fromkeys(VISIBLE, "")
     if not {"working_dir", "py_modules"} & given.keys():  # that is where modules are to come from, then
         installed = {os.path.realpath(path) for path in sysconfig.get_paths().values()}
         own = [os.path.realpath(path) for path in sys.path if not path.endswith(".zip")]

@@ -57,7 +57,8 @@ class ActorGroup:
         self.pool, self.kind, self.collective, self.stateless = pool, kind, collective, stateless
         self.arguments = [tuple(row) for row in (arguments or [()] * pool.size)]
         assert len(self.arguments) == pool.size, f"{len(self.arguments)} rows of arguments, {pool.size} workers"
-        self.restarts = 0
+        self.restarts = 0  # so far
+        self._counted: list[float] = []  # when those were that count toward the limit
         self.ended: BaseException | None = None  # why there are no workers any more
         self.handles: list[Any] = [None] * pool.size
         self.pids = [0] * pool.size  # on their machines
@@ -69,7 +70,7 @@ class ActorGroup:
         self._options: dict[str, Any] = {
             "num_cpus": pool.need.cpus,
             "num_gpus": pool.need.gpus,
-            "runtime_env": {"env_vars": environment(pool.need.cpus, pool.options.runtime_env)}
+            "runtime_env": {"env_vars": environment(pool.need.cpus, pool.need.gpus, pool.options.runtime_env)}
             | ({"nsight": dict(nsight)} if nsight is not None else {}),
             # with a state, Ray's own restart would run a call again on a fresh object
             "max_restarts": restarts,
@@ -185,7 +186,7 @@ class ActorGroup:
         """Replace one worker by a fresh one in the same place; what it held is gone.
 
         Raises:
-            RestartLimit: that happened too often in this run (ray.max_restarts).
+            RestartLimit: that happened too often (ray.max_restarts within ray.restart_window).
             Unschedulable: its machine was lost, and the cluster has no other in time.
             WorkerTimeout: it takes too long.
         """
@@ -198,15 +199,7 @@ class ActorGroup:
 
     def _replace(self, ranks: Sequence[int]) -> None:
         while True:
-            self.restarts += 1
-            limit = self.pool.options.max_restarts
-            if self.restarts > limit:
-                why = f"; the last time: {self.ended}" if self.ended else ""
-                raise RestartLimit(
-                    f"workers of pool {self.name} had to be replaced {self.restarts} times "
-                    f"(ray.max_restarts={limit}){why}; look for the cause in Ray's logs, and start the same command "
-                    "again to resume"
-                )
+            self._count_restart()
             for rank in ranks:
                 self._kill(rank)
             machines = self.pool.machines()
@@ -217,7 +210,24 @@ class ActorGroup:
                 log.warning("a fresh worker is replaced: %s", error)
                 self.ended = error
                 if self.pool.lost(machines):
-                    self.restarts -= 1  # it was sent to a machine whose death Ray had not noticed yet
+                    self._counted.pop()  # it was sent to a machine whose death Ray had not noticed yet
+
+    def _count_restart(self) -> None:
+        """Count one.
+
+        Raises:
+            RestartLimit: there were too many in the last ray.restart_window seconds.
+        """
+        options, now = self.pool.options, time.monotonic()
+        self.restarts += 1
+        self._counted = [then for then in self._counted if now - then < options.restart_window] + [now]
+        if len(self._counted) > options.max_restarts:
+            why = f"; the last time: {self.ended}" if self.ended else ""
+            raise RestartLimit(
+                f"workers of pool {self.name} had to be replaced {len(self._counted)} times "
+                f"(ray.max_restarts={options.max_restarts}) within {options.restart_window:g} s (ray.restart_window)"
+                f"{why}; look for the cause in Ray's logs, and start the same command again to resume"
+            )
 
     def _start(self, ranks: Sequence[int]) -> None:
         seconds, option = self.pool.options.start_timeout, "ray.start_timeout"

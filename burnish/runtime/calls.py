@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import NodeDiedError, RayActorError, RayError, RayTaskError, WorkerCrashedError
 
-from burnish.runtime.faults import WorkerDied, WorkerTimeout
+from burnish.runtime.faults import WorkerDied, WorkerTimeout, device_failure
 
 POLL = 1.0  # seconds between checks, so that Ctrl-C is heard
 GRACE = 1.0  # seconds in which it may turn out that an error of one worker came from another's death
@@ -78,7 +78,7 @@ class Call:
         """What all workers return, in the order of ranks.
 
         Raises:
-            WorkerDied: the first worker that died.
+            WorkerDied: the first worker that died, or whose device failed.
             WorkerTimeout: they are not there in time.
             Exception: what a worker raised, as it is; a note says which worker.
         """
@@ -116,6 +116,8 @@ class Call:
         cause = error.cause if isinstance(error, RayTaskError) else error
         if isinstance(cause, GONE) or not isinstance(cause, Exception):
             return WorkerDied(self.group.name, rank, reason(cause))
+        if failure := device_failure(cause):  # its process can't use the device any more
+            return WorkerDied(self.group.name, rank, f"its device failed: {failure}")
         note = f"raised by {self.method} of worker {rank} of pool {self.group.name}"
         cause.add_note(f"{note}:\n{error}" if isinstance(error, RayTaskError) else note)
         return cause
@@ -124,7 +126,8 @@ class Call:
         who = f"worker {ranks[0]}" if len(ranks) == 1 else f"workers {', '.join(map(str, ranks))}"
         return WorkerTimeout(
             f"timed out after {self.seconds:g} s ({self.option}) waiting for {self.method} of {who} of pool "
-            f"{self.group.name}; check the workers' logs"
+            f"{self.group.name}; check the workers' logs",
+            pool="" if self.option == "ray.start_timeout" else self.group.name,
         )
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -9,11 +13,18 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+ABORTED = "aborted"  # in the store, by whoever gives up
+LOOK = 0.5  # seconds between looks at the store
+PAUSE = 0.0005  # seconds between looks at a broadcast
+GRACE = 120.0  # seconds after the deadline until NCCL's own watchdog would end the process
+_abandoned: list[Any] = []  # groups of gloo whose broadcast goes on: to free one waits for its end
+
 
 class Channel:
     """Rank 0 sends, all others receive. It is no part of torch's default group, and registers nowhere.
 
-    A member that dies breaks it; the others find out by an error or by the deadline, and open another.
+    A member that dies breaks it; the others find out by an error, by a member that gives up, or by the deadline, and
+    open another.
     """
 
     def __init__(self, store: dist.Store, rank: int, size: int, *, device: str, seconds: float) -> None:
@@ -23,29 +34,80 @@ class Channel:
             store: where they find each other; rank 0 keeps it.
             rank: 0 for the sender.
             size: all members.
-            device: cpu talks over gloo, cuda over NCCL.
+            device: cpu talks over gloo, cuda over NCCL, each member on a GPU of its own.
             seconds: that joining, and each broadcast, may take.
 
         Raises:
             RuntimeError: not all joined in time.
         """
         self.device = torch.device(device)
-        limit = timedelta(seconds=seconds)
-        store.set_timeout(limit)
-        members = dist.PrefixStore("members", store)
+        self._seconds, self._gone = seconds, threading.Event()
+        store.set_timeout(timedelta(seconds=seconds))
+        self._store = dist.PrefixStore("members", store)
         if self.device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options()
-            options._timeout = limit
-            self._group: Any = dist.ProcessGroupNCCL(members, rank, size, options)
+            options._timeout = timedelta(seconds=seconds + GRACE)
+            self._group: Any = dist.ProcessGroupNCCL(self._store, rank, size, options)
         else:
-            self._group = dist.ProcessGroupGloo(members, rank, size, limit)
+            self._group = dist.ProcessGroupGloo(self._store, rank, size, timedelta(seconds=seconds))
 
     def broadcast(self, bucket: Tensor) -> None:
-        """Send rank 0's bytes into everybody's ``bucket``: uint8, as long everywhere, on the channel's device."""
-        self._group.broadcast([bucket], dist.BroadcastOptions()).wait()
+        """Send rank 0's bytes into everybody's ``bucket``: uint8, as long everywhere, on the channel's device.
+
+        On a GPU it runs on the thread's present stream, and this thread waits for it alone.
+
+        Raises:
+            RuntimeError: a member is gone, has given up, or is too slow.
+        """
+        if self._gone.is_set():
+            raise RuntimeError("the channel was given up")
+        work = self._group.broadcast([bucket], dist.BroadcastOptions())
         if self.device.type == "cuda":
-            torch.cuda.current_stream().synchronize()
+            work.wait()  # by the stream, not by this thread
+            event = torch.cuda.Event()
+            event.record()
+            self._await(event.query)
+        else:
+            self._await(work.is_completed)
+            work.wait()  # raises what went wrong
+
+    def abort(self) -> None:
+        """Give up, for all members: a broadcast that waits for one that is dead ends by an error."""
+        if not self._gone.is_set():
+            self._gone.set()
+            with suppress(RuntimeError):  # whoever keeps the store is gone
+                self._store.set(ABORTED, "1")
+                self._group.abort()
+            if self.device.type == "cpu":
+                _abandoned.append(self._group)
 
     def close(self) -> None:
         """Leave."""
-        self._group.shutdown()
+        if not self._gone.is_set():
+            self._gone.set()
+            self._group.shutdown()
+
+    def _await(self, done: Any) -> None:
+        begun = looked = time.monotonic()
+        while not done():
+            now = time.monotonic()
+            if now > looked + LOOK:
+                looked = now
+                if self._store.check([ABORTED]):
+                    self.abort()
+            if self._gone.is_set():
+                raise RuntimeError("a member of the channel has given up")
+            if now > begun + self._seconds:
+                self.abort()
+                raise RuntimeError(f"timed out after {self._seconds:g} s waiting for a member of the channel")
+            time.sleep(PAUSE)
+
+
+def place_of(device: torch.device) -> str:
+    """Which GPU that is, of all machines; empty for a CPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+
+
+def device_for(places: Sequence[str]) -> str:
+    """What members talk over: GPUs if each has its own, for NCCL refuses two processes on one; else their CPUs."""
+    return "cuda" if all(places) and len(set(places)) == len(places) else "cpu"

@@ -25,6 +25,7 @@ from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import Call
 from burnish.runtime.cluster import cluster
 from burnish.runtime.faults import RestartLimit, Unschedulable, WorkerDied, WorkerTimeout
+from burnish.runtime.prompt_numbers import PromptNumbers
 from burnish.runtime.reward_pool import reward_group
 from burnish.runtime.rollout_actor import RolloutActor
 from burnish.runtime.rollout_pool import RolloutPool
@@ -55,6 +56,7 @@ class RayController(Controller):
         super().__init__(config, store, SINGLE_RANK, role="controller", profiled=True)
         self.workers: TrainerGroup
         self._saving = 0.0
+        self._numbers = PromptNumbers(lambda: self.assembly.train_prompts)
         self._source: Source
         self.trainers: ActorGroup
         self.samplers: RolloutPool | None = None
@@ -93,7 +95,7 @@ class RayController(Controller):
             )
         )
         self._started = True
-        self.workers = TrainerGroup(self.trainers, self.watch, self._published)
+        self.workers = TrainerGroup(self.trainers, self.watch, self._published, self._numbers)
         checked = self._checking()
         workers = None
         if "rollout" in pools:
@@ -119,6 +121,7 @@ class RayController(Controller):
                 needed=lambda version: version + 1 + config.pipeline.lag <= config.steps,
                 add_phases=self.watch.add,
                 stop=lambda: self.assembly.stop(),
+                numbers=self._numbers,
             )
         self._source = self._make_source()
         self.source = ErrorRelay(self._source, self._announce)
@@ -138,7 +141,7 @@ class RayController(Controller):
         if self.samplers is None:
             return OnlineSource(
                 assembly.prompt_schedule,
-                TrainerRolloutWorker(self.trainers, self.watch, lambda: self.assembly.stop()),
+                TrainerRolloutWorker(self.trainers, self.watch, lambda: self.assembly.stop(), self._numbers),
                 assembly.normaliser,
             )
         if config.pipeline.depth == 0:
@@ -198,8 +201,8 @@ class RayController(Controller):
         raise error
 
     def _lost(self, error: Exception) -> bool:
-        """Whether ranks of the trainer are gone, or samples that they were to learn from, with the machine of these."""
-        if isinstance(error, WorkerDied):
+        """Whether ranks of the trainer are gone or hang, or samples are lost that they were to learn from."""
+        if isinstance(error, WorkerDied | WorkerTimeout):
             return error.pool == self.trainers.name
         return isinstance(error, RanksLost | ObjectLostError)
 

@@ -9,12 +9,14 @@ from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.rollout.requests import RolloutRequest
 from burnish.runtime.actor import RankInfo
+from burnish.runtime.prompt_numbers import PromptNumbers
 from burnish.runtime.reward_pool import PooledScorer
 from burnish.runtime.rollout_result import RolloutResult, generate
 from burnish.runtime.transfer import Packed
 from burnish.runtime.weight_transfer import Receiver
 from burnish.tasks import assemble
 from burnish.training.profiling import Profiler
+from burnish.types.prompt import Prompt
 
 
 class RolloutActor:
@@ -32,20 +34,20 @@ class RolloutActor:
         if judges:
             assembly.scorer = PooledScorer(config.rewards, judges, first=place.rank, seconds=config.ray.call_timeout)
         assembly.scorer.start()
+        # its weights are compared when they are published, for afterwards the network gets those of the next version
+        assembly.example = Prompt(text="What is this?")
+        assembly.roles.rest()
         _ = assembly.engine
         weights = assembly.roles.sampler_weights(full=True)
-        self.receiver = Receiver(weights, bucket_mb=config.ray.publication.bucket_mb)
+        engine = assembly.publisher.publish if assembly.publisher and assembly.has_separate_engine else None
+        self.receiver = Receiver(weights, bucket_mb=config.ray.publication.bucket_mb, engine=engine)
         folder = RunFolder(config.output_dir).profiles
         self.profiler = Profiler(config.profiler, role="rollout", rank=place.rank, folder=folder, watch=assembly.watch)
-        self._published: int | None = None  # what an engine of its own samples with
+        self._numbers = PromptNumbers(lambda: assembly.train_prompts)
 
     def generate(self, request: RolloutRequest) -> tuple[RolloutResult, Packed]:
         """Sample and score; the second half is for the object store."""
         version = self.receiver.version
         assert version == request.version, f"weights of version {request.version} are to sample, and {version} is here"
-        if version != self._published:
-            if self.assembly.publisher is not None:
-                self.assembly.publisher.publish(version)
-            self._published = version
         with self.profiler.during(request.update):
-            return generate(self.assembly, request)
+            return generate(self.assembly, request, self._numbers)

@@ -21,6 +21,7 @@ from burnish.rollout.requests import RolloutRequest, split
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import POLL, Call
 from burnish.runtime.faults import RestartLimit, Unschedulable, WorkerDied, WorkerTimeout
+from burnish.runtime.prompt_numbers import PromptNumbers
 from burnish.runtime.rollout_result import RolloutResult, joined
 from burnish.runtime.weight_sync import Broken, WeightSync
 from burnish.types.rollout import Rollouts
@@ -68,7 +69,7 @@ class PendingRollouts:
             deadline = time.monotonic() + timeout
             parts = [self.pool.finished(order, deadline) for order in self.orders]
             self.seconds = max(result.seconds for result, _ in parts)
-            self._rollouts, phases = joined(parts)
+            self._rollouts, phases = joined(parts, self.pool.numbers)
             ranks = [f"rollout {order.rank}" for order in self.orders]
             self.pool.add_phases(phases, {name: result.spans for name, (result, _) in zip(ranks, parts, strict=True)})
         return self._rollouts
@@ -86,6 +87,7 @@ class RolloutPool:
         needed: Callable[[int], bool],
         add_phases: Callable[[dict[str, float], dict[str, list[Span]]], None],
         stop: Callable[[], bool],
+        numbers: PromptNumbers,
     ) -> None:
         """Take over the workers of a pool.
 
@@ -96,9 +98,10 @@ class RolloutPool:
             needed: whether anything will be sampled by the weights of a version.
             add_phases: gets the seconds by phase of every batch, as the slowest worker had them, and spans of each.
             stop: whether to cancel a batch that the run does nothing but wait for.
+            numbers: of the prompts.
         """
         self.workers, self.weight_sync, self.options = workers, weight_sync, options
-        self._needed, self.add_phases, self._stop = needed, add_phases, stop
+        self._needed, self.add_phases, self._stop, self.numbers = needed, add_phases, stop, numbers
         self._states = [WorkerState() for _ in range(len(workers))]
         self._changed = threading.Condition(threading.RLock())
         self._synced = False  # whether workers have got all weights once
@@ -133,7 +136,8 @@ class RolloutPool:
                 raise self._failed
             if request.version not in self._versions:  # by a thread that does not know yet of ``reset``
                 raise RuntimeError(f"weights v{request.version} are no longer published")
-            orders = [Order(part, rank) for rank, part in enumerate(split(request, len(self._states)))]
+            parts = split(self.numbers.numbered(request), len(self._states))
+            orders = [Order(part, rank) for rank, part in enumerate(parts)]
             for order in orders:
                 self._states[order.rank].orders.append(order)
                 try:
@@ -231,10 +235,16 @@ class RolloutPool:
                 if order.switch is not None:
                     self.weight_sync.switched(order.switch, order.request.version)
                 result: RolloutResult = call.result()
-            except WorkerDied as error:
+            except (WorkerDied, WorkerTimeout) as error:
+                if isinstance(error, WorkerTimeout):
+                    if error.pool != self.workers.name:
+                        raise
+                    # it hangs: another one begins anew
+                    deadline = max(deadline, time.monotonic() + self.options.call_timeout)
+                    error = WorkerDied(self.workers.name, order.rank, str(error))
                 with self._changed:
                     if order not in self._states[order.rank].orders:
-                        raise  # it was forgotten meanwhile
+                        raise error  # it was forgotten meanwhile
                     if order.call is call:  # else somebody has replaced the worker meanwhile
                         self._replace(order.rank, error)
                 continue

@@ -11,10 +11,11 @@ import ray
 
 from burnish.rollout.requests import RolloutRequest, join
 from burnish.rollout.serialization import deserialize, serialize
+from burnish.runtime.prompt_numbers import PromptNumbers
 from burnish.runtime.transfer import Packed, Pointers, ResponsePointers, Stored, pack, resolved
 from burnish.tasks import Assembly
 from burnish.types.completion import Lengths
-from burnish.types.rollout import Rollouts
+from burnish.types.rollout import Denoising, Rollouts
 from burnish.utils.timer import Span
 
 
@@ -29,26 +30,30 @@ class RolloutResult:
     spans: list[Span]  # what it did when
 
 
-def joined(parts: Sequence[tuple[RolloutResult | None, ray.ObjectRef[Any]]]) -> tuple[Rollouts, dict[str, float]]:
+def joined(
+    parts: Sequence[tuple[RolloutResult | None, ray.ObjectRef[Any]]], numbers: PromptNumbers
+) -> tuple[Rollouts, dict[str, float]]:
     """A batch of parts that were made at once, and seconds by phase: of every phase the longest.
 
     Args:
         parts: results, and references to their traces, each a ``Packed``, to which the batch has pointers; None is
             the result of a worker that had nothing to do.
+        numbers: of the prompts.
     """
     found = [(result, trace) for result, trace in parts if result is not None]
     rollouts = [_pointing(one.rollouts, Stored(trace, len(one.rollouts)), one.lengths) for one, trace in found]
     names = {name for one, _ in found for name in one.phases}
-    return join(rollouts), {name: max(one.phases.get(name, 0.0) for one, _ in found) for name in names}
+    return numbers.named(join(rollouts)), {name: max(one.phases.get(name, 0.0) for one, _ in found) for name in names}
 
 
-def generate(assembly: Assembly, request: RolloutRequest) -> tuple[RolloutResult, Packed]:
+def generate(assembly: Assembly, request: RolloutRequest, numbers: PromptNumbers) -> tuple[RolloutResult, Packed]:
     """Sample and score in this process; the second half is for the object store."""
     start = time.perf_counter()
-    rollouts = assembly.rollout_worker.generate(request)
-    packed = pack(rollouts.trace)
+    rollouts = assembly.rollout_worker.generate(numbers.named(request))
+    trace: Any = rollouts.trace
+    packed = pack(trace.put_away() if isinstance(trace, Denoising) else trace)
     result = RolloutResult(
-        rollouts=replace(rollouts, trace=None),
+        rollouts=numbers.numbered(replace(rollouts, trace=None)),
         lengths=rollouts.lengths,
         seconds=time.perf_counter() - start,
         phases=assembly.watch.drain(),

@@ -19,6 +19,7 @@ from burnish.metrics import memory_metrics
 from burnish.rewards.normalising import restore, with_first
 from burnish.rollout.requests import RolloutRequest
 from burnish.runtime.actor import RankInfo
+from burnish.runtime.prompt_numbers import PromptNumbers
 from burnish.runtime.reward_pool import PooledScorer
 from burnish.runtime.rollout_result import RolloutResult, from_saved, generate, to_save
 from burnish.runtime.transfer import Packed, resolved
@@ -53,6 +54,7 @@ class TrainerActor:
             config.profiler, role="trainer", rank=place.rank, folder=RunFolder(config.output_dir).profiles,
             watch=self.assembly.watch,
         )  # fmt: skip
+        self._numbers = PromptNumbers(lambda: self.assembly.train_prompts)
         self._recorded = 0  # the update that is being recorded, if it is one of those
         self._recording = ExitStack()
         self._batch: Any = None  # of the update that is under way, in the stage that it has reached
@@ -98,7 +100,7 @@ class TrainerActor:
         full = nullcontext() if self.assembly.has_separate_engine else self.assembly.roles.gathered()
         with full, suppress(Cancelled):
             if request is not None:
-                return generate(self.assembly, request)
+                return generate(self.assembly, request, self._numbers)
         return None, None
 
     def cancel(self) -> None:
@@ -114,7 +116,9 @@ class TrainerActor:
 
     def annotate(self, scored: Collected | None) -> None:
         """Add what needs a forward pass, to a batch or to what ``collect`` holds."""
-        batch: Any = self._batch if scored is None else resolved(scored, seconds=self.seconds)
+        batch: Any = self._batch
+        if scored is not None:
+            batch = self._numbers.named(resolved(scored, seconds=self.seconds))
         self._record(batch.update)
         self._batch = self.assembly.workers.annotate(batch)
 

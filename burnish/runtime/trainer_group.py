@@ -9,6 +9,7 @@ from burnish.algorithms.base import Metrics
 from burnish.rollout.requests import RolloutRequest, split
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import Call, all_done
+from burnish.runtime.prompt_numbers import PromptNumbers
 from burnish.runtime.rollout_result import joined
 from burnish.types.rollout import Collected, RemoteBatch, Rollouts
 from burnish.utils.errors import Cancelled
@@ -18,15 +19,17 @@ from burnish.utils.timer import Stopwatch
 class TrainerGroup:
     """Every verb is one call of all ranks; what it works on stays with them until the next one."""
 
-    def __init__(self, ranks: ActorGroup, watch: Stopwatch, published: Callable[[int], None]) -> None:
-        """Args: ``published`` brings a version from the ranks to whoever samples."""
-        self.ranks, self.watch, self.published = ranks, watch, published
+    def __init__(
+        self, ranks: ActorGroup, watch: Stopwatch, published: Callable[[int], None], numbers: PromptNumbers
+    ) -> None:
+        """Args: ``published`` brings a version from the ranks to whoever samples; ``numbers`` are the prompts'."""
+        self.ranks, self.watch, self.published, self.numbers = ranks, watch, published, numbers
         self.version = 0  # that was published last
         self.credited: list[float] | None = None  # advantage of each sample of the last batch
 
     def annotate(self, scored: Collected) -> None:
         """Hand the batch out, by reference, and add what needs a forward pass."""
-        self.ranks.call("annotate", None if isinstance(scored, RemoteBatch) else scored)
+        self.ranks.call("annotate", None if isinstance(scored, RemoteBatch) else self.numbers.numbered(scored))
 
     def credit(self, annotated: None) -> tuple[None, Metrics]:
         """Rewards to training signal."""
@@ -50,9 +53,10 @@ class TrainerGroup:
 class TrainerRolloutWorker:
     """The ranks sample themselves, each its part, with weights that are gathered for that long."""
 
-    def __init__(self, ranks: ActorGroup, watch: Stopwatch, stop: Callable[[], bool]) -> None:
-        """Args: ``stop`` says whether samples that nobody has learned from are to be cancelled."""
-        self.ranks, self.watch, self.stop = ranks, watch, stop
+    def __init__(self, ranks: ActorGroup, watch: Stopwatch, stop: Callable[[], bool], numbers: PromptNumbers) -> None:
+        """Args: ``stop`` says whether samples that nobody has learned from are to be cancelled; ``numbers`` are the
+        prompts'."""
+        self.ranks, self.watch, self.stop, self.numbers = ranks, watch, stop, numbers
 
     def generate(self, request: RolloutRequest) -> Rollouts:
         """Samples of the present weights.
@@ -61,13 +65,13 @@ class TrainerRolloutWorker:
             Cancelled: the run is to stop.
         """
         size = len(self.ranks)
-        parts: list[RolloutRequest | None] = [*split(request, size)]
+        parts: list[RolloutRequest | None] = [*split(self.numbers.numbered(request), size)]
         parts += [None] * (size - len(parts))
         calls = [self.ranks.submit_one(rank, "generate", part, keep=True) for rank, part in enumerate(parts)]
         if cancelled(self.ranks, calls, self.stop):
             raise Cancelled
         found = [(call.result(), call.kept[rank]) for rank, call in enumerate(calls)]
-        rollouts, seconds = joined(found)
+        rollouts, seconds = joined(found, self.numbers)
         self.watch.add(seconds, {f"train {rank}": one.spans for rank, (one, _) in enumerate(found) if one is not None})
         return rollouts
 

@@ -15,9 +15,12 @@ import torch
 from torch import Tensor
 
 from burnish.types.batch import Batch, shared
-from burnish.types.completion import Lengths
+from burnish.types.columns import Column, Here, LazyTensors
+from burnish.types.completion import Features, Lengths
 
 SMALL = 4096  # bytes; shorter tensors travel inside the head
+SMALL_ROW = 64  # bytes; shorter rows are numbers, which all ranks read
+LONG = 10**6  # seconds that rows of a batch may be waited for where nobody said otherwise
 
 T = TypeVar("T")
 
@@ -26,17 +29,22 @@ T = TypeVar("T")
 class Packed:
     """A batch as Ray's object store keeps it: arrays are read where they lie there, which torch's tensors are not."""
 
-    head: bytes  # everything but the long tensors
+    head: np.ndarray  # uint8: everything but the long tensors
     arrays: list[np.ndarray]  # uint8, their bytes
+    heavy: list[np.ndarray]  # uint8 [N, bytes of a row]: states, embeddings and pixels, which whoever uses a row reads
     rows: int
 
-    def unpack(self) -> Any:
-        """The batch, bit for bit, on the CPU.
+    def unpack(self, stored: Stored | None = None, seconds: float = LONG) -> Any:
+        """The batch, bit for bit, on the CPU, with columns in place of what is heavy.
 
         Its tensors are copies. What lies in the store belongs to every process of the machine, and a tensor on top
         of it could be written to, by an in-place operation of whoever learns from it.
+
+        Args:
+            stored: where columns read their rows; None reads them here.
+            seconds: that each reading may take.
         """
-        return pickle.loads(self.head, buffers=self.arrays)
+        return _Unpickler(self, stored, seconds).load()
 
 
 def pack(batch: Batch) -> Packed:
@@ -47,17 +55,50 @@ def pack(batch: Batch) -> Packed:
         arrays.append(np.frombuffer(buffer.raw(), dtype=np.uint8))
 
     head = io.BytesIO()
-    _Pickler(head, keep).dump(batch)
-    return Packed(head.getvalue(), arrays, len(batch))
+    pickler = _Pickler(head, keep)
+    pickler.dump(with_columns(batch))
+    return Packed(np.frombuffer(head.getbuffer(), dtype=np.uint8), arrays, pickler.heavy, len(batch))
+
+
+def with_columns(value: Any, done: dict[int, Any] | None = None) -> Any:
+    """A record with columns in place of its fields that are heavy, in fields of fields too."""
+    done = {} if done is None else done  # a table that it holds twice stays one
+    if isinstance(value, Column) or not isinstance(value, Batch):
+        return value
+    if id(value) not in done:
+        changed = {}
+        for field in dataclasses.fields(value):  # type: ignore[arg-type]
+            own = getattr(value, field.name)
+            heavy = field.metadata.get("heavy") and isinstance(own, Tensor) and own[:1].nbytes > SMALL_ROW
+            changed[field.name] = Column.of(Here(own)) if heavy else with_columns(own, done)
+        done[id(value)] = dataclasses.replace(value, **changed)  # type: ignore[type-var]
+    return done[id(value)]
 
 
 class _Pickler(pickle.Pickler):
-    """Writes tensors as bytes; the rest as usual."""
+    """Writes tensors as bytes, and what is heavy beside them; the rest as usual."""
 
     def __init__(self, file: io.BytesIO, keep: Callable[[pickle.PickleBuffer], None]) -> None:
         super().__init__(file, protocol=5, buffer_callback=keep)
+        self.heavy: list[np.ndarray] = []
+        self._places: dict[int, tuple[Any, ...]] = {}
+        self._alive: list[Any] = []  # or an identity might be given twice
+
+    def persistent_id(self, value: Any) -> Any:
+        if not isinstance(value, Here | InStore):
+            return None
+        key = id(value.tensor) if isinstance(value, Here) else id(value)
+        if key not in self._places:
+            self._alive.append(value)
+            whole = value.tensor if isinstance(value, Here) else value.take(torch.arange(value.shape[0]))
+            rows = whole.detach().cpu().contiguous().view(len(whole), whole.numel() // max(len(whole), 1))
+            self._places[key] = len(self.heavy), whole.dtype, tuple(whole.shape)
+            self.heavy.append((rows.view(torch.uint8) if rows.numel() else rows.to(torch.uint8)).numpy())
+        return self._places[key]
 
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Features) and (sources := _sources(value)):
+            return _features, (sources, value.axes, value.kinds)
         if not isinstance(value, Tensor):
             return NotImplemented
         flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
@@ -70,6 +111,68 @@ def _tensor(content: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     if tensor.numel():
         tensor.view(-1).view(torch.uint8).numpy()[:] = np.frombuffer(content, dtype=np.uint8)
     return tensor
+
+
+def _sources(features: Features) -> dict[str, Any]:
+    """What is read of media where they are used; nothing of media that have single numbers."""
+    if isinstance(features.tensors, LazyTensors):
+        return dict(features.tensors.sources)
+    each = features.tensors.items()
+    return {name: Here(one) for name, one in each} if all(one.ndim for _, one in each) else {}
+
+
+def _features(sources: dict[str, Any], axes: dict[str, int], kinds: dict[str, Tensor]) -> Features:
+    return Features(LazyTensors(sources), axes, kinds)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads what ``_Pickler`` wrote."""
+
+    def __init__(self, packed: Packed, stored: Stored | None, seconds: float) -> None:
+        super().__init__(io.BytesIO(packed.head.tobytes()), buffers=packed.arrays)
+        self._packed, self._stored, self._seconds = packed, stored, seconds
+        self._found: dict[int, Any] = {}
+
+    def persistent_load(self, place: tuple[int, torch.dtype, tuple[int, ...]]) -> Any:
+        number, dtype, shape = place
+        if number not in self._found:
+            self._found[number] = (
+                Here(rows_of(self._packed.heavy[number], torch.arange(shape[0]), dtype, shape))
+                if self._stored is None
+                else InStore(self._stored, number, dtype, shape, self._seconds)
+            )
+        return self._found[number]
+
+
+def rows_of(heavy: np.ndarray, rows: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """Copies of some rows of an array of bytes, without a copy of the others."""
+    if not heavy.size:
+        return torch.empty(len(rows), *shape[1:], dtype=dtype)
+    return torch.from_numpy(heavy[rows.numpy()]).view(dtype).view(len(rows), *shape[1:])
+
+
+@dataclass(frozen=True, eq=False)
+class InStore:
+    """A tensor of a stored batch, whose rows are read by whoever uses them."""
+
+    stored: Stored
+    number: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    seconds: float  # that a reading may take
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def take(self, rows: Tensor) -> Tensor:
+        """Copies of these rows, and of no others.
+
+        Raises:
+            ray.exceptions.GetTimeoutError, ray.exceptions.ObjectLostError: see ``Stored.read``.
+        """
+        packed: Packed = ray.get(self.stored.reference, timeout=self.seconds)
+        return rows_of(packed.heavy[self.number], rows, self.dtype, self.shape)
 
 
 @dataclass(frozen=True)
@@ -92,7 +195,7 @@ class Stored:
             ray.exceptions.GetTimeoutError: it does not come in time.
             ray.exceptions.ObjectLostError: the machine that held it, or its owner, is gone.
         """
-        return ray.get(self.reference, timeout=seconds).unpack()
+        return ray.get(self.reference, timeout=seconds).unpack(self, seconds)
 
 
 @dataclass(kw_only=True)

@@ -6,13 +6,14 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
+ALIGNMENT = 8  # bytes
 WORDS = 1 << 20  # 64-bit words that are summed at a time
 ODD = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as int64: 2^64 divided by the golden ratio
 
@@ -45,6 +46,11 @@ class Entry:
         dtype: torch.dtype = getattr(torch, self.dtype)
         return dtype
 
+    def cast(self, dtype: str) -> Entry:
+        """In another type, if both are of floating-point numbers."""
+        found = dataclasses.replace(self, dtype=dtype)
+        return found if self.torch_dtype.is_floating_point and found.torch_dtype.is_floating_point else self
+
     def __str__(self) -> str:
         return f"{self.name} ({self.dtype} {list(self.shape)})"
 
@@ -62,8 +68,12 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Bytes."""
-        return sum(entry.size for entry in self.entries)
+        """Bytes of the stream, in which each tensor begins at a multiple of 8."""
+        return sum(aligned(entry.size) for entry in self.entries)
+
+    def cast(self, types: Mapping[str, str]) -> Layout:
+        """With floating-point tensors in the types that the receiver has, by name."""
+        return Layout(tuple(entry.cast(types.get(entry.name, entry.dtype)) for entry in self.entries))
 
     def empty(self, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Buffers for these weights, each on the device of its namesake."""
@@ -98,85 +108,92 @@ class Layout:
             )
 
 
+def aligned(size: int) -> int:
+    """Bytes that a tensor takes in the stream, so that no number of the next one is cut by a bucket's end."""
+    return size + -size % ALIGNMENT
+
+
 def pieces(tensor: Tensor) -> Tensor:
     """A contiguous tensor's bytes, uint8 [n], in the same memory."""
     return tensor.detach().view(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0, dtype=torch.uint8)
-
-
-class Writer:
-    """Fills buckets with the bytes of one tensor after another."""
-
-    def __init__(self, size: int, device: torch.device | str) -> None:
-        """Start.
-
-        Args:
-            size: bytes of a bucket; the last one is shorter.
-            device: of the buckets.
-        """
-        self._size, self._device = size, device
-        self._bucket: Tensor | None = None
-        self._filled = 0
-
-    def add(self, tensor: Tensor) -> Iterator[Tensor]:
-        """The buckets that a tensor fills, uint8 [size] each."""
-        content = pieces(tensor.contiguous())
-        while len(content):
-            if self._bucket is None:
-                self._bucket = torch.empty(self._size, dtype=torch.uint8, device=self._device)
-            count = min(len(content), self._size - self._filled)
-            self._bucket[self._filled : self._filled + count].copy_(content[:count])
-            self._filled += count
-            content = content[count:]
-            if self._filled == self._size:
-                yield from self.rest()
-
-    def rest(self) -> Iterator[Tensor]:
-        """The bucket that is not full yet, if there is one."""
-        if self._bucket is not None:
-            bucket, filled = self._bucket, self._filled
-            self._bucket, self._filled = None, 0
-            yield bucket[:filled]
 
 
 class Reader:
     """Puts the bytes of buckets back into tensors."""
 
     def __init__(self, buffers: Mapping[str, Tensor]) -> None:
-        self._left = [content for tensor in buffers.values() if len(content := pieces(tensor))][::-1]
+        self._left: list[
+            Tensor | int
+        ] = []  # what comes next, the last first: bytes of a tensor, or so many unused ones
+        for tensor in buffers.values():
+            self._left += [pieces(tensor), aligned(tensor.nbytes) - tensor.nbytes]
+        self._left.reverse()
 
     def take(self, bucket: Tensor) -> None:
         """The next bucket, uint8 [n]."""
         while len(bucket):
-            content = self._left.pop()
-            count = min(len(content), len(bucket))
-            content[:count].copy_(bucket[:count])
+            following = self._left.pop()
+            size = following if isinstance(following, int) else len(following)
+            count = min(size, len(bucket))
+            if isinstance(following, Tensor):
+                following[:count].copy_(bucket[:count])
+            if count < size:
+                self._left.append(following - count if isinstance(following, int) else following[count:])
             bucket = bucket[count:]
-            if count < len(content):
-                self._left.append(content[count:])
 
     @property
     def left(self) -> int:
         """Bytes that are still to come."""
-        return sum(map(len, self._left))
+        return sum(one if isinstance(one, int) else len(one) for one in self._left)
 
 
-def checksum(tensor: Tensor) -> int:
+class Checksum:
     """64 bits of a tensor's bytes, the same on every device; any one byte that differs changes them.
 
     Words, their upper half mixed into the lower, are summed modulo 2^64, each times an odd number of its place:
     integer sums have no order, and what is odd has an inverse, so that a change in one word can't vanish.
     """
+
+    def __init__(self, device: torch.device) -> None:
+        self._total = torch.zeros((), dtype=torch.int64, device=device)
+        self._block = torch.zeros_like(self._total)
+        self._words = 0  # of the block
+
+    def add(self, content: Tensor) -> None:
+        """The next bytes, uint8 [n]; only the last ones may not be a multiple of 8."""
+        while len(content):
+            part = content[: (WORDS - self._words) * 8]
+            content = content[len(part) :]
+            if spare := -len(part) % 8:
+                part = torch.cat([part, part.new_zeros(spare)])
+            words = part.clone().view(torch.int64) if part.storage_offset() % 8 else part.view(torch.int64)
+            mixed = words ^ ((words >> 32) & 0xFFFFFFFF)  # else two changes of the highest bit would cancel
+            places = _places(words.device)[self._words : self._words + len(words)]
+            self._block = self._block + (mixed * places).sum()
+            self._words += len(words)
+            if self._words == WORDS:
+                self._end_block()
+
+    @property
+    def value(self) -> Tensor:
+        """The checksum of what was added, int64 []."""
+        return self._total * ODD + self._block if self._words else self._total
+
+    def _end_block(self) -> None:
+        self._total, self._block, self._words = self._total * ODD + self._block, torch.zeros_like(self._block), 0
+
+
+def checksum(tensor: Tensor) -> int:
+    """The ``Checksum`` of a tensor."""
     content = pieces(tensor.detach().contiguous())
-    total = torch.zeros((), dtype=torch.int64, device=content.device)
-    for start in range(0, len(content), WORDS * 8):
-        part = content[start : start + WORDS * 8]
-        spare = -len(part) % 8
-        if spare:
-            part = torch.cat([part, part.new_zeros(spare)])
-        words = part.clone().view(torch.int64) if part.storage_offset() % 8 else part.view(torch.int64)
-        mixed = words ^ ((words >> 32) & 0xFFFFFFFF)  # else two changes of the highest bit would cancel
-        total = total * ODD + (mixed * _places(words.device)[: len(words)]).sum()
-    return int(total) & 0xFFFFFFFFFFFFFFFF
+    found = Checksum(content.device)
+    found.add(content)
+    return unsigned(found.value)
+
+
+def unsigned(value: Tensor | int) -> int:
+    """64 bits as a number from 0."""
+    return int(value) & 0xFFFFFFFFFFFFFFFF
 
 
 @cache

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from ray.exceptions import GetTimeoutError, ObjectLostError
 
 from burnish.options.cluster import WeightSyncOptions
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import Call, all_done
+from burnish.runtime.channel import device_for
 from burnish.runtime.faults import WorkerDied, WorkerTimeout
 from burnish.runtime.weight_stream import Layout, Mismatch
 from burnish.runtime.weight_transfer import WeightAck, WeightPayload
 
 OPTION = "ray.publication.timeout"
 REMEMBERED = 1000  # versions whose hashes are kept
+ABORT = 30.0  # seconds that the sender may take to give up
 STORED = 2  # buckets up to which carrier=auto takes the object store
 
 
@@ -31,6 +35,7 @@ class WeightSync:
         self.trainers, self.samplers, self.options = trainers, samplers, options
         self._joined: tuple[int, int] | None = None  # restarts of both sides when the channel was opened
         self._digests: dict[int, str] = {}
+        self._received: dict[str, str] | None = None  # types of the receivers' tensors
 
     def send(self, version: int, *, full: bool) -> dict[str, float]:
         """Bring what the trainers hold now to every receiver: seconds of gather, transfer, load and check.
@@ -44,7 +49,8 @@ class WeightSync:
             WorkerDied, WorkerTimeout: a worker is lost or too slow. When a receiver died, replace it and send again.
             Broken: the same, where it is not known who died.
         """
-        layout = self._all(self.trainers, "sender.layout", full).results()[0]
+        layout: Layout = self._all(self.trainers, "sender.layout", full).results()[0]
+        layout = layout.cast(self._types())
         if self._transport(layout) == "store":
             payload, acks = self._store(version, full)
         else:
@@ -57,7 +63,7 @@ class WeightSync:
         return {phase: max(side.get(phase, 0.0) for side in sides) for phase in ("gather", "transfer", "load", "check")}
 
     def _store(self, version: int, full: bool) -> tuple[WeightPayload, list[WeightAck]]:
-        sent = self._all(self.trainers, "sender.to_store", version, full)
+        sent = self._all(self.trainers, "sender.to_store", version, full, self._types())
         payload = sent.results()[0]
         received = self._all(
             self.samplers, "receiver.from_store", payload, sent.left, beside=True, seconds=max(sent.left, 1.0)
@@ -73,11 +79,12 @@ class WeightSync:
         if self._joined != (self.trainers.restarts, self.samplers.restarts):
             self._rendezvous()
         received = self._all(self.samplers, "receiver.from_broadcast", version, layout, beside=True)
-        sent = self._all(self.trainers, "sender.broadcast", version, full)
+        sent = self._all(self.trainers, "sender.broadcast", version, full, self._types())
         try:
             all_done([received, sent])
         except BaseException as error:
             self._joined = None
+            self._abort()
             if type(error) is RuntimeError:  # of torch.distributed, which has none of its own for this
                 raise Broken(f"weight sync v{version}: not received: {error}") from error
             raise
@@ -89,10 +96,10 @@ class WeightSync:
 
     def send_to(self, rank: int, version: int) -> None:
         """Give one receiver all weights of a version that the trainers know, by the object store, and switch it."""
-        payload = self._all(self.trainers, "sender.to_store", version, True).results()[0]
+        payload = self._all(self.trainers, "sender.to_store", version, True, self._types()).results()[0]
         ack = self._one(self.samplers, rank, "receiver.from_store", payload, self.options.timeout, beside=True).result()
         payload.fingerprint.check(ack.fingerprint, self._name(rank))
-        self._compare(self._one(self.samplers, rank, "receiver.switch", version), version, payload.fingerprint.digest)
+        self._compare(self.switch(rank, version), version, payload.fingerprint.digest)
 
     def switch(self, rank: int, version: int) -> Call:
         """Make a receiver sample with a version that it holds, after what it is doing; see ``switched``."""
@@ -106,6 +113,19 @@ class WeightSync:
         """
         self._compare(call, version, self._digests[version])
 
+    def _types(self) -> dict[str, str]:
+        """Types of the receivers' tensors by name: weights travel in these."""
+        if self._received is None:
+            own: Layout = self._one(self.samplers, 0, "receiver.layout", beside=True).result()
+            self._received = {entry.name: entry.dtype for entry in own.entries}
+        return self._received
+
+    def _abort(self) -> None:
+        """Have the sender give up, or it would wait for a receiver that is dead until the deadline."""
+        if self.trainers.ended is None:
+            with suppress(WorkerDied, WorkerTimeout, RuntimeError):
+                self.trainers.submit_one(0, "sender.abort", beside=True, seconds=ABORT, option=OPTION).result()
+
     def _transport(self, layout: Layout) -> str:
         if self.options.carrier != "auto":
             return self.options.carrier
@@ -116,8 +136,8 @@ class WeightSync:
         for rank in self.samplers.dead():  # the trainer would wait for it
             raise WorkerDied(self.samplers.name, rank, "it died before a channel to it was opened")
         seconds, size = self.options.timeout, 1 + len(self.samplers)
-        devices = {group.pool.need.device for group in (self.trainers, self.samplers)}
-        device = "cuda" if devices == {"cuda"} else "cpu"
+        own = self._one(self.trainers, 0, "sender.place").result()
+        device = device_for([own, *self._all(self.samplers, "receiver.place", beside=True).results()])
         address = self.trainers.address
         port = self._one(self.trainers, 0, "sender.rendezvous", address, seconds).result()
         rows = [(address, port, 1 + rank, size, device, seconds) for rank in range(len(self.samplers))]

@@ -73,6 +73,7 @@ class Assembly:
         self.stop: Callable[[], bool] = lambda: False  # whether to stop sampling, as nobody would learn from it
         self.measures_prompts = False  # whether only the model's processor can tell which prompts are short enough
         self.has_separate_engine = False  # whether the engine has weights of its own, so that these stay sharded
+        self.example: Prompt | None = None  # for an engine of its own, to be compared with before it has sampled
         # around what can't poll ``stop``: a request to stop ends it, by Cancelled
         self.cancellable: Callable[[], AbstractContextManager[None]] = nullcontext
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ SAID, TOKENS = 2, 256  # samples of a prompt whose tokens are kept, and how many
 SaidTokens = Sequence[tuple[str, float]]  # text and log-prob of each token that the policy chose
 
 
-@dataclass(frozen=True)
+@dataclass
 class Evaluated:
     """Samples of held-out prompts, in the order of the job's rows."""
 
@@ -76,6 +76,10 @@ class Evaluation:
         """Sample and score in this process; there is at least one prompt."""
         raise NotImplementedError
 
+    def without_shown(self, found: Evaluated) -> Evaluated:
+        """The same for ranks that keep no samples: what metrics are made of."""
+        return replace(found)
+
     def measured(self, job: Job, found: Evaluated) -> Mapping[str, Sequence[float]]:
         """What is known of each sample besides its scores, by name; NaN where it is not."""
         raise NotImplementedError
@@ -99,10 +103,14 @@ class Evaluation:
             mine = [self.sampled(own) if own.prompts else None]
         except Cancelled:
             mine = []
-        shares = ranks.gather(mine)
+        # what samples show goes to the rank that keeps it, and to no other
+        shares = ranks.gather([None if one is None else self.without_shown(one) for one in mine])
         if not all(shares):
             raise Cancelled
+        shown = ranks.to_first([None if one is None else one.samples for one in mine])
         found: list[Evaluated] = [one for share in shares for one in share if one is not None]
+        for one, samples in zip(found, [one for share in shown for one in share if one is not None], strict=False):
+            one.samples = samples
         lengths = [one.lengths for one in found if one.lengths is not None]
         scores, normaliser = Scores.cat([one.scores for one in found]), self.assembly.normaliser
         return Evaluated(

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from burnish.algorithms.base import Algorithm
 from burnish.options import StepOptions
-from burnish.training.ranks import Ranks, own_rows
+from burnish.training.exchange import bring, without_others
+from burnish.training.ranks import Ranks, shares
 from burnish.types.batch import Batch
 from burnish.utils import random
 
@@ -36,10 +37,10 @@ def rank_micro_batches(algorithm: Algorithm, batch: Batch, size: int, ranks: Ran
     if ranks.size == 1:
         yield from ((micro, 1.0) for micro in algorithm.micro_batches(batch, size))
         return
-    own = batch.select(own_rows(ranks, len(batch)))
+    own = bring(batch, ranks, shares(batch.costs(), ranks.size))
     micro_batches = list(algorithm.micro_batches(own, size)) if len(own) else []
     missing = ranks.max(len(micro_batches)) - len(micro_batches)  # before the first forward pass, a collective
     yield from ((micro, 1.0) for micro in micro_batches)
     if missing:
-        repeated = next(algorithm.micro_batches(batch, 1))
+        repeated = next(algorithm.micro_batches(without_others(batch), 1))
         yield from [(repeated, 0.0)] * missing

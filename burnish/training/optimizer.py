@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from burnish.options import OptimizerOptions
+from burnish.training.host_states import HostStates
 from burnish.training.sharding import local_shard
 from burnish.types.batch import is_sharded
 from burnish.utils.errors import UserError
@@ -30,15 +32,19 @@ def make_optimizers(parameters: Mapping[str, nn.Parameter], options: OptimizerOp
     """
     if complaint := optimizer_complaint(options.name):
         raise UserError(f"optimizer.name={options.name} {complaint}")
+    if options.offload and (there := {weight.device.type for weight in parameters.values()} & {"cpu"}):
+        raise UserError(f"optimizer.offload is true, but the weights are on the {there.pop()} already; leave it out")
     if options.name == "muon":
         matrices = {name: one for name, one in parameters.items() if is_hidden_matrix(name, one)}
         rest = {name: one for name, one in parameters.items() if name not in matrices}
-        return [*([_muon(matrices, options)] if matrices else []), *([_adamw(rest, options)] if rest else [])]
-    if options.name == "adamw_8bit":
-        from bitsandbytes.optim import AdamW8bit
-
-        return [AdamW8bit(list(parameters.values()), **_rates(options))]
-    return [_adamw(parameters, options)]
+        kinds = [(matrices, _muon), (rest, _adamw)]
+    else:
+        kinds = [(dict(parameters), _adamw_8bit if options.name == "adamw_8bit" else _adamw)]
+    return [
+        HostStates(some, partial(make, options=options)) if options.offload else make(some, options)
+        for some, make in kinds
+        if some or len(kinds) == 1
+    ]
 
 
 def is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
@@ -48,6 +54,13 @@ def is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
 
 def _adamw(parameters: Mapping[str, nn.Parameter], options: OptimizerOptions) -> torch.optim.Optimizer:
     return torch.optim.AdamW(list(parameters.values()), **_rates(options), fused=True)
+
+
+def _adamw_8bit(parameters: Mapping[str, nn.Parameter], options: OptimizerOptions) -> torch.optim.Optimizer:
+    from bitsandbytes.optim import AdamW8bit
+
+    optimizer: torch.optim.Optimizer = AdamW8bit(list(parameters.values()), **_rates(options))
+    return optimizer
 
 
 def _muon(parameters: Mapping[str, nn.Parameter], options: OptimizerOptions) -> torch.optim.Optimizer:

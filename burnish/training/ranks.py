@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
@@ -54,6 +56,19 @@ class Ranks(Protocol):
         """The values of all ranks in order; their tensors must be on the CPU."""
         ...
 
+    def to_first(self, value: T) -> list[T]:
+        """The values of all ranks in order, on rank 0; nothing on the others. Their tensors must be on the CPU."""
+        ...
+
+    def exchange(self, pieces: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
+        """Rows from every rank to every rank, and to none besides.
+
+        Args:
+            pieces: rows [N, ...] on the CPU for each rank, all of one shape but for N.
+            counts: rows that come from each rank.
+        """
+        ...
+
     def first(self, action: Callable[[], T]) -> T:
         """Run an action on rank 0 alone; its result, or its exception, is that of all ranks."""
         ...
@@ -79,6 +94,12 @@ class SingleRank:
 
     def gather(self, value: T) -> list[T]:
         return [value]
+
+    def to_first(self, value: T) -> list[T]:
+        return [value]
+
+    def exchange(self, pieces: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
+        return list(pieces)
 
     def first(self, action: Callable[[], T]) -> T:
         return action()
@@ -124,6 +145,23 @@ class ProcessRanks:
         with self._waiting("an all-gather"):
             self._dist.all_gather_object(found, value, group=self.group)
         return found
+
+    def to_first(self, value: T) -> list[T]:
+        found: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        with self._waiting("a gathering on rank 0"):
+            self._dist.gather_object(value, found, group_dst=0, group=self.group)
+        return found or []
+
+    def exchange(self, pieces: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
+        rows = torch.cat(list(pieces)).contiguous()
+        come = rows.new_empty(sum(counts), *rows.shape[1:])
+        with self._waiting("an exchange of rows"):
+            self._dist.all_to_all_single(
+                come.view(len(come), math.prod(rows.shape[1:])),
+                rows.view(len(rows), math.prod(rows.shape[1:])),
+                list(counts), [len(piece) for piece in pieces], group=self.group,
+            )  # fmt: skip
+        return list(come.split(list(counts)))
 
     def first(self, action: Callable[[], T]) -> T:
         outcome: list[Any] = [None, None]
@@ -223,5 +261,15 @@ def distribute(ranks: Ranks, function: Callable[[P], T], items: Iterable[P]) -> 
 
 
 def own_rows(ranks: Ranks, count: int) -> slice:
-    """The rows of a batch of ``count`` that this rank trains on: contiguous, and as many as on other ranks ±1."""
-    return slice(count * ranks.rank // ranks.size, count * (ranks.rank + 1) // ranks.size)
+    """The rows of ``count`` that this rank works on: contiguous, and as many as on other ranks ±1."""
+    return shares([1] * count, ranks.size)[ranks.rank]
+
+
+def shares(costs: Sequence[int], size: int) -> list[slice]:
+    """The rows that each of ``size`` ranks trains on: contiguous, as those of a prompt are, and about as costly.
+
+    None has more than its share and the cost of one row.
+    """
+    ends, total = list(itertools.accumulate(costs)), sum(costs)
+    bounds = [bisect.bisect_right(ends, total * rank // size) for rank in range(size)] + [len(costs)]
+    return [slice(start, end) for start, end in itertools.pairwise(bounds)]

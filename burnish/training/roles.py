@@ -11,17 +11,19 @@ from torch import Tensor, nn
 
 from burnish.models.adapters import saved_name
 from burnish.models.lora import adapter_parameters, add_adapters, carriers, merged, switch_adapter
-from burnish.models.placing import rest_frozen, twin, unshare
+from burnish.models.placing import place, rest_frozen, twin, unshare
 from burnish.options.cluster import ShardingOptions
 from burnish.options.flow import LoraOptions
 from burnish.training.balance import Balance
 from burnish.training.ranks import Ranks
 from burnish.training.sharding import Shards, copy_full, mesh_of, shard
+from burnish.types.batch import Batch
 from burnish.utils import random
 from burnish.utils.errors import UserError
 
 T = TypeVar("T")
 P = TypeVar("P")
+R = TypeVar("R", bound=Batch)
 
 
 class Publisher(Protocol):
@@ -86,6 +88,13 @@ class TrainedRoles:
             if not shared:
                 unshare(other)
         network.requires_grad_(True)
+
+    def rest(self) -> None:
+        """Hold networks that nobody trains here in the precision that they compute in, where that moves no bit."""
+        if self.lora is None:
+            for network in self._networks.values():
+                rest_frozen(network, self.model.compute)
+                place(network, self.device)
 
     def _go_on(self, given: Mapping[str, Tensor], roles: Sequence[str]) -> None:
         """Begin with the weights of an adapter.
@@ -165,6 +174,10 @@ class TrainedRoles:
     def distribute(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
         """What ``function`` makes of every part, in order, shared out among the ranks."""
         return self.shards.distribute(function, parts)
+
+    def kept(self, function: Callable[[R], Tensor], parts: Sequence[R]) -> Tensor:
+        """What ``function`` makes of the rows of all parts; of several ranks each keeps what it made."""
+        return self.shards.kept(function, parts)
 
     @contextmanager
     def _sampling(self, name: str, *, merge: bool) -> Iterator[None]:

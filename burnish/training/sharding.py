@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from burnish.models.placing import place_buffers, resting
 from burnish.options.cluster import ShardingOptions
+from burnish.training.exchange import kept_by_owners
 from burnish.training.ranks import SINGLE_RANK, Ranks, distribute
 from burnish.training.saved import SavedTensor, own_slice
-from burnish.types.batch import is_sharded
+from burnish.types.batch import Batch, is_sharded
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 P = TypeVar("P")
+R = TypeVar("R", bound=Batch)
+
+PLAIN = (nn.Parameter, FakeTensor)  # what a forecast is made with has a class of its own
 
 
 class Unit(nn.Module):
@@ -147,6 +152,10 @@ class Shards:
         """``[function(item) for item in items]``, distributed over the ranks."""
         return distribute(self.ranks, function, items)
 
+    def kept(self, function: Callable[[R], Tensor], parts: Sequence[R]) -> Tensor:
+        """What ``function`` makes of the rows of all parts; of several ranks each keeps what it made."""
+        return kept_by_owners(self.ranks, function, parts)
+
     def agree(self, name: str, counts: dict[str, int]) -> dict[str, int]:
         """The largest of each count over the ranks that use a network together; the counts as they are otherwise."""
         if name not in self.networks or self.networks[name].is_gathered:
@@ -237,7 +246,7 @@ def _shard_unit(unit: Any, how: Mapping[str, Any], device: torch.device) -> Any:
         place_buffers(module, device)
         for name, weight in module._parameters.items():
             # quantised weights have classes of their own, which know how they are split
-            if type(weight) is nn.Parameter and not is_sharded(weight):
+            if type(weight) in PLAIN and not is_sharded(weight):
                 places.setdefault(id(weight), []).append((module, name))
                 sources[id(weight)] = weight
     for key, weight in sources.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,8 +19,15 @@ def shared(**kwargs: Any) -> Any:
     return dataclasses.field(metadata={"shared": True}, **kwargs)
 
 
+def heavy(**kwargs: Any) -> Any:
+    """A field of states, pixels or embeddings, which in another process is read by whoever uses a row."""
+    return dataclasses.field(metadata={"heavy": True}, **kwargs)
+
+
 class Batch:
     """Base of the batches of the loop. Subclasses are dataclasses; shards and micro-batches never split a row."""
+
+    is_remote: ClassVar[bool] = False  # whether it stands in for what is read when it is moved to a device
 
     def __len__(self) -> int:
         for _, value in self._rows():
@@ -41,6 +48,10 @@ class Batch:
             elif isinstance(value, Batch):
                 moved[name] = value.to(device)
         return dataclasses.replace(self, **moved)  # type: ignore[type-var]
+
+    def costs(self) -> list[int]:
+        """What a pass with each row costs, by which rows are shared out over ranks; all the same by default."""
+        return [1] * len(self)
 
     def split(self, size: int) -> Iterator[Self]:
         """Consecutive chunks of at most ``size`` samples."""
@@ -77,7 +88,12 @@ class Gathered(Batch, Generic[B]):
         return self.table.select(self.index)
 
     def to(self, device: torch.device | str) -> Self:
-        return dataclasses.replace(self, table=self.table.to(device), index=to_device(self.index, device))
+        """The same rows on ``device``; of a table that lies elsewhere only those that are used."""
+        table, index = self.table, self.index
+        if not lies_on(table, device):
+            used, index = index.unique(return_inverse=True)
+            table = table.select(used).to(device)
+        return dataclasses.replace(self, table=table, index=to_device(index, device))
 
     @classmethod
     def cat(cls, batches: Sequence[Self]) -> Self:
@@ -97,6 +113,36 @@ def to_device(value: Tensor, device: torch.device | str) -> Tensor:
             value = value.pin_memory()  # from pageable memory CUDA first waits for what the GPU is doing
         return value.to(device, non_blocking=True)
     return value.to(device, non_blocking=value.device.type == "cpu")
+
+
+def lies_on(batch: Batch, device: torch.device | str) -> bool:
+    """Whether all tensors of a batch are on a device already."""
+    wanted = torch.device(device)
+    found = {value.device for _, value in batch._rows() if isinstance(value, Tensor)}
+    inner = [value for _, value in batch._rows() if isinstance(value, Batch)]
+    if batch.is_remote:
+        return False
+    here = all(one.type == wanted.type and wanted.index in (None, one.index) for one in found)
+    return here and all(lies_on(value, device) for value in inner)
+
+
+def size_of(batch: Batch) -> int:
+    """Bytes of its tensors."""
+    values = [value for _, value in batch._rows()]
+    return sum(value.nbytes for value in values if isinstance(value, Tensor)) + sum(
+        size_of(value) for value in values if isinstance(value, Batch)
+    )
+
+
+def in_precision(value: Any, dtype: torch.dtype) -> Any:
+    """Floating-point tensors of a batch, of a dict or of itself in another precision; all else as it is."""
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {name: in_precision(one, dtype) for name, one in value.items()}
+    if not isinstance(value, Batch):
+        return value
+    return dataclasses.replace(value, **{name: in_precision(one, dtype) for name, one in value._rows()})  # type: ignore[type-var]
 
 
 def is_sharded(value: Any) -> bool:
@@ -128,8 +174,9 @@ def _take(value: Any, positions: Tensor) -> Any:
 
 
 def _join(values: list[Any]) -> Any:
+    batch = next((value for value in values if isinstance(value, Batch)), None)
+    if batch is not None:  # which may stand in for a tensor among tensors
+        return type(batch).cat(values)
     if isinstance(values[0], Tensor):
         return torch.cat(values)
-    if isinstance(values[0], Batch):
-        return type(values[0]).cat(values)
     return [item for value in values for item in value]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from burnish.types.batch import Batch, Gathered, as_positions, shared
+from burnish.types.batch import Batch, Gathered, as_positions, in_precision, shared
+from burnish.types.columns import LazyTensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +24,7 @@ class Features:
     other models have what their processor returns.
     """
 
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
     axes: dict[str, int] = field(default_factory=dict)  # along which further media follow; 0 where not named
     kinds: dict[str, Tensor] = field(default_factory=dict)  # [L] long each: kinds of tokens, for models that ask
 
@@ -51,9 +52,15 @@ class Features:
         """A tensor by name; empty where these media have none."""
         return self.tensors.get(name, torch.zeros(0, 0))
 
+    def in_precision(self, dtype: torch.dtype) -> Features:
+        """The same with pixels in another precision, such as that of the forward passes that read them."""
+        return dataclasses.replace(self, tensors=in_precision(dict(self.tensors), dtype))
+
     @property
     def size(self) -> int:
         """Numbers that the towers read; 0 without media."""
+        if isinstance(self.tensors, LazyTensors):
+            return self.tensors.size
         return sum(tensor.numel() for tensor in self.tensors.values())
 
 
@@ -179,6 +186,11 @@ class Completion(Batch):
         longest = max(batch.ids.shape[1] for batch in batches)
         return super().cat([batch.padded(longest) for batch in batches])
 
+    def costs(self) -> list[int]:
+        """Tokens of each response with its prompt."""
+        lengths = self.lengths
+        return [int(length) for length in (lengths.prompt + lengths.response).tolist()]
+
     def to(self, device: torch.device | str) -> Self:
         """Unchanged: forward passes are laid out on the CPU, and losses move what they need to the device."""
         return self
@@ -209,6 +221,11 @@ class ResponseRows(Batch):
 
     def __len__(self) -> int:
         return len(self.trace) // self.members
+
+    def costs(self) -> list[int]:
+        """Tokens of all members of each row."""
+        each = self.trace.costs()
+        return [sum(each[row * self.members : (row + 1) * self.members]) for row in range(len(self))]
 
     def select(self, index: Tensor | Sequence[int] | slice) -> Self:
         rows = as_positions(index, len(self))

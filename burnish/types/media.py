@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from burnish.utils.containers import (
     DEFAULT_FPS,
@@ -22,6 +22,7 @@ from burnish.utils.containers import (
     read_sound,
     video_size,
 )
+from burnish.utils.spool import Spool, Spooled
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 Kind = Literal["image", "video", "audio"]
 MOST_CHANNELS = 8
+ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}  # what stands near the end of a whole file
+TAIL = 64  # bytes in which it is looked for
+ORIENTATION, SIDEWAYS = 0x112, (5, 6, 7, 8)  # of EXIF: those that swap width and height
 CHECKED_RATE = 16000  # samples per second at which a sound is decoded to see whether it can be
 
 
@@ -51,6 +55,10 @@ class Fit:
         """A picture with pixels within the limits, its shape kept."""
         return _resized(picture, self.min_pixels, self.max_pixels)
 
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height of what ``picture`` makes of a picture of this size."""
+        return _fitted(width, height, self.min_pixels, self.max_pixels)
+
     def frame(self, frame: np.ndarray) -> np.ndarray:
         """A frame [H, W, 3] with pixels within the limit."""
         import numpy as np
@@ -69,6 +77,7 @@ class Fit:
 
 
 AS_IT_IS = Fit()
+_spool = Spool()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +90,7 @@ class Media:
     kind: Kind
     digest: str  # of the content: stable across machines and folders
     path: str | None = field(default=None, compare=False)
-    data: bytes | None = field(default=None, compare=False, repr=False)  # an encoded file, where there is no path
+    data: bytes | Spooled | None = field(default=None, compare=False, repr=False)  # an encoded file without a path
     frames: tuple[Media, ...] = field(default=(), compare=False, repr=False)  # of a video given frame by frame
     fps: float = field(default=DEFAULT_FPS, compare=False)  # of such a video; a file knows its own
     fit: Fit = field(default=AS_IT_IS, compare=False, repr=False)
@@ -103,7 +112,7 @@ class Media:
     @classmethod
     def encoded(cls, data: bytes, kind: Kind = "image") -> Media:
         """The content of a file."""
-        return cls(kind=kind, digest=_digest(data), data=data)
+        return cls(kind=kind, digest=_digest(data), data=_spool.keep(data))
 
     @classmethod
     def array(cls, pixels: np.ndarray) -> Media:
@@ -149,6 +158,8 @@ class Media:
     def read(self) -> bytes:
         """The encoded file, which a video given as frames doesn't have."""
         assert not self.frames, "a video of frames is not a file"
+        if isinstance(self.data, Spooled):
+            return self.data.read()
         return self.data if self.data is not None else Path(str(self.path)).read_bytes()
 
     def image(self) -> Image:
@@ -209,12 +220,51 @@ class Media:
             for frame in self.frames:
                 frame.check()
         elif self.kind == "image":
-            with Image.open(io.BytesIO(self.read())) as opened:
+            with self._opened() as file, Image.open(file) as opened:  # of a JPEG file it reads the header
                 opened.verify()
         elif self.kind == "audio":
             check_sound(self.read())
         else:
             check_video(self.read())
+
+    def size(self) -> tuple[int, int]:
+        """Width and height of a picture as ``image`` gives it, by its header alone.
+
+        Raises:
+            OSError: it can't be read.
+        """
+        from PIL import Image
+
+        with self._opened() as file, Image.open(file) as opened:
+            width, height = opened.size
+            turned = opened.getexif().get(ORIENTATION, 1) in SIDEWAYS
+        return self.fit.size(height, width) if turned else self.fit.size(width, height)
+
+    def outline(self) -> tuple[int, int]:
+        """Width and height before rotation, of a file that has its beginning and its end; others are decoded.
+
+        What is broken in between shows when it is used.
+
+        Raises:
+            OSError, ImportError, ValueError: as ``decode``.
+        """
+        from PIL import Image
+
+        if self.frames:
+            return max(frame.outline() for frame in self.frames)
+        if self.kind != "image":
+            self.check()
+            return 0, 0
+        with self._opened() as file:
+            with Image.open(file) as opened:
+                size, end = opened.size, ENDS.get(str(opened.format))
+            file.seek(-min(TAIL, file.seek(0, io.SEEK_END)), io.SEEK_END)
+            whole = end is not None and end in file.read()
+        return size if whole else self.decode()
+
+    def _opened(self) -> BinaryIO:
+        """The file, of which a reader takes what it needs."""
+        return io.BytesIO(self.read()) if self.data is not None else _regular(str(self.path)).open("rb")
 
     def decode(self) -> tuple[int, int]:
         """Decode all of it once, as cheaply as its format allows; returns width and height before rotation, if it has.
@@ -255,14 +305,18 @@ def _resized(picture: Image, least: int | None, most: int | None) -> Image:
     """A picture of at least and at most so many pixels, its shape kept up to rounding."""
     from PIL.Image import Resampling
 
-    pixels = picture.width * picture.height
+    size = _fitted(picture.width, picture.height, least, most)
+    return picture if size == picture.size else picture.resize(size, Resampling.BICUBIC)
+
+
+def _fitted(width: int, height: int, least: int | None, most: int | None) -> tuple[int, int]:
+    pixels = width * height
     wanted = max(min(pixels, most or pixels), least or 0)
     if wanted == pixels:
-        return picture
+        return width, height
     scale = (wanted / pixels) ** 0.5
     up = math.ceil if wanted > pixels else math.floor
-    size = max(1, up(picture.width * scale)), max(1, up(picture.height * scale))
-    return picture.resize(size, Resampling.BICUBIC)
+    return max(1, up(width * scale)), max(1, up(height * scale))
 
 
 def _wav(wave: np.ndarray, rate: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -9,7 +10,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from burnish.types.batch import Batch, Gathered, shared, to_device
+from burnish.types.batch import Batch, Gathered, heavy, shared, to_device
+from burnish.types.columns import CHUNK, Column, read, states_once
 from burnish.types.completion import Completion, Lengths, ResponseRows
 from burnish.types.execution import DROPS, Execution, Ran, execution_of
 from burnish.types.judgements import OfflineJudgements
@@ -49,8 +51,8 @@ class Conditioning(Batch):
 class Embeddings(Conditioning):
     """Embeddings of prompts."""
 
-    tokens: Tensor  # [B, L, D]
-    pooled: Tensor  # [B, P]
+    tokens: Tensor = heavy()  # [B, L, D]
+    pooled: Tensor = heavy()  # [B, P]
 
 
 @dataclass(kw_only=True)
@@ -77,23 +79,29 @@ def all_noised(latents: Tensor) -> Tensor:
 
 def share_of(noised: Tensor) -> Tensor:
     """Share of the elements that are noised, [B], of what ``all_noised`` describes."""
+    if isinstance(noised, Column):
+        chunks = [share_of(chunk.values()) for chunk in noised.split(CHUNK)]
+        return torch.cat(chunks) if chunks else torch.zeros(0)
     return noised.flatten(1).float().mean(1)
 
 
 @dataclass(kw_only=True)
 class Denoising(Batch):
-    """Trajectories of a flow model. K steps are recorded per sample; K = 0 where none are needed."""
+    """Trajectories of a flow model. K steps are recorded per sample; K = 0 where none are needed.
+
+    Columns may stand in for what is heavy, until rows are moved to the device where they are learned.
+    """
 
     conditioning: Gathered[Conditioning]
     unconditional: Gathered[Conditioning]  # of the negative prompts, for guidance; the same rows without guidance
-    latents: Tensor  # [B, ...] final, t = 0
-    state: Tensor  # [B, K, ...] where a recorded step began
-    next_state: Tensor  # [B, K, ...] where it ended
+    latents: Tensor = heavy()  # [B, ...] final, t = 0
+    state: Tensor = heavy()  # [B, K, ...] where a recorded step began
+    next_state: Tensor = heavy()  # [B, K, ...] where it ended
     time: Tensor  # [B, K] t of state, in (0, 1]
     time_next: Tensor  # [B, K] t of next_state
     logprob: Tensor  # [B, K] under the weights that sampled; 0 where a step has no noise
     node: Tensor  # [B, K] long, branch ids: samples of a prompt with equal ids share this step, in a tree of samples
-    noised: Tensor = None  # type: ignore[assignment]  # see ``all_noised``, which stands in where it is not given
+    noised: Tensor = heavy(default=None)  # see ``all_noised``, which stands in where it is not given
     schedule: Tensor = shared()  # [N + 1] times of the denoising steps, decreasing from 1 to 0
 
     def __post_init__(self) -> None:
@@ -103,7 +111,7 @@ class Denoising(Batch):
     @classmethod
     def cat(cls, batches: Sequence[Self]) -> Self:
         if len({batch.noised.shape[1:] for batch in batches}) > 1:
-            batches = [replace(batch, noised=batch.noised.expand_as(batch.latents)) for batch in batches]
+            batches = [replace(batch, noised=read(batch.noised).expand(batch.latents.shape)) for batch in batches]
         return super().cat(batches)
 
     @property
@@ -117,11 +125,17 @@ class Denoising(Batch):
         A squared error is in nats once it is divided by twice the variance; ``std`` gives the standard deviation of
         steps from their times and the schedule.
         """
-        elements = self.share[:, None] * (self.state[0, 0].numel() if self.time.numel() else 0)
+        elements = self.share[:, None] * (math.prod(self.state.shape[2:]) if self.time.numel() else 0)
         if density == "gaussian":
             return elements.expand_as(self.time)
         found = std(self.time.flatten(), self.time_next.flatten(), self.schedule)
         return elements / (2 * found.square().view_as(self.time))
+
+    def put_away(self) -> Denoising:
+        """The same in the host's memory, each state once."""
+        state, next_state = states_once(read(self.state).cpu(), read(self.next_state).cpu(), self.time, self.time_next)
+        there = replace(self, state=self.time, next_state=self.time).to("cpu")
+        return replace(there, state=state, next_state=next_state)
 
     def steps(self) -> Steps:
         """Every recorded step as a row of its own: [B * K], the steps of a sample adjacent."""

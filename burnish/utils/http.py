@@ -28,6 +28,7 @@ HEALTH_PATIENCE = 2.0  # seconds for the answer of a health check
 LARGEST = 16 << 20  # bytes of a reply
 SHOWN = 200  # characters of a server's own explanation in a message
 TRY_AGAIN = (408, 425, 429)  # the server is busy; other 4xx are errors of the request
+OF_THIS_MACHINE = ("169.254.169.254", "metadata.google.internal")  # a proxy would be told of its own machine
 GRACE = 1.0  # seconds after a deadline for the thread that watches it to say so
 
 
@@ -217,14 +218,16 @@ def request(
     content: bytes | None,
     seconds: float,
     token: str | None = None,
+    more: Mapping[str, str] | None = None,
     largest: int = LARGEST,
 ) -> bytes:
-    """The content of the reply to one request of JSON, without another try.
+    """The content of the reply to one request of JSON, without another try; ``more`` headers are sent with it.
 
     Raises:
         HttpError: it failed, the server refused it, or the reply is too large or late.
     """
     headers = {"Accept": "application/json", "Accept-Encoding": "identity"}  # no small reply becomes a large one
+    headers |= more or {}
     if content is not None:
         headers["Content-Type"] = "application/json"
     if token is not None:
@@ -304,6 +307,7 @@ class _Loop:
             timeout=None,  # the deadline of a whole request is set below
             # a kept connection may be closed by its server just when it is used again, which would cost a try
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
+            mounts={f"http://{host}": None for host in OF_THIS_MACHINE},
         )
         self.client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         self.loop = asyncio.new_event_loop()

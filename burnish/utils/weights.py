@@ -228,6 +228,8 @@ def refuse_non_finite(network: nn.Module, folder: Path, agreed: Agreed = lambda 
     import torch
 
     def non_finite(value: Any) -> bool:
+        if is_quantized(value):
+            return False  # was looked at before
         # a sum allocates nothing; the elements are only checked if it is not finite, since it may overflow
         return value.is_floating_point() and not bool(
             value.sum(dtype=torch.float32).isfinite() or value.isfinite().all()
@@ -239,6 +241,12 @@ def refuse_non_finite(network: nn.Module, folder: Path, agreed: Agreed = lambda 
     found = agreed([name for name, value in network.named_parameters() if non_finite(local(value.detach()))])
     if found:
         raise UserError(f"{_file(folder)} has non-finite values in {_named(found)}; fetch the model again")
+
+
+def is_quantized(weight: Any) -> bool:
+    """Whether a weight is stored in fewer bits than it is computed with, so that nothing can be added to it."""
+    # torchao's tensors say that they are of the precision that they are computed in
+    return weight.element_size() == 1 or type(weight).__module__.startswith("torchao.")
 
 
 def _refuse_further_layers(where: Path, network: nn.Module, further: Sequence[str]) -> None:

@@ -14,12 +14,13 @@ CONSTANT = 24.0  # MiB: pieces, and torch's collective operations, which start t
 )
 def test_the_peak_is_a_share_and_a_constant(tmp_path, size, asynchronous):
     total = 96 * 4 // 3  # MiB of weights, moments and average
-    for rank, found in enumerate(measure(size, tmp_path, matrices=8, asynchronous=asynchronous)):
-        share = found["share"]
+    found = measure(size, tmp_path, matrices=8, asynchronous=asynchronous)
+    for rank, (save, load) in enumerate(zip(found["save"], found["load"], strict=True)):
+        share = save["share"]
         assert share == total / size
         copied = share if asynchronous else 0.0
-        assert found["save"]["above"] <= copied + 0.15 * share + CONSTANT
-        assert found["load"]["above"] <= 0.15 * share + CONSTANT
-        assert found["save"]["read"] < 1.0, "what was written is not read again"
+        assert save["above"] <= copied + 0.15 * share + CONSTANT
+        assert load["above"] <= 0.15 * share + CONSTANT
+        assert save["read"] < 1.0, "what was written is not read again"
         verified = total if rank == 0 else 0.0
-        assert found["load"]["read"] < verified + share + 1.0, "a rank reads its own slices"
+        assert load["read"] < verified + share + 1.0, "a rank reads its own slices"

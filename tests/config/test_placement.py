@@ -33,6 +33,12 @@ REFUSED = {
     "no such runtime": (["runtime=slurm"], "runtime is slurm"),
     "half a GPU too many": ([RAY, "pools.train.gpus=1.5"], "above 1 it must be a whole number"),
     "GPU on the CPU": ([RAY, "pools.train={device: cpu, gpus: 1}"], "gpus is 1, but device is cpu"),
+    "CPU and GPU": (
+        [RAY, "pools.train.device=cpu", "model.device=cuda"], "pools.train.device is cpu, but model.device is cuda",
+    ),
+    "GPU and CPU": (
+        [RAY, "pools.rollout.device=cuda", "model.device=cpu"], "pools.rollout.device is cuda, but model.device is cpu",
+    ),
     "no GPU on the GPU": ([RAY, "pools.train={device: cuda, gpus: 0}"], "gpus is 0, but device is cuda"),
     "Ray Client": ([RAY, "ray.address=ray://somewhere:10001"], "a Ray Client address"),
     "CPUs of a running cluster": (
@@ -45,6 +51,7 @@ TAKEN = {
     "colocated": [RAY, "pools.train.processes=2", "sharding.shard_size=2"],
     "apart": [RAY, "pools.train={nodes: 2, processes: 2}", "pools.rollout.processes=2", "pools.reward.processes=1"],
     "ahead": [RAY, "pools.rollout.processes=1", "pipeline={depth: 3, max_staleness: 1, drop: true, timeout: 9}"],
+    "devices": [RAY, "pools.train.device=cuda", "pools.rollout.device=cpu", "pools.reward.device=cpu"],
     "data": [RAY, "algorithm=sft", "pools.train.processes=2"],
 }
 

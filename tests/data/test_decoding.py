@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,9 @@ from PIL import Image
 from burnish.config import load
 from burnish.data.decoding import check_media
 from burnish.tasks import assemble
-from burnish.types.media import Media, _file_digest
+from burnish.tasks.language.engine import Encoder, prompt_lengths
+from burnish.training.ranks import SINGLE_RANK
+from burnish.types.media import Fit, Media, _file_digest
 from burnish.utils.errors import ConfigError, UserError
 
 NOISE = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
@@ -135,3 +138,46 @@ def test_a_broken_picture_to_imitate_is_refused_by_record(tmp_path):
 def test_the_option_is_refused_where_nothing_is_decoded():
     with pytest.raises(ConfigError, match=r"data\.decode_check is given, but diffusion_nft reads no pictures here"):
         load("quickstart", ["data.decode_check=false", "data.train_files=a.txt", "data.val_files=[b.txt, c.txt]"])
+
+
+def test_of_many_pictures_few_are_decoded_and_a_truncated_one_is_named(tmp_path, monkeypatch):
+    decoded = []
+    decode = Media.decode
+    monkeypatch.setattr(Media, "decode", lambda self: decoded.append(self) or decode(self))
+    monkeypatch.setattr("burnish.data.decoding.DECODED", 3)
+    files = []
+    for i in range(30):
+        files.append(tmp_path / f"{i}.{'png' if i % 2 else 'jpg'}")
+        files[-1].write_bytes(encoded("PNG" if i % 2 else "JPEG", np.roll(NOISE, i)))
+    many = [(f"a:{i}", Media.file(path)) for i, path in enumerate(files)]
+    check_media(many, fine)
+    assert len(decoded) == 3
+    for broken in (14, 15):
+        files[broken].write_bytes(files[broken].read_bytes()[:-100])
+    with pytest.raises(UserError, match=r"(?s)a:14: has a picture .*can't be decoded.*a:15: has a picture"):
+        check_media(many, fine)
+    files[4].write_bytes(encoded("PNG", np.zeros((2, 9), np.uint8)))
+    with pytest.raises(UserError, match=r"a:4: has a picture .* 9 x 2"):
+        check_media(many, lambda width, height: f"is {width} x {height}" if width == 9 else "")
+
+
+@pytest.mark.parametrize("turned", [1, 6])
+@pytest.mark.parametrize("fit", [Fit(), Fit(max_pixels=500), Fit(min_pixels=9000)])
+def test_the_header_tells_the_size_that_a_picture_will_have(turned, fit):
+    exif = Image.Exif()
+    exif[0x112] = turned
+    buffer = io.BytesIO()
+    Image.fromarray(NOISE).save(buffer, "JPEG", exif=exif)
+    media = replace(Media.encoded(buffer.getvalue()), fit=fit)
+    assert media.size() == media.image().size
+
+
+def test_lengths_of_prompts_are_those_of_the_processor_and_no_picture_is_decoded(tmp_path, monkeypatch):
+    sizes = [(28, 28), (40, 60), (90, 30), (28, 200)]
+    pictures = {f"{i}.png": encoded("PNG", np.resize(NOISE, (*size, 3))) for i, size in enumerate(sizes)}
+    assembly = seeing(tmp_path, pictures, "data.max_prompt_length=5000")
+    encode = Encoder(assembly.roles.model, bounded=False, cached=0)
+    expected = [encode([prompt]).table.lengths[0] for prompt in assembly.train_prompts]
+    monkeypatch.setattr(Media, "image", None)
+    assert prompt_lengths(encode, assembly.train_prompts, SINGLE_RANK) == expected
+    assert len(set(expected)) > 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 import pytest
 import torch
 from torch import nn
@@ -26,6 +24,7 @@ from burnish.tasks.flow.engine import FlowEngine, FlowJob
 from burnish.tasks.flow.roles import FlowRoles
 from burnish.types.rollout import Denoising, Embeddings, Prompt, Scored, Scores
 from burnish.utils import random
+from burnish.utils.recent import Recent
 
 VIDEO = (2, 3, 4, 5)  # C, F, H, W
 FOLDED = (2, 12, 5)
@@ -134,7 +133,7 @@ class Painter(EmbeddedPipeline):
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape, self.network = shape, nn.Linear(2, 2)
         self.rollout, self.scheduler_config = RolloutOptions(guidance_rescale=True), {"shift": 3.0}
-        self._embedded = OrderedDict()
+        self._embedded, self.compute = Recent(10), torch.float32
         with torch.no_grad():
             self.network.weight.copy_(torch.tensor([[0.3, -0.2], [0.1, 0.4]]))
             self.network.bias.fill_(0.1)

@@ -8,7 +8,7 @@ from burnish.options import StepOptions, unix_seconds
 from burnish.utils.errors import UserError
 
 NOON = 1_769_860_800.0  # 2026-01-31T12:00:00Z
-SAGEMAKER, MLP = VARIABLES
+SLURM, SAGEMAKER, MLP = VARIABLES
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,7 @@ def test_the_option_goes_first_and_then_the_earlier_variable():
     assert reclaim_time(StepOptions(), environment, lambda: NOON) == ReclaimTime(at=NOON + 40, by=MLP)
     assert reclaim_time(StepOptions(expires_at=NOON + 90), environment, lambda: NOON).at == NOON + 90
     assert reclaim_time(StepOptions(), {SAGEMAKER: ""}, lambda: NOON) is None
+    assert reclaim_time(StepOptions(), {SLURM: str(int(NOON) + 9)}, lambda: NOON).by == "SLURM_JOB_END_TIME"
 
 
 @pytest.mark.parametrize(
@@ -109,3 +110,17 @@ def test_a_signal_that_came_first_stays_the_reason():
     stop.requested = "SIGTERM"
     stop.request("the machine's expiry")
     assert stop.requested == "SIGTERM"
+
+
+def test_what_is_announced_during_the_run_counts_as_well():
+    stop, announced = StopRequest(), []
+    expiry = Expiry(
+        None, stop, margin=0.0, saving=lambda: 5.0, notice=lambda: announced[0] if announced else None,
+        clock=lambda: 70.0,
+    )  # fmt: skip
+    assert not expiry.due(20.0)
+    announced.append(ReclaimTime(at=96.0, by="notice of aws"))
+    assert not expiry.due(20.0)
+    announced[0] = ReclaimTime(at=94.0, by="notice of aws")
+    assert expiry.due(20.0)
+    assert "(notice of aws)" in stop.requested

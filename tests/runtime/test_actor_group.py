@@ -133,10 +133,31 @@ def test_a_pool_whose_workers_wait_for_each_other_is_ended_and_rebuilt_together(
             group.rebuild()
 
 
+def test_a_failed_device_is_a_death_and_nobody_waits_for_the_others(pools):
+    options = RayOptions(address="local", start_timeout=SLOW, call_timeout=SLOW, max_restarts=1, restart_window=0.1)
+    with (
+        pools(options=options, train=2) as opened,
+        ActorGroup(opened["train"], Toy, collective=True) as group,
+    ):
+        for _ in range(2):  # each is long past when the next one comes
+            start, pids = time.monotonic(), list(group.pids)
+            with pytest.raises(WorkerDied, match=r"worker 1 of pool train died: its device failed: .*CUDA error"):
+                group.call("fail_on", 1, LONG)
+            assert time.monotonic() - start < NOTICED
+            assert gone(pids[0], within=30)
+            group.rebuild()
+            time.sleep(0.2)
+        assert group.call("add", 1) == [1, 2]
+        assert group.restarts == 2
+        found = group.call_one(0, "environment", "CUDA_VISIBLE_DEVICES")
+        assert found["CUDA_VISIBLE_DEVICES"] == "", "its pool has none"
+
+
 def test_a_pool_whose_workers_wait_for_each_other_is_ended_when_one_is_late(pools):
     with pools(train=2) as opened, ActorGroup(opened["train"], Toy, collective=True) as group:
-        with pytest.raises(WorkerTimeout, match="sleep_on of worker 0 of pool train"):
+        with pytest.raises(WorkerTimeout, match="sleep_on of worker 0 of pool train") as caught:
             group.submit("sleep_on", 1, LONG, seconds=0.5).results()
+        assert caught.value.pool == "train"
         assert all(map(gone, group.pids))
 
 

@@ -1,9 +1,14 @@
 """Where the members of a channel find each other: nobody reaches it but who is meant to."""
 
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
+from torch import distributed as dist
 
+from burnish.runtime.channel import Channel, device_for, place_of
 from burnish.training.rendezvous import open_store
 from tests.support.sockets import listening
 
@@ -19,3 +24,36 @@ def test_a_meeting_listens_where_it_was_told_to_and_nowhere_else():
 def test_a_store_is_not_opened_at_an_address_of_somebody_else():
     with pytest.raises(OSError, match="assign"):
         open_store("192.0.2.1", 0, LIMIT)
+
+
+@pytest.fixture
+def members():
+    """Two channels of one group, in this process."""
+    store = dist.HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        joining = [pool.submit(Channel, store, rank, 2, device="cpu", seconds=LIMIT) for rank in range(2)]
+        yield [one.result(LIMIT) for one in joining], pool
+
+
+@pytest.mark.parametrize("who", [0, 1], ids=["itself", "the other"])
+def test_a_member_that_waits_in_vain_ends_when_one_gives_up(members, who):
+    channels, pool = members
+    waiting = pool.submit(channels[0].broadcast, torch.zeros(3, dtype=torch.uint8))
+    waiting = pool.submit(channels[1].broadcast, torch.zeros(3, dtype=torch.uint8))
+    waiting.result(LIMIT)
+    waiting = pool.submit(channels[1].broadcast, torch.zeros(3, dtype=torch.uint8))
+    time.sleep(0.1)
+    begun = time.monotonic()
+    channels[1 - who].abort()
+    with pytest.raises(RuntimeError, match="given up"):
+        waiting.result(LIMIT)
+    assert time.monotonic() - begun < LIMIT / 2
+    with pytest.raises(RuntimeError, match="given up"):
+        channels[1].broadcast(torch.zeros(3, dtype=torch.uint8))
+
+
+def test_processes_that_share_a_gpu_do_not_talk_over_it():
+    assert device_for(["gpu-a", "gpu-b", "gpu-c"]) == "cuda"
+    assert device_for(["gpu-a", "gpu-b", "gpu-a"]) == "cpu"
+    assert device_for(["gpu-a", ""]) == "cpu"
+    assert place_of(torch.device("cpu")) == ""

@@ -33,6 +33,17 @@ def test_a_worker_that_dies_is_asked_again_by_the_same_handle_until_the_limit(po
             scorer.score(["c"], [])
 
 
+def test_a_worker_whose_device_fails_ends_itself_and_another_one_answers(pools, tmp_path):
+    with (
+        pools(reward=1) as opened,
+        ActorGroup(opened["reward"], Judging, [(tmp_path,)], collective=False, stateless=1) as group,
+    ):
+        first = (tmp_path / "pid").read_text()
+        scorer = PooledScorer({}, group.handles, first=0, seconds=SLOW)
+        assert scorer.score(["broken"], []) == (["broken"], [], 0)
+        assert (tmp_path / "pid").read_text() != first
+
+
 def test_a_verdict_that_does_not_come_is_not_waited_for_without_end(pools, tmp_path):
     with (
         pools(reward=1) as opened,

@@ -1,11 +1,13 @@
 """What the driver knows of its rollout workers, without any: two that find one death, and trainers that start again."""
 
+import time
 from collections import Counter
 
 import pytest
 
 from burnish.options.cluster import RayOptions
 from burnish.runtime.faults import Unschedulable, WorkerDied, WorkerTimeout
+from burnish.runtime.prompt_numbers import PromptNumbers
 from burnish.runtime.rollout_pool import RolloutPool
 from tests.support.toy_source import prompt_schedule
 
@@ -58,7 +60,8 @@ def make(size=2):
     workers, syncs = Workers(size), WeightSync()
     options = RayOptions(call_timeout=5.0)
     samplers = RolloutPool(
-        workers, syncs, options, needed=lambda version: True, add_phases=lambda seconds, lanes: None, stop=lambda: False
+        workers, syncs, options, needed=lambda version: True, add_phases=lambda seconds, lanes: None,
+        stop=lambda: False, numbers=PromptNumbers(list),
     )  # fmt: skip
     return samplers, workers, syncs
 
@@ -112,6 +115,42 @@ def test_a_worker_that_another_thread_has_replaced_meanwhile(noticed):
     assert syncs.sent[-1] == (1, True)
     samplers.submit(ask(1))
     assert syncs.sent[-1] == (1, True), "its second buffer is filled"
+
+
+class Call:
+    """An answer, or an error."""
+
+    def __init__(self, answer):
+        self.answer, self.kept = answer, {0: "kept", 1: "kept"}
+
+    def wait(self, seconds):
+        return True
+
+    def result(self):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["in time", "at the end of the time"])
+def test_a_worker_that_hangs_is_replaced_as_if_it_had_died(late, monkeypatch):
+    samplers, workers, _ = make()
+    answers = [Call(WorkerTimeout("timed out after 5 s", pool="rollout")), Call("second")]
+    monkeypatch.setattr(workers, "submit_one", lambda rank, *_, **__: answers.pop(0) if rank == 0 else Call("first"))
+    samplers.publish(0)
+    order = samplers.submit(ask(0)).orders[0]
+    assert samplers.finished(order, time.monotonic() - 1.0 * late) == ("second", "kept")
+    assert workers.restarted == [0]
+
+
+def test_a_worker_that_was_too_slow_to_start_is_not_tried_again(monkeypatch):
+    samplers, workers, _ = make()
+    monkeypatch.setattr(workers, "submit_one", lambda *_, **__: Call(WorkerTimeout("timed out (ray.start_timeout)")))
+    samplers.publish(0)
+    order = samplers.submit(ask(0)).orders[0]
+    with pytest.raises(WorkerTimeout):
+        samplers.finished(order, time.monotonic())
+    assert not workers.restarted
 
 
 def test_a_death_among_the_trainers_is_none_of_the_samplers():

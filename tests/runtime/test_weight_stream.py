@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from burnish.runtime import weight_stream as module
-from burnish.runtime.weight_stream import Fingerprint, Layout, Mismatch, Reader, Writer, checksum
+from burnish.runtime.weight_sources import Source, buckets
+from burnish.runtime.weight_stream import Checksum, Fingerprint, Layout, Mismatch, Reader, checksum, unsigned
 
 
 def some(**changed) -> dict[str, torch.Tensor]:
@@ -19,23 +20,46 @@ def some(**changed) -> dict[str, torch.Tensor]:
     return found | changed
 
 
-@pytest.mark.parametrize("size", [8, 13, 64, 100, 10_000])
+def streamed(sent: dict, layout: Layout, size: int) -> tuple[list[torch.Tensor], dict[str, int]]:
+    """All buckets, and the checksums of what is in them."""
+    found, sums = [], {name: Checksum(torch.device("cpu")) for name in sent}
+    for bucket, parts in buckets({name: Source.of(one) for name, one in sent.items()}, layout, size, rank=0):
+        found.append(bucket)
+        for entry, content in parts:
+            sums[entry.name].add(content)
+    return found, {name: unsigned(one.value) for name, one in sums.items()}
+
+
+@pytest.mark.parametrize("size", [8, 16, 64, 104, 10_000])
 def test_weights_come_out_of_buckets_as_they_went_in(size):
     sent = some()
     layout = Layout.of(sent)
-    writer = Writer(size, "cpu")
-    buckets = [bucket.clone() for tensor in sent.values() for bucket in writer.add(tensor)] + list(writer.rest())
-    assert [len(bucket) for bucket in buckets[:-1]] == [size] * (len(buckets) - 1)
-    assert sum(map(len, buckets)) == layout.size == 7 * 5 * 4 + 33 * 2 + 11 + 24 * 4
+    found, sums = streamed(sent, layout, size)
+    assert [len(bucket) for bucket in found[:-1]] == [size] * (len(found) - 1)
+    assert sum(map(len, found)) == layout.size == 7 * 5 * 4 + 4 + 33 * 2 + 6 + 11 + 5 + 24 * 4
     room = layout.empty(sent)
     reader = Reader(room)
-    for bucket in buckets:
+    for bucket in found:
         assert reader.left
         reader.take(bucket)
     assert not reader.left
     for name, tensor in sent.items():
         assert torch.equal(tensor, room[name])
+        assert sums[name] == checksum(tensor)
     Fingerprint.of(sent, 3).check(Fingerprint.of(room, 3), "a test")
+
+
+def test_weights_travel_in_the_receivers_types():
+    sent = some()
+    layout = Layout.of(sent).cast({"a": "bfloat16", "b": "float32", "c": "float32"})
+    assert [entry.dtype for entry in layout.entries] == ["bfloat16", "float32", "float32", "uint8", "float32"]
+    room = layout.empty(sent)
+    reader = Reader(room)
+    for bucket in streamed(sent, layout, 48)[0]:
+        reader.take(bucket)
+    assert torch.equal(room["a"], sent["a"].bfloat16())
+    assert torch.equal(room["b"], sent["b"].float())
+    assert torch.equal(room["c"], sent["c"])
 
 
 @pytest.mark.parametrize("words", [4, 1 << 20])

@@ -10,8 +10,9 @@ from burnish.runtime import weight_transfer as publication
 from burnish.runtime.weight_stream import Mismatch
 from burnish.runtime.weight_transfer import Receiver, Sender
 
-BUCKET = 100 / 2**20  # MiB: 100 bytes, so that tensors and buckets cut each other
+BUCKET = 100 / 2**20  # MiB: 96 bytes, so that tensors and buckets cut each other
 LIMIT = 30.0  # seconds
+TYPES: dict[str, str] = {}  # the receivers' are the sender's
 
 
 def weights(seed: int) -> dict[str, torch.Tensor]:
@@ -67,7 +68,7 @@ def joined():
             received = [
                 pool.submit(receiver.from_broadcast, version, trainer.sender.layout(True)) for receiver in receivers
             ]
-            sent = pool.submit(trainer.sender.broadcast, version, True)
+            sent = pool.submit(trainer.sender.broadcast, version, True, TYPES)
             return sent.result(LIMIT), [one.result(LIMIT) for one in received]
 
         yield trainer, receivers, publish
@@ -108,8 +109,8 @@ def test_a_channel_leaves_the_default_group_alone(joined):
 
 def test_the_store_brings_the_same(store):
     trainer, receiver = Trainer(), Receiver(weights(0), bucket_mb=BUCKET)
-    payload = trainer.sender.to_store(7, True)
-    assert len(payload.buckets) == len(store) == -(-(20 * 7 * 4 + 9 * 2 + 3 * 5 * 4) // 100)
+    payload = trainer.sender.to_store(7, True, TYPES)
+    assert len(payload.buckets) == len(store) == -(-(20 * 7 * 4 + 24 + 64) // 96)
     assert receiver.from_store(payload, LIMIT).fingerprint == payload.fingerprint
     assert equal(receiver._weights, weights(0))
     receiver.switch(7)
@@ -118,8 +119,8 @@ def test_the_store_brings_the_same(store):
 
 def test_a_byte_that_differs_is_found_and_its_tensor_named(store):
     trainer, receiver = Trainer(), Receiver(weights(0), bucket_mb=BUCKET)
-    payload = trainer.sender.to_store(1, True)
-    store[payload.buckets[5]][70] ^= 1  # byte 570: behind the 560 of base.weight
+    payload = trainer.sender.to_store(1, True, TYPES)
+    store[payload.buckets[5]][90] ^= 1  # byte 570: behind the 560 of base.weight
     ack = receiver.from_store(payload, LIMIT)
     with pytest.raises(Mismatch, match=r"weight sync v1: tensor base\.bias \(bfloat16 \[9\]\) differs .* a receiver"):
         payload.fingerprint.check(ack.fingerprint, "a receiver")
@@ -127,9 +128,9 @@ def test_a_byte_that_differs_is_found_and_its_tensor_named(store):
 
 
 def test_a_bucket_that_is_missing_is_found(store):
-    receiver, payload = Receiver(weights(0), bucket_mb=BUCKET), Trainer().sender.to_store(1, True)
+    receiver, payload = Receiver(weights(0), bucket_mb=BUCKET), Trainer().sender.to_store(1, True, TYPES)
     payload.buckets.pop()
-    with pytest.raises(Mismatch, match="stream truncated, 38 bytes missing"):
+    with pytest.raises(Mismatch, match="stream truncated, 72 bytes missing"):
         receiver.from_store(payload, LIMIT)
     with pytest.raises(Mismatch, match="weight sync v1: asked to switch, but the second buffer holds nothing"):
         receiver.switch(1)
@@ -142,14 +143,29 @@ def test_a_network_that_did_not_take_the_weights_over_is_found(store):
 
     own = weights(0) | {"lora.a": weights(0)["lora.a"].as_subclass(Deaf)}
     trainer, receiver = Trainer(), Receiver(own, bucket_mb=BUCKET)
-    receiver.from_store(trainer.sender.to_store(1, True), LIMIT)
+    receiver.from_store(trainer.sender.to_store(1, True, TYPES), LIMIT)
     with pytest.raises(Mismatch, match=r"tensor lora\.a .* the network that samples"):
         receiver.switch(1)
 
 
+def test_where_an_engine_samples_the_network_is_the_second_buffer(store):
+    taken = []
+    own = weights(0)
+    receiver = Receiver(own, bucket_mb=BUCKET, engine=lambda version: taken.append((version, dict(own))))
+    payload = Trainer().sender.to_store(7, True, TYPES)
+    assert receiver.from_store(payload, LIMIT).fingerprint == payload.fingerprint
+    assert not receiver._spare
+    assert not taken, "the engine samples on with what it has"
+    assert receiver.switch(7) == payload.fingerprint.digest
+    assert [version for version, _ in taken] == [7]
+    assert equal(own, weights(1))
+    assert receiver.switch(7) == payload.fingerprint.digest
+    assert len(taken) == 1
+
+
 def test_only_the_version_that_is_held_can_be_switched_to(store):
     trainer, receiver = Trainer(), Receiver(weights(0), bucket_mb=BUCKET)
-    receiver.from_store(trainer.sender.to_store(1, True), LIMIT)
+    receiver.from_store(trainer.sender.to_store(1, True, TYPES), LIMIT)
     with pytest.raises(Mismatch, match="weight sync v2: asked to switch, but the second buffer holds v1"):
         receiver.switch(2)
     digest = receiver.switch(1)
@@ -157,7 +173,7 @@ def test_only_the_version_that_is_held_can_be_switched_to(store):
         receiver.switch(2)
     assert receiver.switch(1) == digest, "asked for again by trainers that came back, it is there already"
     trainer.now = weights(3)
-    receiver.from_store(trainer.sender.to_store(1, True), LIMIT)
+    receiver.from_store(trainer.sender.to_store(1, True, TYPES), LIMIT)
     assert receiver.switch(1) != digest, "but what was published again is taken over"
 
 
@@ -165,13 +181,13 @@ def test_the_first_publication_has_to_bring_everything(store):
     trainer, receiver = Trainer(), Receiver(weights(0), bucket_mb=BUCKET)
     trainer.now = adapter(2)
     with pytest.raises(Mismatch, match=r"a receiver's first sync must bring all weights, but it lacks base\.weight"):
-        receiver.from_store(trainer.sender.to_store(1, True), LIMIT)
+        receiver.from_store(trainer.sender.to_store(1, True, TYPES), LIMIT)
 
 
 def test_other_ranks_than_the_first_send_nothing(store):
     sender = Sender(lambda full: weights(1), rank=1, bucket_mb=BUCKET)
-    assert sender.to_store(1, True) is None
-    assert sender.broadcast(1, True) is None
+    assert sender.to_store(1, True, TYPES) is None
+    assert sender.broadcast(1, True, TYPES) is None
     assert not store
 
 

@@ -82,6 +82,7 @@ class Bench:
         optimizer=None,
         ranks=SINGLE_RANK,
         sharding=None,
+        options_of_model=None,
         **rollout,
     ):
         options = (lora if isinstance(lora, LoraOptions) else LoraOptions(rank=4)) if lora else None
@@ -89,9 +90,8 @@ class Bench:
             n=4, num_inference_steps=5, guidance_scale=guidance, max_sequence_length=length, **rollout
         )
         shared = ranks.size > 1
-        model = load_model(
-            ModelOptions(path=str(pipeline), lora=options, dtype=dtype, device=device), self.rollout, shared=shared
-        )
+        options_of_model = {"lora": options, "dtype": dtype, "device": device} | (options_of_model or {})
+        model = load_model(ModelOptions(path=str(pipeline), **options_of_model), self.rollout, shared=shared)
         self.algorithm, self.needs = algorithm, algorithm.needs()
         self.roles = FlowRoles(
             model, self.needs, options, guidance=guidance, micro_batch_size=micro,

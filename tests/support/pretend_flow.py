@@ -38,6 +38,13 @@ CASES: dict[str, tuple[str, list[str]]] = {
     "flow_grpo candidates": ("sd3", ["rollout.candidates.n=6", "rollout.filter_groups.max_num_gen_batches=2"]),
     "flow_grpo supervised": ("flux", ["supervised={{train_files: {folder}/pictures.jsonl, batch_size: 2}}"]),
     "flow_grpo with vae": ("vae", ["model.gradient_checkpointing=true", "trainer.micro_batch_size=4"]),
+    "flow_grpo quantised": (
+        "sd3", ["model.quantization={weights: fp8_cast, text_encoders: fp8_cast}", "model.gradient_checkpointing=true"],
+    ),
+    "flow_grpo offloaded": ("vae", ["model.offload=true", "model.quantization.text_encoders=fp8_cast"]),
+    "flow_grpo any offloaded": (
+        "sdxl", ["model.offload=true", "model.lora=null", "rollout.max_sequence_length=null"],
+    ),
     "flow_grpo weights": ("sd3", [f"{CORRECTION}={{batch_normalise: true}}", *SEVERAL]),
     "flow_grpo bypass": ("sd3", [f"{CORRECTION}={{mode: bypass, weights: sample, lower: 0.5}}", *SEVERAL]),
     "flow_grpo rejection": ("sd3", [f"{CORRECTION}={{weights: none, reject: seq_mean_k1, reject_above: 2}}"]),

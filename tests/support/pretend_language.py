@@ -49,6 +49,7 @@ CASES: dict[str, tuple[str, list[str]]] = {
     "grpo game": ("qwen2_5_vl", GAME),
     "grpo experts": ("qwen3_moe", ALL),
     "grpo checkpointing": ("qwen3_vl", ["model.gradient_checkpointing=true", *ALL, "model.freeze=[model.visual]"]),
+    "grpo quantised": ("qwen2_5_vl", ["model.quantization.weights=fp8_cast"]),
     "dapo": ("smolvlm", ["algorithm.overlong={buffer: 2}", *SEVERAL]),
     "dr_grpo": ("llama", ["algorithm.loss_length=8"]),
     "gspo": ("llama", SEVERAL),

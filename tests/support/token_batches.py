@@ -92,6 +92,7 @@ class Bench:
         ranks: Ranks = SINGLE_RANK,
         dtype: Any = "float32",
         device: Any = "cpu",
+        **options_of_model: Any,
     ) -> None:
         options = LanguageLoraOptions(rank=4) if lora else None
         model = ModelOptions(
@@ -100,6 +101,7 @@ class Bench:
             dtype=dtype,
             lora=options,
             gradient_checkpointing=checkpointing,
+            **options_of_model,
         )
         self.algorithm, self.needs, self.prompts = algorithm, algorithm.needs(), prompts or PROMPTS
         critic = critic or CriticOptions(optimizer=OptimizerOptions(lr=1e-2))

@@ -53,6 +53,12 @@ class Toy:
             raise ConfigError(f"no luck on {rank}")
         time.sleep(seconds)
 
+    def fail_on(self, rank, seconds):
+        """As where one GPU breaks, and the others wait for it."""
+        if self.place.rank == rank:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        time.sleep(seconds)
+
     def wait(self, seconds):
         return self.open.wait(seconds)
 
@@ -87,9 +93,13 @@ class Judging:
     """Gives back what it is to judge, and writes its process id down."""
 
     def __init__(self, place: RankInfo, folder):
+        self.folder = folder
         (folder / "pid").write_text(str(os.getpid()))
 
     def score(self, samples, prompts, given):
+        if samples == ["broken"] and not (self.folder / "broke").exists():
+            (self.folder / "broke").touch()
+            raise RuntimeError("CUDA error: device-side assert triggered")
         if samples == ["slow"]:
             time.sleep(3.0)
         return samples, prompts, given.update

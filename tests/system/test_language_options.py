@@ -54,7 +54,7 @@ RUNS = {
     ],
     "shared": [
         "algorithm=ppo", "critic.trunk=shared", "model.lora.rank=2", "data.val_files=null",
-        "rollout.filter_groups.max_num_gen_batches=2",
+        "rollout.filter_groups.max_num_gen_batches=2", "model.quantization.weights=fp8_cast",
     ],
 }  # fmt: skip
 # sections that bring their own classes, and are tested with them

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from burnish.options import OptimizerOptions
+from burnish.training.host_states import HostStates
 from burnish.training.optimizer import clip_gradients, learning_rate, make_optimizers
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.utils.errors import UserError
@@ -221,3 +222,38 @@ def test_a_missing_library_is_named(monkeypatch):
 def test_options_that_nobody_reads_are_refused(given, said):
     with pytest.raises(ValueError, match=said):
         OptimizerOptions(**given)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_states_in_cpu_memory_step_as_those_beside_the_weights(kind):
+    """Bit for bit on one device; on a GPU its kernels round otherwise."""
+    options = OptimizerOptions(name=kind, lr=0.1, weight_decay=0.1)
+    mine, other = ({str(i): one for i, one in enumerate(network())} for _ in range(2))
+    plain = make_optimizers(mine, options)
+    hosted = [HostStates(other, lambda copies: make_optimizers(copies, options)[0])] if kind == "adamw" else None
+    if hosted is None:
+        matrices = {name: one for name, one in other.items() if one.ndim == 2}
+        rest = {name: one for name, one in other.items() if one.ndim != 2}
+        hosted = [HostStates(some, lambda copies: make_optimizers(copies, options)[0]) for some in (matrices, rest)]
+    for step in range(4):
+        for weights in (mine, other):
+            for name, weight in weights.items():
+                learns = step % 2 == 0 or name != "1"  # one without a gradient stays as it is
+                weight.grad = torch.full_like(weight, 0.5 * step - 1) if learns else None
+        for optimizer in (*plain, *hosted):
+            optimizer.step()
+        if step == 1:  # killed and resumed
+            for optimizer in hosted:
+                state = optimizer.state_dict()
+                optimizer.load_state_dict(state)
+        assert all(torch.equal(mine[name], other[name]) for name in mine)
+    for optimizer in hosted:
+        optimizer.zero_grad()
+    assert all(weight.grad is None for weight in other.values())
+
+
+def test_states_of_weights_on_the_cpu_are_there_already():
+    with pytest.raises(UserError, match=r"optimizer.offload is true, but the weights are on the cpu already"):
+        make_optimizers({"weight": network()[0]}, OptimizerOptions(offload=True))
+    with pytest.raises(ValueError, match="adamw_8bit, whose kernels need a GPU"):
+        OptimizerOptions(name="adamw_8bit", offload=True)

@@ -24,7 +24,7 @@ from burnish.models.tiny import describe
 from burnish.models.tiny.build import write
 from burnish.options.cluster import ShardingOptions
 from burnish.training.batching import rank_micro_batches
-from burnish.training.ranks import SINGLE_RANK, RanksLost, distribute, join_ranks, own_rows
+from burnish.training.ranks import SINGLE_RANK, RanksLost, distribute, join_ranks, own_rows, shares
 from burnish.training.sharding import full_weight, mesh_of, shard
 from burnish.types.batch import Batch
 from burnish.utils.errors import UserError
@@ -342,3 +342,13 @@ def test_a_checkpoint_of_two_ranks_is_whole_or_refused(both):
     damaged.write_bytes(raw)
     with pytest.raises(UserError, match="is damaged: its sha256"):
         store.open(found.path)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_rows_are_shared_out_by_what_they_cost(size):
+    costs = [900, 10, 10, 10, 500, 30, 30, 300, 20, 20, 400, 7]
+    found = shares(costs, size)
+    assert [row for own in found for row in range(len(costs))[own]] == list(range(len(costs)))
+    assert max(sum(costs[own]) for own in found) <= sum(costs) / size + max(costs)
+    even = shares([5] * 11, size)
+    assert [own.stop for own in even] == [11 * (rank + 1) // size for rank in range(size)]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from burnish.types.batch import Batch, Gathered, shared, to_device
+from burnish.types.batch import Batch, Gathered, shared, size_of, to_device
 from tests.support.pretend_gpu import PretendGpu
 
 
@@ -98,6 +98,24 @@ def test_a_batch_can_be_moved():
     moved = pictures().to("meta")
     assert moved.pixels.device.type == moved.words.index.device.type == moved.words.table.vector.device.type == "meta"
     assert moved.names == pictures().names
+
+
+def test_only_the_rows_of_a_table_that_are_used_move():
+    words = Gathered(table=Words(vector=torch.arange(40.0).view(20, 2)), index=torch.tensor([7, 3, 7]))
+    moved = words.to("meta")
+    assert moved.table.vector.shape == (2, 2)
+    assert moved.index.device.type == "meta"
+    here = words.to("cpu")
+    assert here.table is words.table, "what is there already is not copied"
+    assert torch.equal(here.rows().vector, words.rows().vector)
+
+
+def test_moved_rows_are_the_same_rows():
+    words = Gathered(table=Words(vector=torch.arange(40.0).view(20, 2)), index=torch.tensor([7, 3, 7]))
+    used, index = words.index.unique(return_inverse=True)
+    some = Gathered(table=words.table.select(used), index=index)
+    assert torch.equal(some.rows().vector, words.rows().vector)
+    assert size_of(some.table) == 2 * 2 * 4
 
 
 @pytest.mark.parametrize(("count", "times"), [(2**13, 0), (2**15, 1)])

@@ -155,9 +155,24 @@ class Roles(Protocol):
     def blend(self, name: str, decay: float, source: str = "policy") -> None:
         """lagged = decay * lagged + (1 - decay) * source."""
 
+    def kept(self, function: Callable[[Steps], Tensor], parts: Sequence[Steps]) -> Tensor:
+        """What ``function`` makes of the rows of all parts, [N, ...]; of several ranks each keeps what it made."""
+        ...
+
     def distribute(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
         """What ``function`` makes of every part, in order, shared out among the ranks; its tensors are on the CPU
         where there are several."""
+
+
+def kept_in_parts(function: Callable[[Steps], Tensor], steps: Steps, roles: Roles) -> Tensor:
+    """``in_parts`` for what is as large as states: of several ranks each keeps what it made until it is learned."""
+    import torch
+
+    home = steps.state.device
+
+    with torch.no_grad():
+        parts = list(steps.split(roles.micro_batch_size))
+        return roles.kept(lambda part: function(part.to(roles.device)).to(home), parts)
 
 
 def in_parts(function: Callable[[Steps], Tensor], steps: Steps, roles: Roles) -> Tensor:

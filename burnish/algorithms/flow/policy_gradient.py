@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from burnish.algorithms.base import Metrics, PolicyGradient, advantages_of
-from burnish.algorithms.flow.base import Needs, Recording, Role, Roles, in_parts
+from burnish.algorithms.flow.base import Needs, Recording, Role, Roles, in_parts, kept_in_parts
 from burnish.algorithms.kl import StepKlKind, step_kl
 from burnish.algorithms.parts import refuse_of_responses
 from burnish.flow.windows import Window
@@ -121,7 +121,7 @@ class StepPolicyGradient(PolicyGradient):
             return self.step(part, roles.policy).logprob(part.next_state, self.density)
 
         def mean(role: Role) -> Tensor:
-            return in_parts(lambda part: self.step(part, role).mean, steps, roles)
+            return kept_in_parts(lambda part: self.step(part, role).mean, steps, roles)
 
         def difference() -> float:
             probe = steps.select(slice(0, size))
@@ -131,7 +131,7 @@ class StepPolicyGradient(PolicyGradient):
         learner = in_parts(logprob, steps, roles) if recompute and len(steps) else steps.logprob
         recompute = recompute and not self.bypasses
         old = learner if recompute else steps.logprob
-        unread = steps.state[:, :0]
+        unread = steps.time.new_zeros(len(steps), 0)
         # a policy that takes a single step on its own samples has these means itself when it learns
         needed = self.reads_old_mean and not (roles.on_policy and self.is_old(roles))
         old_mean = mean(roles.policy) if needed else unread

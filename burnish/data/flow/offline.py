@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,13 +17,14 @@ from burnish.types.batch import Gathered
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Conditioning, Embeddings, OfflineSamples, all_noised
 from burnish.utils.errors import UserError
+from burnish.utils.recent import Recent
 
 if TYPE_CHECKING:
     import numpy as np
 
     from burnish.models.flow.base import FlowModel
 
-CACHED = 4096  # pictures whose latents are kept in memory
+CACHED = 4 << 30  # bytes of latents of pictures that are kept in memory
 
 Embed = Callable[[Sequence[Prompt]], Gathered[Conditioning]]
 
@@ -77,11 +78,12 @@ class EncodedPictures:
         engine: Engine,
         *,
         crop: tuple[int, int] | None,
+        cached: int = CACHED,
     ) -> None:
-        """Args: ``crop`` is the height and width that pictures are cropped to."""
+        """Args: ``crop`` is the height and width that pictures are cropped to, ``cached`` bytes of latents are kept."""
         self.records, self.engine, self.crop = records, engine, crop
         self._shape: tuple[int, ...] | None = None
-        self._cache: OrderedDict[str, Tensor] = OrderedDict()
+        self._cache: Recent[Tensor] = Recent(cached, lambda latents: latents.nbytes)
 
     def check(self) -> None:
         self._latents(self.records[0])
@@ -103,24 +105,22 @@ class EncodedPictures:
 
     def _latents(self, record: PictureRecord) -> Tensor:
         """[M, ...] of a record's pictures."""
-        for media in record.pictures:
-            if media.digest not in self._cache:
-                # one at a time: latents must not depend on the other pictures of a batch
-                drawn = self.engine.condition([record.prompt]).rows()
-                latents = self.engine.model.encode_pictures([self._pixels(record, media)], drawn)[0].cpu()
-                if self._shape is None:
-                    self._shape = self.engine.latent_shape(record.prompt)
-                if tuple(latents.shape) != self._shape:
-                    raise UserError(
-                        f"{record.where}: has a picture whose latents have shape {list(latents.shape)}, but the run "
-                        f"samples {list(self._shape)}; set rollout.height and rollout.width to the pictures' size"
-                    )
-                self._cache[media.digest] = latents
-            self._cache.move_to_end(media.digest)
-        rows = torch.stack([self._cache[media.digest] for media in record.pictures])
-        while len(self._cache) > CACHED:
-            self._cache.popitem(last=False)
-        return rows
+        return torch.stack(
+            [self._cache.get(one.digest, partial(self._encoded, record, one)) for one in record.pictures]
+        )
+
+    def _encoded(self, record: PictureRecord, media: Any) -> Tensor:
+        """Latents of a picture, alone: they must not depend on the other pictures of a batch."""
+        drawn = self.engine.condition([record.prompt]).rows()
+        latents = self.engine.model.encode_pictures([self._pixels(record, media)], drawn)[0].cpu()
+        if self._shape is None:
+            self._shape = self.engine.latent_shape(record.prompt)
+        if tuple(latents.shape) != self._shape:
+            raise UserError(
+                f"{record.where}: has a picture whose latents have shape {list(latents.shape)}, but the run "
+                f"samples {list(self._shape)}; set rollout.height and rollout.width to the pictures' size"
+            )
+        return latents
 
     def _pixels(self, record: PictureRecord, media: Any) -> np.ndarray:
         import numpy as np

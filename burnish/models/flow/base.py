@@ -166,8 +166,8 @@ class FlowModel(Protocol):
         """
         ...
 
-    def recompute_activations(self) -> None:
-        """Activation checkpointing in the network and the VAE's decoder."""
+    def recompute_activations(self, blocks: bool | int = True) -> None:
+        """Activation checkpointing in all blocks of the network, or in the first ones, and in the VAE's decoder."""
         ...
 
     def absent_parts(self) -> list[str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -13,6 +13,7 @@ from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
 from burnish.utils.images import NonFiniteImage
 from burnish.utils.json_text import read_object
+from burnish.utils.recent import Recent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 LONGEST_TEXT = 512  # T5 tokens that diffusers' pipelines read at most
 DISTILLED_GUIDANCE = 3.5  # default guidance input of FluxPipeline
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as in PIL's conversion to grey
-REMEMBERED = 4096  # prompts whose embeddings are kept
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,8 @@ class EmbeddedPipeline(LoadedPipeline):
     default_text_length: ClassVar[int]
 
     def __init__(self, pipeline: Any, options: ModelOptions, rollout: RolloutOptions, *, compute: torch.dtype) -> None:
+        from burnish.types.batch import size_of
+
         super().__init__(pipeline, options, rollout, compute=compute)
         self.scheduler_config = dict(pipeline.scheduler.config)
         length, guidance = rollout.max_sequence_length, rollout.embedded_guidance
@@ -62,7 +64,7 @@ class EmbeddedPipeline(LoadedPipeline):
         self.embedded_guidance: float | None = None
         if pipeline.transformer.config.get("guidance_embeds", False):
             self.embedded_guidance = DISTILLED_GUIDANCE if guidance is None else guidance
-        self._embedded: OrderedDict[str, Conditioning] = OrderedDict()
+        self._embedded: Recent[Conditioning] = Recent(options.cache_bytes, size_of)
 
     @classmethod
     def load(cls, *args: Any, **kwargs: Any) -> Self:
@@ -164,21 +166,19 @@ class EmbeddedPipeline(LoadedPipeline):
     ) -> Gathered[Conditioning]:
         import torch
 
-        from burnish.types.batch import Gathered
+        from burnish.types.batch import Gathered, in_precision
         from burnish.types.rollout import Conditioning
 
         texts = [prompt.text for prompt in prompts]
         unique = list(dict.fromkeys(texts))
-        for text in unique:
-            if text not in self._embedded:
-                between()
-                # one at a time: an embedding must not depend on what else was encoded with it
-                self._embedded[text] = self.encode([text])
-        table = Conditioning.cat([self._embedded[text] for text in unique])
-        for text in unique:
-            self._embedded.move_to_end(text)
-        while len(self._embedded) > REMEMBERED:
-            self._embedded.popitem(last=False)
+
+        def encoded(text: str) -> Conditioning:
+            between()
+            # one at a time: an embedding must not depend on what else was encoded with it
+            found: Conditioning = in_precision(self.encode([text]), self.compute).to("cpu")
+            return found
+
+        table = Conditioning.cat([self._embedded.get(text, partial(encoded, text)) for text in unique])
         row = {text: i for i, text in enumerate(unique)}
         return Gathered(table=table, index=torch.tensor([row[text] for text in texts]))
 

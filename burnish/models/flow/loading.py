@@ -7,7 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burnish.models.loading import placement_of, read_folder
+from burnish.models.loading import placement_of, quietly, read_folder
+from burnish.models.quantization import quantize
 from burnish.options.flow import ModelOptions, RolloutOptions
 from burnish.registry import entries, lookup
 from burnish.utils.errors import UserError
@@ -127,9 +128,20 @@ def load_model(
                 path, index, options, rollout, dtype=stored, compute=compute, device=device, network_only=network_only
             )
             if not shared:
+                _quantize(model, options)
                 model.place()
     except UserError as error:
         raise UserError(str(error) if str(error).startswith(where) else f"{where}: {error}") from error
     if options.gradient_checkpointing and not network_only:
-        model.recompute_activations()
+        model.recompute_activations(options.gradient_checkpointing)
     return model
+
+
+def _quantize(model: FlowModel, options: ModelOptions) -> None:
+    """Store the networks' layers in fewer bits, if that is wanted."""
+    fewer = options.quantization
+    if fewer is None or fewer.weights is None:
+        return
+    model.refuse_non_finite()
+    with quietly():
+        quantize(model.network, fewer.weights, compute=model.compute, device=model.device, exclude=fewer.exclude)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from burnish.models.adapters import WEIGHTS
 from burnish.models.flow.adapters import FILE, check_adapter
+from burnish.models.flow.kernels import choose_attention, compile_blocks, recompute
 from burnish.models.flow.networks import by_name, denoisers, together
+from burnish.models.flow.put_away import PutAway, leave_at
 from burnish.models.loading import quietly
-from burnish.models.lora import AsInForward, adapter_state, merging_rounds, save_for_peft
-from burnish.models.placing import load_mapped, place
+from burnish.models.lora import adapter_state, merging_rounds, save_for_peft
+from burnish.models.placing import load_mapped, place, resting
 from burnish.models.processors import processors_without_torchvision
+from burnish.models.quantization import quantize
 from burnish.utils.errors import UserError
 from burnish.utils.paths import resolve
 from burnish.utils.weights import Agreed, refuse_non_finite, refuse_oversized
@@ -89,18 +92,17 @@ class LoadedPipeline:
             parts |= processors_without_torchvision(path, index)
             pipeline = kind.from_pretrained(path, dtype=precision, local_files_only=True, **absent, **parts)
         pipeline.set_progress_bar_config(disable=True)
-        for name, part in pipeline.components.items():
-            if isinstance(part, torch.nn.Module):
-                part.requires_grad_(False).eval()
-                # some of diffusers read it, with gradients on, without having set it
-                part.__dict__.setdefault("gradient_checkpointing", False)
-                if name not in trained:
-                    place(part, device)
-                    refuse_non_finite(part, path / name)
+        away = _place_frozen(pipeline, trained, path, options, device)
         if options.vae_tiling:
             _tile(pipeline)
         model = cls(pipeline, options, rollout, compute=compute)
         model.device, model.path = torch.empty(0, device=device).device, path
+        leave_at(model.networks.values(), away)
+        for network in model.networks.values():
+            if options.attention != "auto":
+                choose_attention(network, options.attention, compute=compute, device=device)
+            if options.compile:
+                compile_blocks(network)
         return model
 
     def place(self) -> None:
@@ -136,18 +138,10 @@ class LoadedPipeline:
         """The networks that are trained, by the names of the pipeline's parts."""
         return dict(by_name(self.network, self.names))
 
-    def recompute_activations(self) -> None:
-        """Activation checkpointing in the networks, and in the VAE's decoder if it can."""
-        from torch.utils.checkpoint import checkpoint
-
+    def recompute_activations(self, blocks: bool | int = True) -> None:
+        """Activation checkpointing in the networks' blocks, and in the VAE's decoder if it can."""
         for network in self.networks.values():
-            if not getattr(network, "_supports_gradient_checkpointing", False):
-                raise UserError(
-                    f"model.gradient_checkpointing is true, but {type(network).__name__} doesn't support it; set it to "
-                    "false"
-                )
-            again = partial(checkpoint, use_reentrant=False, context_fn=AsInForward(network))
-            network.enable_gradient_checkpointing(again)
+            recompute(network, blocks)
         vae: Any = getattr(self.pipeline, "vae", None)
         if getattr(vae, "_supports_gradient_checkpointing", False):
             vae.enable_gradient_checkpointing()
@@ -253,6 +247,41 @@ class LoadedPipeline:
         return torch.autocast(
             self.device.type, self.compute, enabled=self.compute != torch.float32, cache_enabled=False
         )
+
+
+def _place_frozen(
+    pipeline: Any, trained: Sequence[str], path: Path, options: ModelOptions, device: str
+) -> list[PutAway]:
+    """Place all parts that are not trained; returns those that rest in CPU memory."""
+    import torch
+
+    if options.offload and device == "cpu":
+        raise UserError("model.offload is true, but the model is on the CPU already; leave it out")
+    away: list[PutAway] = []
+    for name, part in pipeline.components.items():
+        if isinstance(part, torch.nn.Module):
+            part.requires_grad_(False).eval()
+            # some of diffusers read it, with gradients on, without having set it
+            part.__dict__.setdefault("gradient_checkpointing", False)
+            if name in trained:
+                continue
+            refuse_non_finite(part, path / name)
+            _quantize_text(part, name, options, "cpu" if options.offload else device)
+            if options.offload:
+                away.append(PutAway(part, torch.empty(0, device=device).device))
+            else:
+                place(part, device)
+    return away
+
+
+def _quantize_text(part: Any, name: str, options: ModelOptions, device: str) -> None:
+    """Store a text encoder's layers in fewer bits, if that is wanted."""
+    fewer = options.quantization
+    if fewer is None or fewer.text_encoders is None or not name.startswith("text_encoder"):
+        return
+    own, option = resting(part.get_input_embeddings().weight), "model.quantization.text_encoders"
+    with quietly():
+        quantize(part, fewer.text_encoders, compute=own, device=device, option=option)
 
 
 def _networks(index: dict[str, Any]) -> dict[str, type[nn.Module]]:

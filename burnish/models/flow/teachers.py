@@ -78,7 +78,9 @@ def load_teacher(
     revision: str | None = None,
 ) -> FlowModel:
     """A frozen model in the student's precision, without text encoders, with an optional adapter merged."""
-    options = student if path is None else replace(student, path=path, revision=revision)
+    options = replace(student, quantization=None)
+    if path is not None:
+        options = replace(options, path=path, revision=revision)
     try:
         model = load_model(options, rollout, network_only=True)
     except UserError as error:

@@ -12,7 +12,7 @@ import logging
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -33,12 +33,14 @@ from burnish.types.rollout import Requests
 from burnish.utils.errors import UserError
 from burnish.utils.recent import Recent
 
+if TYPE_CHECKING:
+    from burnish.options.flow import ModelOptions
+
 log = logging.getLogger(__name__)
 TRIED = 4  # steps of the pipeline's own run that velocities are compared with
 EXACT, ROUNDED = 1e-4, 5e-2  # largest relative difference in float32, and in half precision
 SLIPS = (RuntimeError, ValueError, IndexError, AttributeError, Unsupported)  # of a pipeline that is run otherwise
 FORMS = ((True, True), (False, True), (True, False), (False, False))  # the fastest first
-MOST = 4 << 30  # bytes of encoded prompts that are kept
 
 
 @register("flow model", "pipeline")
@@ -47,12 +49,12 @@ class Universal(CalledPipeline):
 
     pipeline_class: ClassVar[str] = ""  # all that no other family takes
 
-    def __init__(self, pipeline: Any, *args: Any, **settings: Any) -> None:
-        super().__init__(pipeline, *args, **settings)
+    def __init__(self, pipeline: Any, options: ModelOptions, *args: Any, **settings: Any) -> None:
+        super().__init__(pipeline, options, *args, **settings)
         self.wide, self.shares = FORMS[0]  # whether a run takes several states of a prompt, and rows share a forward
         self._verified = False
         self._run, self.forwards = Runner(pipeline, self.names, lambda: self.device), Forwards(self.autocast)
-        self._tapes: Recent[Tape] = Recent(MOST, lambda tape: tape.bytes)
+        self._tapes: Recent[Tape] = Recent(options.cache_bytes, lambda tape: tape.bytes)
         self._tables: Recent[Timetable] = Recent(LATEST)
         self._masks: Recent[Tensor | None] = Recent(LATEST)
 

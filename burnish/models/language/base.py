@@ -159,6 +159,9 @@ class TransformersModel:
     def count_tokens(self, messages: Chat, tools: Tools = ()) -> int:
         return len(self.chat.opening) + len(self.chat.ids(*self.chat.render(messages, tools)))
 
+    def picture_tokens(self, width: int, height: int) -> int | None:
+        return None
+
     def turn(
         self,
         response: Sequence[int],

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.models.adapters import check_adapter_files
-from burnish.models.loading import placement_of, read_folder
+from burnish.models.language.kernels import attention_of, choose_attention
+from burnish.models.loading import block_count, placement_of, quietly, read_folder
 from burnish.models.lora import AsInForward
+from burnish.models.quantization import quantize
 from burnish.options.flow import CommonModelOptions
-from burnish.options.language import LanguageModelOptions
+from burnish.options.language import LanguageLoraOptions, LanguageModelOptions
 from burnish.registry import entries, lookup
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
@@ -119,6 +121,11 @@ def check_files(options: CommonModelOptions) -> None:
         found.append(f"{path} has no chat template (chat_template.jinja) to position pictures; fetch the model again")
     if found:
         raise UserError("\n".join(f"model.path: {one}" for one in found))
+    if (attention := attention_of(options)) != "auto" and family.name != UNIVERSAL:
+        raise UserError(
+            f"model.attention is {attention}, but model.family {family.name} runs Burnish's own attention over packed "
+            "sequences; leave it out, or set model.family=transformers"
+        )
     if options.lora is not None and options.lora.path is not None:
         check_adapter_files(options.lora)
 
@@ -147,23 +154,46 @@ def load_language_model(options: CommonModelOptions, *, frozen: bool = False, sh
     with understood(f"model.path is {options.path}, which can't be loaded as {family.name}"):
         model: LanguageModel = family.load(path, dtype=stored, compute=compute, device=device)
         if not shared:
+            _quantize(model, options)
             model.place()
+        if (attention := attention_of(options)) != "auto":
+            choose_attention(model.network, attention, compute=compute)
         model.try_out()
     if options.gradient_checkpointing:
-        _checkpoint(model.network)
+        _checkpoint(model, options.gradient_checkpointing)
+    if options.compile:
+        for layer in model.layers(model.network):
+            layer.compile()
     return model
 
 
-def _checkpoint(network: Any) -> None:
-    """Recompute the activations of each layer in the backward pass.
+def _quantize(model: LanguageModel, options: CommonModelOptions) -> None:
+    """Store the decoder's layers in fewer bits, if that is wanted. A vision tower is small, and reads its own type."""
+    fewer, lora, network = options.quantization, options.lora, model.network
+    if fewer is None or fewer.weights is None:
+        return
+    model.refuse_non_finite()
+    in_full = lora.modules_to_save if isinstance(lora, LanguageLoraOptions) else ()
+    decoder: Any = network.get_decoder()  # type: ignore[operator]
+    with quietly():
+        quantize(
+            decoder, fewer.weights, compute=model.compute, device=model.device, exclude=fewer.exclude, in_full=in_full
+        )
+
+
+def _checkpoint(model: Any, blocks: bool | int) -> None:
+    """Recompute the activations of each layer in the backward pass, or of the first ones of the decoder.
 
     transformers does so only for layers in training mode. Their submodules stay in evaluation mode, where dropout is
     off.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
+    network = model.network
+    layers = model.layers(network)
+    kept = set(layers[block_count(blocks, len(layers)) :])
     again = {"use_reentrant": False, "context_fn": AsInForward(network)}
     network.gradient_checkpointing_enable(gradient_checkpointing_kwargs=again)
     for layer in network.modules():
-        if isinstance(layer, GradientCheckpointingLayer):
+        if isinstance(layer, GradientCheckpointingLayer) and layer not in kept:
             layer.training = True

@@ -75,6 +75,10 @@ class Qwen2VL(PackedFamily):
             features.append(Features({"videos": patches, "video_grid": torch.stack([grid])}))
         return Features.joined(features), image_texts, video_texts
 
+    def picture_tokens(self, width: int, height: int) -> int:
+        merged: int = self.config.vision_config.spatial_merge_size**2
+        return int(self._image_processor.get_number_of_image_patches(height, width)) // merged
+
     def _tokens(self, grid: Tensor) -> int:
         merged: int = self.config.vision_config.spatial_merge_size**2
         return int(grid.prod()) // merged

@@ -19,7 +19,7 @@ def options_of(student: LanguageModelOptions, teacher: TokenTeacher) -> Language
     """How a teacher is loaded: as the student, without what is about training."""
     return replace(
         student, path=str(teacher.path), revision=teacher.revision, family="auto", lora=None, freeze=[],
-        router_aux_loss_coef=0.0, gradient_checkpointing=False,
+        router_aux_loss_coef=0.0, gradient_checkpointing=False, quantization=None, attention="auto", compile=False,
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from burnish.algorithms.base import Metrics
@@ -21,30 +22,30 @@ def watched(places: Tensor, total: int) -> Tensor:
     return ((places % stride == 0) & (places < stride * ROWS)).nonzero().flatten()
 
 
-def velocity_growth(roles: FlowRoles, some: Scored) -> Metrics:
+def velocity_growth(roles: FlowRoles, some: Scored, size: int) -> Metrics:
     """Norm of the policy's velocity over the reference's, and the norm of their difference over the reference's.
 
-    Both are means over the samples, noised again halfway; nothing where there is no reference.
+    Both are means over the samples, noised again halfway, ``size`` in a forward; nothing where there is no reference.
     """
     if not roles.has_reference or not len(some):
         return {}
-    clean = some.trace.latents
+    clean = to_device(some.trace.latents, roles.device)
     keys: list[tuple[random.Part, ...]] = [
         (some.seed, "growth", some.update, prompt.uid, sample)
         for prompt, sample in zip(some.prompts, some.sample.tolist(), strict=True)
     ]
     noise = to_device(random.normal(clean.shape[1:], keys), clean.device)
     time = clean.new_full((len(some),), TIME)
-    given = (
-        diffuse(clean, noise, time, to_device(some.trace.noised, clean.device)),
-        time,
-        some.trace.conditioning,
-        some.trace.unconditional,
-    )
+    noisy = diffuse(clean, noise, time, to_device(some.trace.noised, clean.device))
+    rows = [slice(start, start + size) for start in range(0, len(some), size)]
     found = []
     for name in ("policy", "reference"):
         with roles.sampling(name, merge=False) as role:
-            found.append(role(*given).flatten(1))
+            given = (
+                (noisy[part], time[part], some.trace.conditioning.select(part), some.trace.unconditional.select(part))
+                for part in rows
+            )
+            found.append(torch.cat([role(*one) for one in given]).flatten(1))
     policy, reference = found
     norm = reference.norm(dim=1)
     return {

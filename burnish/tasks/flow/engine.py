@@ -144,7 +144,9 @@ class FlowEngine:
         schedule: Tensor,
     ) -> Denoising:
         device = next(self.model.network.parameters()).device
-        conditioning, unconditional = conditioning.select(rows), unconditional.select(rows)
+        kept, kept_negative = conditioning.select(rows), unconditional.select(rows)
+        # what is kept of them stays where prompts are remembered; a copy is here while these rows are denoised
+        conditioning, unconditional = kept.to(device), kept_negative.to(device)
         keys = job.select(rows).keys(self.seed)
         starts = [
             (*key, "shared", "start") if plan.branch is not None else (*key, sample, "start")
@@ -172,8 +174,8 @@ class FlowEngine:
 
         path = denoise(velocity, x, plan, noise_at, share=share_of(noised))
         return Denoising(
-            conditioning=conditioning,
-            unconditional=unconditional,
+            conditioning=kept,
+            unconditional=kept_negative,
             latents=path.latents,
             state=path.state,
             next_state=path.next_state,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,9 @@ class FlowEvaluation(Evaluation):
                 shown = (job.group[rows] < SHOWN).tolist()
                 drawn += [Drawn(one if kept else None, coarse(one)) for one, kept in zip(some, shown, strict=True)]
         return Evaluated(drawn, scoring.scores(assembly.between))
+
+    def without_shown(self, found: Evaluated) -> Evaluated:
+        return replace(found, samples=[Drawn(None, drawn.structure) for drawn in found.samples])
 
     def measured(self, job: Job, found: Evaluated) -> Mapping[str, Sequence[float]]:
         varied = diversities([drawn.structure for drawn in found.samples], job.group)

@@ -34,7 +34,7 @@ class PictureFiles:
             raise UserError(f"train_files names {stored[0]} and other files; latents are read from one file alone")
         self.stored = StoredLatents(stored[0], holds) if stored else None
         size = None if self.crop else (rollout.height, rollout.width)
-        self.limited = limit
+        self.limited, self.cached = limit, config.model.cache_bytes
         self.read = [] if self.stored else limit(read_pictures(files, holds, size=size, keys=config.data))
 
     @property
@@ -52,4 +52,4 @@ class PictureFiles:
         if self.stored is not None:
             self.stored.connect(engine.condition, engine.latent_shape(Prompt(text="")))
             return self.stored
-        return EncodedPictures(self.read, engine, crop=self.crop)
+        return EncodedPictures(self.read, engine, crop=self.crop, cached=self.cached)

@@ -42,11 +42,10 @@ class NetworkRole:
     ) -> Tensor:
         """The velocity at latents [M, ...] and times [M]: [M, ...] float32."""
         scale = self.guidance if guidance is None else guidance
+        given, negative = (one.to(x.device).rows() for one in (conditioning, unconditional))
 
         def predict(network: nn.Module) -> Tensor:
-            return self.model.predict(
-                network, x, time, conditioning.rows(), unconditional.rows(), guidance=scale, agree=self.agree
-            )
+            return self.model.predict(network, x, time, given, negative, guidance=scale, agree=self.agree)
 
         return self.run(predict)
 

@@ -75,7 +75,7 @@ class FlowRollouts:
             counts["critic/diversity"] = int(several.sum())
         with self.watch("ref"):
             looked = scored.select(watched(self._positions(scored.group), request.groups * self.rollout.n))
-            grown = velocity_growth(self.engine.roles, looked)
+            grown = velocity_growth(self.engine.roles, looked, self.rollout.batch_size)
         counts |= dict.fromkeys(grown, float(len(looked)))
         return replace(scored, metrics=metrics | grown, counts=counts, failures=failures, execution=ran)
 

@@ -27,7 +27,7 @@ from burnish.rewards.text.base import POLICY, Dialogue, Response, check_labels
 from burnish.tasks.assembly import Assembly
 from burnish.tasks.job import Job
 from burnish.tasks.language.dialogues import Dialogues, try_out
-from burnish.tasks.language.engine import Encoder, LanguageEngine, ResponseEngine, ResponseJob
+from burnish.tasks.language.engine import Encoder, LanguageEngine, ResponseEngine, ResponseJob, prompt_lengths
 from burnish.tasks.language.evaluate import LanguageEvaluation
 from burnish.tasks.language.judgements import JudgementEvaluation
 from burnish.tasks.language.roles import LanguageRoles
@@ -77,20 +77,21 @@ class LanguageAssembly(Assembly):
 
     @cached_property
     def engine(self) -> ResponseEngine:
-        engine, environment = self._own_engine(), self.config.environment
-        return engine if environment is None else Dialogues(engine, environment)
+        engine, environment, cached = self._own_engine(), self.config.environment, self.config.model.cache_bytes
+        return engine if environment is None else Dialogues(engine, environment, cached=cached)
 
     def _own_engine(self) -> ResponseEngine:
-        config = self.config
+        config, cached = self.config, self.config.model.cache_bytes
         if config.rollout.vllm is not None:
             from burnish.tasks.language.vllm.engine import VllmEngine
 
             path, _ = read_config(config.model)
             return VllmEngine(
                 self.roles, config.rollout.vllm, path=path, batch_size=config.rollout.batch_size, seed=config.seed,
-                example=lambda: self.learnable_prompts[0] if self.ranks.size > 1 else None,
+                example=lambda: self.learnable_prompts[0] if self.ranks.size > 1 else self.example,
+                cached=cached, lora=config.model.lora,
             )  # fmt: skip
-        return LanguageEngine(self.roles, batch_size=config.rollout.batch_size, seed=config.seed)
+        return LanguageEngine(self.roles, batch_size=config.rollout.batch_size, seed=config.seed, cached=cached)
 
     @property
     def publisher(self) -> ResponseEngine:
@@ -204,7 +205,7 @@ class LanguageAssembly(Assembly):
         """Those that are short enough, as the model has them."""
         model, config = self.roles.model, self.config
         kind = JudgementData if any(isinstance(record, JudgedRecord) for record in records) else ResponseData
-        measured = kind(records, model, Encoder(model, self._tools, bounded=False))
+        measured = kind(records, model, Encoder(model, self._tools, bounded=False, cached=0))
         kept = measured.within_length(config.data, config.rollout.max_new_tokens).records
         return kind(kept, model, self.engine.encode)
 
@@ -289,8 +290,8 @@ class LanguageAssembly(Assembly):
         prompts = self.train_prompts
         if not self.measures_prompts:
             return prompts
-        encode = Encoder(self.roles.model, self._tools, bounded=False)
-        return within_length(prompts, [encode([prompt]).table.lengths[0] for prompt in prompts], self.config.data)
+        encode = Encoder(self.roles.model, self._tools, bounded=False, cached=0)
+        return within_length(prompts, prompt_lengths(encode, prompts, self.ranks), self.config.data)
 
     @cached_property
     def _tools(self) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from burnish.environments.stepping import answers
 from burnish.language.media import decoded
 from burnish.language.model import LanguageModel
 from burnish.rewards.text.base import POLICY, Dialogue, Response
-from burnish.tasks.language.engine import Encoder, Respond, ResponseEngine, ResponseJob
+from burnish.tasks.language.engine import CACHED, Encoder, Respond, ResponseEngine, ResponseJob
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, Features, append_turn
 from burnish.types.prompt import Prompt
@@ -79,12 +79,12 @@ class Dialogues(ResponseEngine):
     environment that fails breaks its own dialogue alone.
     """
 
-    def __init__(self, engine: ResponseEngine, environment: Environment) -> None:
-        """Args: ``engine`` says what the policy says."""
+    def __init__(self, engine: ResponseEngine, environment: Environment, *, cached: int = CACHED) -> None:
+        """Args: ``engine`` says what the policy says, ``cached`` bytes of encoded prompts are kept."""
         self.engine, self.environment, self.roles, self.seed = engine, environment, engine.roles, engine.seed
         self.metrics = engine.metrics
         self.tools = environment.tools()
-        self.encode = Encoder(self.roles.model, self.tools)
+        self.encode = Encoder(self.roles.model, self.tools, cached=cached)
         for role in environment.roles:  # a template that refuses one would do so in the middle of a run
             self.roles.model.turn((), [{"role": role, "content": [{"type": "text", "text": "?"}]}], tools=self.tools)
 

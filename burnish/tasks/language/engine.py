@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -17,15 +17,18 @@ from burnish.language.sampling import Sampling
 from burnish.rewards.text.base import Response
 from burnish.tasks.job import Job
 from burnish.tasks.language.roles import LanguageRoles
+from burnish.training.ranks import Ranks
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from burnish.types.prompt import Prompt
 from burnish.utils import random
 from burnish.utils.errors import UserError
+from burnish.utils.recent import Recent
 
 Finished = Callable[[Sequence[int], Sequence[Response]], None]
 
-REMEMBERED = 4096  # prompts whose tokens and pixels are kept
+CACHED = 4 << 30  # bytes of tokens and pixels of prompts that are kept
+OVERHEAD = 1024  # of a prompt's tensors, beside their numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,28 +103,24 @@ class ResponseEngine:
 class Encoder:
     """Prompts as tokens and pixels; the processor sees each of them once, however many responses it gets."""
 
-    def __init__(self, model: LanguageModel, tools: Sequence[dict[str, Any]] = (), *, bounded: bool = True) -> None:
+    def __init__(
+        self, model: LanguageModel, tools: Sequence[dict[str, Any]] = (), *, bounded: bool = True, cached: int = CACHED
+    ) -> None:
         """Make one for a model.
 
         Args:
             model: the family.
             tools: JSON schemas of functions that the prompts tell of.
             bounded: refuse prompts that leave the model no position for a response.
+            cached: bytes of prompts that are kept, at most.
         """
         self.model, self.tools, self.bounded = model, tools, bounded
-        self._encoded: OrderedDict[str, Encoded] = OrderedDict()
+        self._encoded: Recent[Encoded] = Recent(cached, _bytes_of)
 
     def __call__(self, prompts: Sequence[Prompt]) -> Gathered[Encoded]:
         """Rows by reference to a table of the distinct prompts."""
         unique = {prompt.uid: prompt for prompt in prompts}
-        for uid, prompt in unique.items():
-            if uid not in self._encoded:
-                self._encoded[uid] = self._encode(prompt)
-        table = Encoded.cat([self._encoded[uid] for uid in unique])
-        for uid in unique:
-            self._encoded.move_to_end(uid)
-        while len(self._encoded) > REMEMBERED:
-            self._encoded.popitem(last=False)
+        table = Encoded.cat([self._encoded.get(uid, partial(self._encode, one)) for uid, one in unique.items()])
         row = {uid: i for i, uid in enumerate(unique)}
         return Gathered(table=table, index=torch.tensor([row[prompt.uid] for prompt in prompts], dtype=torch.long))
 
@@ -149,16 +148,43 @@ class Encoder:
                 f"{self.model.max_positions} (max_position_embeddings); shorten it, or set data.max_prompt_length and "
                 "data.overlong=filter"
             )
-        return encoded
+        return replace(encoded, features=[one.in_precision(self.model.compute) for one in encoded.features])
+
+
+def prompt_lengths(encode: Encoder, prompts: Sequence[Prompt], ranks: Ranks) -> list[int]:
+    """Tokens of prompts with what they show and play, shared out over ranks.
+
+    Pictures are not decoded where a processor tells their tokens from their size; of others nothing is kept.
+    """
+    own = [_length(encode, prompt) for prompt in prompts[ranks.rank :: ranks.size]]
+    found = ranks.gather(own)
+    return [found[i % ranks.size][i // ranks.size] for i in range(len(prompts))]
+
+
+def _length(encode: Encoder, prompt: Prompt) -> int:
+    if not (prompt.videos or prompt.audios):
+        with suppress(OSError, ValueError):  # which are told of, with the prompt's name, where it is encoded
+            each = [encode.model.picture_tokens(*picture.size()) for picture in prompt.images]
+            if None not in each:
+                written = encode.model.count_tokens(prompt.chat(), encode.tools)
+                return written - len(each) + sum(tokens or 0 for tokens in each)
+    return encode([prompt]).table.lengths[0]
+
+
+def _bytes_of(encoded: Encoded) -> int:
+    tensors = [*encoded.ids, *encoded.positions]
+    for features in encoded.features:
+        tensors += [*features.tensors.values(), *features.kinds.values()]
+    return OVERHEAD + sum(tensor.nbytes for tensor in tensors)
 
 
 class LanguageEngine(ResponseEngine):
     """The default engine: the trainer's network itself, so that no weights have to be published."""
 
-    def __init__(self, roles: LanguageRoles, *, batch_size: int, seed: int) -> None:
+    def __init__(self, roles: LanguageRoles, *, batch_size: int, seed: int, cached: int = CACHED) -> None:
         super().__init__()
         self.roles, self.batch_size, self.seed = roles, batch_size, seed
-        self.encode = Encoder(roles.model)
+        self.encode = Encoder(roles.model, cached=cached)
 
     @contextmanager
     def responding(self, job: ResponseJob) -> Iterator[Respond]:

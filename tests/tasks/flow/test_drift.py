@@ -22,29 +22,29 @@ def pipeline(tmp_path_factory):
 def test_an_untrained_policy_has_not_grown_and_a_scaled_one_has_by_that_much(pipeline, lora):
     bench = Bench(pipeline, DiffusionNFT(train_timesteps=2, kl_coef=0.1), lora=lora)
     scored = bench.collect()
-    start = velocity_growth(bench.roles, scored)
+    start = velocity_growth(bench.roles, scored, 8)
     assert start == {"actor/velocity_norm_ratio": pytest.approx(1.0), "actor/velocity_distance": 0.0}
     if lora:
         bench.train(2)
-        assert velocity_growth(bench.roles, scored)["actor/velocity_distance"] > 1e-3
+        assert velocity_growth(bench.roles, scored, 8)["actor/velocity_distance"] > 1e-3
         return
     last = bench.roles.model.network.proj_out
     with torch.no_grad():
         last.weight *= 1.5
         last.bias *= 1.5
-    grown = velocity_growth(bench.roles, scored)
+    grown = velocity_growth(bench.roles, scored, 8)
     assert grown["actor/velocity_norm_ratio"] == pytest.approx(1.5, rel=1e-4)
     assert grown["actor/velocity_distance"] == pytest.approx(0.5, rel=1e-4)
 
 
 def test_without_a_reference_nothing_is_compared(pipeline):
     bench = Bench(pipeline, FlowGRPO(window=Window(kind="random", size=2)), lora=False)
-    assert velocity_growth(bench.roles, bench.collect()) == {}
+    assert velocity_growth(bench.roles, bench.collect(), 8) == {}
 
 
 def test_looking_changes_nothing(pipeline):
     looked, other = (Bench(pipeline, FlowGRPO(window=Window(kind="random", size=2))) for _ in range(2))
-    velocity_growth(looked.roles, looked.collect())
+    velocity_growth(looked.roles, looked.collect(), 8)
     looked.train(2)
     other.train(2)
     assert torch.equal(looked.weights(), other.weights())

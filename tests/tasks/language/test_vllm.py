@@ -12,6 +12,8 @@ import torch
 
 from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
+from burnish.models.lora import adapter_parameters, add_adapters
+from burnish.options.language import LanguageLoraOptions
 from burnish.options.vllm import VllmOptions
 from burnish.tasks.language.dialogues import Dialogues
 from burnish.tasks.language.engine import LanguageEngine, ResponseJob
@@ -36,12 +38,12 @@ PROMPTS = [NONE, ONE, SEVERAL, FILM]
 PLAIN = Sampling(max_new_tokens=12, temperature=0.7)
 
 
-def engine_of(path, roles, **more):
+def engine_of(path, roles, lora=None, **more):
     options = VllmOptions(
         python=PYTHON or "", enforce_eager=True, kv_cache_gb=0.06, max_model_len=512, tolerance=1e-4,
         **{"restarts": 0} | more,
     )  # fmt: skip
-    return VllmEngine(roles, options, path=path, batch_size=64, seed=3)
+    return VllmEngine(roles, options, path=path, batch_size=64, seed=3, lora=lora)
 
 
 @pytest.fixture(scope="module")
@@ -321,3 +323,25 @@ def test_it_rests_until_the_next_publication_and_samples_as_before(path, monkeyp
     finally:
         engine.close()
     assert engine.restarts == 1
+
+
+def test_an_adapter_is_added_by_vllm_to_the_model_of_the_directory(path):
+    """Two versions: each is compared when it is published, and its log-probs are the trainer's."""
+    roles, lora = Roles(path), LanguageLoraOptions(rank=4, targets=["q_proj", "k_proj", "v_proj", "o_proj"])
+    network = roles.model.network
+    add_adapters(network, lora, ("policy",), seed=0, default_targets=[])
+    engine = engine_of(path, roles, lora, adapter="request", restarts=1)
+    try:
+        for version in range(2):
+            with torch.no_grad():
+                for weight in adapter_parameters(network, "policy").values():
+                    weight.normal_(std=0.2)
+            engine.publish(version)
+            completion, _ = engine.sample(job(PROMPTS))
+            assert off(engine, completion, 0.7) < 1e-4
+        os.kill(engine._process.process.pid, signal.SIGKILL)
+        again, _ = engine.sample(job(PROMPTS))
+        assert torch.equal(again.ids, completion.ids)
+        assert engine.restarts == 1
+    finally:
+        engine.close()

@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from burnish.language.decoding import Ended
 from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
-from burnish.options.vllm import VllmOptions
-from burnish.tasks.language.engine import Encoder, Respond, ResponseEngine, ResponseJob
+from burnish.options.language import LanguageLoraOptions
+from burnish.options.vllm import RANKS, VllmOptions
+from burnish.tasks.language.engine import CACHED, Encoder, Respond, ResponseEngine, ResponseJob
 from burnish.tasks.language.roles import LanguageRoles
 from burnish.tasks.language.vllm.probe import imagined, remembered
 from burnish.tasks.language.vllm.process import VllmDiedError, VllmFailedError, VllmProcess
 from burnish.tasks.language.vllm.prompts import packed, unpacked, with_responses
-from burnish.tasks.language.vllm.weight_file import WeightFile, weights_of
+from burnish.tasks.language.vllm.weight_file import WeightFile, adapter_of, settings_of, weights_of
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from burnish.types.prompt import Prompt
@@ -48,7 +49,9 @@ class VllmEngine(ResponseEngine):
         path: Path,
         batch_size: int,
         seed: int,
+        cached: int = CACHED,
         example: Callable[[], Prompt | None] = lambda: None,
+        lora: LanguageLoraOptions | None = None,
     ) -> None:
         """Start vLLM; it gets ready while the caller goes on.
 
@@ -58,14 +61,19 @@ class VllmEngine(ResponseEngine):
             path: directory of the model, of which vLLM reads all but the weights.
             batch_size: responses that are decoded at once.
             seed: of the run.
+            cached: bytes of encoded prompts that are kept.
             example: a prompt to compare the two sides with before anything was sampled. Without one that is done while
                 the first responses are sampled, for which ranks that share weights would have to meet again.
+            lora: of the policy.
         """
         self.roles, self.model, self.options, self.seed = roles, roles.model, options, seed
-        self.encode = Encoder(roles.model)
+        self.encode = Encoder(roles.model, cached=cached)
         self.metrics: dict[str, float] = {}  # of the last weight sync
         self.restarts = 0
         self._tolerance = options.tolerance or TOLERANCE[self.model.compute]
+        dtype = str(self.model.compute).removeprefix("torch.")
+        # vLLM has the weights of the model's directory then, and gets the adapter alone
+        self._adapter = lora if options.sends_adapter(lora, dtype) else None
         self._first = {"arguments": self._arguments(path, batch_size), "banned": self.model.banned.tolist()}
         self._published: WeightFile | None = None
         self._probe: Completion | None = None
@@ -112,7 +120,7 @@ class VllmEngine(ResponseEngine):
         if self._published is None:
             self.publish(0)
         elif not self._compared:
-            with self.roles.sampling(merge=True) as network:
+            with self.roles.sampling(merge=self._adapter is None) as network:
                 self._compare(network)
 
     def publish(self, version: int) -> None:
@@ -126,8 +134,8 @@ class VllmEngine(ResponseEngine):
         begun = time.monotonic()
         if self._probe is None and (example := self._example()) is not None:
             self._probe = imagined(self.model, self.encode([example]).table, self.seed)
-        with self.roles.sampling(merge=True) as network:
-            written = WeightFile(weights_of(network), version, dtype=self.model.compute)
+        with self.roles.sampling(merge=self._adapter is None) as network:
+            written = self._written(network, version)
             if self._published is not None:
                 self._published.close()
             self._published, self._compared = written, False
@@ -135,6 +143,14 @@ class VllmEngine(ResponseEngine):
             if self._probe is not None:
                 self._compare(network)
         self.metrics |= {"timing_s/publish_vllm": time.monotonic() - begun, "vllm/restarts": float(self.restarts)}
+
+    def _written(self, network: nn.Module, version: int) -> WeightFile:
+        """What vLLM lacks of a version: the adapter, or all weights with the adapter folded in."""
+        if self._adapter is None:
+            return WeightFile(weights_of(network), version, dtype=self.model.compute)
+        adapter = adapter_of(network)
+        settings = settings_of(self._adapter, adapter)
+        return WeightFile(adapter, version, dtype=self.model.compute, settings=settings)
 
     def rest(self) -> None:
         """Have vLLM give its memory of the GPU back until the next publication, if it may."""
@@ -174,6 +190,9 @@ class VllmEngine(ResponseEngine):
             found["kv_cache_memory_bytes"] = int(options.kv_cache_gb * 2**30)
         if options.max_model_len is not None:
             found["max_model_len"] = options.max_model_len
+        if self._adapter is not None:
+            rank = next(size for size in RANKS if size >= self._adapter.rank)
+            found |= {"load_format": "auto", "enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
         return found | options.arguments
 
     def _started(self) -> VllmProcess:
@@ -201,7 +220,10 @@ class VllmEngine(ResponseEngine):
                 self._load(self._published)
 
     def _load(self, written: WeightFile) -> None:
-        header = {"do": "load", "path": written.path, "version": written.version, "digest": written.digest}
+        header = {
+            "do": "load", "path": written.path, "version": written.version, "digest": written.digest,
+            "adapter": written.settings,
+        }  # fmt: skip
         response, _ = next(self._process.ask(f"weights of version {written.version}", header))
         self._resting = False
         if (response["version"], response["digest"]) != (written.version, written.digest):

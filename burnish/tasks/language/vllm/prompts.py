@@ -28,8 +28,13 @@ def packed(model: LanguageModel, prompts: Encoded) -> tuple[list[dict[str, int]]
         for kind, (pixels, grid) in kinds.items():
             own |= {kind: pixels, f"{kind}_grid": grid}
         media.append({kind: placeholders[kind] for kind in kinds})
-        arrays |= {f"{number}/{name}": tensor.cpu().numpy() for name, tensor in own.items()}
+        arrays |= {f"{number}/{name}": _array(tensor) for name, tensor in own.items()}
     return media, arrays
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    """NumPy has no bfloat16, in which pixels may be kept."""
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
 
 
 def _kinds(features: Features) -> dict[str, tuple[Tensor, Tensor]]:

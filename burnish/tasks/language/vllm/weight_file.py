@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from burnish.models.lora import plain_name
+from burnish.checkpoint import tensor_file
+from burnish.models.adapters import PREFIX, saved_name
+from burnish.models.lora import adapter_parameters, plain_name
+from burnish.options.flow import LoraOptions
 
 SHARED = Path("/dev/shm")
 SPARE = 1.1  # a file needs a little more than its tensors
@@ -33,33 +35,53 @@ def weights_of(network: nn.Module) -> dict[str, Tensor]:
     return {name: value for name, value in plain.items() if name is not None}
 
 
+def adapter_of(network: nn.Module) -> dict[str, Tensor]:
+    """The policy's adapter by the names that peft saves its weights under."""
+    return {f"{PREFIX}{saved_name(key)}": value for key, value in adapter_parameters(network, "policy").items()}
+
+
+def settings_of(lora: LoraOptions, names: Iterable[str]) -> dict[str, Any]:
+    """Settings of an adapter, as peft has them; ``names`` are those of its weights."""
+    layers = {name.split(".lora_")[0].rpartition(".")[2] for name in names}
+    return {
+        "peft_type": "LORA", "r": lora.rank, "lora_alpha": 2 * lora.rank if lora.alpha is None else lora.alpha,
+        "use_rslora": lora.rslora, "target_modules": sorted(layers), "bias": "none",
+    }  # fmt: skip
+
+
 class WeightFile:
     """Weights of one version, written down once and readable as long as this object is open."""
 
-    def __init__(self, weights: Mapping[str, Tensor], version: int, *, dtype: torch.dtype) -> None:
-        """Write weights down.
+    def __init__(
+        self,
+        weights: Mapping[str, Tensor],
+        version: int,
+        *,
+        dtype: torch.dtype,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write weights down, piece by piece.
 
         Args:
             weights: by their names in transformers. Of tensors that share memory only the first is written.
             version: policy updates that they have seen.
             dtype: floating-point numbers are written with this precision.
+            settings: of the adapter that they are, as peft has them; None where they are all weights of the network.
         """
-        self.version = version
-        tensors: dict[str, Tensor] = {}
+        self.version, self.settings = version, settings
+        pieces: dict[str, tensor_file.Piece] = {}
         seen: set[tuple[int, torch.Size]] = set()
         for name, value in weights.items():
             place = (value.data_ptr(), value.shape)
             if place not in seen:
                 seen.add(place)
-                kept = value.detach().to("cpu", dtype if value.is_floating_point() else value.dtype)
-                tensors[name] = kept.contiguous()
-        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+                pieces[name] = tensor_file.Piece.full(value, dtype if value.is_floating_point() else value.dtype)
+        size = sum(piece.tensor.numel() * piece.dtype.itemsize for piece in pieces.values())
         roomy = SHARED.is_dir() and shutil.disk_usage(SHARED).free > SPARE * size
         with tempfile.TemporaryDirectory(prefix="burnish-weights-", dir=SHARED if roomy else None) as folder:
             path = Path(folder) / "weights.safetensors"
-            save_file(tensors, path)
+            self.digest: str = tensor_file.write(path, pieces)["sha256"]  # of what is written, while it is
             self._file = path.open("rb")
-        self.digest = hashlib.file_digest(self._file, "sha256").hexdigest()
 
     @property
     def path(self) -> str:

@@ -6,10 +6,13 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib
+import json
 import os
+import pathlib
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -27,6 +30,7 @@ WHERE_KNOWN = {  # arguments that not every version of vLLM has
 OLDEST = "0.18"  # of vLLM that has all of these names
 NAMES = {
     "vllm": ("EngineArgs", "SamplingParams"),
+    "vllm.lora.request": ("LoRARequest",),
     "vllm.inputs": ("mm_input", "tokens_input"),
     "vllm.multimodal": ("MULTIMODAL_REGISTRY",),
     "vllm.multimodal.inputs": ("MultiModalKwargsItems", "PlaceholderRange"),
@@ -35,7 +39,7 @@ NAMES = {
 }
 METHODS = (
     "from_engine_args", "collective_rpc", "add_request", "step", "has_unfinished_requests", "is_sleeping", "sleep",
-    "wake_up", "reset_prefix_cache", "reset_encoder_cache", "reset_mm_cache",
+    "wake_up", "add_lora", "remove_lora", "reset_prefix_cache", "reset_encoder_cache", "reset_mm_cache",
 )  # fmt: skip
 BEAT = 1.0  # seconds between signs of life while responses are being sampled
 
@@ -129,6 +133,8 @@ class Server:
         self.engine = LLMEngine.from_engine_args(EngineArgs(**(settled | arguments)))
         self.engine.collective_rpc("burnish_prepare", args=(banned,))
         self.version: int | None = None
+        self.adapter: Any = None  # that requests are answered with
+        self._folder = tempfile.TemporaryDirectory(prefix="burnish-adapter-")
         self.asked = 0
         self._processor: Any = None
         longest = self.engine.model_config.max_model_len
@@ -144,7 +150,11 @@ class Server:
         resting = self.engine.is_sleeping()
         if resting:
             self.engine.wake_up(["weights"])
-        missing = {name for names in self._everywhere("burnish_load", header["path"]) for name in names}
+        missing: set[str] = set()
+        if header["adapter"] is None:
+            missing = {name for names in self._everywhere("burnish_load", header["path"]) for name in names}
+        else:
+            self._adapt(header)
         if resting:
             self.engine.wake_up(["kv_cache"])
         if not self.engine.reset_prefix_cache():
@@ -153,6 +163,29 @@ class Server:
         self.engine.reset_mm_cache()
         self.version = header["version"]
         self.channel.send({"version": self.version, "digest": digest, "missing": sorted(missing)})
+
+    def _adapt(self, header: dict[str, Any]) -> None:
+        """Have requests use an adapter in the place of the one before."""
+        from vllm.lora.request import LoRARequest
+
+        before, self.adapter = self.adapter, None
+        if before is not None:
+            self.engine.remove_lora(before.lora_int_id)
+        number = 1 if before is None else before.lora_int_id + 1
+        folder = pathlib.Path(self._folder.name) / f"{number}"
+        folder.mkdir()
+        (folder / "adapter_config.json").write_text(json.dumps(header["adapter"]))
+        (folder / "adapter_model.safetensors").symlink_to(header["path"])
+        adapter = LoRARequest(f"v{header['version']}-{number}", number, str(folder))
+        try:
+            added = self.engine.add_lora(adapter)
+        except Exception as error:
+            raise RuntimeError(
+                f"the adapter can't be read by this vLLM: {error}; set rollout.vllm.adapter=folded"
+            ) from error
+        if not added:
+            raise RuntimeError("vLLM did not take the adapter; set rollout.vllm.adapter=folded")
+        self.adapter = adapter
 
     def rest(self, header: dict[str, Any], arrays: Arrays) -> None:
         """Give the memory of the GPU back until weights are loaded; those of now are kept in the CPU's."""
@@ -238,7 +271,8 @@ class Server:
         for number, (prompt, parameters) in enumerate(requests):
             self.asked += 1
             numbers[f"{self.asked}"] = number
-            self.engine.add_request(f"{self.asked}", prompt, parameters)
+            adapted = {} if self.adapter is None else {"lora_request": self.adapter}
+            self.engine.add_request(f"{self.asked}", prompt, parameters, **adapted)
         beaten = time.monotonic()
         while self.engine.has_unfinished_requests():
             for output in self.engine.step():

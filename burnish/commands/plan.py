@@ -1,0 +1,104 @@
+"""``burnish plan``: how much memory a run will need, phase by phase, without a GPU and without weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from burnish.config import RunConfig, load
+from burnish.config.load import hardware_of
+from burnish.forecast.advice import remedies
+from burnish.forecast.counter import CATEGORIES
+from burnish.forecast.forecast import FRAGMENTS, OVERHEAD, Forecast, PoolForecast, forecast, in_bytes, needed, shown
+from burnish.utils import terminal
+from burnish.utils.errors import UserError
+
+MEMORY = "memory="
+EXIT_TOO_LARGE = 1
+COLUMNS = ("peak", *CATEGORIES, "host", "received")
+LEAST = 1 << 20  # bytes of a column that is shown
+
+
+def plan(recipe: str, overrides: Sequence[str]) -> int:
+    """Print a forecast, and what would make the run fit.
+
+    Args:
+        recipe: name or path.
+        overrides: options of the run, and memory=80GB, that of a GPU.
+
+    Returns:
+        0 if the run fits or no memory was given, else 1.
+    """
+    limits = [one.removeprefix(MEMORY) for one in overrides if one.startswith(MEMORY)]
+    options = [one for one in overrides if not one.startswith(MEMORY)]
+    if len(limits) > 1:
+        raise UserError("memory is given twice; give one of them")
+    hardware = hardware_of(recipe)
+    memory = in_bytes(limits[0]) if limits else None if hardware is None else hardware.bytes
+
+    def read(more: Sequence[str]) -> RunConfig:
+        return load(recipe, [*options, *more])
+
+    console = terminal.console(highlight=False)
+    if hardware is not None and not limits:
+        console.print(f"The recipe is for {hardware}; memory=24GB asks for another.\n", soft_wrap=True)
+    found = forecast(read(()))
+    for pool in found.pools:
+        _show(console, pool, memory)
+    console.print(
+        f"A GPU needs the highest peak, {FRAGMENTS:.0%} for fragments, and {shown(OVERHEAD)} for CUDA and NCCL. "
+        "Networks of rewards are not counted.", soft_wrap=True,
+    )  # fmt: skip
+    if memory is None:
+        return 0
+    if found.needs <= memory:
+        console.print(f"[bold green]It fits[/] into {shown(memory)}: {conclusion(found)}.", soft_wrap=True)
+        return 0
+    console.print(f"[bold red]It does not fit[/] into {shown(memory)}: {conclusion(found)}.", soft_wrap=True)
+    return _advise(console, read, found, memory)
+
+
+def conclusion(found: Forecast) -> str:
+    """What a forecast comes to, in one line."""
+    each = []
+    for pool in found.pools:
+        phase, peak = pool.highest
+        largest = max(peak.parts, key=lambda name: peak.parts[name])
+        each.append(
+            f"a process of {pool.name} needs {shown(pool.needs)}, in {phase!r}, most of it {largest} "
+            f"({shown(peak.parts[largest])})"
+        )
+    return "; ".join(each)
+
+
+def _show(console: Console, pool: PoolForecast, memory: int | None) -> None:
+    """A row for each phase, in GiB; kinds of memory that no phase has are left out."""
+    rows = {
+        name: {"peak": peak.total, **peak.parts, "host": peak.host, "received": peak.wire}
+        for name, peak in pool.phases.items()
+    }
+    names = [name for name in COLUMNS if any(row.get(name, 0) >= LEAST for row in rows.values())]
+    each = "a process" if pool.processes == 1 else f"each of {pool.processes} processes"
+    console.print(Text(f"{each} of pool {pool.name}, GiB", "bold"))
+    console.print(Text(f"{'':18}" + "".join(f"{name:>12}" for name in names), "dim"), soft_wrap=True)
+    for name, row in rows.items():
+        line = f"{name:18}" + "".join(f"{row.get(column, 0) / 2**30:12.2f}" for column in names)
+        large = memory is not None and needed(row["peak"]) > memory
+        console.print(Text(line, "red" if large else ""), soft_wrap=True)
+    console.print(f"Its part of a checkpoint has {shown(pool.saved)}.\n", soft_wrap=True)
+
+
+def _advise(console: Console, read: object, found: Forecast, memory: int) -> int:
+    fits = False
+    for tried in remedies(read, found, memory):  # type: ignore[arg-type]
+        fits = tried.needs <= memory
+        mark = "[green]fits[/]" if fits else "[red]does not fit[/]"
+        console.print(f"  {shown(tried.needs):>10}, {mark}: {' '.join(tried.options)}  ({tried.cost})", soft_wrap=True)
+    if not fits:
+        console.print(
+            "None of these options makes it fit: use more processes (runtime=ray pools.train.processes=8), larger "
+            "GPUs, smaller samples, or a smaller model.", soft_wrap=True,
+        )  # fmt: skip
+    return EXIT_TOO_LARGE

@@ -1,0 +1,80 @@
+"""Options that make a run smaller, tried by forecasting it again, the cheapest in speed first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from burnish.config import RunConfig
+from burnish.forecast.brief import BACKWARD, UPDATE
+from burnish.forecast.forecast import Forecast, forecast
+from burnish.forecast.phases import SAMPLE, VALIDATE
+from burnish.utils.errors import UserError
+
+MADE = (SAMPLE, VALIDATE)
+LEARNED = (UPDATE, BACKWARD)
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """An option that needs less memory, and what it costs."""
+
+    option: str
+    cost: str
+    phases: tuple[str, ...] = ()  # that it helps in; none is all
+    ranks: bool = False  # it has an effect on several ranks only
+
+    @property
+    def name(self) -> str:
+        return self.option.partition("=")[0]
+
+
+REMEDIES = (  # in the order of what they cost in speed
+    Remedy("trainer.micro_batch_size=1", "smaller micro-batches: a little speed where GPUs are not filled", LEARNED),
+    Remedy("rollout.batch_size=1", "smaller batches of samples: a little speed", MADE),
+    Remedy("model.vae_tiling=true", "pictures are decoded in tiles: hardly any speed", MADE),
+    Remedy("sharding.gather=compute", "weights are gathered in model.dtype: faster, other rounding", (), ranks=True),
+    Remedy("model.gradient_checkpointing=true", "about a third more computing in updates", LEARNED),
+    Remedy("model.lora={rank: 32}", "only adapters learn: another result, and quicker updates"),
+    Remedy("sharding.offload=true", "weights wait in CPU memory: much slower", (), ranks=True),
+)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """Options, and what the run would need with them."""
+
+    options: tuple[str, ...]
+    cost: str  # of the last one
+    needs: int
+
+
+def remedies(
+    read: Callable[[Sequence[str]], RunConfig], first: Forecast, memory: int, *, more: Sequence[Remedy] = REMEDIES
+) -> Iterator[Tried]:
+    """Try one option after the other, keep those that help, and end when the run fits.
+
+    Args:
+        read: the configuration of the run with further options.
+        first: its forecast as it is.
+        memory: bytes of a GPU.
+        more: what is tried.
+    """
+    kept: tuple[str, ...] = ()
+    now = first
+    for remedy in more:
+        if now.needs <= memory:
+            return
+        phases = {pool.highest[0] for pool in now.pools if pool.needs > memory}
+        if remedy.phases and phases.isdisjoint(remedy.phases):
+            continue
+        if remedy.ranks and max(pool.processes for pool in now.pools) == 1:
+            continue
+        options = (*kept, remedy.option)
+        try:
+            found = forecast(read(options))
+        except UserError:
+            continue  # the run has no such option, or not beside its others
+        yield Tried(options, remedy.cost, found.needs)
+        if found.needs < now.needs:
+            kept, now = options, found

@@ -1,0 +1,136 @@
+"""What every process of a run will hold, phase by phase, found by running its own code on tensors without values."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from burnish.config import RunConfig
+from burnish.forecast.counter import LiveBytes, Peak
+from burnish.forecast.fakes import CudaPrecision, Pretending
+from burnish.forecast.flow import FlowHalf
+from burnish.forecast.language import LanguageHalf
+from burnish.forecast.phases import rollout_phases, train_phases
+from burnish.forecast.published import located
+from burnish.forecast.ranks import pretend_ranks
+from burnish.tasks import assemble
+from burnish.tasks.flow.assembly import FlowAssembly
+from burnish.utils.errors import UserError
+from burnish.utils.weights import without_weights
+
+OVERHEAD = 3 << 29  # bytes that CUDA, its libraries and NCCL take before any tensor: 1.5 GiB
+FRAGMENTS = 0.05  # of the peak that the allocator can't use
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+@dataclass(frozen=True)
+class PoolForecast:
+    """What one process of a pool holds."""
+
+    name: str
+    processes: int
+    phases: Mapping[str, Peak]
+    saved: int  # bytes that it writes of a checkpoint
+
+    @property
+    def highest(self) -> tuple[str, Peak]:
+        """The phase that holds most."""
+        return max(self.phases.items(), key=lambda item: item[1].total)
+
+    @property
+    def needs(self) -> int:
+        """Bytes of memory that a GPU must have: the peak, with what no forecast sees."""
+        return needed(self.highest[1].total)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What every pool of a run holds."""
+
+    pools: tuple[PoolForecast, ...]
+
+    @property
+    def needs(self) -> int:
+        """Bytes of memory that the GPUs of the run must have."""
+        return max(pool.needs for pool in self.pools)
+
+
+def forecast(config: RunConfig) -> Forecast:
+    """Run two policy updates on fake tensors, as the first process of every pool.
+
+    Args:
+        config: of the run. Of its model only the configuration files are read.
+
+    Raises:
+        UserError: the model's configuration is not on this machine.
+    """
+    with TemporaryDirectory() as folder:
+        config = located(config, Path(folder))
+        apart = config.pools.rollout if config.runtime == "ray" else None
+        size = config.pools.train.size if config.runtime == "ray" else 1
+        pools = [_pool(config, "train", size, samples=apart is None)]
+        if apart is not None:
+            pools.append(_pool(config, "rollout", apart.size, samples=True))
+    return Forecast(tuple(pools))
+
+
+def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolForecast:
+    counter, pretending = LiveBytes(), Pretending()
+    with ExitStack() as contexts:
+        ranks = contexts.enter_context(pretend_ranks(size if name == "train" else 1))
+        contexts.enter_context(_quietly())
+        contexts.enter_context(without_weights())
+        contexts.enter_context(pretending.active())
+        contexts.enter_context(counter)
+        contexts.enter_context(CudaPrecision())
+        assembly = assemble(deepcopy(config), ranks)
+        half = (
+            FlowHalf(assembly, counter)
+            if isinstance(assembly, FlowAssembly)
+            else LanguageHalf(assembly, counter, pretending)  # type: ignore[arg-type]
+        )
+        if name == "train":
+            train_phases(assembly, counter, half, samples=samples)
+        else:
+            rollout_phases(assembly, counter, half)
+    return PoolForecast(name, size, counter.peaks, counter.saved)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without what the run's own code has to say: nothing of it is true of values that nobody knows."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def needed(peak: int) -> int:
+    """Bytes of memory that a GPU must have for a peak, with what no forecast sees."""
+    return int(peak * (1 + FRAGMENTS)) + OVERHEAD
+
+
+def in_bytes(text: str) -> int:
+    """A size such as 80GB or 24GiB.
+
+    Raises:
+        UserError: it is none.
+    """
+    matched = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)\s*([KMGT]?i?B)", text.strip(), re.IGNORECASE)
+    unit = UNITS.get(matched[2].upper()) if matched else None
+    if matched is None or unit is None or not float(matched[1]):
+        raise UserError(f"memory is {text!r:.40}; give the memory of a GPU such as memory=80GB or memory=24GiB")
+    return int(float(matched[1]) * unit)
+
+
+def shown(size: float) -> str:
+    """Bytes in GiB, or in MiB where there are few."""
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

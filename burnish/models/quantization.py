@@ -1,0 +1,176 @@
+"""Frozen weights in fewer bits: linear layers of the blocks of a network, by the libraries that have such layers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from burnish.models.targets import ends_with, is_passed_by
+from burnish.options.flow import Precision
+from burnish.utils.errors import UserError
+from burnish.utils.installed import quantization_complaint
+from burnish.utils.weights import is_quantized
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+log = logging.getLogger(__name__)
+
+GIB = 1 << 30
+LARGEST = 448.0  # of e4m3
+
+
+def quantize(
+    network: nn.Module,
+    precision: Precision,
+    *,
+    compute: torch.dtype,
+    device: torch.device | str,
+    exclude: Sequence[str] = (),
+    in_full: Sequence[str] = (),
+    option: str = "model.quantization.weights",
+) -> None:
+    """Store the linear layers of a network's blocks in fewer bits, on its device.
+
+    A layer is moved and quantised at once, so that the device never holds the network in full precision. What lies
+    outside of blocks stays as it is: embeddings, heads, first and last layers are few weights and need their precision.
+
+    Args:
+        network: frozen, before it is placed; is changed.
+        precision: of its weights.
+        compute: precision of its forward pass.
+        device: where it goes.
+        exclude: suffixes of names of layers that stay as they are, or patterns; one that matches none is an error.
+        in_full: suffixes of names of modules that are trained in full, and stay as they are.
+        option: that asks for it, for messages.
+
+    Raises:
+        UserError: the library is missing, or nothing is left to quantise.
+    """
+    if complaint := quantization_complaint(precision):
+        raise UserError(f"{option}={precision} {complaint}")
+    layers = _block_layers(network)
+    if not layers:
+        raise UserError(
+            f"{option} is {precision}, but {type(network).__name__} has no linear layers in a list of blocks that "
+            "could be stored so; leave it out"
+        )
+    for pattern in exclude:
+        if not any(_matches(name, pattern) for name in layers):
+            raise UserError(
+                f"{option.rpartition('.')[0]}.exclude has {pattern!r}, which matches none of the layers that would be "
+                f"quantised; they are called like {', '.join(list(layers)[:3])}"
+            )
+    chosen = {
+        name: layer for name, layer in layers.items()
+        if not any(_matches(name, one) for one in exclude) and not _is_inside(name, in_full)
+    }  # fmt: skip
+    if not chosen:
+        raise UserError(f"{option.rpartition('.')[0]}.exclude leaves no layer to quantise; exclude fewer")
+    before = _bytes(network)
+    QUANTIZERS[precision](network, chosen, compute, device)
+    log.info(
+        "%s=%s: %d linear layers of %s, %.2f GiB instead of %.2f",
+        option, precision, len(chosen), type(network).__name__, _bytes(network) / GIB, before / GIB,
+    )  # fmt: skip
+
+
+def _block_layers(network: nn.Module) -> dict[str, nn.Linear]:
+    """The linear layers inside of lists of modules, by name, without those that can't be stored otherwise."""
+    from torch.nn import Linear, ModuleList
+
+    lists = [f"{name}." for name, module in network.named_modules() if isinstance(module, ModuleList)]
+    # the libraries' own note of layers that need their precision, and whose weights' type is read by the forward pass
+    notes = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
+    kept = {one for part in network.modules() for note in notes for one in getattr(part, note, None) or ()}
+    return {
+        name: module for name, module in network.named_modules()
+        if type(module) is Linear and name.startswith(tuple(lists)) and not kept & set(name.split("."))
+        and not is_passed_by(network, name)
+    }  # fmt: skip
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return ends_with(name, [pattern]) or fnmatchcase(name, pattern)
+
+
+def _is_inside(name: str, modules: Sequence[str]) -> bool:
+    """Whether a layer is one of some modules, which are given by the ends of their names, or inside of one."""
+    outer = name.split(".")
+    return any(ends_with(".".join(outer[:end]), modules) for end in range(1, len(outer) + 1))
+
+
+def _bytes(network: nn.Module) -> int:
+    found = 0
+    for weight in network.parameters():
+        inner = [getattr(weight, name, None) for name in ("qdata", "scale")] if is_quantized(weight) else []
+        tensors: list[Any] = [one for one in inner if one is not None] or [weight]
+        state = getattr(weight, "quant_state", None)
+        tensors += [] if state is None else [state.absmax]
+        found += sum(one.numel() * one.element_size() for one in tensors)
+    return found
+
+
+def _nf4(network: nn.Module, layers: dict[str, nn.Linear], compute: torch.dtype, device: Any) -> None:
+    """NormalFloat of 4 bits in blocks of 64 weights, whose scales are quantised too (QLoRA, arXiv:2305.14314)."""
+    from bitsandbytes.nn import Linear4bit, Params4bit
+
+    for name, layer in layers.items():
+        new = Linear4bit(
+            layer.in_features, layer.out_features, layer.bias is not None, compute_dtype=compute, quant_type="nf4",
+            device="meta",
+        )  # fmt: skip
+        new.weight = Params4bit(layer.weight.data.to(compute), requires_grad=False, quant_type="nf4", module=new)
+        new.bias = layer.bias
+        # on some CPUs it packs weights for passes without gradients, which round otherwise than those of training
+        new.support_avx512bf16_for_cpu = False
+        owner, _, own = name.rpartition(".")
+        setattr(network.get_submodule(owner), own, new.train(layer.training).to(device))
+
+
+def _torchao(config: Callable[[], Any]) -> Callable[[nn.Module, dict[str, nn.Linear], torch.dtype, Any], None]:
+    def run(network: nn.Module, layers: dict[str, nn.Linear], compute: torch.dtype, device: Any) -> None:
+        from torchao.quantization import quantize_
+
+        for layer in layers.values():
+            layer.to(device, compute)
+            quantize_(layer, config(), filter_fn=lambda module, name: True)
+            layer.requires_grad_(False)
+
+    return run
+
+
+def _int8() -> Any:
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    return Int8WeightOnlyConfig(set_inductor_config=False)
+
+
+def _fp8() -> Any:
+    from torchao.quantization import Float8WeightOnlyConfig
+
+    return Float8WeightOnlyConfig(set_inductor_config=False)
+
+
+def _fp8_cast(
+    network: nn.Module, layers: dict[str, nn.Linear], compute: torch.dtype, device: torch.device | str
+) -> None:
+    """Storage in fp8 without scales; a layer casts its weight when it runs, and again in the backward pass."""
+    from burnish.models.cast_linear import CastLinear
+
+    for name, layer in layers.items():
+        if float(layer.weight.abs().max()) > LARGEST:
+            raise UserError(
+                f"model.quantization: {name} has weights above {LARGEST:g}, the largest number in fp8; add it to "
+                "model.quantization.exclude, or take int8"
+            )
+        owner, _, own = name.rpartition(".")
+        setattr(network.get_submodule(owner), own, CastLinear(layer.to(device, compute)))
+
+
+QUANTIZERS: dict[str, Callable[[nn.Module, dict[str, nn.Linear], torch.dtype, Any], None]] = {
+    "nf4": _nf4, "int8": _torchao(_int8), "fp8": _torchao(_fp8), "fp8_cast": _fp8_cast,
+}  # fmt: skip

@@ -1,0 +1,123 @@
+"""Tensors that stay with the rank that computed them, until another rank learns from their rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from burnish.training.ranks import Ranks
+from burnish.types.batch import Batch
+from burnish.types.columns import Column, Here, stand_in
+
+B = TypeVar("B", bound=Batch)
+P = TypeVar("P", bound=Batch)
+
+
+@dataclass(frozen=True, eq=False)
+class AcrossRanks:
+    """Rows [N, ...] each of which one rank has; ``bring`` hands them to those who need them."""
+
+    own: Tensor  # [M, ...] this rank's rows, on the CPU
+    owner: Tensor  # [N] long: the rank that has each row
+    place: Tensor  # [N] long: where it has it
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return len(self.owner), *self.own.shape[1:]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.own.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.own.device
+
+    def take(self, rows: Tensor) -> Tensor:
+        raise AssertionError("rows of other ranks are read before they were brought")
+
+
+@dataclass(frozen=True, eq=False)
+class Zeros:
+    """Rows that nothing is made of: those of a micro-batch that counts nothing."""
+
+    like: AcrossRanks
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.like.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.like.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.like.device
+
+    def take(self, rows: Tensor) -> Tensor:
+        return self.like.own.new_zeros(len(rows), *self.shape[1:])
+
+
+def kept_by_owners(ranks: Ranks, function: Callable[[P], Tensor], parts: Sequence[P]) -> Tensor:
+    """What ``function`` makes of the rows of all parts, [N, ...]; of several ranks each keeps what it made.
+
+    All ranks call it with the same parts, and each runs ``function`` equally often, since it may run a sharded network:
+    a rank with a part less repeats the first one.
+    """
+    if ranks.size == 1:
+        return torch.cat([function(part) for part in parts])
+    made = [function(part) for part in parts[ranks.rank :: ranks.size]]
+    example = made[0] if made else None
+    if len(made) < math.ceil(len(parts) / ranks.size):
+        again = function(parts[0])
+        example = again if example is None else example
+    assert example is not None, "there is nothing to compute"
+    sizes = torch.tensor([len(part) for part in parts])
+    owner = (torch.arange(len(parts)) % ranks.size).repeat_interleave(sizes)
+    place = torch.zeros_like(owner)
+    for rank in range(ranks.size):
+        place[owner == rank] = torch.arange(int((owner == rank).sum()))
+    return stand_in(Column.of(AcrossRanks(torch.cat(made) if made else example[:0], owner, place)))
+
+
+def bring(batch: B, ranks: Ranks, wanted: Sequence[Sequence[int] | slice]) -> B:
+    """This rank's rows of a batch, with those that other ranks computed.
+
+    Args:
+        batch: the same on every rank.
+        ranks: all of which call this together.
+        wanted: rows of each rank.
+    """
+    own = batch.select(wanted[ranks.rank])
+    for field in _fields(batch):
+        needed = [getattr(batch.select(rows), field) for rows in wanted]
+        source: AcrossRanks = needed[ranks.rank].sources[0]
+        asked = [column.row.flatten() for column in needed]  # by each rank, in its order
+        sent = [source.own[source.place[rows[source.owner[rows] == ranks.rank]]] for rows in asked]
+        mine = asked[ranks.rank]
+        come = ranks.exchange(sent, [int((source.owner[mine] == rank).sum()) for rank in range(ranks.size)])
+        order = source.owner[mine].argsort(stable=True)  # as they come: by who sent them, in this rank's order
+        here = Column.of(Here(torch.cat(come)), order.argsort().view(needed[ranks.rank].row.shape))
+        own = dataclasses.replace(own, **{field: here})  # type: ignore[type-var]
+    return own
+
+
+def without_others(batch: B) -> B:
+    """A batch with nothing in place of what other ranks computed."""
+    empty = {}
+    for field in _fields(batch):
+        column = getattr(batch, field)
+        empty[field] = dataclasses.replace(column, sources=[Zeros(column.sources[0])])
+    return dataclasses.replace(batch, **empty)  # type: ignore[type-var]
+
+
+def _fields(batch: Any) -> list[str]:
+    named = [(field.name, getattr(batch, field.name)) for field in dataclasses.fields(batch)]
+    return [name for name, value in named if isinstance(value, Column) and isinstance(value.sources[0], AcrossRanks)]

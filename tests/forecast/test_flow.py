@@ -1,0 +1,40 @@
+"""Forecasts of generators' runs equal what is counted in real ones: phase by phase, within ten percent."""
+
+import pytest
+
+from tests.support.forecasts import counted_on, differences, foretold
+
+SMALL = [
+    "algorithm=flow_grpo", "data.train_batch_size=4", "rollout.n=4", "rollout.batch_size=4",
+    "rollout.num_inference_steps=5", "trainer.mini_batch_size=null", "trainer.micro_batch_size=4", "validation.n=1",
+    "validation.max_prompts=8", "validation.reference_guidance=null",
+]  # fmt: skip
+TOLERANCE = 0.1
+FULL, BF16 = ["model.lora=null"], ["model.dtype=bfloat16"]
+
+
+def on(ranks: int) -> list[str]:
+    return ["runtime=ray", f"pools.train.processes={ranks}"] if ranks > 1 else []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [
+        pytest.param(1, [], id="lora"),
+        pytest.param(1, [*FULL, *BF16], id="full-bf16"),
+        pytest.param(2, FULL, id="full-2", marks=pytest.mark.cluster),
+        pytest.param(1, BF16, id="lora-bf16", marks=pytest.mark.thorough),
+        pytest.param(1, FULL, id="full", marks=pytest.mark.thorough),
+        pytest.param(2, [], id="lora-2", marks=pytest.mark.thorough),
+        pytest.param(2, [*FULL, *BF16], id="full-bf16-2", marks=pytest.mark.thorough),
+        pytest.param(2, BF16, id="lora-bf16-2", marks=pytest.mark.thorough),
+        pytest.param(4, [], id="lora-4", marks=pytest.mark.thorough),
+        pytest.param(4, [*FULL, *BF16], id="full-bf16-4", marks=pytest.mark.thorough),
+    ],
+)
+def test_forecasts_equal_counted_runs(size, options, tmp_path):
+    given = [*SMALL, *options, *on(size)]
+    real = counted_on(size, "quickstart", given, tmp_path)
+    found = differences(real, foretold(size, "quickstart", given))
+    assert all(abs(error) < TOLERANCE for error in found.values()), found

@@ -1,0 +1,115 @@
+"""Forecasts of language models: what a run on fake tensors holds is what the same run on real ones holds."""
+
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from burnish.config.load import load
+from burnish.forecast.counter import LiveBytes
+from burnish.forecast.fakes import Pretending
+from burnish.forecast.language import LanguageHalf
+from burnish.forecast.phases import train_phases
+from burnish.forecast.published import Published
+from burnish.forecast.ranks import pretend_ranks
+from burnish.tasks import assemble
+from burnish.training.ranks import SINGLE_RANK, Ranks
+from burnish.utils.weights import without_weights
+from tests.support.rank_runs import together
+
+NEAR = 0.10  # a forecast's relative error
+
+
+def model(folder: Path, *, hidden: int, layers: int, words: int, tied: bool = False) -> Path:
+    """A Qwen2.5-VL of any size, without weights."""
+    heads = hidden // 32
+    about = {
+        "model_type": "qwen2_5_vl", "weights": 0,
+        "config": {
+            "text_config": {
+                "hidden_size": hidden, "intermediate_size": 3 * hidden, "num_hidden_layers": layers,
+                "num_attention_heads": heads, "num_key_value_heads": max(heads // 4, 1), "vocab_size": words,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]},
+                "max_position_embeddings": 4096, "tie_word_embeddings": tied,
+            },
+            "vision_config": {
+                "depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2, "out_hidden_size": hidden,
+                "patch_size": 14, "window_size": 112, "fullatt_block_indexes": [1],
+            },
+            "tie_word_embeddings": tied,
+        },
+        "processor": {
+            "image_processor": {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2,
+                                "size": {"shortest_edge": 3136, "longest_edge": 1 << 20}},
+        },
+    }  # fmt: skip
+    Published("a small one", "config.json", about).write(folder)
+    return folder
+
+
+def peaks(options: list[str], ranks: Ranks, folder: Path, *, pretending: Pretending | None = None) -> dict[str, int]:
+    """What a rank holds in every phase of a run, on real tensors or on fake ones."""
+    size = ranks.size
+    small = [
+        f"model.path={folder / 'model'}", f"data.train_batch_size={2 * size}", "data.max_prompt_length=160",
+        "rollout.max_new_tokens=48", "rollout.n=2", "rollout.batch_size=4", f"trainer.mini_batch_size={4 * size}",
+        "trainer.micro_batch_tokens=416", "validation.every=null",
+    ]  # fmt: skip
+    config = load("qwen25_vl/grpo", [*small, *options])
+    with ExitStack() as stack:
+        if pretending is not None:
+            stack.enter_context(pretending.active())
+        stack.enter_context(without_weights())
+        counter = stack.enter_context(LiveBytes())
+        assembly = assemble(config, ranks)
+        train_phases(assembly, counter, LanguageHalf(assembly, counter, pretending), samples=True)
+        return {name: peak.total for name, peak in counter.peaks.items()}
+
+
+def compare(options: list[str], folder: Path, *, size: int = 1) -> None:
+    work = partial(peaks, options)
+    real = work(SINGLE_RANK, folder) if size == 1 else together(work, folder, size=size)[0]
+    with pretend_ranks(size) as ranks:
+        fake = work(ranks, folder, pretending=Pretending())
+    assert fake.keys() == real.keys()
+    shown = {name: (one / 2**20, fake[name] / 2**20) for name, one in real.items()}
+    for name, one in real.items():
+        assert fake[name] == pytest.approx(one, rel=NEAR), (name, shown)
+
+
+PPO = [
+    "algorithm={name: ppo, kl: {route: loss, kind: k3, coef: 0.01}}", "critic.optimizer.lr=1e-5",
+]  # fmt: skip
+SETTINGS = {
+    "full, float32": ["model.dtype=float32"],
+    "full, bfloat16": [],
+    "ppo, bfloat16": PPO,
+    "lora, float32": ["model.dtype=float32", "model.lora.rank=8"],
+    "lora, bfloat16": ["model.lora.rank=8"],
+    "lora ppo, bfloat16": [*PPO, "model.lora.rank=8"],
+}
+
+
+@pytest.mark.parametrize("name", ["ppo, bfloat16", "lora, bfloat16"])
+def test_a_forecast_is_what_a_real_run_holds(tmp_path: Path, name: str) -> None:
+    model(tmp_path / "model", hidden=128, layers=3, words=4096)
+    compare(SETTINGS[name], tmp_path)
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_forecast_of_a_larger_model_is_what_a_real_run_holds(tmp_path: Path, name: str) -> None:
+    model(tmp_path / "model", hidden=768, layers=8, words=16384)  # 85 M weights
+    compare(SETTINGS[name], tmp_path)
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", ["full, bfloat16", "lora, bfloat16"])
+def test_a_forecast_of_several_ranks_is_what_each_holds(tmp_path: Path, name: str, size: int) -> None:
+    model(tmp_path / "model", hidden=256, layers=4, words=4096)
+    compare(SETTINGS[name], tmp_path, size=size)
