@@ -37,7 +37,7 @@ class Draw:
         from burnish.models.flow.loading import load_model
         from burnish.options.flow import ModelOptions
 
-        self.model = load_model(ModelOptions(path=path, dtype=dtype, device=device), frozen=True)
+        self.model: Any = load_model(ModelOptions(path=path, dtype=dtype, device=device), frozen=True)
         self.arguments = arguments
         self._cast = dtype != "float32"
         try:
