@@ -21,7 +21,7 @@ from burnish.models.flow.loading import load_model
 from burnish.options.cluster import ShardingOptions
 from burnish.options.flow import LoraOptions, ModelOptions, RolloutOptions
 from burnish.tasks.flow.roles import FlowRoles
-from burnish.training.ranks import Ranks
+from burnish.training.ranks import SINGLE_RANK, Ranks
 
 MIB = 2**20
 MMAP_THRESHOLD = -3  # of mallopt: blocks from this size on go back to the system at once
@@ -76,7 +76,8 @@ def load(folder: Path, ranks: Ranks, *, lora: bool) -> Any:
     """The networks of a run with a KL to a reference, in bfloat16."""
     options = LoraOptions(rank=8) if lora else None
     shared = ranks.size > 1
-    model = load_model(ModelOptions(path=str(folder), lora=options, device="cpu"), RolloutOptions(), shared=shared)
+    given = ModelOptions(path=str(folder), lora=options, device="cpu", dtype="bfloat16")
+    model = load_model(given, RolloutOptions(), shared=shared)
     algorithm = FlowGRPO(kl_coef=0.1)
     roles = FlowRoles(
         model, algorithm.needs(), options, guidance=1.0, micro_batch_size=1, on_policy=True, seed=0, shared=shared
@@ -86,7 +87,7 @@ def load(folder: Path, ranks: Ranks, *, lora: bool) -> Any:
     return roles
 
 
-def measure(folder: Path, first: Path, ranks: Ranks, *, lora: bool) -> tuple[float, float]:
+def measure(folder: Path, first: Path, ranks: Ranks, *, lora: bool = False) -> tuple[float, float]:
     """What loading takes, after another model has been loaded, which imports what it needs."""
     load(first, ranks, lora=lora)
     with Peak() as peak:
@@ -110,6 +111,7 @@ def main() -> None:
         # in a process of its own: what this one has had, its children would take up again without a trace
         (count,) = processes(1, lambda ranks: write_pipeline(folder, width, layers))
         processes(1, lambda ranks: write_pipeline(first, 64, 2))
+        load(first, SINGLE_RANK, lora=False)  # imports what its children would have to
         for lora in (False, True):
             for size in (1, 2) if arguments.smoke else (1, 2, 4):
                 found = processes(size, lambda ranks, lora=lora: measure(folder, first, ranks, lora=lora))

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 LONG = [
     pytest.param(name, marks=pytest.mark.thorough)
-    for name in ("flow_grpo_settings", "scoring", "language", "pipeline", "checkpoints")
+    for name in ("flow_grpo_settings", "scoring", "language", "pipeline", "checkpoints", "loading")
 ]
 
 

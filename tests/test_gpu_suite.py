@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.gpu import __main__ as suite
 from benchmarks.gpu import models, table
-from benchmarks.gpu.meter import SAMPLE, UPDATE, Meter, peak
+from benchmarks.gpu.meter import LOAD, SAMPLE, UPDATE, Meter, peak
 from burnish.config import load
 from burnish.forecast.published import published
 from burnish.utils.json_text import read_object
@@ -30,6 +30,16 @@ def test_tiny_models_go_the_way_of_real_ones(name):
         assert 0 < row[f"{phase} share"] < 1
     assert 0 < row["load GiB"] < row["update GiB"] < 0.5
     assert table.figures({"rows": {name: [row]}, "skipped": {}, "failed": {}, "machine": MACHINE}).count(name) == 1
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_forecasts_stand_beside_what_was_measured():
+    forecasts: dict[str, float] = {}
+    with models.forecast_beside(models.MODELS[0], forecasts, smoke=True):
+        row = models.measure(models.MODELS[0], "cpu", smoke=True)
+    for phase in (LOAD, SAMPLE, UPDATE):
+        assert forecasts[f"{phase} forecast GiB"] == pytest.approx(row[f"{phase} GiB"], rel=0.1)
 
 
 @pytest.mark.parametrize("model", models.MODELS, ids=lambda model: model.name)

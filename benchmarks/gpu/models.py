@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,9 +25,10 @@ from unittest import mock
 import torch
 from PIL import Image
 
-from benchmarks.gpu.meter import SAMPLE, UPDATE, Meter, peak
+from benchmarks.gpu.meter import LOAD, SAMPLE, UPDATE, Meter, peak
 from benchmarks.setting import median, write
 from burnish.config import load
+from burnish.forecast.forecast import forecast
 from burnish.forecast.pretended import WORDS, FixedScores
 from burnish.forecast.published import published
 from burnish.loop import run
@@ -32,6 +36,7 @@ from burnish.models.tiny import describe, describe_language
 from burnish.tasks import assemble
 from burnish.utils.weights import without_weights
 
+FORECAST = 90.0  # seconds that a forecast may take beyond the run
 UPDATES = 3  # the first one counts operations and starts what has to start
 
 
@@ -45,7 +50,7 @@ class Model:
     tiny: str  # of the same class
     options: tuple[str, ...]
     sees: bool = False
-    picture: int = 448  # pixels of a side, of what a prompt shows
+    picture: int = 812  # pixels of a side, of what a prompt shows: with its text nearly data.max_prompt_length
     given: tuple[str, ...] = ()  # options of real and tiny models alike
 
 
@@ -92,6 +97,40 @@ def measure(model: Model, device: str, *, smoke: bool) -> dict[str, Any]:
     row |= {f"{phase} s": value for phase, value in seconds.items()}
     row |= {f"{phase} GiB": value / 2**30 for phase, value in meter.peaks.items()}
     return row | {"parameters": told[-1]["parameters"], "peak TFLOP/s": best / 1e12}
+
+
+def forecast_of(model: Model, *, smoke: bool) -> dict[str, float]:
+    """What ``burnish plan`` says that the same run holds, in GiB by phase. No GPU may be visible to this process."""
+    dtype = "float32" if smoke else "bfloat16"
+    with tempfile.TemporaryDirectory() as name:
+        config = load(model.recipe, options_of(model, Path(name), "cpu", dtype, smoke=smoke))
+        (pool,) = forecast(config).pools
+    found: dict[str, float] = {}
+    for phase, peak_ in pool.phases.items():
+        name = phase.partition(",")[0]  # an update has several
+        found[name] = max(found.get(name, 0.0), peak_.total / 2**30)
+    return {f"{name} forecast GiB": found[name] for name in (LOAD, SAMPLE, UPDATE)}
+
+
+@contextmanager
+def forecast_beside(model: Model, row: dict[str, Any], *, smoke: bool) -> Iterator[None]:
+    """Forecast in another process meanwhile, and add that to the row at the end."""
+    command = [sys.executable, "-m", "benchmarks.gpu.models", model.name, "--forecast", *["--smoke"] * smoke]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+    ) as process:  # fmt: skip
+        try:
+            yield
+            out, _ = process.communicate(timeout=FORECAST)
+        except subprocess.TimeoutExpired:
+            out = ""
+        finally:
+            process.kill()
+    if process.returncode or not out:
+        row["forecast"] = "failed" if process.returncode else "timed out"
+    else:
+        row |= json.loads(out.splitlines()[-1])
 
 
 def _updates(config: Any, meter: Meter, device: str) -> list[dict[str, float]]:
@@ -179,12 +218,19 @@ def main() -> None:
     parser.add_argument("name", choices=[model.name for model in MODELS])
     parser.add_argument("--output", type=Path, help="write the figures here as JSON")
     parser.add_argument("--smoke", action="store_true", help="a tiny model of the same class")
+    parser.add_argument("--forecast", action="store_true", help="only say what memory it will take")
     given = parser.parse_args()
+    (model,) = (one for one in MODELS if one.name == given.name)
+    if given.forecast:
+        print(json.dumps(forecast_of(model, smoke=given.smoke)))
+        return
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and not given.smoke:
         parser.error("there is no GPU; --smoke tries a tiny model on the CPU")
-    (model,) = (one for one in MODELS if one.name == given.name)
-    row = measure(model, device, smoke=given.smoke)
+    forecasts: dict[str, Any] = {}
+    with forecast_beside(model, forecasts, smoke=given.smoke):
+        row = measure(model, device, smoke=given.smoke)
+    row |= forecasts
     print(json.dumps(row, indent=1))
     write(given.output, {"rows": [row]})
 

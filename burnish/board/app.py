@@ -85,7 +85,10 @@ class Board:
         row = run_row(name, folder.path)
         if row["error"]:
             raise HTTPException(422, row["error"])
-        return {"row": row, "stamp": signature(folder)} | overview(folder, self._summary(name, folder))
+        stamp = signature(folder)
+        if request.query_params.get("stamp") == stamp:  # the page has the rest
+            return {"row": row, "stamp": stamp}
+        return {"row": row, "stamp": stamp} | overview(folder, self._summary(name, folder))
 
     def curves(self, request: Request) -> Any:
         name, folder = self._asked(request)

@@ -32,7 +32,10 @@ def config(recipe: str, overrides: Sequence[str]) -> int:
         console.print(Text.assemble((option, changed), (mark + words, "dim")), soft_wrap=True)
     if (hardware := hardware_of(recipe)) is not None:
         how = f" with {' '.join(hardware.options)}" if hardware.options else ""
-        console.print(Text(f"\n# The recipe as it ships fits on {hardware}{how}.", "dim"), soft_wrap=True)
+        console.print(
+            Text(f"\n# The recipe as it ships is made for {hardware}{how}; burnish plan forecasts it.", "dim"),
+            soft_wrap=True,
+        )
     problems = disk_problems(resolved)
     if problems:
         console.print(Text("\n# Before burnish train can start here:", "bold yellow"), soft_wrap=True)

@@ -18,6 +18,7 @@ class Hardware:
 
     gpus: int
     memory_gb: float  # of each, in units of 10^9 bytes, as cards are sold
+    further: tuple[str, ...] = ()  # options that only a run on these GPUs takes, such as those of sharding
 
     @property
     def bytes(self) -> int:
@@ -28,9 +29,14 @@ class Hardware:
     def options(self) -> list[str]:
         """What the command line adds to train on all of them."""
         if self.gpus == 1:
-            return []
+            return list(self.further)
         nodes, each = max(self.gpus // NODE, 1), min(self.gpus, NODE)
-        return ["runtime=ray", *([f"pools.train.nodes={nodes}"] if nodes > 1 else []), f"pools.train.processes={each}"]
+        return [
+            "runtime=ray",
+            *([f"pools.train.nodes={nodes}"] if nodes > 1 else []),
+            f"pools.train.processes={each}",
+            *self.further,
+        ]
 
     def __str__(self) -> str:
         return f"{self.gpus} GPU{'s' if self.gpus > 1 else ''} of {self.memory_gb:g} GB"
@@ -48,10 +54,17 @@ def read_hardware(stated: Any, file: str) -> Hardware:
     """
     given = dict(stated) if isinstance(stated, dict) else {}
     gpus, memory = given.pop("gpus", None), given.pop("memory_gb", None)
-    right = type(gpus) is int and type(memory) in (int, float) and not given
-    if not right or gpus < 1 or memory <= 0 or (gpus > NODE and gpus % NODE):
+    further = given.pop("options", [])
+    right = type(gpus) is int and type(memory) in (int, float) and isinstance(further, list) and not given
+    if (
+        not right
+        or gpus < 1
+        or memory <= 0
+        or (gpus > NODE and gpus % NODE)
+        or not all(isinstance(one, str) for one in further)
+    ):
         raise ConfigError(
             f"{KEY} is {show(stated)} (in {file}); it must be like {{gpus: 8, memory_gb: 80}}, more than {NODE} GPUs "
-            f"as a multiple of {NODE}"
+            f"as a multiple of {NODE}, and options a list of OPTION=VALUE"
         )
-    return Hardware(gpus, float(memory))
+    return Hardware(gpus, float(memory), tuple(further))

@@ -28,7 +28,7 @@ from burnish.options.language import (
     LanguageValidationOptions,
     PtxOptions,
 )
-from burnish.options.vllm import VllmOptions
+from burnish.options.vllm import VllmOptions, sends_adapter
 from burnish.registry import options
 from burnish.rewards.text.base import LanguageReward
 from burnish.rewards.text.environment import EnvironmentReward
@@ -302,7 +302,12 @@ class LanguageConfig(RunConfig):
 
     def cautions(self) -> Iterator[str]:
         vllm, lora, dtype = self.rollout.vllm, self.model.lora, self.model.dtype
-        if vllm is not None and lora is not None and dtype == "bfloat16" and not vllm.sends_adapter(lora, dtype):
+        if (
+            vllm is not None
+            and lora is not None
+            and dtype == "bfloat16"
+            and not sends_adapter(vllm.adapter, lora, dtype)
+        ):
             yield (
                 "rollout.engine is vllm and model.dtype is bfloat16: vLLM is sent weights with the adapters folded in, "
                 "which rounds most of an early step off (watch rollout_corr/logprob_abs_diff); "

@@ -31,7 +31,7 @@ _MAY_CHANGE = re.compile(
     r"|validation\.(every|suites|suite_prompts)|sharding\..*|rollout\.(batch_size|save(\..*)?)"
     r"|trainer\.micro_batch_(size|tokens)"
     r"|((critic\.)?|algorithm\.\w+_)optimizer\.schedule_updates|trainer\.(max_(skipped|empty)_updates|expires_at|reclaim_notices|expiry_margin)"
-    r"|model\.gradient_checkpointing|profiler(\..*)?)$"
+    r"|model\.(gradient_checkpointing|offload)|profiler(\..*)?)$"
 )
 
 

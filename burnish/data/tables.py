@@ -69,10 +69,11 @@ def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
     number = 0
     try:
         with parquet.ParquetFile(path) as table:
-            for batch in table.iter_batches(batch_size=ROWS):
-                for values in batch.to_pylist():
-                    number += 1
-                    yield values
+            for group in range(table.num_row_groups):  # one after the other: all at once would be in memory
+                for batch in table.iter_batches(batch_size=ROWS, row_groups=[group]):
+                    for values in batch.to_pylist():
+                        number += 1
+                        yield values
                 arrow.default_memory_pool().release_unused()  # or it keeps what pictures took
     except (OSError, arrow.ArrowException) as error:
         raise UserError(f"{path} can't be read after row {number}: {error}; restore it") from None

@@ -15,32 +15,44 @@ if TYPE_CHECKING:
 
     Result = str | Image
 
-IMAGES = "images"  # keyword-only parameter of functions that get the pictures of the dialogue so far
-STARTING = 60.0  # seconds in which the functions must be loaded
+GIVEN = ("images", "seed")  # keyword-only parameters that no model writes; see ``takes``
 
 
 class ToolProcess:
     """Calls functions by name. It starts with the first call, and anew after a call that it did not survive."""
 
-    def __init__(self, functions: Mapping[str, str], timeout: float) -> None:
+    def __init__(
+        self,
+        functions: Mapping[str, str],
+        timeout: float,
+        *,
+        arguments: Mapping[str, Mapping[str, Any]],
+        starting: float,
+    ) -> None:
+        """Args: ``arguments`` are of classes, of which an instance is called; all is loaded in ``starting`` seconds."""
         self._functions, self._timeout = dict(functions), timeout
+        self._arguments, self._starting = {name: dict(own) for name, own in arguments.items()}, starting
         self._server: Server | None = None
 
-    def call(self, name: str, arguments: Mapping[str, Any], images: Sequence[Image] = ()) -> list[Result]:
+    def call(
+        self, name: str, arguments: Mapping[str, Any], images: Sequence[Image] = (), seed: int = 0
+    ) -> list[Result]:
         """What a function returned, as texts and pictures, or why it did not.
 
         Args:
             name: of the function.
             arguments: that the model gave.
-            images: for functions with a parameter of that name.
+            images: of the dialogue so far, and
+            seed: of this call in its dialogue, for functions with parameters of these names.
 
         Raises:
             RuntimeError: the functions can't be loaded there.
         """
         try:
             answer: list[Result] = self._started().call(
-                self._timeout, f"took longer than {self._timeout:g} seconds", name, dict(arguments), list(images)
-            )
+                self._timeout, f"took longer than {self._timeout:g} seconds", name, dict(arguments),
+                {"images": list(images), "seed": seed},
+            )  # fmt: skip
             return answer
         except TimeoutError as error:
             why = str(error)
@@ -57,9 +69,9 @@ class ToolProcess:
 
     def _started(self) -> Server:
         if self._server is None:
-            self._server = Server(_load, self._functions)
+            self._server = Server(_load, (self._functions, self._arguments))
             try:
-                self._server.load(STARTING, f"it took longer than {STARTING:g} seconds")
+                self._server.load(self._starting, f"it took longer than {self._starting:g} seconds")
             except (LoadFailed, TimeoutError, ChildDied) as error:
                 self.close()
                 why = "its process ended" if isinstance(error, ChildDied) else error
@@ -67,19 +79,28 @@ class ToolProcess:
         return self._server
 
 
-def takes_images(function: Callable[..., Any]) -> bool:
-    """Whether a function gets the pictures of the dialogue: it has a keyword-only parameter ``images``."""
-    parameter = inspect.signature(function).parameters.get(IMAGES)
+def called(tool: Callable[..., Any]) -> Callable[..., Any]:
+    """What answers the calls of a tool: the function, or of a class what its instances are called by."""
+    return vars(tool).get("__call__", tool) if isinstance(tool, type) else tool
+
+
+def takes(tool: Callable[..., Any], name: str) -> bool:
+    """Whether a tool has a keyword-only parameter of that name."""
+    parameter = inspect.signature(called(tool)).parameters.get(name)
     return parameter is not None and parameter.kind is parameter.KEYWORD_ONLY
 
 
-def _load(paths: dict[str, str]) -> Callable[..., list[Result]]:
+def _load(given: tuple[dict[str, str], dict[str, dict[str, Any]]]) -> Callable[..., list[Result]]:
+    paths, arguments = given
     sys.stdout = sys.stderr  # what a tool prints is no metric of the run
-    functions = {name: load_object(path, "tool") for name, path in paths.items()}
-    seeing = {name for name, function in functions.items() if takes_images(function)}
+    tools = {name: load_object(path, "tool") for name, path in paths.items()}
+    functions = {
+        name: tool(**arguments.get(name, {})) if isinstance(tool, type) else tool for name, tool in tools.items()
+    }
+    wanted = {name: [one for one in GIVEN if takes(tool, one)] for name, tool in tools.items()}
 
-    def answer(name: str, arguments: Mapping[str, Any], images: Sequence[Image]) -> list[Result]:
-        return _answer(functions[name], {**arguments, **({IMAGES: list(images)} if name in seeing else {})})
+    def answer(name: str, said: Mapping[str, Any], given: Mapping[str, Any]) -> list[Result]:
+        return _answer(functions[name], {**said, **{one: given[one] for one in wanted[name]}})
 
     return answer
 

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from burnish.environments.calls import IMAGES
+from burnish.environments.calls import GIVEN, called
 from burnish.utils.docstrings import arguments, summary
 
 KINDS = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
@@ -19,19 +19,18 @@ def schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
 
     Args:
         name: of the tool.
-        function: annotations and docstring are optional; the section "Args:" describes parameters.
+        function: annotations and docstring are optional; the section "Args:" describes parameters. Of a class, what
+            its instances are called by.
     """
+    bound, function = isinstance(function, type), called(function)
     text = inspect.getdoc(function) or ""
     descriptions = arguments(text)
-    try:
-        hints = typing.get_type_hints(function)
-    except Exception:  # users' annotations may name anything
-        hints = {}
+    hints = _hints(function)
     properties, required = {}, []
-    for parameter in inspect.signature(function).parameters.values():
+    for parameter in list(inspect.signature(function).parameters.values())[bound:]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             continue
-        if parameter.name == IMAGES and parameter.kind is parameter.KEYWORD_ONLY:  # no model writes them
+        if parameter.name in GIVEN and parameter.kind is parameter.KEYWORD_ONLY:  # no model writes them
             continue
         properties[parameter.name] = _kind(hints.get(parameter.name))
         if parameter.name in descriptions:
@@ -43,6 +42,19 @@ def schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
         "type": "function",
         "function": {"name": name, "description": summary(text), "parameters": parameters},
     }
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations that can be understood; others may name what is imported for type checkers alone."""
+    known = getattr(inspect.unwrap(function), "__globals__", {})
+    found: dict[str, Any] = {}
+    for name, annotation in getattr(function, "__annotations__", {}).items():
+        one = types.SimpleNamespace(__annotations__={name: annotation})
+        try:
+            found |= typing.get_type_hints(one, known)
+        except Exception:
+            continue
+    return found
 
 
 def _kind(hint: Any) -> dict[str, Any]:

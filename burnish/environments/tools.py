@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import queue
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from burnish.environments.base import Environment, Episode, Observation
-from burnish.environments.calls import ToolProcess, takes_images
+from burnish.environments.calls import ToolProcess, takes
 from burnish.environments.formats import Call, Format, parse
 from burnish.environments.schemas import schema
 from burnish.options import Count, Seconds
@@ -36,7 +37,12 @@ class Tools(Environment):
     functions: dict[str, str] = Field(min_length=1)
     """Functions by the names that they are called by: package.module:function or path/to/file.py:function. They are
     run in a process of their own, get the arguments as keywords, and what they return is shown: pictures as such, all
-    else as text. A keyword-only parameter images gets the pictures of the dialogue so far."""
+    else as text. A keyword-only parameter images gets the pictures of the dialogue so far, and seed a number of this
+    call. Of a class, an instance is made in that process and called."""
+    arguments: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Keyword arguments of classes among the functions, by the functions' names."""
+    start_timeout: Seconds = 60.0
+    """Seconds in which the functions must be loaded, with what their classes load."""
     calls: Format = "hermes"
     """How the model writes calls: hermes (Qwen2.5, Qwen3, Qwen-VL: JSON in <tool_call>), qwen3_coder (Qwen3-Coder,
     Qwen3.5: XML), glm45 (GLM-4.5, GLM-4.6V), llama3_json (Llama 3.1 and later), mistral, or pythonic (Llama 4,
@@ -67,10 +73,29 @@ class Tools(Environment):
         return list(self.functions.values())
 
     def check(self) -> None:
-        for path in self.functions.values():
-            load_object(path, "tool")
+        for name, path in self.functions.items():
+            self._check_arguments(name, load_object(path, "tool"))
+        if strange := [name for name in self.arguments if name not in self.functions]:
+            raise UserError(
+                f"environment.arguments has {strange[0]}, but environment.functions has {', '.join(self.functions)}"
+            )
         if any(not name.strip() for name in self.functions):
             raise UserError("environment.functions has an empty name, by which nothing can be called")
+
+    def _check_arguments(self, name: str, tool: Any) -> None:
+        own, option = self.arguments.get(name, {}), f"environment.arguments.{name}"
+        if not isinstance(tool, type):
+            if own:
+                raise UserError(f"{option} is given, but {self.functions[name]} is no class, which would take it")
+            return
+        if "__call__" not in vars(tool):
+            raise UserError(f"environment.functions.{name} is {self.functions[name]}, which has no __call__ of its own")
+        try:
+            inspect.signature(tool).bind(**own)
+        except TypeError as error:
+            raise UserError(f"{option} does not fit {self.functions[name]}: {error}") from None
+        if hasattr(tool, "check"):
+            tool.check(**own)
 
     def close(self) -> None:
         for process in self.processes:
@@ -79,7 +104,10 @@ class Tools(Environment):
     @cached_property
     def processes(self) -> list[ToolProcess]:
         """Where the functions run, one call at a time in each."""
-        return [ToolProcess(self.functions, self.timeout) for _ in range(self.concurrency)]
+        return [
+            ToolProcess(self.functions, self.timeout, arguments=self.arguments, starting=self.start_timeout)
+            for _ in range(self.concurrency)
+        ]
 
     @cached_property
     def _free(self) -> queue.SimpleQueue[ToolProcess]:
@@ -97,9 +125,9 @@ class Tools(Environment):
     @cached_property
     def sees(self) -> bool:
         """Whether a function gets the pictures of the dialogue."""
-        return any(takes_images(load_object(path, "tool")) for path in self.functions.values())
+        return any(takes(load_object(path, "tool"), "images") for path in self.functions.values())
 
-    def answer(self, call: Call, images: Sequence[Image] = ()) -> list[Result]:
+    def answer(self, call: Call, images: Sequence[Image] = (), seed: int = 0) -> list[Result]:
         """The result of one call, as texts and pictures, or what is wrong with it."""
         if call.problem:
             return [f"error: {call.problem}"]
@@ -107,7 +135,7 @@ class Tools(Environment):
             return [f"error: there is no tool {call.name!r}; there are {', '.join(self.functions)}"]
         process = self._free.get()
         try:
-            found = process.call(call.name, call.arguments or {}, images)
+            found = process.call(call.name, call.arguments or {}, images, seed)
         finally:
             self._free.put(process)
         return [part[: self.longest_result] if isinstance(part, str) else part for part in found]
@@ -117,17 +145,26 @@ class Tools(Environment):
 class _Calls:
     tools: Tools
     images: list[Image] = field(default_factory=list)  # of the dialogue so far
+    seed: int = 0
+    count: int = 0  # calls so far
 
     def reset(self, prompt: Prompt, seed: int) -> Observation:
+        self.seed = seed
         if self.tools.sees:
             self.images = [media.image() for media in prompt.images]
         return Observation()
 
     def step(self, response: str) -> Observation:
+        from burnish.utils import random  # brings torch
+
         calls = parse(response, self.tools.calls, self.tools.parameters)
         if not calls:
             return Observation(done=True)
-        results = [self.tools.answer(call, self.images) for call in calls]
+        first, self.count = self.count, self.count + len(calls)
+        results = [
+            self.tools.answer(call, self.images, random.key(self.seed, "call", first + number))
+            for number, call in enumerate(calls)
+        ]
         self.images += [part for result in results for part in result if not isinstance(part, str)]
         if self.tools.role == "tool":  # whose form is the chat template's, or its model's
             return Observation([part for result in results for part in result], role="tool")

@@ -17,7 +17,9 @@ from burnish.metrics import memory_metrics
 from burnish.rollout.base import Source
 from burnish.types.rollout import Collected, Rollouts
 from burnish.utils.disk import write_atomically, writing
+from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json
+from burnish.utils.reading import read_file
 from burnish.utils.timer import Span, Stopwatch
 
 log = logging.getLogger(__name__)
@@ -38,9 +40,11 @@ class Lines:
 
     def begin(self, done: int) -> None:
         """Drop what comes after ``done`` updates, which will be done again."""
+        if self.file.is_symlink():  # the folder may come from somebody else, and the file is written below
+            raise UserError(f"{self.file} is a link to elsewhere; remove it")
         with writing(self.file):
             if self.file.exists():
-                kept = [line for line in self.file.read_bytes().splitlines() if _update(line) <= done]
+                kept = [line for line in read_file(self.file).splitlines() if _update(line) <= done]
                 write_atomically(self.file, b"".join(line + b"\n" for line in kept))
             self._opened = self.file.open("a", encoding="utf-8")
 

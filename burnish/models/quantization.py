@@ -72,7 +72,7 @@ def quantize(
         raise UserError(f"{option.rpartition('.')[0]}.exclude leaves no layer to quantise; exclude fewer")
     before = _bytes(network)
     QUANTIZERS[precision](network, chosen, compute, device)
-    log.info(
+    log.warning(
         "%s=%s: %d linear layers of %s, %.2f GiB instead of %.2f",
         option, precision, len(chosen), type(network).__name__, _bytes(network) / GIB, before / GIB,
     )  # fmt: skip

@@ -106,11 +106,6 @@ class CommonModelOptions:
     imitate), in the precision of dtype; what was used longest ago makes room. What an update uses is kept whatever its
     size."""
 
-    @property
-    def cache_bytes(self) -> int:
-        """The same in bytes."""
-        return int(self.cache_gb * 2**30)
-
 
 @options
 class ModelOptions(CommonModelOptions):
@@ -259,6 +254,9 @@ class RolloutOptions:
     fps: Positive | None = None
     """Frames per second that a video plays at, and that a pipeline which asks for it is told; null uses the pipeline's
     default, or 16."""
+    trajectories: Literal["device", "host"] = "device"
+    """Where recorded states of samples wait until they are learned: on the model's device, or in the host's memory,
+    each state once, from which every micro-batch takes its own. Several processes always take the latter."""
     call: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the pipeline's own call, such as {guidance_scale_2: 3.0} for Wan 2.2; in rollout, training
     and validation."""

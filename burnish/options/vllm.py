@@ -77,12 +77,6 @@ class VllmOptions:
             if name in FIXED:
                 raise UserError(f"rollout.vllm.arguments has {name}, which Burnish sets itself; leave it out")
 
-    def sends_adapter(self, lora: LanguageLoraOptions | None, dtype: str) -> bool:
-        """Whether vLLM gets the adapter and not all weights."""
-        if self.adapter == "auto":
-            return lora is not None and dtype == "bfloat16" and not any(_unreadable(lora))
-        return lora is not None and self.adapter == "request"
-
     def complaints(self, *, fire_temperature: float | None, lora: LanguageLoraOptions | None) -> Iterator[str]:
         """Options that vLLM does not support."""
         if self.adapter != "auto" and lora is None:
@@ -95,6 +89,13 @@ class VllmOptions:
                 f"rollout.fire_temperature is {fire_temperature}, but vLLM has one temperature for all tokens; "
                 "leave it out, or use Burnish's own engine"
             )
+
+
+def sends_adapter(adapter: str, lora: LanguageLoraOptions | None, dtype: str) -> bool:
+    """Whether vLLM gets the adapter and not all weights, by the options adapter, model.lora and model.dtype."""
+    if adapter == "auto":
+        return lora is not None and dtype == "bfloat16" and not any(_unreadable(lora))
+    return lora is not None and adapter == "request"
 
 
 def _unreadable(lora: LanguageLoraOptions) -> Iterator[str]:

@@ -9,7 +9,7 @@ from burnish.config.run_folder import RunFolder
 from burnish.report.health import PARTS, explained, points_of
 from burnish.report.points import MOST, Interval, Points, series
 from burnish.report.summary import REWARD, Measure, Summary
-from burnish.report.validated import by_source, chosen, over_sources, scores_of
+from burnish.report.validated import MOST_SCORED, by_source, chosen, over_sources, scores_of
 
 VALIDATION, MEMORY, REST = "Validation", "Memory", "Other metrics"
 SECTIONS = {"timing_s/": "Seconds by phase", "perf/": "Speed", "pipeline/": "Pipeline", "reward/": "Scoring",
@@ -61,7 +61,7 @@ def trained_key(measure: Measure) -> str:
 
 
 def _validation(folder: RunFolder, run: Summary, most: int) -> Iterator[dict[str, Any]]:
-    updates = chosen(folder.validations())
+    updates = chosen(folder.validations(), MOST_SCORED)
     for measure in run.measures():
         reward = measure.key == REWARD.key
         reached = measure.of(run.reference)

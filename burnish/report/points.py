@@ -41,7 +41,7 @@ def series(
         "x": [points[row][0] for row in rows], "y": [short(points[row][1]) for row in rows],
     }  # fmt: skip
     if any(intervals):
-        sides = [intervals[row] or (points[row][1],) * 2 for row in rows]
+        sides = [intervals[row] or (None, None) for row in rows]  # a band goes straight on where there is none
         found |= {"low": [short(low) for low, _ in sides], "high": [short(high) for _, high in sides]}
     return found
 

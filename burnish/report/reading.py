@@ -72,7 +72,7 @@ def _wrong_rewards(content: dict[str, Any]) -> str:
 
 def is_number(value: Any) -> bool:
     """Whether a value is a finite number, and no bool."""
-    return type(value) in (int, float) and math.isfinite(value)
+    return (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) < 2**53)
 
 
 def leads_out(file: Path, folder: Path) -> bool:

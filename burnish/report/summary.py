@@ -7,6 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -193,7 +194,7 @@ class Summary:
     def planned(self) -> int:
         return int(self.config.get("steps", self.updates))
 
-    @property
+    @cached_property
     def validated(self) -> list[Row]:
         """The lines of metrics with a validation."""
         return [row for row in self.rows if REWARD.of(row) is not None]
@@ -328,9 +329,12 @@ def mean(row: Row | None, key: str) -> float | None:
     """The value of a metric, averaged over the data sources that ``*`` stands for."""
     if row is None:
         return None
+    if "*" not in key:
+        only = row.get(key)
+        return float(only) if only is not None and math.isfinite(only) else None
     head, _, tail = key.partition("*")
     end = tail.removesuffix("*")
-    names = [name for name in row if name == key or ("*" in key and name.startswith(head) and end in name)]
+    names = [name for name in row if name.startswith(head) and end in name]
     values = [row[name] for name in names if row[name] is not None and math.isfinite(row[name])]
     return sum(values) / len(values) if values else None
 

@@ -38,7 +38,7 @@ def groups(folder: RunFolder, update: int | None = None) -> dict[str, Any]:
             for number, reward, advantage in zip(one["samples"], one["rewards"], one["advantages"], strict=True)
         ]
         shown.append({"prompt": cut(one["prompt"], LABEL * 5), "source": one["source"], "samples": samples})
-    return {"updates": updates, "update": wanted, "groups": shown}
+    return {"updates": updates, "update": wanted, "groups": shown, "kept": _kept_updates(folder)}
 
 
 def trained_prompts(folder: RunFolder) -> dict[str, Any]:
@@ -85,6 +85,12 @@ def _is_group(one: Any) -> bool:
     return all(value is None or is_number(value) for column in columns for value in column or ())
 
 
+def _kept_updates(folder: RunFolder) -> list[int]:
+    """Updates of which samples were kept as files."""
+    names = (place.name[:6] for place in folder.samples.iterdir()) if folder.samples.is_dir() else ()
+    return sorted({int(name) for name in names if name.isdecimal()})
+
+
 def _kept(folder: RunFolder, update: int) -> dict[tuple[str, int], dict[str, Any]]:
     """Of the samples that were kept as files (rollout.save): what each shows or says, by prompt and number."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
@@ -123,7 +129,7 @@ def time_data(folder: RunFolder, run: Summary, update: int | None = None) -> dic
     phases = {
         name: [short(rows[place].get(f"timing_s/{name}") or 0.0) for place in places]
         for name in names
-        if name != "step"
+        if name != "step" and "/" not in name  # parts of a phase are not counted twice
     }
     means = {name: short(_mean([row.get(f"timing_s/{name}") or 0.0 for row in rows])) for name in names}
     spans = _spans(str(folder.timeline), *stamp(folder.timeline))

@@ -17,7 +17,8 @@ from burnish.report.reading import leads_out
 from burnish.report.samples import ENOUGH, Sample, Samples, Scores, read_samples, read_scores
 from burnish.utils.json_text import parse_json
 
-MOST_UPDATES = 200  # validations of a table, and of a walk
+MOST_UPDATES = 200  # validations of a walk
+MOST_SCORED = 50  # validations whose scores are read: for intervals, data sources and the table of prompts
 MOST_PROMPTS = 20_000
 SPARK = 24  # values of the small curve of a prompt
 LONGEST = 120_000  # characters of a text that is sent to a page
@@ -95,7 +96,7 @@ def over_sources(sources: Mapping[str, tuple[float, Interval]]) -> tuple[float, 
 
 def prompt_table(folder: RunFolder) -> dict[str, Any]:
     """Every validation prompt with its rewards over the updates."""
-    updates = chosen(folder.validations())
+    updates = chosen(folder.validations(), MOST_SCORED)
     sums: defaultdict[int, dict[int, list[float]]] = defaultdict(dict)
     sources: dict[int, str] = {}
     for update in updates:

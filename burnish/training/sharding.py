@@ -353,31 +353,3 @@ def copy_full(target: Tensor, full: Tensor | SavedTensor) -> None:
         return
     with torch.no_grad():
         local_shard(target).copy_(local_shard(sharded_like(full, target)))
-
-
-class CpuCopy:
-    """A copy of this rank's shard of a tensor in CPU memory."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._example = tensor
-        self._held = local_shard(tensor.detach()).to("cpu", copy=True)
-
-    def restored(self) -> Tensor:
-        """The tensor as it was, sharded as before."""
-        if not is_sharded(self._example):
-            return self._held
-        from torch.distributed.tensor import DTensor
-
-        there: Any = self._example
-        restored: Tensor = DTensor.from_local(
-            self._held.to(there.to_local().device), there.device_mesh, there.placements, run_check=False,
-            shape=there.shape, stride=there.stride(),
-        )  # fmt: skip
-        return restored
-
-
-def full_weight(tensor: Tensor) -> Tensor:
-    """The full tensor of one that may be sharded; a collective operation."""
-    there: Any = tensor
-    full: Tensor = there.full_tensor() if is_sharded(tensor) else tensor
-    return full

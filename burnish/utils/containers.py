@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ def choose_frames(data: bytes, choose: Callable[[int, float], Sequence[int]]) ->
         total = sum(1 for _ in _frames(av, data, pixels=False))
         rate = _rate(av, data)
         kept = set(choose(total, rate))
-        frames = [frame for i, frame in enumerate(_frames(av, data)) if i in kept]
+        frames = list(_chosen(av, data, kept))
         if not frames:
             raise IndexError("it has no frames")
     return frames, rate, total
@@ -122,6 +122,17 @@ def _frames(av: Any, data: bytes, *, pixels: bool = True) -> Iterator[Any]:
     with _opened(av, data, VIDEOS) as container:
         for frame in container.decode(video=0):
             yield frame.to_ndarray(format="rgb24") if pixels else (frame.width, frame.height)
+
+
+def _chosen(av: Any, data: bytes, kept: Collection[int]) -> Iterator[np.ndarray]:
+    """The pixels of some frames; what comes after the last of them is not decoded."""
+    last = max(kept, default=-1)
+    with _opened(av, data, VIDEOS) as container:
+        for number, frame in enumerate(container.decode(video=0)):
+            if number in kept:
+                yield frame.to_ndarray(format="rgb24")
+            if number >= last:
+                return
 
 
 def _rate(av: Any, data: bytes) -> float:

@@ -9,6 +9,11 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 
+def in_bytes(gigabytes: float) -> int:
+    """Of GiB."""
+    return int(gigabytes * 2**30)
+
+
 class Recent(Generic[T]):
     """Entries by key; those that were used longest ago make room for new ones."""
 

@@ -22,6 +22,7 @@ def test_every_recipe_of_a_real_model_states_its_hardware():
     [
         (Hardware(1, 80), []),
         (Hardware(4, 24), ["runtime=ray", "pools.train.processes=4"]),
+        (Hardware(1, 24, ("rollout.batch_size=4",)), ["rollout.batch_size=4"]),
         (Hardware(64, 80), ["runtime=ray", "pools.train.nodes=8", "pools.train.processes=8"]),
     ],
 )
@@ -41,7 +42,7 @@ def test_a_recipe_takes_the_statement_of_the_one_that_it_extends(tmp_path):
 
 @pytest.mark.parametrize(
     "stated", ["80", "{gpus: 1}", "{gpus: 0, memory_gb: 80}", "{gpus: 12, memory_gb: 80}", "{gpus: 1, memory_gb: big}",
-               "{gpus: 1, memory_gb: 80, kind: A100}"],
+               "{gpus: 1, memory_gb: 80, kind: A100}", "{gpus: 1, memory_gb: 80, options: [1]}"],
 )  # fmt: skip
 def test_a_malformed_statement_is_refused(tmp_path, stated):
     own = tmp_path / "own.yaml"
@@ -53,6 +54,6 @@ def test_a_malformed_statement_is_refused(tmp_path, stated):
 
 def test_the_command_line_shows_it(capsys):
     assert main(["config", "wan22/flow_grpo"]) == 0
-    assert "fits on 8 GPUs of 80 GB with runtime=ray pools.train.processes=8" in capsys.readouterr().out
+    assert "is made for 8 GPUs of 80 GB with runtime=ray pools.train.processes=8" in capsys.readouterr().out
     assert main(["recipes"]) == 0
     assert "1 GPU of 24 GB" in capsys.readouterr().out

@@ -113,3 +113,13 @@ def test_a_forecast_of_a_larger_model_is_what_a_real_run_holds(tmp_path: Path, n
 def test_a_forecast_of_several_ranks_is_what_each_holds(tmp_path: Path, name: str, size: int) -> None:
     model(tmp_path / "model", hidden=256, layers=4, words=4096)
     compare(SETTINGS[name], tmp_path, size=size)
+
+
+def test_ranks_that_sample_gather_the_policy_alone(tmp_path: Path) -> None:
+    model(tmp_path / "model", hidden=64, layers=2, words=512)
+    config = load("qwen25_vl/grpo", [f"model.path={tmp_path / 'model'}", *PPO])
+    with pretend_ranks(2) as ranks, Pretending().active(), without_weights():
+        roles = assemble(config, ranks).roles
+        with roles.gathered():
+            found = {name: network.is_gathered for name, network in roles.shards.networks.items()}
+    assert found == {"policy": True, "reference": False, "critic": False}

@@ -31,6 +31,7 @@ WITH = {
     "supervised": ["supervised.train_files={place}/captions.jsonl"],
     "ptx": ["ptx.train_files={place}/demonstrations-seeing.jsonl"],
     "critic": ["algorithm=ppo"],
+    "model.quantization": ["model.quantization.weights=fp8_cast"],
     "algorithm.splits": [],
     "algorithm.overlong": ["algorithm.overlong.buffer=2"],
 }
@@ -120,7 +121,8 @@ def _values(option: str, annotation: Any) -> Iterator[tuple[str, Expect]]:
     kinds = _kinds(annotation)
     if int in kinds or float in kinds:
         yield from ((value, "either") for value in EXTREMES)
-        wrong = NO_NUMBER if str not in kinds else ["[1, 2]", "true"]
+        wrong = [one for one in NO_NUMBER if one != "true" or bool not in kinds]
+        wrong = wrong if str not in kinds else ["[1, 2]", "true"]
         yield from ((value, "refused") for value in random.Random(option).sample(wrong, min(3, len(wrong))))
     elif Literal in kinds or (str in kinds and len(kinds) == 1):
         yield from ((value, "refused") for value in NO_WORD)

@@ -14,8 +14,8 @@ from torch.distributed.tensor import DeviceMesh, Shard, distribute_tensor
 
 from burnish.checkpoint import manifest
 from burnish.checkpoint.files import MANIFEST
-from burnish.training.sharding import full_weight
 from tests.support.checkpoints import IDENTITY, make, state
+from tests.support.sharded import full_weight
 
 EXPECTED = {
     "weight": torch.arange(12.0).view(4, 3),

@@ -32,7 +32,10 @@ CASES: dict[str, tuple[str, list[str]]] = {
     "flow_grpo kl": ("sd3", ["algorithm.kl_coef=0.1", "model.lora=null", "ema.decay=0.5", "optimizer.warmup_steps=1"]),
     "flow_grpo several steps": ("sd3", [*SEVERAL, "algorithm.old_logprob=recompute", "algorithm.fold_timesteps=false"]),
     "flow_grpo unmerged": ("flux", [*SEVERAL, "rollout.merge_lora=false", "algorithm.timestep_fraction=0.5"]),
-    "flow_grpo cps": ("sd3", ["algorithm.transition=cps", "algorithm.best_of=2", "rollout.batch_size=3"]),
+    "flow_grpo cps": (
+        "sd3",
+        ["algorithm.transition=cps", "algorithm.best_of=2", "rollout.batch_size=3", "rollout.trajectories=host"],
+    ),
     "flow_grpo two rewards": ("sd3", ["algorithm.advantage_aggregation=gdpo", "algorithm.advantage_std=global"]),
     "flow_grpo cheap candidates": ("sd3", ["rollout.candidates={n: 6, num_inference_steps: 2}"]),
     "flow_grpo candidates": ("sd3", ["rollout.candidates.n=6", "rollout.filter_groups.max_num_gen_batches=2"]),

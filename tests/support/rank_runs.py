@@ -31,13 +31,14 @@ from burnish.options.cluster import ShardingOptions
 from burnish.options.language import CriticOptions
 from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.ranks import SINGLE_RANK, Ranks, join_ranks
-from burnish.training.sharding import full_weight, local_shard
+from burnish.training.sharding import local_shard
 from burnish.types.completion import ResponseRows
 from burnish.types.rollout import OfflineResponses
 from tests.support.checkpoints import IDENTITY, make
 from tests.support.flow_bench import WINDOW, Red
 from tests.support.flow_bench import Bench as FlowBench
 from tests.support.language_samples import responses
+from tests.support.sharded import full_weight
 from tests.support.token_batches import PROMPTS, asked
 from tests.support.token_batches import Bench as TokenBench
 from tests.support.universal import universal_folder

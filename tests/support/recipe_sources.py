@@ -346,6 +346,7 @@ SOURCES: dict[str, Source] = {
 
 # options of a recipe that decide nothing about what is learned, and those whose value is its own name or reward
 OPERATIONAL = (
+    "hardware",
     "extends", "output_dir", "rewards", "model.path", "model.dtype", "model.gradient_checkpointing", "data.val_files",
     "data.train_files", "data.fit", "data.prompt_key", "data.images_key", "rollout.batch_size",
     "trainer.micro_batch_size", "validation", "checkpoint", "scoring", "algorithm.name",

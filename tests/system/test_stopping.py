@@ -22,6 +22,8 @@ from burnish.checkpoint.store import CheckpointStore
 from burnish.commands.train import train
 from burnish.config import load
 from burnish.controller import LocalController
+from burnish.hooks.expiry import ReclaimTime
+from burnish.hooks.notices import Notices
 from burnish.hooks.stop import EXIT_STOPPED, StopRequest
 from burnish.rollout.online import OnlineSource
 from burnish.tasks import Assembly
@@ -354,3 +356,14 @@ def test_saving_meanwhile_changes_nothing(recipe, whole, tmp_path):
     assert last_state(tmp_path / "run") == last_state(expected)
     saved = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert saved == ["00000002", "00000003"]
+
+
+def test_a_notice_in_mid_run_saves_and_stops(recipe, tmp_path, capsys, monkeypatch):
+    def look(self):
+        self.found = ReclaimTime(at=self.clock() + 1.0, by=f"notice of {self.cloud}")
+
+    monkeypatch.setattr(Notices, "look", look)
+    given = ["trainer.reclaim_notices=aws", "trainer.expiry_margin=60"]
+    assert start(recipe, tmp_path / "run", *given) == EXIT_STOPPED
+    assert "(notice of aws) after" in " ".join(capsys.readouterr().out.split())
+    assert start(recipe, tmp_path / "run") == 0

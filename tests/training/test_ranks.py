@@ -25,7 +25,7 @@ from burnish.models.tiny.build import write
 from burnish.options.cluster import ShardingOptions
 from burnish.training.batching import rank_micro_batches
 from burnish.training.ranks import SINGLE_RANK, RanksLost, distribute, join_ranks, own_rows, shares
-from burnish.training.sharding import full_weight, mesh_of, shard
+from burnish.training.sharding import mesh_of, shard
 from burnish.types.batch import Batch
 from burnish.utils.errors import UserError
 from tests.support import rank_runs
@@ -95,8 +95,6 @@ def test_alone_nothing_is_asked_and_nothing_changes():
     assert SINGLE_RANK.sum({"a": 0.1}) == {"a": 0.1}
     assert SINGLE_RANK.gather("x") == ["x"]
     assert SINGLE_RANK.first(lambda: 3) == SINGLE_RANK.max(3) == 3
-    weight = torch.nn.Parameter(torch.ones(2))
-    assert full_weight(weight).data_ptr() == weight.data_ptr()
 
 
 def test_copies_of_unequal_size_are_refused():

@@ -16,13 +16,13 @@ from burnish.algorithms.language.policy_gradient import GRPO
 from burnish.algorithms.language.ppo import PPO
 from burnish.options.flow import LoraOptions
 from burnish.training.ranks import SINGLE_RANK, Ranks
-from burnish.training.sharding import full_weight
 from burnish.types.batch import is_sharded
 from burnish.utils.errors import UserError
 from tests.support.factory import tiny_flux, tiny_pipeline
 from tests.support.flow_bench import PROMPTS, WINDOW
 from tests.support.flow_bench import Bench as FlowBench
 from tests.support.rank_runs import CRITIC, together
+from tests.support.sharded import full_weight
 from tests.support.tiny_language import tiny_language
 from tests.support.token_batches import Bench as TokenBench
 from tests.support.token_batches import asked

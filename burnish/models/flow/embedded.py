@@ -13,7 +13,7 @@ from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
 from burnish.utils.images import NonFiniteImage
 from burnish.utils.json_text import read_object
-from burnish.utils.recent import Recent
+from burnish.utils.recent import Recent, in_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,7 +64,7 @@ class EmbeddedPipeline(LoadedPipeline):
         self.embedded_guidance: float | None = None
         if pipeline.transformer.config.get("guidance_embeds", False):
             self.embedded_guidance = DISTILLED_GUIDANCE if guidance is None else guidance
-        self._embedded: Recent[Conditioning] = Recent(options.cache_bytes, size_of)
+        self._embedded: Recent[Conditioning] = Recent(in_bytes(options.cache_gb), size_of)
 
     @classmethod
     def load(cls, *args: Any, **kwargs: Any) -> Self:

@@ -80,7 +80,7 @@ def choose_attention(network: nn.Module, backend: str, *, compute: torch.dtype, 
             f"model.attention is {backend}, but outputs or gradients differ by {apart:.1g} (relative) from those of "
             f"native, and {tolerated:g} is tolerated in {compute}; choose another backend"
         )
-    log.info("model.attention=%s agrees with native to %.1g (relative; outputs and gradients)", backend, apart)
+    log.warning("model.attention=%s agrees with native to %.1g (relative; outputs and gradients)", backend, apart)
 
 
 def _apart(backend: str, compute: torch.dtype, device: str) -> float:

@@ -104,6 +104,7 @@ def load_model(
     *,
     network_only: bool = False,
     shared: bool = False,
+    frozen: bool = False,
 ) -> FlowModel:
     """Load the model that ``options`` describe, frozen and in evaluation mode.
 
@@ -112,12 +113,13 @@ def load_model(
         rollout: how it draws; None takes all defaults.
         network_only: load no text encoders, for a model that is neither trained nor encodes prompts.
         shared: ranks will hold what is trained together; until it is sharded, it is not read.
+        frozen: nothing of it is ever trained, so that all weights rest in ``options.dtype``.
 
     Raises:
         UserError: it can't be loaded, or doesn't support an option.
     """
     path, index = read_index(options)
-    device, stored, compute = placement_of(options, frozen=network_only)
+    device, stored, compute = placement_of(options, frozen=network_only or frozen)
     rollout = RolloutOptions() if rollout is None else rollout
     family = family_of(options, index)
     family.check_options(path, index, rollout)

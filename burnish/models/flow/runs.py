@@ -49,28 +49,26 @@ class Runner:
         kind, scheduler = type(pipeline), pipeline.scheduler
         if (name := type(scheduler).__name__) in EULER:
             scheduler = getattr(diffusers, EULER[name]).from_config(scheduler.config)
-        self._pipeline, self._scheduler, self._device, self._base = pipeline, scheduler, device, kind
+        self._pipeline, self._scheduler, self._device = pipeline, scheduler, device
         self._networks = {name: part for name in names if (part := getattr(pipeline, name)) is not None}
         self._call = inspect.unwrap(kind.__call__)  # without its no_grad
         self._encoders = [name for name in dir(kind) if name.startswith(("encode_", "_encode_"))]
 
     @functools.cached_property
-    def _facts(self) -> dict[str, dict[str, Any]]:
+    def _facts(self) -> tuple[type, dict[str, dict[str, Any]]]:
         """What pipelines and networks would look for in all of their modules, several times a run."""
-        return {name: {"dtype": part.dtype, "device": self._device()} for name, part in self._networks.items()}
-
-    @functools.cached_property
-    def _kind(self) -> type:
-        return type(self._base.__name__, (self._base,), dict.fromkeys(("_execution_device", "device"), self._device()))
+        where, kind = self._device(), type(self._pipeline)
+        own = type(kind.__name__, (kind,), {"_execution_device": where, "device": where})
+        return own, {name: {"dtype": part.dtype, "device": where} for name, part in self._networks.items()}
 
     def __call__(self, arguments: Mapping[str, Any], tape: Tape, visit: Visit, seed: int, decode: Any) -> Any:
         """What the pipeline returns, or what the visit leaves it with; ``decode`` may be in place of the VAE's."""
         clone, answering = copy.copy(self._pipeline), tape.answering(visit.brought)
-        clone.__class__ = self._kind
+        clone.__class__, facts = self._facts
         own = clone.__dict__  # its __setattr__ would also write its configuration
 
         def network(name: str, part: nn.Module) -> StandIn:
-            return StandIn(part, lambda *a, **k: visit.call(name, part, named(part, a, k)), **self._facts[name])
+            return StandIn(part, lambda *a, **k: visit.call(name, part, named(part, a, k)), **facts[name])
 
         own |= {name: network(name, part) for name, part in self._networks.items()}
         own["scheduler"] = stand_in_scheduler(self._scheduler, visit)

@@ -12,7 +12,7 @@ import logging
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,14 +27,12 @@ from burnish.models.flow.rehearsal import rehearse
 from burnish.models.flow.runs import Placed, Runner, Visit, Witness, leave
 from burnish.models.flow.tape import Tape
 from burnish.models.flow.timetable import Timetable
+from burnish.options.flow import ModelOptions
 from burnish.registry import register
 from burnish.types.batch import Gathered, to_device
 from burnish.types.rollout import Requests
 from burnish.utils.errors import UserError
-from burnish.utils.recent import Recent
-
-if TYPE_CHECKING:
-    from burnish.options.flow import ModelOptions
+from burnish.utils.recent import Recent, in_bytes
 
 log = logging.getLogger(__name__)
 TRIED = 4  # steps of the pipeline's own run that velocities are compared with
@@ -54,7 +52,7 @@ class Universal(CalledPipeline):
         self.wide, self.shares = FORMS[0]  # whether a run takes several states of a prompt, and rows share a forward
         self._verified = False
         self._run, self.forwards = Runner(pipeline, self.names, lambda: self.device), Forwards(self.autocast)
-        self._tapes: Recent[Tape] = Recent(options.cache_bytes, lambda tape: tape.bytes)
+        self._tapes: Recent[Tape] = Recent(in_bytes(options.cache_gb), lambda tape: tape.bytes)
         self._tables: Recent[Timetable] = Recent(LATEST)
         self._masks: Recent[Tensor | None] = Recent(LATEST)
 

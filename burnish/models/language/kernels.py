@@ -52,7 +52,7 @@ def choose_attention(network: Any, name: str, *, compute: torch.dtype) -> None:
             f"model.attention is {name}, but outputs or gradients differ by {apart:.1g} (relative) from those of "
             f"{REFERENCE}, and {tolerated:g} is tolerated in {compute}; choose another"
         )
-    log.info("model.attention=%s agrees with %s to %.1g (relative; outputs and gradients)", name, REFERENCE, apart)
+    log.warning("model.attention=%s agrees with %s to %.1g (relative; outputs and gradients)", name, REFERENCE, apart)
 
 
 def _states(network: Any, name: str, compute: torch.dtype, device: str) -> list[Tensor]:

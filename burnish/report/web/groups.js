@@ -24,7 +24,9 @@ board.views.groups = async function (place, context) {
   fill(place,
     element("div.tools.walk", {}, slider, said,
       chips("order", [["reward", "by reward"], ["sample", "as drawn"]], state.order || "reward", (order) => { state.order = order; draw(); })),
-    kept || !media ? null : element("p.soft", {}, "Rewards only: training samples are kept as files where rollout.save is set."),
+    kept || !media ? null : element("p.soft", {}, found.kept.length && !board.frozen
+      ? `Rewards only; samples were kept of ${found.kept.length > 1 ? "updates" : "update"} ${found.kept.slice(-20).join(", ")}.`
+      : "Rewards only: training samples are kept as files where rollout.save is set."),
     credited ? null : element("p.soft", {}, "This algorithm has no advantage of a single sample."));
   const body = element("div");
   const draw = () => fill(body, found.groups.map((group) => groupCard(group, context)));

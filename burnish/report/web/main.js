@@ -97,10 +97,10 @@ async function showRun(place, id, query) {
   const opened = open(tab);
   if (tab === "overview") opened.catch(() => {}); else await opened;
   return async () => {
-    const now = await board.get("run", { run: id });
+    const now = await board.get("run", { run: id, stamp: data.stamp });
     const moved = now.stamp !== data.stamp;
     if (!moved && now.row.state === data.row.state) return;
-    data = now;
+    data = { ...data, ...now };
     runHead(head, data);
     if (!moved) return;
     for (const key of Object.keys(cache)) delete cache[key];

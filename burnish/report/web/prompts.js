@@ -69,17 +69,26 @@ function virtual(list, rows, make) {
   const inner = element("div.inner");
   inner.style.height = `${rows.length * ROW}px`;
   fill(list, inner);
+  const made = new Map();
   let from = -1, to = -1;
   const draw = () => {
     const start = Math.max(0, Math.floor(list.scrollTop / ROW) - 6);
     const end = Math.min(rows.length, Math.ceil((list.scrollTop + (list.clientHeight || 600)) / ROW) + 6);
     if (start === from && end === to) return;
     [from, to] = [start, end];
-    fill(inner, rows.slice(start, end).map((one, i) => {
-      const row = make(one);
-      row.style.transform = `translateY(${(start + i) * ROW}px)`;
-      return row;
-    }));
+    for (const [at, row] of made) {
+      if (at >= start && at < end) continue;
+      row.remove();
+      made.delete(at);
+    }
+    for (let at = start; at < end; at++) {
+      if (made.has(at)) continue;
+      const row = make(rows[at]);
+      row.style.transform = `translateY(${at * ROW}px)`;
+      made.set(at, row);
+      // in the order in which they are read
+      inner.insertBefore(row, at > start ? made.get(at - 1).nextSibling : inner.firstChild);
+    }
   };
   let asked = false;
   list.onscroll = () => {

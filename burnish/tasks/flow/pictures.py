@@ -13,6 +13,7 @@ from burnish.options.flow import DataOptions, SupervisedOptions
 from burnish.tasks.flow.engine import FlowEngine
 from burnish.types.rollout import Prompt
 from burnish.utils.errors import UserError
+from burnish.utils.recent import in_bytes
 
 
 class PictureFiles:
@@ -34,7 +35,7 @@ class PictureFiles:
             raise UserError(f"train_files names {stored[0]} and other files; latents are read from one file alone")
         self.stored = StoredLatents(stored[0], holds) if stored else None
         size = None if self.crop else (rollout.height, rollout.width)
-        self.limited, self.cached = limit, config.model.cache_bytes
+        self.limited, self.cached = limit, in_bytes(config.model.cache_gb)
         self.read = [] if self.stored else limit(read_pictures(files, holds, size=size, keys=config.data))
 
     @property

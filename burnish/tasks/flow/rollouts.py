@@ -97,7 +97,7 @@ class FlowRollouts:
         asked = inputs_asked(self.scorer.rewards)
         with self.watch("gen"), closing(self.engine.sample(job)) as parts:
             for rows, trace, some in parts:
-                traces.append(trace)
+                traces.append(trace.put_away() if self.rollout.trajectories == "host" else trace)
                 shapes += map(coarse, some)
                 if files is not None:
                     groups = zip(range(rows.start, rows.stop), job.group[rows].tolist(), some, strict=True)

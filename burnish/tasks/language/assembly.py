@@ -38,6 +38,7 @@ from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.types.media import Media
 from burnish.types.rollout import OfflineJudgements, OfflineResponses, Prompt
+from burnish.utils.recent import in_bytes
 
 DUMMY = "A placeholder response, to try the rewards before the run begins."
 
@@ -77,11 +78,11 @@ class LanguageAssembly(Assembly):
 
     @cached_property
     def engine(self) -> ResponseEngine:
-        engine, environment, cached = self._own_engine(), self.config.environment, self.config.model.cache_bytes
+        engine, environment, cached = self._own_engine(), self.config.environment, in_bytes(self.config.model.cache_gb)
         return engine if environment is None else Dialogues(engine, environment, cached=cached)
 
     def _own_engine(self) -> ResponseEngine:
-        config, cached = self.config, self.config.model.cache_bytes
+        config, cached = self.config, in_bytes(self.config.model.cache_gb)
         if config.rollout.vllm is not None:
             from burnish.tasks.language.vllm.engine import VllmEngine
 

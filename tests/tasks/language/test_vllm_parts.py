@@ -1,16 +1,11 @@
 """What of the vLLM engine needs no vLLM: messages, prompts, publications, deadlines, options."""
 
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-import types
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,18 +13,16 @@ import torch
 from safetensors.torch import load_file
 
 from burnish.language.sampling import Sampling
-from burnish.models.lora import add_adapters
-from burnish.options.language import LanguageLoraOptions
 from burnish.options.vllm import VllmOptions
 from burnish.tasks.language.vllm import environment, process
 from burnish.tasks.language.vllm.apart.burnish_vllm.inputs import Prompt, key_of
 from burnish.tasks.language.vllm.apart.burnish_vllm.wire import Channel
-from burnish.tasks.language.vllm.apart.burnish_vllm.worker import METHODS, NAMES, Server
+from burnish.tasks.language.vllm.apart.burnish_vllm.worker import METHODS, NAMES
 from burnish.tasks.language.vllm.engine import parameters
 from burnish.tasks.language.vllm.probe import imagined, remembered
 from burnish.tasks.language.vllm.process import VllmDiedError, VllmFailedError, VllmProcess
 from burnish.tasks.language.vllm.prompts import packed, with_responses
-from burnish.tasks.language.vllm.weight_file import WeightFile, adapter_of, settings_of, weights_of
+from burnish.tasks.language.vllm.weight_file import WeightFile, weights_of
 from burnish.types.completion import Encoded, Features
 from burnish.utils.errors import Cancelled, UserError
 from tests.support.processes import alive
@@ -307,116 +300,6 @@ def test_fire_sampling_is_refused():
     assert not list(options.complaints(fire_temperature=None, lora=None))
     (complaint,) = options.complaints(fire_temperature=2.0, lora=None)
     assert complaint.startswith("rollout.fire_temperature is 2.0")
-
-
-READABLE = LanguageLoraOptions(rank=4)
-
-
-@pytest.mark.parametrize(
-    ("adapter", "lora", "dtype", "sent"),
-    [
-        ("auto", READABLE, "bfloat16", True),
-        ("auto", READABLE, "float32", False),  # folding rounds nothing off there
-        ("auto", LanguageLoraOptions(dora=True), "bfloat16", False),
-        ("auto", LanguageLoraOptions(modules_to_save=["lm_head"]), "bfloat16", False),
-        ("auto", LanguageLoraOptions(vision=True), "bfloat16", False),
-        ("auto", LanguageLoraOptions(rank=1024), "bfloat16", False),
-        ("auto", None, "bfloat16", False),
-        ("request", READABLE, "float32", True),
-        ("folded", READABLE, "bfloat16", False),
-    ],
-)
-def test_an_adapter_is_sent_alone_where_folding_it_would_round_it_off(adapter, lora, dtype, sent):
-    options = VllmOptions(python="p", adapter=adapter)
-    assert options.sends_adapter(lora, dtype) == sent
-    assert not list(options.complaints(fire_temperature=None, lora=lora))
-
-
-@pytest.mark.parametrize(
-    ("adapter", "lora", "said"),
-    [
-        ("folded", None, "rollout.vllm.adapter is folded, but model.lora is null"),
-        ("request", LanguageLoraOptions(dora=True), "request, but model.lora.dora is true"),
-        ("request", LanguageLoraOptions(rank=1024), "request, but model.lora.rank is 1024, and vLLM's highest is 512"),
-    ],
-)
-def test_an_adapter_that_vllm_cant_read_is_refused(adapter, lora, said):
-    (complaint,) = VllmOptions(python="p", adapter=adapter).complaints(fire_temperature=None, lora=lora)
-    assert said in complaint
-
-
-class Engine:
-    """Takes adapters as vLLM does: it reads the folder at once."""
-
-    def __init__(self) -> None:
-        self.adapters: dict[int, tuple[dict, dict]] = {}
-        self.requests: list[dict] = []
-
-    def is_sleeping(self):
-        return False
-
-    def reset_prefix_cache(self):
-        return True
-
-    def reset_encoder_cache(self): ...
-    def reset_mm_cache(self): ...
-
-    def add_lora(self, request):
-        folder = Path(request.lora_path)
-        settings = json.loads((folder / "adapter_config.json").read_text())
-        self.adapters[request.lora_int_id] = settings, load_file(folder / "adapter_model.safetensors")
-        return True
-
-    def remove_lora(self, number):
-        return self.adapters.pop(number) is not None
-
-    def add_request(self, name, prompt, parameters, **more):
-        self.requests.append(more)
-
-    def has_unfinished_requests(self):
-        return False
-
-
-def test_vllm_gets_an_adapter_alone_and_answers_every_request_with_it(ends, monkeypatch):
-    @dataclass
-    class LoRARequest:
-        lora_name: str
-        lora_int_id: int
-        lora_path: str
-
-    module = types.ModuleType("vllm.lora.request")
-    module.LoRARequest = LoRARequest
-    monkeypatch.setitem(sys.modules, "vllm.lora.request", module)
-    network = torch.nn.Module()
-    network.q_proj = torch.nn.Linear(4, 4)
-    network = torch.nn.ModuleDict({"layers": network})
-    add_adapters(network, READABLE, ["policy", "other"], seed=0, default_targets=["q_proj"])
-    names = [f"base_model.model.layers.q_proj.lora_{side}.weight" for side in "AB"]
-
-    server = Server.__new__(Server)
-    server.channel, server.engine, server.adapter, server.asked = ends[0], Engine(), None, 0
-    server._folder = tempfile.TemporaryDirectory()
-    for version in (3, 4):
-        with torch.no_grad():
-            network.layers.q_proj.lora_A["policy"].weight.fill_(version)
-        adapter = adapter_of(network)
-        assert sorted(adapter) == names
-        written = WeightFile(adapter, version, dtype=torch.bfloat16, settings=settings_of(READABLE, adapter))
-        header = {"path": written.path, "version": version, "digest": written.digest, "adapter": written.settings}
-        server.load(header, {})
-        answer, _ = ends[1].receive()
-        assert answer == {"version": version, "digest": written.digest, "missing": []}
-        ((settings, weights),) = server.engine.adapters.values()
-        assert settings == {
-            "peft_type": "LORA", "r": 4, "lora_alpha": 8, "use_rslora": False, "target_modules": ["q_proj"],
-            "bias": "none",
-        }  # fmt: skip
-        assert weights[names[0]].dtype == torch.bfloat16
-        assert (weights[names[0]] == version).all()
-        with pytest.raises(RuntimeError, match="lost 1 of 1"):
-            list(server._run([("prompt", "parameters")]))
-        assert server.engine.requests.pop()["lora_request"].lora_int_id in server.engine.adapters
-        written.close()
 
 
 OLD = """\

@@ -17,7 +17,7 @@ from burnish.language.decoding import Ended
 from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
 from burnish.options.language import LanguageLoraOptions
-from burnish.options.vllm import RANKS, VllmOptions
+from burnish.options.vllm import RANKS, VllmOptions, sends_adapter
 from burnish.tasks.language.engine import CACHED, Encoder, Respond, ResponseEngine, ResponseJob
 from burnish.tasks.language.roles import LanguageRoles
 from burnish.tasks.language.vllm.probe import imagined, remembered
@@ -73,7 +73,7 @@ class VllmEngine(ResponseEngine):
         self._tolerance = options.tolerance or TOLERANCE[self.model.compute]
         dtype = str(self.model.compute).removeprefix("torch.")
         # vLLM has the weights of the model's directory then, and gets the adapter alone
-        self._adapter = lora if options.sends_adapter(lora, dtype) else None
+        self._adapter = lora if sends_adapter(options.adapter, lora, dtype) else None
         self._first = {"arguments": self._arguments(path, batch_size), "banned": self.model.banned.tolist()}
         self._published: WeightFile | None = None
         self._probe: Completion | None = None

@@ -1,0 +1,74 @@
+"""A tool that draws: ``burnish.environments.drawing:Draw``, any text-to-image pipeline that Burnish trains."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from burnish.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+TRIED = 2  # denoising steps of the picture that is drawn when the tool is loaded
+
+
+class Draw:
+    """A pipeline that draws what the policy asks for; the policy sees the picture in its next turn."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        dtype: Literal["float32", "bfloat16"] = "float32",
+        device: Literal["auto", "cpu", "cuda"] = "auto",
+        **arguments: Any,
+    ) -> None:
+        """Load a pipeline, and draw with it once.
+
+        Args:
+            path: directory in diffusers layout.
+            dtype: precision of its weights.
+            device: where it computes.
+            arguments: of the pipeline's call, such as num_inference_steps, guidance_scale, height and width.
+
+        Raises:
+            UserError: it can't be loaded, or does not draw pictures from texts with these arguments.
+        """
+        from burnish.models.flow.loading import load_model
+        from burnish.options.flow import ModelOptions
+
+        self.model = load_model(ModelOptions(path=path, dtype=dtype, device=device), frozen=True)
+        self.arguments = arguments
+        self._cast = dtype != "float32"
+        try:
+            self._draw("a picture", 0, **arguments | {"num_inference_steps": TRIED})
+        except (TypeError, ValueError, AttributeError) as error:
+            raise UserError(
+                f"{path} does not draw a picture of a text with {arguments}: {type(error).__name__}: {error}"
+            ) from error
+
+    @staticmethod
+    def check(path: str, **_: Any) -> None:
+        """Refuse a directory that is no pipeline, before anything is loaded."""
+        from burnish.models.flow.loading import read_index
+        from burnish.options.flow import ModelOptions
+
+        read_index(ModelOptions(path=path))
+
+    def __call__(self, prompt: str, *, seed: int) -> Image:
+        """Draw a picture.
+
+        Args:
+            prompt: what it shows
+        """
+        return self._draw(prompt, seed, **self.arguments)
+
+    def _draw(self, prompt: str, seed: int, **arguments: Any) -> Image:
+        import torch
+
+        noise = torch.Generator().manual_seed(seed)
+        device = self.model.device
+        with torch.inference_mode(), torch.autocast(device.type, self.model.compute, enabled=self._cast):
+            drawn = self.model.pipeline(prompt=prompt, generator=noise, output_type="pil", **arguments)
+        picture: Image = drawn.images[0]
+        return picture

@@ -1,0 +1,89 @@
+"""A tool that draws: a pipeline draws what the policy asks for, and the policy sees it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from burnish.environments.drawing import Draw
+from burnish.environments.schemas import schema
+from burnish.environments.tools import Tools
+from burnish.models.tiny import describe
+from burnish.models.tiny.build import write
+from burnish.types.prompt import Prompt
+from burnish.utils.errors import UserError
+
+HERE = "burnish.environments.drawing:Draw"
+CALL = '<tool_call>{"name": "draw", "arguments": {"prompt": "PROMPT"}}</tool_call>'
+SIZE = {"num_inference_steps": 2, "height": 32, "width": 32}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny") / "sd3"
+    write(describe("sd3"), folder, 0)
+    return str(folder)
+
+
+def drawn(path, *prompts, seed=3, **more):
+    """The pictures of a dialogue that asks for one after the other."""
+    tools = Tools(functions={"draw": HERE}, arguments={"draw": {"path": path, **SIZE, **more}}, timeout=60)
+    tools.check()
+    try:
+        episode = tools.episode()
+        episode.reset(Prompt(text="Draw."), seed)
+        said = [episode.step(CALL.replace("PROMPT", prompt)) for prompt in prompts]
+    finally:
+        tools.close()
+    assert all(isinstance(part, Image.Image) for one in said for part in one.content), said[0].content
+    return [np.asarray(one.content[0]) for one in said]
+
+
+def test_a_picture_depends_on_the_words_the_seed_and_the_number_of_the_call(path):
+    first, again = drawn(path, "a red square", "a red square")
+    assert first.shape == (32, 32, 3)
+    assert not np.array_equal(first, again)
+    assert np.array_equal(first, drawn(path, "a red square")[0])
+    assert not np.array_equal(first, drawn(path, "a blue circle")[0])
+    assert not np.array_equal(first, drawn(path, "a red square", seed=4)[0])
+
+
+def test_half_precision_draws_nearly_the_same(path):
+    exact, rounded = drawn(path, "a red square")[0], drawn(path, "a red square", dtype="bfloat16")[0]
+    assert 0 < np.abs(exact.astype(int) - rounded).mean() < 8
+
+
+def test_the_model_is_told_of_the_words_alone():
+    found = schema("draw", Draw)["function"]
+    assert found["description"] == "Draw a picture."
+    assert found["parameters"] == {
+        "type": "object",
+        "properties": {"prompt": {"type": "string", "description": "what it shows"}},
+        "required": ["prompt"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, r"environment\.arguments\.draw does not fit .*missing a required argument: 'path'"),
+        ({"path": "nowhere"}, "nowhere"),
+    ],
+)
+def test_what_can_t_draw_is_refused_before_anything_is_loaded(arguments, message):
+    with pytest.raises(UserError, match=message):
+        Tools(functions={"draw": HERE}, arguments={"draw": arguments}).check()
+
+
+def test_arguments_are_of_classes_that_are_there(path):
+    functions = {"zoom": "burnish.environments.pictures:zoom"}
+    with pytest.raises(UserError, match=r"arguments\.zoom is given, but .* is no class"):
+        Tools(functions=functions, arguments={"zoom": {"image": 2}}).check()
+    with pytest.raises(UserError, match=r"environment\.arguments has draw, but environment\.functions has zoom"):
+        Tools(functions=functions, arguments={"draw": {"path": path}}).check()
+
+
+def test_arguments_that_the_pipeline_does_not_take_are_said_when_it_is_loaded(path):
+    with pytest.raises(UserError, match=r"does not draw a picture of a text with .*steps.*unexpected keyword"):
+        Draw(path, steps=3)

@@ -1,0 +1,46 @@
+"""Models of real sizes fit the hardware that they are meant for, by forecast: nothing here needs a weight or a GPU.
+
+All of it is thorough, for a forecast of a large model takes minutes: BURNISH_THOROUGH=1 pytest tests/forecast, or one
+of them by burnish plan.
+"""
+
+import pytest
+
+from burnish.config.load import hardware_of, load, recipe_names
+from burnish.forecast.forecast import forecast, in_bytes, shown
+
+pytestmark = [pytest.mark.thorough, pytest.mark.slow]
+
+EIGHT = ["runtime=ray", "pools.train.processes=8"]
+CASES = {  # recipe, options, memory of a GPU
+    "Qwen2.5-VL-7B, PPO, all weights, 1k + 2k tokens, 8 GPUs": (
+        "qwen25_vl/ppo", [*EIGHT, "sharding.gather=compute", "rollout.batch_size=32"], "80GB",
+    ),
+    "Qwen2.5-VL-7B, GRPO, LoRA, one GPU": ("qwen25_vl/grpo", ["model.lora.rank=64", "rollout.batch_size=64"], "48GB"),
+    "Stable Diffusion 3.5 Medium, Flow-GRPO, LoRA, one GPU": ("sd35/flow_grpo", [], "80GB"),
+    "Qwen-Image, Flow-GRPO, LoRA, one GPU": ("qwen_image/flow_grpo", [], "80GB"),
+    "Wan 2.2 A14B, Flow-GRPO, LoRA, 8 GPUs": ("wan22/flow_grpo", EIGHT, "80GB"),
+    "Stable Diffusion XL, Flow-GRPO, LoRA, one GPU": ("sdxl/flow_grpo", [], "24GB"),
+}  # fmt: skip
+
+
+def needs(recipe: str, options: list[str], memory: int) -> tuple[bool, str]:
+    """Whether a run fits, and what its pools need."""
+    found = forecast(load(recipe, options))
+    each = "; ".join(f"{pool.name}: {shown(pool.needs)} in {pool.highest[0]!r}" for pool in found.pools)
+    return found.needs <= memory, f"{each}, of {shown(memory)}"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_real_size_fits(name: str) -> None:
+    recipe, options, memory = CASES[name]
+    fits, said = needs(recipe, options, in_bytes(memory))
+    assert fits, said
+
+
+@pytest.mark.parametrize("recipe", [name for name in recipe_names() if hardware_of(name) is not None])
+def test_a_recipe_fits_the_hardware_that_it_states(recipe: str) -> None:
+    hardware = hardware_of(recipe)
+    assert hardware is not None
+    fits, said = needs(recipe, hardware.options, hardware.bytes)
+    assert fits, said
