@@ -17,7 +17,7 @@ from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Scores
 
-WORDS = "a red cube on a blue table beside a window"
+WORDS = "a red cube on a blue table beside a window, number "
 VALUES = 7  # different rewards, so that groups have something to compare
 
 
@@ -55,15 +55,16 @@ class FixedScores:
         return mix(self.rewards, verdicts, prompts, self.mixing, given.update)
 
 
-def made_up_prompts(count: int, picture: tuple[int, int] | None = None) -> list[Prompt]:
+def made_up_prompts(count: int, picture: tuple[int, int] | None = None, *, words: str = WORDS) -> list[Prompt]:
     """Different prompts, where the data of a run is not at hand.
 
     Args:
         count: of them.
         picture: height and width of one that each has; None is none.
+        words: that each begins with.
     """
     images = () if picture is None else (Media.encoded(_grey(*picture)),)
-    return [Prompt(text=f"{WORDS}, number {i}", answer="1", images=images) for i in range(count)]
+    return [Prompt(text=f"{words}{i}", answer="1", images=images) for i in range(count)]
 
 
 def _grey(height: int, width: int) -> bytes:

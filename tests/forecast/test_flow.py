@@ -25,12 +25,7 @@ def on(ranks: int) -> list[str]:
         pytest.param(1, [*FULL, *BF16], id="full-bf16"),
         pytest.param(2, FULL, id="full-2", marks=pytest.mark.cluster),
         pytest.param(1, BF16, id="lora-bf16", marks=pytest.mark.thorough),
-        pytest.param(1, FULL, id="full", marks=pytest.mark.thorough),
-        pytest.param(2, [], id="lora-2", marks=pytest.mark.thorough),
-        pytest.param(2, [*FULL, *BF16], id="full-bf16-2", marks=pytest.mark.thorough),
-        pytest.param(2, BF16, id="lora-bf16-2", marks=pytest.mark.thorough),
         pytest.param(4, [], id="lora-4", marks=pytest.mark.thorough),
-        pytest.param(4, [*FULL, *BF16], id="full-bf16-4", marks=pytest.mark.thorough),
     ],
 )
 def test_forecasts_equal_counted_runs(size, options, tmp_path):
