@@ -126,7 +126,7 @@ def test_an_environment_answers_and_the_trainer_scores_all_turns_alike(engine):
     game = Shows(max_length=400)
     completion, responses = Dialogues(engine, game).sample(job(PROMPTS[:3]))
     assert all(len(one.dialogue.responses) == 3 and not one.dialogue.error for one in responses)
-    assert all(len(one.dialogue.pictures) == 3 for one in responses)
+    assert all(len(one.dialogue.pictures) == 4 for one in responses)  # one before the first turn
     assert off(engine, completion, 0.7) < 1e-4
     greedy = job(PROMPTS[:3], Sampling(max_new_tokens=6, temperature=0.0), n=1)
     theirs, _ = Dialogues(engine, game).sample(greedy)
