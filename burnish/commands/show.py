@@ -57,11 +57,9 @@ def recipes() -> int:
         table.add_column(min_width=width, no_wrap=True)
         for name in group:
             path = find_recipe(name)
-            hardware = hardware_of(name)
+            needs = f" ({hardware})" if (hardware := hardware_of(name)) is not None else ""
             table.add_row(
-                name,
-                Text(_description(path)) + Text(_lacking(path), style="yellow"),
-                Text("" if hardware is None else str(hardware), style="dim"),
+                name, Text(_description(path)) + Text(needs, style="dim") + Text(_lacking(path), style="yellow")
             )
         if folder:
             base = RECIPES / folder / f"{BASE}.yaml"
