@@ -93,7 +93,7 @@ class HalfSD3(RandomSD3):
         self.compute = torch.bfloat16
 
     def encode(self, texts):
-        return super().encode(texts).to(self._device)
+        return super().encode(texts).to(self.device)
 
 
 def generator(device: str, size: dict[str, int], rows: int, steps: int) -> list[dict]:

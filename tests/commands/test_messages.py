@@ -84,7 +84,8 @@ def test_the_run_does_what_it_says(
         ("quickstart", ["model.dtype=bfloat16"], None),
         (
             "vlm_quickstart",
-            ["model.lora.rank=4", "model.dtype=bfloat16", "rollout.engine=vllm", "rollout.vllm.python=/bin/python3"],
+            ["model.lora.rank=4", "model.dtype=bfloat16", "rollout.engine=vllm", "rollout.vllm.python=/bin/python3",
+             "rollout.vllm.adapter=folded"],
             "rollout.engine=burnish samples with",
         ),
     ],

@@ -133,7 +133,7 @@ class Painter(EmbeddedPipeline):
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape, self.network = shape, nn.Linear(2, 2)
         self.rollout, self.scheduler_config = RolloutOptions(guidance_rescale=True), {"shift": 3.0}
-        self._embedded, self.compute = Recent(10), torch.float32
+        self._embedded, self.compute, self.device = Recent(10), torch.float32, torch.device("cpu")
         with torch.no_grad():
             self.network.weight.copy_(torch.tensor([[0.3, -0.2], [0.1, 0.4]]))
             self.network.bias.fill_(0.1)

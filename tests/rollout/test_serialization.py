@@ -80,7 +80,9 @@ def rollouts(request):
 
 def test_rollouts_come_back_bit_by_bit(rollouts):
     plain = serialize(rollouts)
-    Snapshot.of(1, {"source": plain}, identity={}, score=None, copy=False)  # which refuses what a checkpoint can't hold
+    Snapshot.of(
+        1, {"source": plain}, identity={}, score=None, copy=False, rank=0
+    )  # which refuses what a checkpoint can't hold
     again = deserialize(saved(plain))
     same(again, rollouts)
     assert [prompt.uid for prompt in again.prompts] == [prompt.uid for prompt in rollouts.prompts]

@@ -28,7 +28,7 @@ WAITS_OF_A_STEP = 2  # its metrics, all at once, and which denoising steps its t
 KIB_OF_A_PIPELINE = 192  # first latents, drawn on the CPU in every run of a pipeline; encoded prompts, which rest there
 WAITS_OF_A_PIPELINE = 96  # diffusers' own code sends its timesteps to the GPU, and reads some back, for every prompt
 WAITS_OF_A_TOWER = 32  # transformers' own vision towers read the grids of their pictures back, in every forward
-KIB_OF_A_MICRO_BATCH, KIB_WITH_PICTURES = 16, 320
+KIB_OF_A_MICRO_BATCH, KIB_WITH_PICTURES = 24, 320  # with the prompts' embeddings, which rest on the CPU
 
 
 @dataclass

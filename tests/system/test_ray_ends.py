@@ -54,6 +54,7 @@ def saving(folder: Path) -> bool:
     return any(path.name.startswith(".saving") for path in folder.glob("checkpoints/.saving*"))
 
 
+@pytest.mark.thorough
 def test_stopped_then_killed_while_it_saves_then_finished(forks, tmp_path):
     whole, folder = tmp_path / "whole", tmp_path / "run"
     quick = ["scoring.processes=0", f"ray.runtime_env={forks.environment}"]

@@ -73,7 +73,10 @@ def denoisers(parts: Mapping[str, Any], chosen: Sequence[str] | None) -> tuple[s
     }  # fmt: skip
     found = [name for name, kind in models.items() if kind.__module__.startswith(HOMES)] or list(models)
     if not found:
-        raise UserError(f"the pipeline has no network that predicts velocities among {', '.join(modules)}")
+        raise UserError(
+            f"the pipeline has no network that predicts velocities among {', '.join(modules) or 'its parts'}; give a "
+            "pipeline that has one, or name it in model.networks"
+        )
     return tuple(found)
 
 

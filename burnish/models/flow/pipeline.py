@@ -81,6 +81,11 @@ class LoadedPipeline:
             absent |= {name: None for name in index if name.startswith("text_encoder")}
         refuse_oversized(path / "scheduler" / "scheduler_config.json")
         networks = {name: network for name, network in _networks(index).items() if name not in absent}
+        if not networks:
+            raise UserError(
+                f"model.path is {options.path}, whose model_index.json names no network of a {index['_class_name']}, "
+                "so that it can't be loaded; fetch the model again"
+            )
         trained = denoisers(networks, options.networks)
         precision = {"default": compute, "vae": torch.float32} | dict.fromkeys(trained, dtype)
         with quietly():
