@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -23,6 +24,8 @@ from burnish.utils.hub_data import hub_data
 from burnish.utils.paths import CONFIG
 from burnish.utils.reading import checked_path, read_text
 
+log = logging.getLogger(__name__)
+
 Place = tuple[str | int, ...]  # of a section in the configuration
 Section = ModelOptions | Teacher | TokenTeacher | RewardModel | DecoderOptions | LearnedReward
 
@@ -30,7 +33,8 @@ Section = ModelOptions | Teacher | TokenTeacher | RewardModel | DecoderOptions |
 def with_models(config: RunConfig) -> RunConfig:
     """The configuration with the commit of every model of the hub; what is not in the cache is downloaded.
 
-    A run that goes on takes the commits that it began with, though a branch may have moved since.
+    A run that goes on takes the commits that it began with, though a branch may have moved since. Rewards that are for
+    machines that have their weights are left out elsewhere (``LearnedReward.if_cached``).
 
     Args:
         config: of the run.
@@ -41,6 +45,9 @@ def with_models(config: RunConfig) -> RunConfig:
     if not any(model is not None for *_, model in _models(config)):
         return config
     pinned, recorded = deepcopy(config), _recorded(config)
+    for label in _left_out(pinned, recorded):
+        log.info("reward %s is left out: its weights are not on this machine, or another reward is by them", label)
+        del pinned.rewards[label]
     for place, section, source, model in _models(pinned):
         if model is None:
             continue
@@ -77,8 +84,24 @@ def missing_model(config: RunConfig) -> HubModel | None:
 def missing_scorers(config: RunConfig) -> Iterator[HubModel]:
     """What learned rewards load of the hub and is not in the cache. Nothing is asked of a network."""
     for _, section, _, model in _models(config):
-        if isinstance(section, LearnedReward) and model is not None and model.cached() is None:
+        if not isinstance(section, LearnedReward) or section.if_cached:
+            continue
+        if model is not None and model.cached() is None:
             yield model
+
+
+def _left_out(config: RunConfig, recorded: Any) -> list[str]:
+    """Rewards with ``if_cached`` whose weights are not here, are another reward's too, or that a run began without."""
+    lacking = {place[1] for place, *_, model in _models(config) if model is not None and model.cached() is None}
+    learned = {label: one for label, one in config.rewards.items() if isinstance(one, LearnedReward)}
+    others = [(one.name, one.path) for one in learned.values() if not one.if_cached]
+    begun = recorded.get("rewards") if isinstance(recorded, dict) else None
+    return [
+        label
+        for label, one in learned.items()
+        if one.if_cached
+        and (label in lacking or (one.name, one.path) in others or (isinstance(begun, dict) and label not in begun))
+    ]
 
 
 def _models(config: RunConfig) -> Iterator[tuple[Place, Section, Source, HubModel | None]]:

@@ -53,6 +53,7 @@ def pretend_ranks(size: int) -> Iterator[Ranks]:
         yield SINGLE_RANK
         return
     import torch.distributed as dist
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
@@ -60,3 +61,4 @@ def pretend_ranks(size: int) -> Iterator[Ranks]:
         yield PretendRanks(size)
     finally:
         dist.destroy_process_group()
+        _clear_sharding_prop_cache()  # what is remembered of this group would be taken for that of a later, real one

@@ -60,6 +60,30 @@ def test_a_recorded_commit_stays_though_a_branch_moves(hub):
     assert with_models(again).rewards["pickscore"].revision == pinned.revision == first
 
 
+def watched(*overrides: str, weight: float = 0):
+    given = {"name": "pickscore", "path": "makers/pick", "tokenizer": "makers/words", "if_cached": True}
+    given["weight"] = weight
+    return load("quickstart", [f"rewards.second={json.dumps(given)}", "output_dir=run", *overrides])
+
+
+def test_what_is_watched_where_its_weights_are_at_hand_is_left_out_elsewhere(hub):
+    hub.publish("makers/pick", files("pickscore"))
+    hub.publish("makers/words", files("clip"))
+    assert list(missing_scorers(watched())) == []
+    assert "second" not in with_models(watched()).rewards
+    assert hub.asked == [], "nothing is asked of a network"
+    with_models(config())  # fetches both
+    assert "second" in with_models(watched()).rewards
+    counted = "{name: pickscore, path: makers/pick, tokenizer: makers/words}"
+    assert set(with_models(watched(f"rewards.first={counted}")).rewards) >= {"first"}
+    assert "second" not in with_models(watched(f"rewards.first={counted}")).rewards
+    Path("run").mkdir()
+    Path("run/config.yaml").write_text("rewards: {ocr: {weight: 1}}\n")
+    assert "second" not in with_models(watched()).rewards, "the run began without it"
+    with pytest.raises(UserError, match="if_cached is true, but weight is 1"):
+        watched(weight=1)
+
+
 def test_a_published_file_is_fetched_alone(hub):
     hub.publish("makers/hps", {RELEASE: files("hpsv2")[RELEASE], "HPS_v2_compressed.pt": b"another"})
     hub.publish("makers/words", files("clip"))

@@ -99,6 +99,7 @@ def test_killed_at_every_state_of_saving(runs, uninterrupted, tmp_path):
     assert killed >= 10
 
 
+@pytest.mark.thorough
 def test_killed_while_it_is_saved_meanwhile(runs, uninterrupted, tmp_path):
     algorithm, whole, answer = uninterrupted
     if algorithm != "diffusion_nft":

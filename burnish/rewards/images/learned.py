@@ -68,11 +68,23 @@ class LearnedReward(Reward):
     """Device of the network."""
     put_away: bool = False
     """Keep the weights in CPU memory while nothing is scored, so that a GPU is shared with training."""
+    if_cached: bool = False
+    """Leave the reward out where its weights are not on this machine, or where another reward is by the same ones. For
+    what is watched with weight 0."""
 
     @model_validator(mode="after")
     def _has_somewhere_to_be_put(self) -> Self:
         if self.put_away and self.device == "cpu":
             raise ValueError("put_away is true, but device is cpu, where the weights are anyway; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _counts_everywhere(self) -> Self:
+        if self.if_cached and self.counts:
+            raise ValueError(
+                f"if_cached is true, but weight is {self.weight:g}: another machine would train for something else; "
+                "set weight to 0, or leave if_cached out"
+            )
         return self
 
     def sources(self) -> tuple[Source, ...]:

@@ -1,0 +1,28 @@
+"""Ranks that are pretended leave nothing behind for real ones."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from burnish.config import load
+from burnish.tasks import assemble
+from burnish.training.ranks import SINGLE_RANK, Ranks
+from tests.support.forecasts import foretold
+from tests.support.rank_runs import together
+
+OPTIONS = ["algorithm=flow_grpo", "model.lora=null", "data.train_batch_size=2", "rollout.n=2", "scoring.processes=0"]
+
+
+def total(ranks: Ranks, _: Path | None = None) -> float:
+    """Of the policy's weights."""
+    roles = assemble(load("quickstart", OPTIONS), ranks).roles
+    with torch.no_grad(), roles.gathered():
+        return float(sum(weight.detach().double().sum() for weight in roles.model.network.parameters()))
+
+
+@pytest.mark.cluster
+def test_what_is_remembered_of_pretended_ranks_is_not_taken_for_real_ones(tmp_path):
+    """Processes that are forked from this one would compute with shards of a group that never was."""
+    foretold(2, "quickstart", OPTIONS)
+    assert together(total, tmp_path) == [total(SINGLE_RANK)] * 2
