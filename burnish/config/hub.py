@@ -92,7 +92,8 @@ def missing_scorers(config: RunConfig) -> Iterator[HubModel]:
 
 def _left_out(config: RunConfig, recorded: Any) -> list[str]:
     """Rewards with ``if_cached`` whose weights are not here, are another reward's too, or that a run began without."""
-    lacking = {place[1] for place, *_, model in _models(config) if model is not None and model.cached() is None}
+    models = [(place[1], model) for place, *_, model in _models(config) if place[0] == "rewards"]
+    lacking = {label for label, model in models if model is not None and model.cached() is None}
     learned = {label: one for label, one in config.rewards.items() if isinstance(one, LearnedReward)}
     others = [(one.name, one.path) for one in learned.values() if not one.if_cached]
     begun = recorded.get("rewards") if isinstance(recorded, dict) else None
