@@ -28,6 +28,7 @@ from PIL import Image
 from benchmarks.gpu.meter import LOAD, SAMPLE, UPDATE, Meter, peak
 from benchmarks.setting import median, write
 from burnish.config import load
+from burnish.config.hub import with_models
 from burnish.forecast.forecast import forecast
 from burnish.forecast.pretended import WORDS, FixedScores
 from burnish.forecast.published import published
@@ -82,7 +83,7 @@ def measure(model: Model, device: str, *, smoke: bool) -> dict[str, Any]:
     dtype = "float32" if device == "cpu" else "bfloat16"
     meter = Meter(torch.device(device))
     with tempfile.TemporaryDirectory() as name:
-        config = load(model.recipe, options_of(model, Path(name), device, dtype, smoke=smoke))
+        config = with_models(load(model.recipe, options_of(model, Path(name), device, dtype, smoke=smoke)))
         with meter.watching():
             told = _updates(config, meter, device)
     assert all(one["actor/skipped_updates"] == 0 for one in told), "an update learned nothing"
@@ -103,7 +104,7 @@ def forecast_of(model: Model, *, smoke: bool) -> dict[str, float]:
     """What ``burnish plan`` says that the same run holds, in GiB by phase. No GPU may be visible to this process."""
     dtype = "float32" if smoke else "bfloat16"
     with tempfile.TemporaryDirectory() as name:
-        config = load(model.recipe, options_of(model, Path(name), "cpu", dtype, smoke=smoke))
+        config = with_models(load(model.recipe, options_of(model, Path(name), "cpu", dtype, smoke=smoke)))
         (pool,) = forecast(config).pools
     found: dict[str, float] = {}
     for phase, peak_ in pool.phases.items():
