@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
 from torch import Tensor
 
-from burnish.training.ranks import SINGLE_RANK, Ranks
+from burnish.training.ranks import SINGLE_RANK, Ranks, SingleRank
 
 T = TypeVar("T")
 
 
-class PretendRanks:
+class PretendRanks(SingleRank):
     """Ranks that all do what this one does."""
 
-    rank, timeout, group = 0, 1.0, None
+    timeout = 1.0
 
     def __init__(self, size: int) -> None:
         self.size = size
-
-    def clone_group(self) -> Ranks:
-        return self
-
-    def sum(self, values: Mapping[str, float]) -> dict[str, float]:
-        return dict(values)
-
-    def max(self, value: int) -> int:
-        return value
 
     def gather(self, value: T) -> list[T]:
         return [value] * self.size
@@ -38,12 +29,6 @@ class PretendRanks:
 
     def exchange(self, pieces: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
         return [pieces[0].new_zeros(count, *pieces[0].shape[1:]) for count in counts]
-
-    def first(self, action: Callable[[], T]) -> T:
-        return action()
-
-    def barrier(self, what: str) -> None:
-        """Nothing to wait for."""
 
 
 @contextmanager
