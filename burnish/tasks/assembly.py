@@ -23,6 +23,7 @@ from burnish.data.order import limited
 from burnish.data.stream import Stream
 from burnish.evaluation.results import metrics_of
 from burnish.evaluation.suite import read_suite
+from burnish.options import StepOptions
 from burnish.rewards.mixing import check_mixing
 from burnish.rewards.normalising import Normaliser, normaliser_of, restore
 from burnish.rewards.probe import probe
@@ -36,6 +37,7 @@ from burnish.tasks.evaluate import Evaluation
 from burnish.tasks.kept import SampleFiles
 from burnish.tasks.suites import SuiteRunner, runner_of, subset
 from burnish.training.auxiliary import AuxiliaryLoss
+from burnish.training.batching import learned_rows
 from burnish.training.ema import Ema
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.ranks import SINGLE_RANK, Ranks
@@ -156,12 +158,12 @@ class Assembly:
     @cached_property
     def workers(self) -> Trainer:
         """The networks behind the verbs of the loop."""
-        config, size = self.config, self.config.trainer.mini_batch_size
+        config = self.config
         return Trainer(
             self.roles,
             config.algorithm,
             self.groups,
-            trainer=replace(config.trainer, mini_batch_size=size and size // config.rows_per_group),
+            trainer=self.steps_of_an_update,
             ema=self.ema,
             seed=config.seed,
             watch=self.watch,
@@ -169,6 +171,19 @@ class Assembly:
             publisher=self.publisher,
             ranks=self.ranks,
         )
+
+    @property
+    def steps_of_an_update(self) -> StepOptions:
+        """How a batch becomes optimizer steps; a mini-batch is counted in rows of the batch."""
+        trainer, rows = self.config.trainer, self.config.rows_per_group
+        size = trainer.mini_batch_size
+        found: StepOptions = replace(trainer, mini_batch_size=size and size // rows)
+        return found
+
+    def own(self, records: Sequence[T], costs: Sequence[int], update: int) -> list[T]:
+        """Those of a batch of records that this rank will learn in an update."""
+        learned = learned_rows(costs, self.steps_of_an_update, self.config.seed, update, self.ranks)
+        return [records[row] for row in learned]
 
     @property
     def publisher(self) -> Publisher | None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from burnish.algorithms.language.sft import SFT
 from burnish.config.language import LanguageConfig, ResponseRolloutOptions
 from burnish.data.language.judgements import JudgedRecord, Labels, read_judgements
-from burnish.data.language.offline import JudgementData, ResponseData
+from burnish.data.language.offline import JudgementData, ResponseData, within_limits
 from burnish.data.language.prompts import check_positions, read_questions, within_length
 from burnish.data.language.responses import ResponseRecord, read_responses
 from burnish.data.stream import Stream
@@ -32,6 +32,7 @@ from burnish.tasks.language.evaluate import LanguageEvaluation
 from burnish.tasks.language.judgements import JudgementEvaluation
 from burnish.tasks.language.roles import LanguageRoles
 from burnish.tasks.language.rollouts import ResponseRollouts
+from burnish.tasks.language.shared_prompts import SharedPrompts
 from burnish.tasks.language.teachers import check_taught
 from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.parameter_groups import ParameterGroup
@@ -200,15 +201,25 @@ class LanguageAssembly(Assembly):
 
     def prepare(self, records: list[Any], update: int) -> OfflineResponses | OfflineJudgements:
         batch: OfflineResponses | OfflineJudgements = self._data.batch(records, update=update, seed=self.config.seed)
+        if self.ranks.size > 1:
+            # what they show is read now; what else is needed of it, where it is
+            self.engine.encode([record.prompt for record in self.own(records, batch.answers.costs(), update)])
         return batch
 
     def _learnable(self, records: list[ResponseRecord]) -> ResponseData:
         """Those that are short enough, as the model has them."""
         model, config = self.roles.model, self.config
         kind = JudgementData if any(isinstance(record, JudgedRecord) for record in records) else ResponseData
-        measured = kind(records, model, Encoder(model, self._tools, bounded=False, cached=0))
-        kept = measured.within_length(config.data, config.rollout.max_new_tokens).records
-        return kind(kept, model, self.engine.encode)
+        encode = Encoder(model, self._tools, bounded=False, cached=0)
+        prompts = list({record.prompt.uid: record.prompt for record in records}.values())
+        limit, lengths = config.data.max_prompt_length, dict[str, int]()
+        if limit is not None:
+            each = prompt_lengths(encode, prompts, self.ranks)
+            lengths = {prompt.uid: length for prompt, length in zip(prompts, each, strict=True)}
+        kept = within_limits(records, lengths, model, config.data, config.rollout.max_new_tokens)
+        if self.ranks.size == 1:
+            return kind(kept, model, self.engine.encode)
+        return kind(kept, model, SharedPrompts(self.engine.encode, self.ranks, cached=in_bytes(config.model.cache_gb)))
 
     @cached_property
     def auxiliary(self) -> AuxiliaryLoss | None:

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from burnish.data.flow.offline import EncodedPictures, StoredLatents
 from burnish.data.flow.pictures import PictureRecord, size_of
 from burnish.data.flow.pictures import read_pictures as read_with_keys
 from burnish.options.flow import PromptOptions
 from burnish.types.batch import Gathered
+from burnish.types.columns import read
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Embeddings
@@ -232,8 +233,9 @@ class TestStored:
         data.connect(embed, (3, *SIZE))
         data.check()
         given = data.batch([data.records[2], data.records[0]], torch.ones(2), update=1, seed=0)
-        assert torch.equal(given.latents, torch.stack([data.tensors["chosen"], data.tensors["rejected"]], 1)[[2, 0]])
-        assert torch.equal(given.conditioning.rows().tokens, data.tensors["tokens"][[2, 0]])
+        stored = load_file(data.path)
+        assert torch.equal(read(given.latents), torch.stack([stored["chosen"], stored["rejected"]], 1)[[2, 0]])
+        assert torch.equal(read(given.conditioning.rows().tokens), stored["tokens"][[2, 0]])
         assert torch.equal(given.unconditional.rows().tokens, embed([Prompt(text=""), Prompt(text="")]).rows().tokens)
         assert len(set(given.uid)) == 2
 
