@@ -40,7 +40,7 @@ from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.batching import learned_rows
 from burnish.training.ema import Ema
 from burnish.training.parameter_groups import ParameterGroup
-from burnish.training.ranks import SINGLE_RANK, Ranks
+from burnish.training.ranks import SINGLE_RANK, Ranks, shares
 from burnish.training.roles import Publisher, TrainedRoles
 from burnish.training.trainer import Trainer
 from burnish.types.media import Media
@@ -180,8 +180,10 @@ class Assembly:
         found: StepOptions = replace(trainer, mini_batch_size=size and size // rows)
         return found
 
-    def own(self, records: Sequence[T], costs: Sequence[int], update: int) -> list[T]:
-        """Those of a batch of records that this rank will learn in an update."""
+    def own(self, records: Sequence[T], costs: Sequence[int], update: int | None = None) -> list[T]:
+        """Those of a batch of records that this rank will learn: in an update, or by default in one step."""
+        if update is None:
+            return list(records[shares(costs, self.ranks.size)[self.ranks.rank]])
         learned = learned_rows(costs, self.steps_of_an_update, self.config.seed, update, self.ranks)
         return [records[row] for row in learned]
 

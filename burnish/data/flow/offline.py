@@ -233,12 +233,12 @@ class StoredLatents:
         Raises:
             UserError: it can't be read, or its tensors are wrong; the message lists everything.
         """
-        from safetensors import SafetensorError, safe_open
+        import safetensors
 
         try:
-            self._file: Any = safe_open(path, framework="pt")  # mapped: rows are read where they are used
-            self.tensors = {name: self._file.get_slice(name) for name in self._file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
+            file: Any = safetensors.safe_open(path, framework="pt")  # mapped: rows are read where they are used
+            self.tensors = {name: file.get_slice(name) for name in list(file.keys())}
+        except (OSError, safetensors.SafetensorError) as error:
             raise UserError(f"{path} can't be read as safetensors: {error}") from None
         self.path = path
         self.names = ("latents",) if holds == "pictures" else ("chosen", "rejected")

@@ -122,7 +122,11 @@ class FlowAssembly(Assembly):
         stream = Stream(files.records, section.batch_size, seed=config.seed, shuffle=True, name="supervised")
 
         def draw(step: int) -> OfflineSamples:
-            return data.batch(stream.batch(step), self.offline_times, update=step, seed=config.seed)
+            records = stream.batch(step)
+            batch = data.batch(records, self.offline_times, update=step, seed=config.seed)
+            if self.ranks.size > 1:
+                data.ready(self.own(records, batch.costs()))
+            return batch
 
         return AuxiliaryLoss(SFT(time_shift=section.time_shift), draw, section.coef)
 
