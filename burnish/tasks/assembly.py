@@ -74,6 +74,7 @@ class Assembly:
         self.needs: Any = config.algorithm.needs()
         self.stop: Callable[[], bool] = lambda: False  # whether to stop sampling, as nobody would learn from it
         self.measures_prompts = False  # whether only the model's processor can tell which prompts are short enough
+        self.reads_ahead = False  # whether other processes read what prompts show before it is needed
         self.has_separate_engine = False  # whether the engine has weights of its own, so that these stay sharded
         self.example: Prompt | None = None  # for an engine of its own, to be compared with before it has sampled
         # around what can't poll ``stop``: a request to stop ends it, by Cancelled
@@ -215,6 +216,7 @@ class Assembly:
             n=config.sampled_per_prompt,
             rollouts=config.batches_per_update,
             filtering=config.rollout.filter_groups,
+            tells=self.reads_ahead,
         )
 
     @cached_property

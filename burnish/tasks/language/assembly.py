@@ -30,13 +30,14 @@ from burnish.tasks.language.dialogues import Dialogues, try_out
 from burnish.tasks.language.engine import Encoder, LanguageEngine, ResponseEngine, ResponseJob, prompt_lengths
 from burnish.tasks.language.evaluate import LanguageEvaluation
 from burnish.tasks.language.judgements import JudgementEvaluation
+from burnish.tasks.language.readers import Readers
 from burnish.tasks.language.roles import LanguageRoles
 from burnish.tasks.language.rollouts import ResponseRollouts
 from burnish.tasks.language.shared_prompts import SharedPrompts
 from burnish.tasks.language.teachers import check_taught
 from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.parameter_groups import ParameterGroup
-from burnish.training.ranks import SINGLE_RANK, Ranks
+from burnish.training.ranks import SINGLE_RANK, Ranks, own_rows
 from burnish.types.media import Media
 from burnish.types.rollout import OfflineJudgements, OfflineResponses, Prompt
 from burnish.utils.recent import in_bytes
@@ -54,6 +55,7 @@ class LanguageAssembly(Assembly):
         super().__init__(config, ranks)
         self.measures_prompts = config.data.max_prompt_length is not None
         self.has_separate_engine = config.rollout.vllm is not None
+        self.reads_ahead = config.data.workers > 0
         self.evaluation = JudgementEvaluation if self.needs.heads else LanguageEvaluation
 
     def load_roles(self) -> LanguageRoles:
@@ -80,7 +82,11 @@ class LanguageAssembly(Assembly):
     @cached_property
     def engine(self) -> ResponseEngine:
         engine, environment, cached = self._own_engine(), self.config.environment, in_bytes(self.config.model.cache_gb)
-        return engine if environment is None else Dialogues(engine, environment, cached=cached)
+        if environment is not None:
+            engine = Dialogues(engine, environment, cached=cached)
+        if self.reads_ahead and isinstance(engine.encode, Encoder):
+            engine.encode.readers = Readers(self.config, engine.encode.tools, most=cached)
+        return engine
 
     def _own_engine(self) -> ResponseEngine:
         config, cached = self.config, in_bytes(self.config.model.cache_gb)
@@ -204,6 +210,9 @@ class LanguageAssembly(Assembly):
         if self.ranks.size > 1:
             # what they show is read now; what else is needed of it, where it is
             self.engine.encode([record.prompt for record in self.own(records, batch.answers.costs(), update)])
+        if self.reads_ahead:
+            following = self.source.stream.peek(self.config.batches_per_update)
+            self.engine.ahead([record.prompt for record in following[own_rows(self.ranks, len(following))]])
         return batch
 
     def _learnable(self, records: list[ResponseRecord]) -> ResponseData:
