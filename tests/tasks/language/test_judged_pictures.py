@@ -120,7 +120,7 @@ def test_what_is_no_pair_of_pictures_is_refused_with_its_place(folder, tmp_path,
 
 
 def test_a_system_prompt_that_scoring_would_not_have_is_refused(folder):
-    with pytest.raises(ConfigError, match="algorithm[.]question is all that is asked"):
+    with pytest.raises(ConfigError, match="is all that is asked about pictures"):
         load(str(recipe(folder)), ["data.system_prompt=Be strict."])
 
 
