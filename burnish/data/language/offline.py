@@ -43,7 +43,7 @@ class ResponseData:
             update: policy update that trains on them.
             seed: of the run.
         """
-        rows = [(record.prompt, text) for record in records for text in record.responses]
+        rows = [row for record in records for row in record.rows]
         prompts = self.encode([prompt for prompt, _ in rows])
         trace = offline_completion(self.model, prompts, [self.model.response_ids(text) for _, text in rows])
         return OfflineResponses(
@@ -59,11 +59,10 @@ class JudgementData(ResponseData):
     """Records with labels, for a reward model."""
 
     def batch(self, records: Sequence[JudgedRecord], *, update: int, seed: int) -> OfflineJudgements:
-        rows = [(record, text) for record in records for text in record.responses]
-        trace = judged_completion(
-            self.model, self.encode([record.prompt for record, _ in rows]),
-            [text for _, text in rows], [record.ends or None for record, _ in rows],
-        )  # fmt: skip
+        rows = [row for record in records for row in record.rows]
+        ends = [record.ends or None for record in records for _ in record.rows]
+        prompts = self.encode([prompt for prompt, _ in rows])
+        trace = judged_completion(self.model, prompts, [text for _, text in rows], ends)
         steps = max(len(record.target) for record in records)
         heads = len(records[0].margin)
         nothing = (math.nan,) * heads
@@ -96,11 +95,12 @@ def within_limits(
     limit = options.max_prompt_length
 
     def too_long(record: ResponseRecord) -> str:
-        for text in record.responses:
+        for _, text in record.rows:
             if (count := len(model.response_ids(text))) > longest:
                 return f"a response of {count} tokens, but rollout.max_new_tokens is {longest}: {shown(text)}"
-        if limit is not None and (count := lengths[record.prompt.uid]) > limit:
-            return f"a prompt of {count} tokens, but data.max_prompt_length is {limit}: {shown(record.prompt.text)}"
+        for prompt, _ in record.rows:
+            if limit is not None and (count := lengths[prompt.uid]) > limit:
+                return f"a prompt of {count} tokens, but data.max_prompt_length is {limit}: {shown(prompt.text)}"
         return ""
 
     problems = [too_long(record) for record in records]

@@ -187,7 +187,10 @@ class LanguageAssembly(Assembly):
         data, needs = self.config.data, self.needs
         if not needs.heads:
             return list(read_responses(files, data, needs.data))
-        labels = Labels(needs.data, needs.heads, ties=needs.ties, shares=needs.shares, separator=needs.separator)
+        labels = Labels(
+            needs.data, needs.heads, ties=needs.ties, shares=needs.shares, separator=needs.separator,
+            question=needs.question,
+        )  # fmt: skip
         return list(read_judgements(files, data, labels))
 
     @cached_property
@@ -209,10 +212,10 @@ class LanguageAssembly(Assembly):
         batch: OfflineResponses | OfflineJudgements = self._data.batch(records, update=update, seed=self.config.seed)
         if self.ranks.size > 1:
             # what they show is read now; what else is needed of it, where it is
-            self.engine.encode([record.prompt for record in self.own(records, batch.answers.costs(), update)])
+            self.engine.encode(_prompts_of(self.own(records, batch.answers.costs(), update)))
         if self.reads_ahead:
             following = self.source.stream.peek(self.config.batches_per_update)
-            self.engine.ahead([record.prompt for record in following[own_rows(self.ranks, len(following))]])
+            self.engine.ahead(_prompts_of(following[own_rows(self.ranks, len(following))]))
         return batch
 
     def _learnable(self, records: list[ResponseRecord]) -> ResponseData:
@@ -220,7 +223,7 @@ class LanguageAssembly(Assembly):
         model, config = self.roles.model, self.config
         kind = JudgementData if any(isinstance(record, JudgedRecord) for record in records) else ResponseData
         encode = Encoder(model, self._tools, bounded=False, cached=0)
-        prompts = list({record.prompt.uid: record.prompt for record in records}.values())
+        prompts = list({prompt.uid: prompt for prompt in _prompts_of(records)}.values())
         limit, lengths = config.data.max_prompt_length, dict[str, int]()
         if limit is not None:
             each = prompt_lengths(encode, prompts, self.ranks)
@@ -363,7 +366,9 @@ class LanguageAssembly(Assembly):
 
     @property
     def _head_file(self) -> HeadFile:
-        return HeadFile(list(self.needs.heads), self.needs.shares, self.needs.separator)
+        needs, data = self.needs, self.config.data
+        pixels = (data.min_pixels, data.max_pixels) if needs.question else (None, None)
+        return HeadFile(list(needs.heads), needs.shares, needs.separator, needs.question, *pixels)
 
     def loading_lines(self, base: Path, adapter: Path | None) -> list[str]:
         kind = type(self.roles.model.network).__name__
@@ -371,3 +376,8 @@ class LanguageAssembly(Assembly):
             return reward_loading_lines(base, adapter, kind, self._model_type, len(self.needs.heads))
         load = f'model = {kind}.from_pretrained("{base}")'
         return [load, *([] if adapter is None else [f'model = peft.PeftModel.from_pretrained(model, "{adapter}")'])]
+
+
+def _prompts_of(records: Sequence[ResponseRecord]) -> list[Prompt]:
+    """The prompts of all responses of records."""
+    return [prompt for record in records for prompt, _ in record.rows]
