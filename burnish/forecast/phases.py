@@ -18,6 +18,7 @@ from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
 
 LOAD, SAMPLE, ANNOTATE, VALIDATE, PUBLISH, SAVE = "load", "sample", "annotate", "validate", "publish", "save"
+ENCODE = "encode"  # prompts, where what does that rests in CPU memory otherwise
 RESTS = Rests()  # nothing in CPU memory
 ROUNDS = 2  # policy updates: optimizers have their states from the first one on
 
@@ -171,7 +172,7 @@ def _collected(assembly: Assembly, counter: LiveBytes, update: int) -> Any:
     ranks = assembly.ranks
     if ranks.size == 1 or not assembly.config.online:
         scored = assembly.source.collect(update)
-        counter.label(BATCH, tensors_of(scored))
+        counter.label(BATCH, tensors_of(scored), but=HOST)
         return scored
     parts = split(_request(assembly, update), ranks.size)
     with nullcontext() if assembly.has_separate_engine else assembly.roles.gathered():

@@ -50,8 +50,8 @@ def scorers_of(config: RunConfig) -> Scorers:
             continue
         options: dict[str, Any] = vars(reward)
         network = options.get("path"), options.get("version"), options.get("dtype")
-        if network in seen:  # which is loaded once
-            continue
+        if network in seen or (options.get("if_cached") and network[:2] in {one[:2] for one in seen}):
+            continue  # which is loaded once, or left out
         seen.add(network)
         count = _weights(str(options.get("path")))
         if count is None:

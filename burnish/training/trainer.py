@@ -76,6 +76,7 @@ class Trainer:
         with self.watch("update_actor"):
             for mini in mini_batches(batch, self.trainer, self.seed, update):
                 step = self._step(mini, update)
+                del mini  # before the next one is made
                 skipped += "actor/skipped" in step
                 empty += "actor/empty" in step
                 for name, value in step.items():
