@@ -7,17 +7,19 @@ from contextlib import nullcontext
 from dataclasses import fields, is_dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from burnish.forecast.brief import BriefTrainer, phases_of_updates
-from burnish.forecast.counter import BATCH, CACHES, HOST, OPTIMIZER, WEIGHTS, LiveBytes
+from burnish.forecast.counter import BATCH, BUFFERS, CACHES, HOST, OPTIMIZER, WEIGHTS, LiveBytes
 from burnish.forecast.pretended import FixedScores
 from burnish.rollout.requests import RolloutRequest, join, split
 from burnish.tasks import Assembly
 from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
 
-LOAD, SAMPLE, ANNOTATE, VALIDATE, PUBLISH, SAVE = "load", "sample", "annotate", "validate", "publish", "save"
+LOAD, RECEIVE, SAMPLE, ANNOTATE = "load", "receive", "sample", "annotate"
+VALIDATE, PUBLISH, SAVE = "validate", "publish", "save"
 ROUNDS = 2  # policy updates: optimizers have their states from the first one on
 
 
@@ -92,7 +94,13 @@ def train_phases(
 def rollout_phases(assembly: Assembly, counter: LiveBytes, half: Half) -> None:
     """What a process of the pool ``rollout`` does."""
     _loaded(assembly, counter, half, brief=True, trains=False)
-    share = assembly.config.pools.rollout
+    roles, share = assembly.roles, assembly.config.pools.rollout
+    spare: dict[str, Tensor] = {}  # held beside what samples
+    with counter.phase(RECEIVE, BUFFERS):
+        for full in (True, False) if not assembly.has_separate_engine else ():
+            # all weights come once, and then what training changes; where vLLM samples, the network itself takes them
+            spare.clear()
+            spare |= {name: torch.empty_like(value) for name, value in roles.sampler_weights(full=full).items()}
     half.again()
     with counter.phase(SAMPLE):
         request = _request(assembly, 1)
@@ -105,7 +113,9 @@ def _loaded(assembly: Assembly, counter: LiveBytes, half: Half, *, brief: bool, 
     assembly.scorer = FixedScores(config.rewards, config.mixing)  # type: ignore[assignment]
     _find_prompts(assembly, half)
     with counter.phase(LOAD, WEIGHTS):
-        _ = assembly.roles
+        roles = assembly.roles
+        if not trains:
+            roles.rest()
         counter.label(WEIGHTS, (one for part in half.parts() for one in (*part.parameters(), *part.buffers())))
         trainer = assembly.workers if trains else None
         if trains and assembly.ema is not None:
