@@ -48,8 +48,8 @@ def plan(recipe: str, overrides: Sequence[str]) -> int:
     for pool in found.pools:
         _show(console, pool, memory)
     console.print(
-        f"A GPU needs the highest peak, {FRAGMENTS:.0%} for fragments, and {shown(OVERHEAD)} for CUDA and NCCL. "
-        "Networks of rewards are not counted.", soft_wrap=True,
+        f"A GPU needs the highest peak, {FRAGMENTS:.0%} for fragments, and {shown(OVERHEAD)} for CUDA and NCCL."
+        + _left_out(found), soft_wrap=True,
     )  # fmt: skip
     if memory is None:
         return 0
@@ -59,6 +59,14 @@ def plan(recipe: str, overrides: Sequence[str]) -> int:
         return 0
     console.print(f"[bold red]It does not fit[/] into {shown(memory)}: {said}.", soft_wrap=True)
     return _advise(console, read, found, memory)
+
+
+def _left_out(found: Forecast) -> str:
+    """Which rewards are not part of a forecast."""
+    labels = sorted({label for pool in found.pools for label in pool.uncounted})
+    if not labels:
+        return ""
+    return f" Not counted: the network of {', '.join(f'rewards.{label}' for label in labels)}, whose size is not known."
 
 
 def _show(console: Console, pool: PoolForecast, memory: int | None) -> None:

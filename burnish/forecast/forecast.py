@@ -12,13 +12,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from burnish.config import RunConfig
-from burnish.forecast.counter import HOST, OPTIMIZER, WEIGHTS, LiveBytes, Peak
+from burnish.forecast.brief import Rests
+from burnish.forecast.counter import GRADIENTS, HOST, OPTIMIZER, WEIGHTS, LiveBytes, Peak
 from burnish.forecast.fakes import CudaPrecision, Pretending
 from burnish.forecast.flow import FlowHalf
 from burnish.forecast.language import LanguageHalf
 from burnish.forecast.phases import PUBLISH, SAMPLE, VALIDATE, rollout_phases, train_phases
 from burnish.forecast.published import located
+from burnish.forecast.quantized import stored_in_fewer_bits
 from burnish.forecast.ranks import pretend_ranks
+from burnish.forecast.scorers import Scorers, scorers_of
 from burnish.forecast.vllm import VllmForecast, vllm_forecast
 from burnish.tasks import assemble
 from burnish.tasks.flow.assembly import FlowAssembly
@@ -39,6 +42,7 @@ class PoolForecast:
     processes: int
     phases: Mapping[str, Peak]
     saved: int  # bytes that it writes of a checkpoint
+    uncounted: tuple[str, ...] = ()  # rewards with networks on its GPU whose size nobody knows here
     vllm: VllmForecast | None = None  # of its vLLM, where it samples with one
 
     @property
@@ -110,7 +114,6 @@ def forecast(config: RunConfig) -> Forecast:
     Raises:
         UserError: the model's configuration is not on this machine.
     """
-    _refuse_unknown(config)
     with TemporaryDirectory() as folder:
         config = located(config, Path(folder))
         apart = config.pools.rollout if config.runtime == "ray" else None
@@ -122,29 +125,27 @@ def forecast(config: RunConfig) -> Forecast:
     return Forecast(tuple(pools))
 
 
-def _refuse_unknown(config: RunConfig) -> None:
-    """Refuse what the forecast would be wrong about."""
-    if config.model.quantization is not None:
-        raise UserError(
-            "model.quantization is set, and a forecast can't tell what quantised weights take; leave it out"
-        )
-    if config.sharding.offload:
-        raise UserError("sharding.offload is true, which a forecast can't tell from the GPU's memory; leave it out")
-
-
 def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolForecast:
     counter, pretending = LiveBytes(), Pretending()
     with ExitStack() as contexts:
         ranks = contexts.enter_context(pretend_ranks(size if name == "train" else 1))
         contexts.enter_context(_quietly())
         contexts.enter_context(without_weights())
+        contexts.enter_context(stored_in_fewer_bits())
         contexts.enter_context(pretending.active())
         contexts.enter_context(counter)
         contexts.enter_context(CudaPrecision())
         on_host = name != "train" and config.sampler_config is not config
         config = deepcopy(config if name == "train" else config.sampler_config)
         # these are refused on a CPU, where a forecast runs; it counts what they move apart
-        states = HOST if config.optimizer.offload else OPTIMIZER
+        shards = config.sharding.offload and ranks.size > 1
+        states = config.optimizer.offload or shards
+        rests = Rests(
+            shards=HOST if shards else WEIGHTS,
+            gradients=HOST if shards else GRADIENTS,
+            states=HOST if states else OPTIMIZER,
+        )
+        config.sharding.offload = False
         away, config.optimizer.offload = getattr(config.model, "offload", False), False
         if away:
             config.model.offload = False
@@ -155,7 +156,7 @@ def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolFore
             else LanguageHalf(assembly, counter, pretending, samples=samples)  # type: ignore[arg-type]
         )
         if name == "train":
-            train_phases(assembly, counter, half, samples=samples, states=states)
+            train_phases(assembly, counter, half, samples=samples, rests=rests)
         else:
             rollout_phases(assembly, counter, half)
         vllm = None
@@ -164,7 +165,8 @@ def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolFore
     phases = counter.peaks
     if on_host:
         phases = {phase: Peak(host=peak.total + peak.host, wire=peak.wire) for phase, peak in phases.items()}
-    return PoolForecast(name, size, phases, counter.saved, vllm)
+    scorers = scorers_of(config) if samples else Scorers()
+    return PoolForecast(name, size, scorers.beside(phases), counter.saved, scorers.unknown, vllm)
 
 
 @contextmanager

@@ -144,8 +144,6 @@ class BriefDecoding(LanguageEngine):
     def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
         half, pretending = self.half, self.half.pretending
         found = responses(self.encode(job.prompts), job, self.roles.model.axes)
-        if pretending is not None and half.rounds == 1:
-            return found  # a later round has the optimizer's states beside
         half.decoded = half.rounds
         first = replace(job.select(slice(0, self.batch_size)), finished=None)
         before = 0 if pretending is None else pretending.integer
