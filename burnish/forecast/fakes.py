@@ -118,8 +118,10 @@ class Pretending(TorchDispatchMode):
         else:
             return False
         dtype = kwargs.get("dtype") or (like.dtype if like is not None else torch.get_default_dtype())
-        if kind in UNSET and dtype.is_floating_point:
-            return True  # there are no values to keep, and sharding makes weights of it
+        if kind in UNSET and (dtype.is_floating_point or (dtype == torch.uint8 and size)):
+            # there are no values to keep, and sharding makes weights of it, or, where weights of several precisions
+            # are gathered together, a buffer of bytes
+            return True
         return bool(size > (LARGE if dtype.is_floating_point else HUGE))
 
     def _scalar(self, value: Tensor) -> bool | int | float:

@@ -7,18 +7,19 @@ from contextlib import nullcontext
 from dataclasses import fields, is_dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from burnish.forecast.brief import BriefTrainer, Rests, phases_of_updates
-from burnish.forecast.counter import BATCH, HOST, WEIGHTS, LiveBytes
+from burnish.forecast.counter import BATCH, BUFFERS, HOST, WEIGHTS, LiveBytes
 from burnish.forecast.pretended import FixedScores
 from burnish.rollout.requests import RolloutRequest, join, split
 from burnish.tasks import Assembly
 from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
 
-LOAD, SAMPLE, ANNOTATE, VALIDATE, PUBLISH, SAVE = "load", "sample", "annotate", "validate", "publish", "save"
-ENCODE = "encode"  # prompts, where what does that rests in CPU memory otherwise
+LOAD, RECEIVE, ENCODE, SAMPLE, ANNOTATE = "load", "receive", "encode", "sample", "annotate"
+VALIDATE, PUBLISH, SAVE = "validate", "publish", "save"
 RESTS = Rests()  # nothing in CPU memory
 ROUNDS = 2  # policy updates: optimizers have their states from the first one on
 
@@ -111,7 +112,13 @@ def _update(
 def rollout_phases(assembly: Assembly, counter: LiveBytes, half: Half) -> None:
     """What a process of the pool ``rollout`` does."""
     _loaded(assembly, counter, half, brief=True, trains=False)
-    share = assembly.config.pools.rollout
+    roles, share = assembly.roles, assembly.config.pools.rollout
+    spare: dict[str, Tensor] = {}  # held beside what samples
+    with counter.phase(RECEIVE, BUFFERS):
+        for full in (True, False) if not assembly.has_separate_engine else ():
+            # all weights come once, and then what training changes; where vLLM samples, the network itself takes them
+            spare.clear()
+            spare |= {name: torch.empty_like(value) for name, value in roles.sampler_weights(full=full).items()}
     half.again()
     with counter.phase(SAMPLE):
         request = _request(assembly, 1)
@@ -126,9 +133,11 @@ def _loaded(
     assembly.scorer = FixedScores(config.rewards, config.mixing)  # type: ignore[assignment]
     _find_prompts(assembly, half)
     with counter.phase(LOAD, WEIGHTS):
-        _ = assembly.roles
+        roles = assembly.roles
+        if not trains:
+            roles.rest()
         counter.label(WEIGHTS, (one for part in half.parts() for one in (*part.parameters(), *part.buffers())))
-        shards = assembly.roles.shards.networks.values()
+        shards = roles.shards.networks.values()
         counter.label(rests.shards, (weight for one in shards for weight in one.parameters.values()))
         trainer = assembly.workers if trains else None
         if trains and assembly.ema is not None:
