@@ -119,6 +119,14 @@ class LanguageConfig(RunConfig):
         # the ranks evaluate with their own weights
         return replace(self, rollout=replace(self.rollout, vllm=None))
 
+    @property
+    def sampler_config(self) -> LanguageConfig:
+        vllm = self.rollout.vllm
+        if vllm is None or vllm.tensor_parallel == 1:
+            return self
+        # a model that vLLM shares out over GPUs need not fit one of them: the worker's own copy stays beside
+        return replace(self, model=replace(self.model, device="cpu"))
+
     def check_model(self, folder: Path) -> None:
         check_files(self.model)
         for number, teacher in enumerate(self.algorithm.needs().teachers):

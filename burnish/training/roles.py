@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -17,13 +17,12 @@ from burnish.options.flow import LoraOptions
 from burnish.training.balance import Balance
 from burnish.training.ranks import Ranks
 from burnish.training.sharding import Shards, copy_full, mesh_of, shard
-from burnish.types.batch import Batch
 from burnish.utils import random
 from burnish.utils.errors import UserError
 
 T = TypeVar("T")
 P = TypeVar("P")
-R = TypeVar("R", bound=Batch)
+R = TypeVar("R", bound=Sized)
 
 
 class Publisher(Protocol):

@@ -76,6 +76,7 @@ class Trainer:
         with self.watch("update_actor"):
             for mini in mini_batches(batch, self.trainer, self.seed, update):
                 step = self._step(mini, update)
+                del mini  # before the next one is made
                 skipped += "actor/skipped" in step
                 empty += "actor/empty" in step
                 for name, value in step.items():
@@ -121,6 +122,8 @@ class Trainer:
             return self._skip(total, norms)
         for group in learning:
             group.step()
+        for group in self.groups:
+            group.zero_grad()  # gradients would wait through all sampling for the next update
         self.optimizer_steps += 1
         self.skipped_in_a_row = 0
         if self.groups[0] in learning:
