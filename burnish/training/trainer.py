@@ -108,7 +108,7 @@ class Trainer:
             share["auxiliary"], reported = self.auxiliary.backward(self.optimizer_steps, self.roles, self.ranks)
             share |= {f"report {name}": value for name, value in reported.items()}
         whole = self.ranks.sum(share | self.roles.shards.learned())
-        self.roles.shards.drop_unlearned(whole)
+        self.roles.shards.settle_gradients(whole)
         total, metrics = whole["loss"] + whole.get("auxiliary", 0.0), step_metrics(whole)
         metrics["actor/loss"] = whole["loss"] / size
         learning = [group for group in self.groups if group.learns(update)]

@@ -185,13 +185,12 @@ def test_a_run_keeps_and_exports_adapters_alone(task, folder, capsys):
             ["model.offload=true", "model.device=cuda", "algorithm=draft"],
             r"draft follows gradients of rewards through the VAE",
         ),
-        (
-            "language",
-            ["runtime=ray", "pools.train.processes=2", "optimizer.offload=true", "model.device=cuda"],
-            r"optimizer.offload is true, but the 2 processes .* sharding.offload=true",
-        ),
         ("language", ["runtime=ray", "pools.train.processes=2", "model.compile=true"], r"model.compile is true, but"),
-        ("language", ["runtime=ray", "pools.train.processes=2"], r"the 2 processes of pools.train shard every weight"),
+        ("flow", ["model.device=cuda", "sharding.offload=true"], r"quantised weights can't be copied back and forth"),
+        (
+            "language", ["runtime=ray", "pools.train.processes=2", "sharding.gather=compute"],
+            r"sharding.gather is given, .* each of the 2 processes of pools.train holds all quantised weights",
+        ),
         ("language", ["runtime=ray", "pools.rollout.processes=1"], r"a rollout pool is sent plain weights"),
         ("language", ["rollout={engine: vllm, vllm: {python: /x}}"], r"vLLM is sent weights with the adapters merged"),
     ],
