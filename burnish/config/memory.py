@@ -50,8 +50,14 @@ def memory_complaints(config: RunConfig) -> Iterator[str]:
 
 def _offloaded(config: RunConfig) -> Iterator[str]:
     """What can't be kept on the CPU."""
+    shards = _ranks(config) > 1 and not has_quantized_weights(config)
     for section, optimizer in config.optimizers.items():
-        if optimizer.offload and _ranks(config) > 1 and not has_quantized_weights(config):
+        if optimizer.name == "adamw_8bit" and shards:
+            yield (
+                f"{section}.name is adamw_8bit, but the {_ranks(config)} processes of pools.train hold weights in "
+                f"shards, which bitsandbytes doesn't step; set {section}.name=adamw, whose states are shared out"
+            )
+        if optimizer.offload and shards:
             yield (
                 f"{section}.offload is true, but the {_ranks(config)} processes of pools.train shard the states; set "
                 "sharding.offload=true, which keeps shards on the CPU with their weights"

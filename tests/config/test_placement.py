@@ -25,6 +25,10 @@ REFUSED = {
         [RAY, "pools.train.processes=2", "optimizer.offload=true"],
         "the 2 processes of pools.train shard the states; set sharding.offload=true",
     ),
+    "8-bit states of several ranks": (
+        [RAY, "pools.train.processes=2", "optimizer.name=adamw_8bit", "model.device=cuda"],
+        "optimizer.name is adamw_8bit, but the 2 processes of pools.train hold weights in shards",
+    ),
     "another optimizer in CPU memory": (
         ["sharding.offload=true", "optimizer.name=muon"], "optimizer.name is muon, but sharding.offload keeps",
     ),

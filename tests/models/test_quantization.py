@@ -188,7 +188,8 @@ def test_a_run_keeps_and_exports_adapters_alone(task, folder, capsys):
         ("language", ["runtime=ray", "pools.train.processes=2", "model.compile=true"], r"model.compile is true, but"),
         ("flow", ["model.device=cuda", "sharding.offload=true"], r"quantised weights can't be copied back and forth"),
         (
-            "language", ["runtime=ray", "pools.train.processes=2", "sharding.gather=compute"],
+            "language",
+            ["runtime=ray", "pools.train.processes=2", "sharding.gather=compute"],
             r"sharding.gather is given, .* each of the 2 processes of pools.train holds all quantised weights",
         ),
         ("language", ["runtime=ray", "pools.rollout.processes=1"], r"a rollout pool is sent plain weights"),
