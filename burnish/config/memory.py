@@ -69,6 +69,14 @@ def _offloaded(config: RunConfig) -> Iterator[str]:
             )
         if optimizer.offload and config.model.device == "cpu":
             yield f"{section}.offload is true, but model.device is cpu, where all memory is; leave it out"
+    if config.ema is not None and config.ema.offload:
+        if config.model.device == "cpu":
+            yield "ema.offload is true, but model.device is cpu, where all memory is; leave it out"
+        elif config.sharding.offload:
+            yield (
+                "ema.offload and sharding.offload are true, and the second keeps the average in CPU memory, too; leave "
+                "ema.offload out"
+            )
     if config.sharding.offload and config.model.device == "cpu":
         yield "sharding.offload is true, but model.device is cpu, where all memory is; leave it out"
     if not getattr(config.model, "offload", False):

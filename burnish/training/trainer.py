@@ -93,6 +93,8 @@ class Trainer:
         """Sample with these weights from now on; for an engine that shares them, only the version changes."""
         self.version = version
         self.roles.moved = False
+        for group in self.groups:
+            group.zero_grad()  # as large as the weights, while what comes next samples
         if self.publisher is not None:
             self.publisher.publish(version)
 
