@@ -184,8 +184,7 @@ def _collected(assembly: Assembly, counter: LiveBytes, update: int) -> Any:
         counter.label(BATCH, tensors_of(scored), but=HOST)
         return scored
     parts = split(_request(assembly, update), ranks.size)
-    with nullcontext() if assembly.has_separate_engine else assembly.roles.gathered():
-        own = assembly.rollout_worker.generate(parts[0])
+    own = assembly.generate(parts[0])
     # samples of all ranks travel through the memory of their machines
     counter.label(HOST, tensors_of(own))
     return join([own] * len(parts))

@@ -94,6 +94,8 @@ class Trainer:
         """Sample with these weights from now on; for an engine that shares them, only the version changes."""
         self.version = version
         self.roles.moved = False
+        for group in self.groups:
+            group.zero_grad()  # as large as the weights, while what comes next samples
         if self.publisher is not None:
             self.publisher.publish(version)
 
@@ -109,7 +111,7 @@ class Trainer:
             share["auxiliary"], reported = self.auxiliary.backward(self.optimizer_steps, self.roles, self.ranks)
             share |= {f"report {name}": value for name, value in reported.items()}
         whole = self.ranks.sum(share | self.roles.shards.learned())
-        self.roles.shards.drop_unlearned(whole)
+        self.roles.shards.settle_gradients(whole)
         total, metrics = whole["loss"] + whole.get("auxiliary", 0.0), step_metrics(whole)
         metrics["actor/loss"] = whole["loss"] / size
         learning = [group for group in self.groups if group.learns(update)]
