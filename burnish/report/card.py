@@ -91,9 +91,10 @@ def card(folder: RunFolder, weights: Weights, *, samples: bool = True) -> tuple[
 
 def _sentence(run: Summary, weights: Weights) -> str:
     """What it is, and in a sentence how it went."""
-    what = "A LoRA adapter for" if weights.what == "lora" else "All weights of"
-    trained = f"{what} {_base(run)}, trained by {_algorithm(run)}"
-    return f"{trained} for {weights.update} policy updates. {shown(headline(run), LONGEST)}".rstrip()
+    what = f"{'A LoRA adapter of' if weights.what == 'lora' else 'This is'} {_base(run)}"
+    return (
+        f"{what} after {weights.update} policy updates of {_algorithm(run)}. {shown(headline(run), LONGEST)}".rstrip()
+    )
 
 
 def _base(run: Summary) -> str:
@@ -102,8 +103,8 @@ def _base(run: Summary) -> str:
     if is_hub_id(path):
         return f'<a href="https://huggingface.co/{path}">{path}</a>'
     if path.startswith(PREFIX):
-        return f"the model {shown(path.removeprefix(PREFIX), LABEL)}, which ships with Burnish"
-    return f"a model of its author ({shown(Path(path).name, LABEL)})"
+        return f"the model {shown(path.removeprefix(PREFIX), LABEL)}, which ships with Burnish,"
+    return f"a model from a folder ({shown(Path(path).name, LABEL)})"
 
 
 def _facts(run: Summary, weights: Weights) -> Iterator[str]:
@@ -115,7 +116,7 @@ def _facts(run: Summary, weights: Weights) -> Iterator[str]:
     pace = f"{config['data']['train_batch_size']} prompts × {config['rollout']['n']} {words.samples} per update"
     rate = shown(str(optimizer["lr"]), LABEL) if "lr" in optimizer else "–"
     rows = [
-        ("base", _base(run) + (f", commit {revision[:8]}" if _is_commit(revision) else "")),
+        ("base", _base(run).rstrip(",") + (f", commit {revision[:8]}" if _is_commit(revision) else "")),
         ("licence of the base", _licence(weights.licence)),
         ("data", ", ".join(_data(run, "train_files")) or "made by the run itself"),
         ("validated on", ", ".join(_data(run, "val_files")) or "the same prompts"),
@@ -156,12 +157,18 @@ def _data(run: Summary, option: str) -> list[str]:
 
 
 def _rewards(config: dict[str, Any]) -> Iterator[str]:
+    """Rewards with their weights, and at last those that were only watched."""
+    watched = []
     for label, options in (config.get("rewards") or {}).items():
         given = options or {}
-        weight = given.get("weight", 1)
-        kind = given.get("name", label)
+        weight, kind = given.get("weight", 1), given.get("name", label)
         named = shown(label, LABEL) + (f" ({shown(str(kind), LABEL)})" if kind != label else "")
-        yield f"{named}, weight {weight:g}" if weight or given.get("weight_by") else f"{named}, only watched"
+        if weight or given.get("weight_by"):
+            yield f"{named}, weight {weight:g}"
+        else:
+            watched.append(named)
+    if watched:
+        yield f"only watched: {', '.join(watched)}"
 
 
 def _results(folder: RunFolder, run: Summary, weights: Weights, files: Files) -> Iterator[str]:

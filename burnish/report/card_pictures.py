@@ -22,7 +22,7 @@ from burnish.utils.video import read_clip
 
 CHARTS = 4  # the reward and the first measures beside it
 PROMPTS, EACH = 6, 3  # rows of a sheet, and samples of each side of a row
-STRIP = 3  # frames of a clip
+CLIPS, STRIP = (".mp4", ".webp"), 3  # frames of a clip, of which one is shown on a side
 LABEL = 200  # characters of a prompt beside its row
 INK, GREY = "#222222", "#9a9a9a"
 
@@ -47,6 +47,8 @@ def curves(folder: RunFolder, run: Summary) -> bytes | None:
 
 def _draw(axes: Any, chart: dict[str, Any]) -> None:
     """One chart: training is grey, validation blue with its band, the untrained model with guidance a dashed line."""
+    from matplotlib.ticker import MaxNLocator
+
     factor = 100 if chart.get("percent") else 1
     colours = {"validation": tuple(value / 255 for value in RIGHT), "training": GREY}
     for line in chart["series"]:
@@ -67,6 +69,7 @@ def _draw(axes: Any, chart: dict[str, Any]) -> None:
         colour = tuple(value / 255 for value in WRONG)
         axes.axhline(reference["y"] * factor, color=colour, linewidth=1, linestyle="--", label=reference["name"])
     axes.set_title(chart["title"] + (" (%)" if factor == 100 else ""), fontsize=10, color=INK, parse_math=False)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("policy updates", fontsize=8, color=INK)
     axes.tick_params(labelsize=8, colors=INK)
     axes.grid(color="#e4e4e4", linewidth=0.6)
@@ -88,15 +91,15 @@ def sheet(before: Samples, after: Samples) -> bytes | None:
     verdicts: list[bool | None] = []
     columns = across = 0
     for index in sorted({index for index, _ in after})[:PROMPTS]:
-        sides = [
-            [one for (number, _), one in sorted(side.items()) if number == index][:EACH] for side in (before, after)
-        ]
+        sides = [_of(side, index) for side in (before, after)]
+        across = STRIP if sides[1][0].picture.suffix in CLIPS else 1
+        sides = [side[: EACH if across == 1 else 1] for side in sides]
         drawn = [[still(one.picture) for one in side] for side in sides]
         begun = [still(path) for path in sides[1][0].shown[:1]]
         row = [*begun, *drawn[0], *drawn[1]]
         if not drawn[0] or any(one is None for one in row) or (columns and len(row) != columns):
             continue
-        columns, across = len(row), STRIP if sides[1][0].picture.suffix in (".mp4", ".webp") else 1
+        columns = len(row)
         cells += [one for one in row if one is not None]
         labels.append(sides[1][0].prompt[:LABEL])
         verdicts += [None] * len(begun) + [one.exact for side in sides for one in side]
@@ -105,6 +108,10 @@ def sheet(before: Samples, after: Samples) -> bytes | None:
     file = io.BytesIO()
     grid(cells, columns, labels, verdicts, across=across).save(file, format="JPEG", quality=90)
     return file.getvalue()
+
+
+def _of(samples: Samples, index: int) -> list[Sample]:
+    return [one for (number, _), one in sorted(samples.items()) if number == index]
 
 
 def still(path: Path) -> np.ndarray | None:

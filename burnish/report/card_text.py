@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from burnish.utils.terminal import printable
 
-# of characters with a meaning in Markdown, HTML or addresses; a numeric reference never has one
-_MEANING = re.compile(r"[!-+\-./:-@\[-`{-~]")
+# what has a meaning in Markdown, HTML or an address; a numeric reference never has one
+_MEANING = re.compile(r"[\\`*_{}\[\]<>#&|~^$@\"']|:(?=\S)|\.(?=[^\W\d])|/(?=/)")
 
 
 def shown(text: str, most: int) -> str:

@@ -7,7 +7,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -15,6 +17,8 @@ from huggingface_hub import constants
 from PIL import Image
 
 from burnish.cli import main
+from burnish.commands.loading_code import loading_code
+from burnish.utils.paths import ASSETS
 from tests.support.fake_hub import serving, use
 from tests.support.fake_hub_writes import TOKEN, WritableHub, writable_hub
 from tests.support.reports import Story, run_folder
@@ -72,18 +76,21 @@ def test_what_was_pushed_is_loaded_by_diffusers_alone(hub, drawn, tmp_path, caps
     text = files["README.md"].decode()
     code = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
     assert "StableDiffusion3Pipeline" in code
-    program = (
-        "import sys\nimport huggingface_hub\n"
-        f"{code}\nprint(sum(p.numel() for p in pipe.transformer.parameters()), len(out.images))\n"
-        "assert not any(name.startswith('burnish') for name in sys.modules)\n"
-    ).replace('"a prompt"', '"the number 4", output_type="latent", height=32, width=32')
+    code = code.replace('"a prompt"', '"the number 4", output_type="latent", height=32, width=32')
+    code = code.replace(", height=16, width=32)", ")")
+    assert alone(f"{code}\nprint(len(out.images))", hub, tmp_path) == "1"
+
+
+def alone(code: str, hub: WritableHub, folder: Path) -> str:
+    """The last word that a program prints which asks the hub and has no Burnish."""
+    code = f"import sys\n{code}\nassert not any(name.startswith('burnish') for name in sys.modules)\n"
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin", "HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path / "theirs"),
-             "HF_HUB_DISABLE_XET": "1", "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)},
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=folder,
+        env={"PATH": "/usr/bin:/bin", "HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HOME": str(folder / "theirs"),
+             "HF_HUB_DISABLE_XET": "1", "OMP_NUM_THREADS": "1", "HOME": str(folder)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[-1] == "1"
+    return done.stdout.split()[-1]
 
 
 @pytest.mark.slow
@@ -165,3 +172,54 @@ def test_what_is_public_already_is_not_pushed_to_by_mistake(hub, tmp_path, capsy
     assert main(["push", run, "--to", "me/numbers"]) == 2
     assert "add --public" in " ".join(capsys.readouterr().err.split())
     assert hub.files("me/numbers") == {"README.md": b"mine"}
+
+
+@pytest.mark.slow
+def test_an_adapter_is_loaded_by_transformers_and_peft_alone(hub, tmp_path, capsys):
+    """Its base is on the hub with a licence, so an adapter is what is pushed."""
+    model = ASSETS / "vlm_quickstart" / "model"
+    hub.publish("makers/reader", {path.name: path.read_bytes() for path in model.iterdir()})
+    hub.cards["makers/reader"] = {"license": "other", "license_name": "makers-own", "license_link": "LICENSE.md"}
+    given = ["model.path=makers/reader", "model.lora.rank=2", "data.train_batch_size=2", "rollout.n=2", "steps=1",
+             "validation.max_prompts=4", "validation.n=2", "scoring.processes=0", "output_dir=run",
+             "trainer.mini_batch_size=null", "optimizer.warmup_steps=0"]  # fmt: skip
+    assert main(["train", "vlm_quickstart", *given]) == 0
+    capsys.readouterr()
+    assert main(["push", "run", "--to", "me/reader", "--public"]) == 0
+    said = capsys.readouterr().out
+    assert "(public)" in said
+    files = hub.files("me/reader")
+    assert json.loads(files["adapter_config.json"])["base_model_name_or_path"] == "makers/reader"
+    text = files["README.md"].decode()
+    known = yaml.safe_load(text.split("---\n", 2)[1])
+    assert (known["base_model"], known["base_model_relation"]) == ("makers/reader", "adapter")
+    assert (known["license"], known["license_name"]) == ("other", "makers-own")
+    assert known["license_link"] == "https://huggingface.co/makers/reader/blob/main/LICENSE.md"
+    assert known["pipeline_tag"] == "image-text-to-text"
+    assert "vllm serve makers/reader --enable-lora --max-lora-rank 8 --lora-modules reader=me/reader" in text
+    assert {name for name in files if name.startswith("card/question")} == set(re.findall(r'src="(card/[^"]+)"', text))
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert 'processor = AutoProcessor.from_pretrained("makers/reader")' in code
+    if find_spec("torchvision") is None:  # which this processor needs in transformers
+        code = "\n".join(line for line in code.splitlines() if not line.startswith("processor"))
+    assert alone(f"{code}\nprint(type(model).__name__)", hub, tmp_path).startswith("Peft")
+
+
+def test_weights_in_folders_of_a_repository_are_fetched_first():
+    lines = ['pipe = WanPipeline.from_pretrained("makers/wan")', 'pipe.load_lora_weights("me/mine")',
+             'pipe.transformer_2.load_lora_adapter("me/mine/transformer_2", prefix=None)']  # fmt: skip
+    steps = SimpleNamespace(num_inference_steps=4, height=None, width=None)
+    assembly = SimpleNamespace(
+        loading_lines=lambda base, adapter: lines, library="diffusers",
+        config=SimpleNamespace(validation=SimpleNamespace(num_inference_steps=None), rollout=steps),
+    )  # fmt: skip
+    assert loading_code(assembly, "me/mine", "lora", "makers/wan") == [
+        "from diffusers import WanPipeline",
+        "from huggingface_hub import snapshot_download",
+        "",
+        'folder = snapshot_download("me/mine")',
+        'pipe = WanPipeline.from_pretrained("makers/wan")',
+        "pipe.load_lora_weights(folder)",
+        'pipe.transformer_2.load_lora_adapter(f"{folder}/transformer_2", prefix=None)',
+        'out = pipe("a prompt", num_inference_steps=4)',
+    ]
