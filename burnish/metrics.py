@@ -234,6 +234,11 @@ def memory_metrics() -> dict[str, float]:
     return found
 
 
+def gpu_bytes() -> int | None:
+    """Memory of the GPU that this process computes on; None without one."""
+    return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None
+
+
 def collected_timing(seconds: dict[str, float], collected: Collected, *, devices: int = 1) -> dict[str, float]:
     """Timing metrics of a step, per image or per token."""
     lengths = collected.lengths

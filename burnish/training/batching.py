@@ -12,9 +12,12 @@ from burnish.types.batch import Batch
 from burnish.utils import random
 
 
-def mini_batches(batch: Batch, options: StepOptions, seed: int, update: int) -> list[Batch]:
-    """What each optimizer step of a policy update learns from: the rows in an order that is drawn for each epoch."""
-    return [batch.select(rows) for rows in _rows_of_minis(len(batch), options, seed, update)]
+def mini_batches(batch: Batch, options: StepOptions, seed: int, update: int) -> Iterator[Batch]:
+    """What each optimizer step of a policy update learns from: the rows in an order that is drawn for each epoch.
+
+    Each is made when it is asked for, since its rows are copies.
+    """
+    return (batch.select(rows) for rows in _rows_of_minis(len(batch), options, seed, update))
 
 
 def learned_rows(costs: Sequence[int], options: StepOptions, seed: int, update: int, ranks: Ranks) -> list[int]:
@@ -25,13 +28,11 @@ def learned_rows(costs: Sequence[int], options: StepOptions, seed: int, update: 
     return sorted(learned)
 
 
-def _rows_of_minis(count: int, options: StepOptions, seed: int, update: int) -> list[list[int]]:
+def _rows_of_minis(count: int, options: StepOptions, seed: int, update: int) -> Iterator[list[int]]:
     size = options.mini_batch_size or max(count, 1)
-    minis = []
     for epoch in range(options.epochs):
         order = random.permutation(count, seed, "mini_batches", update, epoch) if size < count else list(range(count))
-        minis += [order[start : start + size] for start in range(0, count, size)]
-    return minis
+        yield from (order[start : start + size] for start in range(0, count, size))
 
 
 def rank_micro_batches(algorithm: Algorithm, batch: Batch, size: int, ranks: Ranks) -> Iterator[tuple[Batch, float]]:

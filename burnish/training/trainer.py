@@ -76,6 +76,7 @@ class Trainer:
         with self.watch("update_actor"):
             for mini in mini_batches(batch, self.trainer, self.seed, update):
                 step = self._step(mini, update)
+                del mini  # before the next one is made
                 skipped += "actor/skipped" in step
                 empty += "actor/empty" in step
                 for name, value in step.items():
@@ -93,6 +94,8 @@ class Trainer:
         """Sample with these weights from now on; for an engine that shares them, only the version changes."""
         self.version = version
         self.roles.moved = False
+        for group in self.groups:
+            group.zero_grad()  # as large as the weights, while what comes next samples
         if self.publisher is not None:
             self.publisher.publish(version)
 
@@ -108,7 +111,7 @@ class Trainer:
             share["auxiliary"], reported = self.auxiliary.backward(self.optimizer_steps, self.roles, self.ranks)
             share |= {f"report {name}": value for name, value in reported.items()}
         whole = self.ranks.sum(share | self.roles.shards.learned())
-        self.roles.shards.drop_unlearned(whole)
+        self.roles.shards.settle_gradients(whole)
         total, metrics = whole["loss"] + whole.get("auxiliary", 0.0), step_metrics(whole)
         metrics["actor/loss"] = whole["loss"] / size
         learning = [group for group in self.groups if group.learns(update)]
@@ -121,6 +124,8 @@ class Trainer:
             return self._skip(total, norms)
         for group in learning:
             group.step()
+        for group in self.groups:
+            group.zero_grad()  # gradients would wait through all sampling for the next update
         self.optimizer_steps += 1
         self.skipped_in_a_row = 0
         if self.groups[0] in learning:

@@ -172,7 +172,8 @@ class StepPolicyGradient(PolicyGradient):
         )
         present = (~scored.scores.missing).nonzero().flatten()
         metrics |= advantage_metrics(scored.scores.reward[present], advantage[present])
-        return batch.select(trained.any(1).nonzero().flatten()), metrics
+        some = trained.any(1)
+        return batch if some.all() else batch.select(some.nonzero().flatten()), metrics
 
     def step_advantages(self, scored: Scored) -> tuple[Tensor, Tensor]:
         """Advantage of each recorded step, [B, K], and whether its sample has a reward, [B, K] bool."""

@@ -35,6 +35,7 @@ from burnish.tasks.language.roles import LanguageRoles
 from burnish.tasks.language.rollouts import ResponseRollouts
 from burnish.tasks.language.shared_prompts import SharedPrompts
 from burnish.tasks.language.teachers import check_taught
+from burnish.tasks.shares import learned_in_an_update
 from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.ranks import SINGLE_RANK, Ranks, own_rows
@@ -61,7 +62,7 @@ class LanguageAssembly(Assembly):
     def load_roles(self) -> LanguageRoles:
         config = self.config
         return LanguageRoles(
-            load_language_model(config.model, shared=self.ranks.size > 1),
+            load_language_model(config.model, shared=self.sharded),
             self.needs,
             config.model.lora,
             critic=config.critic,
@@ -75,7 +76,7 @@ class LanguageAssembly(Assembly):
             router_aux_loss_coef=config.model.router_aux_loss_coef,
             sampled_elsewhere=config.rollout.vllm is not None,
             mini_batch_size=config.trainer.mini_batch_size,
-            shared=self.ranks.size > 1,
+            shared=self.sharded,
             load_teacher=lambda teacher, option: load_teacher(config.model, teacher, option),
         )
 
@@ -212,7 +213,8 @@ class LanguageAssembly(Assembly):
         batch: OfflineResponses | OfflineJudgements = self._data.batch(records, update=update, seed=self.config.seed)
         if self.ranks.size > 1:
             # what they show is read now; what else is needed of it, where it is
-            self.engine.encode(_prompts_of(self.own(records, batch.answers.costs(), update)))
+            own = learned_in_an_update(records, batch.answers.costs(), self.config, self.ranks, update)
+            self.engine.encode(_prompts_of(own))
         if self.reads_ahead:
             following = self.source.stream.peek(self.config.batches_per_update)
             self.engine.ahead(_prompts_of(following[own_rows(self.ranks, len(following))]))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from burnish.language.decoding import Ended, decode
+from burnish.language.kept import Turn
 from burnish.language.media import decoded
 from burnish.language.model import LanguageModel
 from burnish.language.sampling import Sampling
@@ -63,6 +64,7 @@ class Respond(Protocol):
         *,
         limits: Sequence[int] | None = None,
         on_ended: Ended | None = None,
+        turn: Turn | None = None,
     ) -> Completion: ...
 
 
@@ -212,11 +214,11 @@ class LanguageEngine(ResponseEngine):
 
             def respond(
                 prompts: Encoded, index: Sequence[int], keys: Sequence[int], *,
-                limits: Sequence[int] | None = None, on_ended: Ended | None = None,
+                limits: Sequence[int] | None = None, on_ended: Ended | None = None, turn: Turn | None = None,
             ) -> Completion:  # fmt: skip
                 return decode(
                     self.roles.model, network, prompts, index, keys, job.sampling, batch_size=self.batch_size,
-                    limits=limits, check_cancelled=job.between, on_ended=on_ended,
+                    limits=limits, check_cancelled=job.between, on_ended=on_ended, turn=turn,
                 )  # fmt: skip
 
             yield respond
