@@ -41,6 +41,7 @@ from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.ranks import SINGLE_RANK, Ranks, own_rows
 from burnish.types.media import Media
 from burnish.types.rollout import OfflineJudgements, OfflineResponses, Prompt
+from burnish.utils.errors import UserError
 from burnish.utils.recent import in_bytes
 
 DUMMY = "A placeholder response, to try the rewards before the run begins."
@@ -280,6 +281,11 @@ class LanguageAssembly(Assembly):
         if self.config.rollout.vllm is not None:
             check_own_family(self.config.model)
         super().check_data()
+        if self.reads_ahead and next(self.media(), None) is None:
+            raise UserError(
+                f"data.workers is {self.config.data.workers}, but no record shows or plays anything that processes "
+                "could read ahead; leave it out"
+            )
 
     def check(self) -> None:
         super().check()
