@@ -16,7 +16,7 @@ from burnish.types.execution import Execution
 from burnish.types.media import Fit, Media
 from burnish.types.prompt import Message, Part, Prompt
 from burnish.types.rollout import Denoising, Embeddings, Failure, Requests, Rollouts, Scored, ScoredResponses, Scores
-from burnish.utils.spool import Spooled
+from burnish.utils.spool import Unread
 
 _TYPES = (
     Completion, Denoising, Embeddings, Encoded, Execution, Failure, Features, Fit, Gathered, Media, Message, Part,
@@ -52,7 +52,7 @@ class _Packing:
             value = value.values()
         if isinstance(value, LazyTensors):
             value = dict(value)
-        if isinstance(value, Spooled):
+        if isinstance(value, Unread):
             value = value.read()
         if isinstance(value, ONCE):
             if id(value) not in self._place:

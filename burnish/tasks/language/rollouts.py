@@ -56,6 +56,8 @@ class ResponseRollouts:
             prompts=request.prompts, group=request.group, sample=request.sample, purpose="rollout",
             update=request.update, sampling=self.sampling, between=self.between,
         )  # fmt: skip
+        if request.ahead:
+            self.engine.ahead(request.ahead)
         trace, responses, scores = self._scored(job)
         scores, ran = settled(scores, job.group)
         if self.files is not None:
