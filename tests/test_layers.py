@@ -35,6 +35,7 @@ LAYERS = [
     ["runtime"],
     ["forecast"],
     ["report"],
+    ["trackers"],
     ["hooks", "board"],
     ["commands"],
     ["cli", "api"],

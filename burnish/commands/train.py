@@ -28,6 +28,7 @@ from burnish.hooks.recorded import GroupLog, Timeline
 from burnish.hooks.report import ReportWriter
 from burnish.hooks.samples import SampleIndex
 from burnish.hooks.stop import EXIT_STOPPED, StopRequest
+from burnish.hooks.trackers import Trackers
 from burnish.hooks.validation import Validation
 from burnish.loop import run
 from burnish.report import write_report
@@ -147,12 +148,13 @@ def _attempt(
         validation,
         Timeline(folder, controller.watch, local=config.runtime == "local"),
         groups := GroupLog(folder, lambda: controller.workers.credited),
-        MetricsLog(folder, resumed_at=recorded),
+        MetricsLog(folder, resumed_at=recorded, names=config.trackers.names),
         failures := Failures(folder, config.trainer, steps=config.steps),
         drift := DriftAlarm(config, folder),
         checkpoints,
         SampleIndex(config, folder),
         ReportWriter(folder),
+        Trackers(config, folder, lambda: validation.unfinished, resumed_at=recorded),
         Progress(config, done=done),
         expiry,
     ]

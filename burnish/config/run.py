@@ -19,6 +19,7 @@ from burnish.options import CheckpointOptions, Count, EmaOptions, OptimizerOptio
 from burnish.options.cluster import PipelineOptions, PoolsOptions, RayOptions, ShardingOptions
 from burnish.options.mixing import MixingOptions
 from burnish.options.profiler import ProfilerOptions
+from burnish.options.trackers import TrackersOptions
 from burnish.registry import known, names, options
 from burnish.utils.errors import ConfigError
 from burnish.utils.user_code import names_code
@@ -72,6 +73,8 @@ class RunConfig:
     """How far sampling runs ahead of learning."""
     profiler: ProfilerOptions | None = None
     """What is recorded in every detail, in which policy updates; null records nothing."""
+    trackers: TrackersOptions = Field(default_factory=TrackersOptions)
+    """Services and libraries that show the run besides its own report: W&B, SwanLab, MLflow, Trackio."""
     steps: Count = 100
     """Policy updates."""
     seed: Seed = 0

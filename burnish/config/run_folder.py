@@ -31,7 +31,7 @@ _MAY_CHANGE = re.compile(
     r"|validation\.(every|suites|suite_prompts)|sharding\..*|rollout\.(batch_size|save(\..*)?)"
     r"|trainer\.micro_batch_(size|tokens)"
     r"|((critic\.)?|algorithm\.\w+_)optimizer\.schedule_updates|trainer\.(max_(skipped|empty)_updates|expires_at|reclaim_notices|expiry_margin)"
-    r"|model\.(gradient_checkpointing|offload)|profiler(\..*)?)$"
+    r"|model\.(gradient_checkpointing|offload)|profiler(\..*)?|trackers(\..*)?)$"
 )
 
 
@@ -52,6 +52,7 @@ class RunFolder:
         self.groups = self.path / "groups.jsonl"
         self.timeline = self.path / "timeline.jsonl"
         self.code = self.path / "code.json"
+        self.trackers = self.path / "trackers"
         self._claim: IO[str] | None = None
 
     def validation(self, update: int) -> Path:
@@ -210,7 +211,8 @@ class RunFolder:
         validation = self.path / "validation"
         files = (
             self.metrics, self.tensorboard, self.reference, validation, self.profiles, self.report, self.failures,
-            self.code, self.samples, self.groups, self.timeline, self.config,
+            self.code, self.samples, self.groups, self.timeline, self.trackers,
+            self.config,
         )  # fmt: skip
         if not any(file.exists() for file in files):
             return
