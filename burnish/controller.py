@@ -134,6 +134,7 @@ class LocalController(Controller):
 
     def check(self) -> None:
         assembly = self.assembly
+        assembly.learns = True
         if self.config.scoring.probe and assembly.ranks.rank == 0:
             assembly.probe()
         assembly.check()

@@ -37,7 +37,9 @@ from burnish.tasks.kept import SampleFiles
 from burnish.tasks.suites import SuiteRunner, runner_of, subset
 from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.ema import Ema
+from burnish.training.memory import PhaseMemory
 from burnish.training.parameter_groups import ParameterGroup
+from burnish.training.peaks import device_peak
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.training.roles import Publisher, TrainedRoles
 from burnish.training.trainer import Trainer
@@ -68,10 +70,12 @@ class Assembly:
         """Args: ``ranks`` are those that hold the trained networks together, each with an assembly of its own."""
         self.config, self.ranks = config, ranks
         torch.set_num_threads(config.threads)
-        self.watch = Stopwatch()
+        self.watch, self.memory = Stopwatch(), PhaseMemory()
+        self.watch.memory = self.memory.during
         self.needs: Any = config.algorithm.needs()
         self.stop: Callable[[], bool] = lambda: False  # whether to stop sampling, as nobody would learn from it
         self.measures_prompts = False  # whether only the model's processor can tell which prompts are short enough
+        self.learns = False  # whether this process trains, so that what its networks compute is counted
         self.has_separate_engine = False  # whether the engine has weights of its own, so that these stay sharded
         self.example: Prompt | None = None  # for an engine of its own, to be compared with before it has sampled
         # around what can't poll ``stop``: a request to stop ends it, by Cancelled
@@ -131,7 +135,10 @@ class Assembly:
     @cached_property
     def roles(self) -> Any:
         """The networks."""
-        roles = self.load_roles()
+        roles, stated = self.load_roles(), self.config.trainer.peak_tflops
+        peak = device_peak(roles.device, roles.model.compute, stated) if self.learns else None
+        if peak is not None:
+            roles.measure(peak)
         if self.ranks.size > 1:
             roles.shard(self.ranks, self.config.sharding)
         return roles
