@@ -146,7 +146,7 @@ def _attempt(
     hooks: list[Hook] = [
         BeforeValidation(checkpoints),
         validation,
-        Timeline(folder, controller.watch, local=config.runtime == "local"),
+        Timeline(folder, controller.watch, controller.assembly.memory, local=config.runtime == "local"),
         groups := GroupLog(folder, lambda: controller.workers.credited),
         MetricsLog(folder, resumed_at=recorded, names=config.trackers.names),
         failures := Failures(folder, config.trainer, steps=config.steps),

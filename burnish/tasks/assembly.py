@@ -40,7 +40,9 @@ from burnish.tasks.suites import SuiteRunner, runner_of, subset
 from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.batching import learned_rows
 from burnish.training.ema import Ema
+from burnish.training.memory import PhaseMemory
 from burnish.training.parameter_groups import ParameterGroup
+from burnish.training.peaks import device_peak
 from burnish.training.ranks import SINGLE_RANK, Ranks, group_of_one, shares
 from burnish.training.roles import Publisher, TrainedRoles
 from burnish.training.trainer import Trainer
@@ -71,7 +73,8 @@ class Assembly:
         """Args: ``ranks`` are those that hold the trained networks together, each with an assembly of its own."""
         self.config, self.ranks = config, ranks
         torch.set_num_threads(config.threads)
-        self.watch = Stopwatch()
+        self.watch, self.memory = Stopwatch(), PhaseMemory()
+        self.watch.memory = self.memory.during
         self.needs: Any = config.algorithm.needs()
         self.stop: Callable[[], bool] = lambda: False  # whether to stop sampling, as nobody would learn from it
         self.measures_prompts = False  # whether only the model's processor can tell which prompts are short enough
@@ -137,7 +140,10 @@ class Assembly:
     @cached_property
     def roles(self) -> Any:
         """The networks."""
-        roles = self.load_roles()
+        roles, stated = self.load_roles(), self.config.trainer.peak_tflops
+        peak = device_peak(roles.device, roles.model.compute, stated) if self.trains else None
+        if peak is not None:
+            roles.measure(peak)
         if self.sharded:
             if self.ranks.size == 1:
                 self._until_closed.enter_context(group_of_one())

@@ -124,6 +124,9 @@ class Dialogues(ResponseEngine):
     def publish(self, version: int) -> None:
         self.engine.publish(version)
 
+    def entropy(self, trace: Completion, temperature: float) -> Tensor | None:
+        return self.engine.entropy(trace, temperature)
+
     def rest(self) -> None:
         self.engine.rest()
 

@@ -105,6 +105,10 @@ class ResponseEngine:
         raise NotImplementedError
         yield
 
+    def entropy(self, trace: Completion, temperature: float) -> Tensor | None:
+        """Entropy of the policy before every token of responses, [B, T]; None where another program has its weights."""
+        return None
+
     def publish(self, version: int) -> None:
         """Sample with the policy's present weights from now on."""
 
@@ -222,6 +226,14 @@ class LanguageEngine(ResponseEngine):
                 )  # fmt: skip
 
             yield respond
+
+    def entropy(self, trace: Completion, temperature: float) -> Tensor:
+        model, size = self.roles.model, self.roles.micro_batch_size
+        with self.roles.sampling() as network:
+            batches = list(token_budget_batches(trace, size))
+            parts = [response_logprobs(model, network, trace.select(one), temperature=temperature) for one in batches]
+        order = torch.tensor([row for rows in batches for row in rows]).argsort()
+        return torch.cat([part.entropy.cpu() for part in parts])[order]
 
 
 class Told:

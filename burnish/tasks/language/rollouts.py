@@ -61,10 +61,12 @@ class ResponseRollouts:
         trace, responses, scores = self._scored(job)
         scores, ran = settled(scores, job.group)
         if self.files is not None:
+            kept = [row for row, group in enumerate(job.group.tolist()) if self.files.wanted(job.update, group)]
+            said = said_tokens(trace, kept, self.engine, self.sampling.scored_at)
             self.files.keep(
                 job.update, job.prompts, job.group, job.sample, scores,
                 lambda folder, row: _said(responses[row], int(trace.lengths.response[row]))
-                | token_columns(said_tokens(trace, row, self.engine)),
+                | token_columns(said[row]),
                 version=request.version,
             )  # fmt: skip
         spoken = {f"train/{name}": value for name, value in dialogue_metrics(responses).items()}
