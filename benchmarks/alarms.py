@@ -52,7 +52,7 @@ RUNS = {
     ),
     "one_font": Run(
         "quickstart", [*PICTURES, *WATCHED, *SHORT, reward("one_font")],
-        ["variety_collapse", "dark_share", "edge_density"],
+        ["distinctness", "variety_collapse"],
     ),
     "empty_answers": Run("vlm_quickstart", [*READ, reward("few_wrong_characters"), "steps=40"], ["said_length"]),
     "long_answers": Run(

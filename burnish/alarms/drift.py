@@ -11,14 +11,22 @@ from burnish.options.alarms import AlarmOptions
 
 RECENT = 5  # updates that a correlation with the reward is the mean of
 SURE = 2.0  # standard errors of a correlation that it is above for certain
-PAID = 0.2  # correlation, for certain, from which on it is said that the reward pays
+PAID = 0.3  # correlation, for certain, from which on the reward pays
 
 
 class Drift:
     """Watches the mean of a statistic of samples."""
 
     def __init__(
-        self, prefix: str, options: AlarmOptions, *, prompts: int, samples: int, rises: bool = True, falls: bool = True
+        self,
+        prefix: str,
+        options: AlarmOptions,
+        *,
+        prompts: int,
+        samples: int,
+        rises: bool = True,
+        falls: bool = True,
+        only_paid: bool = False,
     ) -> None:
         """Watch a statistic.
 
@@ -28,11 +36,13 @@ class Drift:
             prompts: of an update.
             samples: of a prompt.
             rises, falls: whether that is an alarm.
+            only_paid: whether it is one only where the reward pays for it.
         """
         self.prefix, self.options = prefix, options
         self.name = prefix.removeprefix("critic/").replace("/", "_")
         self.alarm: Alarm | None = None
-        self._ways = {1.0: rises, -1.0: falls}
+        self._ways = [way for way, counts in ((1.0, rises), (-1.0, falls)) if counts]
+        self._only_paid = only_paid
         self._series = Series(prompts, options.false_alarms)
         self._correlations: deque[float] = deque(maxlen=RECENT)
         self._freedom = max(prompts * (samples - 1), 1)
@@ -50,9 +60,10 @@ class Drift:
             if self._series.back(self._far):
                 self.alarm = None
             return
-        for way, counts in self._ways.items():
-            far = self.options.shift * (1 - self._paid(way))
-            move = self._series.move(far) if counts else None
+        for way in self._ways:
+            paid = self._paid(way)
+            far = self.options.shift * (1 - paid)
+            move = self._series.move(far) if paid >= PAID or not self._only_paid else None
             if move is not None and math.copysign(1.0, move.spreads) == way:
                 self._far, self.alarm = far, self._raised(move, row, way)
                 return

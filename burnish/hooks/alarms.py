@@ -40,10 +40,11 @@ LOGGED = 80  # characters of a response in the log
 def detectors(config: RunConfig, options: AlarmOptions, folder: RunFolder) -> list[Detector]:
     """What looks at each thing that a run of this configuration has."""
     each = {"prompts": config.records, "samples": config.sampled_per_prompt}
+    watched = {name: reward for name, reward in config.rewards.items() if not reward.counts}
+    # samples of a prompt become more alike in any training; where hardly any variety is left, variety_collapse says it
     found: list[Detector] = [
-        Drift(f"critic/{name}", options, **each, rises=not reward.higher_is_better)
-        for name, reward in config.rewards.items()
-        if not reward.counts and reward.compares() != "groups"  # variety falls in any training: see variety_collapse
+        Drift(f"critic/{name}", options, **each, rises=not one.higher_is_better, only_paid=one.compares() == "groups")
+        for name, one in watched.items()
     ]
     # responses become surer in any training; where nothing is left of that, entropy_collapse says it
     found += [Drift(f"said/{name}", options, **each, falls=name != "surprisal") for name in WATCHED]

@@ -64,6 +64,13 @@ def test_only_the_way_that_matters_is_an_alarm():
     assert raised(drift(falls=False), falling)[-1][1] is None
 
 
+def test_what_falls_in_any_training_is_an_alarm_where_the_reward_pays_for_it():
+    free, paid = ([statistic(mean, way) for mean in (0.6, 0.6, 0.1, 0.1)] for way in (-0.2, -0.6))
+    assert raised(drift(only_paid=True), free)[-1][1] is None
+    assert raised(drift(only_paid=True), paid)[-1][1] is not None
+    assert raised(drift(), free)[-1][1] is not None
+
+
 def test_the_options_are_read():
     rows = [statistic(mean) for mean in (0.2, 0.2, 0.35, 0.35)]
     assert raised(drift(), rows)[-1][1] is None
