@@ -8,8 +8,10 @@ kernel takes back, are not counted.
 """
 
 import ctypes
+import functools
 import gc
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +89,7 @@ def load(folder: Path, ranks: Ranks, *, lora: bool) -> Any:
     return roles
 
 
-def measure(folder: Path, first: Path, ranks: Ranks, *, lora: bool = False) -> tuple[float, float]:
+def measure(folder: Path, first: Path, ranks: Ranks, *, lora: bool) -> tuple[float, float]:
     """What loading takes, after another model has been loaded, which imports what it needs."""
     load(first, ranks, lora=lora)
     with Peak() as peak:
@@ -97,28 +99,37 @@ def measure(folder: Path, first: Path, ranks: Ranks, *, lora: bool = False) -> t
     return found
 
 
-def main() -> None:
+def loaded(folder: Path, width: int, layers: int, sizes: Sequence[int], *, lora: bool) -> tuple[int, list[Any]]:
+    """The number of weights of a model, and what its loading takes each rank, for every number of ranks."""
     from benchmarks.checkpoints import processes
+
+    # in a process of its own: what this one has had, its children would take up again without a trace
+    (count,) = processes(1, lambda ranks: write_pipeline(folder / "model", width, layers))
+    processes(1, lambda ranks: write_pipeline(folder / "first", 64, 2))
+    load(folder / "first", SINGLE_RANK, lora=False)  # imports what its children would have to
+    work = functools.partial(measure, folder / "model", folder / "first", lora=lora)
+    return count, [processes(size, work) for size in sizes]
+
+
+def main() -> None:
     from benchmarks.setting import options, table, write
 
     weights = {"type": int, "default": 200, "help": "millions of weights"}
     arguments = options(__doc__.splitlines()[0], weights=weights)
     layers = 2 if arguments.smoke else max(2, arguments.weights // 15)
+    width = 128 if arguments.smoke else 640
+    sizes = (1, 2) if arguments.smoke else (1, 2, 4)
     rows = []
-    with tempfile.TemporaryDirectory() as made:
-        folder, first = Path(made) / "model", Path(made) / "first"
-        width = 128 if arguments.smoke else 640
-        # in a process of its own: what this one has had, its children would take up again without a trace
-        (count,) = processes(1, lambda ranks: write_pipeline(folder, width, layers))
-        processes(1, lambda ranks: write_pipeline(first, 64, 2))
-        load(first, SINGLE_RANK, lora=False)  # imports what its children would have to
-        for lora in (False, True):
-            for size in (1, 2) if arguments.smoke else (1, 2, 4):
-                found = processes(size, lambda ranks, lora=lora: measure(folder, first, ranks, lora=lora))
-                rows.append({
-                    "name": f"{'LoRA' if lora else 'all weights'}, {size} rank{'s' * (size > 1)}",
-                    "share": max(0.0, *(share for share, _ in found)), "peak": max(0.0, *(most for _, most in found)),
-                })  # fmt: skip
+    for lora in (False, True):
+        with tempfile.TemporaryDirectory() as folder:
+            count, found = loaded(Path(folder), width, layers, sizes, lora=lora)
+        rows += [
+            {
+                "name": f"{'LoRA' if lora else 'all weights'}, {size} rank{'s' * (size > 1)}",
+                "share": max(0.0, *(share for share, _ in each)), "peak": max(0.0, *(most for _, most in each)),
+            }
+            for size, each in zip(sizes, found, strict=True)
+        ]  # fmt: skip
     print(table(rows, {"name": "MiB", "share": "share of a rank", "peak": "peak"}))
     write(arguments.output, {"weights": count, "rows": rows})
 

@@ -19,8 +19,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from burnish.commands.export import export
 from burnish.commands.train import train
 from burnish.config import load
@@ -30,7 +28,7 @@ from burnish.tasks import assemble
 from burnish.tasks.language.engine import ResponseJob
 from burnish.types.prompt import Prompt
 from burnish.utils.random import permutation
-from tools.tiny_vlm_data import questions, scans, split, write_lines
+from tools.tiny_vlm_data import split, write_questions
 
 SAMPLES = 16  # of each question, as the recipe samples them
 OTHERS = 12  # responses to other pictures that are judged beside
@@ -49,7 +47,9 @@ REWARD_MODEL: dict[str, Any] = {
 
 def write_preferences(folder: Path, seed: int) -> None:
     """Pairs of responses to the training questions and to the held-out ones, as the rewards order them."""
-    files = f"[burnish:vlm_quickstart/train.jsonl, {more_questions(folder)}]"
+    parts = split(0)
+    more = write_questions(folder, "more", (*parts.train, *parts.warmup), MORE)
+    files = f"[burnish:vlm_quickstart/train.jsonl, {more}]"
     config = load(
         "vlm_quickstart",
         [f"seed={seed}", "scoring.processes=0", f"output_dir={folder / 'unused'}", f"data.train_files={files}"],
@@ -67,17 +67,6 @@ def write_preferences(folder: Path, seed: int) -> None:
                 in_form = {text: reward for text, reward in (sampled[group] | drawn[group]).items() if reward > 0}
                 lines += _pairs(prompt, sampled[group], "sampled", seed) + _pairs(prompt, in_form, "seeing", seed)
             (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def more_questions(folder: Path) -> Path:
-    """A file of further questions, about pictures that are not held out."""
-    parts = split(0)
-    asked = questions((*parts.train, *parts.warmup), MORE, 0, "more")
-    (folder / "images").mkdir(exist_ok=True)
-    for picture in {picture for question in asked for picture in question.pictures}:
-        Image.fromarray(scans()[0][picture]).save(folder / "images" / f"{picture:04d}.png")
-    write_lines(folder / "more.jsonl", [question.record() for question in asked])
-    return folder / "more.jsonl"
 
 
 def _rated(

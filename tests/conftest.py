@@ -1,8 +1,10 @@
 """Fixtures that more than one folder of tests uses."""
 
+import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -48,6 +50,13 @@ def pytest_runtest_protocol():
 
     with OtherRounding():
         return (yield)
+
+
+@pytest.fixture(scope="module")
+def new_process():
+    """Call a function in a process that has imported and computed nothing before, as measurements of memory need."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        yield lambda function, *arguments, **named: process.submit(function, *arguments, **named).result(300)
 
 
 @pytest.fixture(autouse=True)

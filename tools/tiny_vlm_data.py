@@ -137,6 +137,16 @@ def write_data(folder: Path, seed: int) -> None:
         Image.fromarray(scans()[0][picture]).save(folder / "images" / f"{picture:04d}.png", optimize=True)
 
 
+def write_questions(folder: Path, name: str, pictures: Sequence[int], per_task: int) -> Path:
+    """Write a file of further questions about some pictures, and the pictures."""
+    asked = questions(pictures, per_task, 0, name)
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    for picture in {picture for question in asked for picture in question.pictures}:
+        Image.fromarray(scans()[0][picture]).save(folder / "images" / f"{picture:04d}.png")
+    write_lines(folder / f"{name}.jsonl", [question.record() for question in asked])
+    return folder / f"{name}.jsonl"
+
+
 def turned(scan: int, draws: torch.Generator) -> dict[str, Any]:
     """A line of a data file: a scan that is turned by an angle drawn at random, inside the record."""
     angle = (2 * float(torch.rand((), generator=draws)) - 1) * MOST_TURNED

@@ -17,7 +17,7 @@ from burnish.options.language import TokenTeacher
 from burnish.rewards.images.learned import CONFIG as MODEL_CONFIG
 from burnish.rewards.images.learned import LearnedReward, Source
 from burnish.rewards.judges.options import DecoderOptions
-from burnish.rewards.text.reward_model import RewardModel
+from burnish.rewards.text.head_options import HeadOptions
 from burnish.utils.errors import UserError
 from burnish.utils.hub import COMMIT, HubModel, hub_model, model_folder
 from burnish.utils.hub_data import hub_data
@@ -27,7 +27,7 @@ from burnish.utils.reading import checked_path, read_text
 log = logging.getLogger(__name__)
 
 Place = tuple[str | int, ...]  # of a section in the configuration
-Section = ModelOptions | Teacher | TokenTeacher | RewardModel | DecoderOptions | LearnedReward
+Section = ModelOptions | Teacher | TokenTeacher | HeadOptions | DecoderOptions | LearnedReward
 
 
 def with_models(config: RunConfig) -> RunConfig:
@@ -113,7 +113,7 @@ def _models(config: RunConfig) -> Iterator[tuple[Place, Section, Source, HubMode
     if isinstance(needs, Needs | LanguageNeeds):
         sections += [(("algorithm", "teachers", i), teacher, trained) for i, teacher in enumerate(needs.teachers)]
     for name, one in config.rewards.items():
-        if isinstance(one, RewardModel | DecoderOptions):
+        if isinstance(one, HeadOptions | DecoderOptions):
             sections.append((("rewards", name), one, (Source(index=MODEL_CONFIG),)))
         elif isinstance(one, LearnedReward):
             sections.append((("rewards", name), one, one.sources()))

@@ -212,6 +212,11 @@ class LanguageConfig(RunConfig):
                 f"rewards.{label} is given, but {name} trains a reward model, and nothing is sampled that it could "
                 f"score; remove it with rewards.{label}=null"
             )
+        if self.algorithm.needs().question and self.data.system_prompt is not None:
+            yield (
+                "data.system_prompt is given, but algorithm.question is all that is asked about pictures, here and "
+                "where the reward model scores; put it there"
+            )
         if self.rollout.vllm is not None:
             yield f"rollout.engine is vllm, but {name} samples nothing; leave it out"
         if self.runtime == "ray" and self.pools.reward is not None:

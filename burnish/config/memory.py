@@ -46,6 +46,11 @@ def memory_complaints(config: RunConfig) -> Iterator[str]:
 def _offloaded(config: RunConfig) -> Iterator[str]:
     """What can't be kept on the CPU."""
     for section, optimizer in config.optimizers.items():
+        if optimizer.name == "adamw_8bit" and _ranks(config) > 1:
+            yield (
+                f"{section}.name is adamw_8bit, but the {_ranks(config)} processes of pools.train hold weights in "
+                f"shards, which bitsandbytes doesn't step; set {section}.name=adamw, whose states are shared out"
+            )
         if optimizer.offload and _ranks(config) > 1:
             yield (
                 f"{section}.offload is true, but the {_ranks(config)} processes of pools.train shard the states; set "

@@ -109,5 +109,11 @@ class Prompt:
         ]
 
 
+def about_media(text: str, images: tuple[Media, ...], videos: tuple[Media, ...] = ()) -> Prompt:
+    """A question about pictures and videos, which come before it."""
+    parts = (*(Part("image") for _ in images), *(Part("video") for _ in videos), Part("text", text))
+    return Prompt(text=text, messages=(Message("user", parts),), images=images, videos=videos)
+
+
 def _chat_part(part: Part) -> dict[str, str]:
     return {"type": "text", "text": part.text} if part.kind == "text" else {"type": part.kind}

@@ -190,6 +190,11 @@ def test_a_run_keeps_and_exports_adapters_alone(task, folder, capsys):
             ["runtime=ray", "pools.train.processes=2", "optimizer.offload=true", "model.device=cuda"],
             r"optimizer.offload is true, but the 2 processes .* sharding.offload=true",
         ),
+        (
+            "language",
+            ["runtime=ray", "pools.train.processes=2", "optimizer.name=adamw_8bit", "model.device=cuda"],
+            r"optimizer.name is adamw_8bit, but the 2 processes .* set optimizer.name=adamw",
+        ),
         ("language", ["runtime=ray", "pools.train.processes=2", "model.compile=true"], r"model.compile is true, but"),
         ("language", ["runtime=ray", "pools.train.processes=2"], r"the 2 processes of pools.train shard every weight"),
         ("language", ["runtime=ray", "pools.rollout.processes=1"], r"a rollout pool is sent plain weights"),

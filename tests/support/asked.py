@@ -1,9 +1,9 @@
-"""Rewards on text, asked as a scoring process asks them."""
+"""Rewards, asked as a scoring process asks them."""
 
 from __future__ import annotations
 
 from burnish.registry import lookup
-from burnish.rewards.base import Verdict
+from burnish.rewards.base import Reward, Verdict
 from burnish.rewards.judging import judge
 from burnish.rewards.text.base import LanguageReward, Response
 from burnish.types.prompt import Prompt
@@ -11,6 +11,10 @@ from burnish.types.prompt import Prompt
 
 def reward(name: str, **options) -> LanguageReward:
     return lookup("language reward", name)(**options)
+
+
+def flow_reward(name: str, **options) -> Reward:
+    return lookup("flow reward", name)(**options)
 
 
 def ask(one: LanguageReward, *pairs: tuple[str, str | None]) -> list[Verdict]:

@@ -28,7 +28,7 @@ from burnish.algorithms.language.ppo import PPO
 from burnish.algorithms.language.sft import SFT
 from burnish.options import OptimizerOptions
 from burnish.options.cluster import ShardingOptions
-from burnish.options.language import CriticOptions
+from burnish.options.language import CriticOptions, LanguageLoraOptions
 from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.ranks import SINGLE_RANK, Ranks, join_ranks
 from burnish.training.sharding import local_shard
@@ -49,6 +49,7 @@ CLIPPED = OptimizerOptions(lr=3e-3, eps=1e-3, max_grad_norm=1e-2, weight_decay=0
 # 12 rows in mini-batches of 5: the last one has 2, so each rank has a row and a micro-batch of its own size
 UNEVEN: dict[str, Any] = {"mini": 5, "micro": 3, "optimizer": CLIPPED}
 CRITIC = CriticOptions(optimizer=replace(CLIPPED, lr=1e-3))
+MUON = replace(CLIPPED, name="muon", lr=3e-4)
 TOKENS: dict[str, Any] = {"mini": 5, "budget": 60, "optimizer": CLIPPED}
 
 # a pipeline that no family is written for, with two networks, of which a step takes one
@@ -117,6 +118,10 @@ RUNS: dict[str, Make] = {
     "ppo lora": lambda pipeline, ranks: TokenBench(
         PPO(kl=TokenKl(coef=0.1, route="reward")), lora=True, critic=CRITIC, ranks=ranks, **TOKENS
     ),
+    "dora": lambda pipeline, ranks: TokenBench(
+        GRPO(), lora=LanguageLoraOptions(rank=4, dora=True, modules_to_save=["lm_head"]), ranks=ranks, **TOKENS
+    ),
+    "muon": lambda pipeline, ranks: TokenBench(GRPO(), ranks=ranks, **TOKENS | {"optimizer": MUON}),
     "ppo shared": lambda pipeline, ranks: TokenBench(
         PPO(), critic=replace(CRITIC, trunk="shared", warmup_updates=1), ranks=ranks, **TOKENS
     ),

@@ -75,7 +75,7 @@ class Bench:
         self,
         algorithm: Algorithm,
         *,
-        lora: bool = False,
+        lora: bool | LanguageLoraOptions = False,
         mini: int | None = None,
         epochs: int = 1,
         budget: int = 10_000,
@@ -94,7 +94,7 @@ class Bench:
         device: Any = "cpu",
         **options_of_model: Any,
     ) -> None:
-        options = LanguageLoraOptions(rank=4) if lora else None
+        options = (lora if isinstance(lora, LanguageLoraOptions) else LanguageLoraOptions(rank=4)) if lora else None
         model = ModelOptions(
             path=str(folder or folder_of(family)),
             device=device,

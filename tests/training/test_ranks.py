@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +35,7 @@ from tests.support.factory import tiny_pipeline
 from tests.support.sockets import listening
 
 WEIGHTS = {"rtol": 1e-5, "atol": 2e-5}
+ROUNDED = {"rtol": 1e-5, "atol": 1e-4}  # Muon computes in bfloat16; a matrix that is taken for its shard shows as 1e-3
 
 
 class Fake:
@@ -272,10 +274,10 @@ def both(tmp_path_factory):
     return folder, alone, rank_runs.together(rank_runs.all_runs, folder)
 
 
-def compare(found: dict[str, Any], expected: dict[str, Any]) -> None:
+def compare(found: dict[str, Any], expected: dict[str, Any], weights: Mapping[str, float] = WEIGHTS) -> None:
     assert found["weights"].keys() == expected["weights"].keys()
     for name, value in expected["weights"].items():
-        torch.testing.assert_close(found["weights"][name], value, **WEIGHTS, msg=lambda text, n=name: f"{n}: {text}")
+        torch.testing.assert_close(found["weights"][name], value, **weights, msg=lambda text, n=name: f"{n}: {text}")
     assert len(found["metrics"]) == len(expected["metrics"])
     for one, other in zip(found["metrics"], expected["metrics"], strict=True):
         assert one.keys() == other.keys()
@@ -291,7 +293,7 @@ def compare(found: dict[str, Any], expected: dict[str, Any]) -> None:
 def test_two_ranks_train_as_one(both, name):
     _, alone, (first, second) = both
     assert alone[name]["moved"] > 3e-4, "nothing was learned, so nothing is compared"
-    compare(first[name], alone[name])
+    compare(first[name], alone[name], ROUNDED if name == "muon" else WEIGHTS)
     for key, value in first[name]["weights"].items():
         assert torch.equal(second[name]["weights"][key], value), key
 

@@ -78,9 +78,23 @@ class RewardTraining(Algorithm):
         return Loss(loss.sum(), metrics)
 
 
+@options
+class AboutPictures(RewardTraining):
+    """Base of what may learn to judge pictures in place of responses."""
+
+    question: Annotated[str, Field(min_length=1)] | None = None
+    """Judge pictures that were drawn for a prompt, in place of responses: what is asked about each, its prompt in place
+    of {prompt}, as in "How well does the picture show this? {prompt}". null judges responses."""
+
+    @property
+    def asked(self) -> str:
+        """What is asked about each picture; "" where responses are judged."""
+        return self.question or ""
+
+
 @register("language algorithm", "bradley_terry")
-class BradleyTerry(RewardTraining):
-    """Score the preferred response higher than the other one."""
+class BradleyTerry(AboutPictures):
+    """Score the preferred response, or picture, higher than the other one."""
 
     ties: Literal["rao_kupper", "davidson"] | None = None
     """Model of ties: rao_kupper (VideoReward's BTT) or davidson; null knows no ties and refuses records with one."""
@@ -101,8 +115,9 @@ class BradleyTerry(RewardTraining):
 
     def needs(self) -> LanguageNeeds:
         return LanguageNeeds(
-            data="comparisons", groups=False, atom="pair", heads=tuple(self.heads), ties=self.ties is not None
-        )
+            data="comparisons", groups=False, atom="pair", heads=tuple(self.heads), ties=self.ties is not None,
+            question=self.asked,
+        )  # fmt: skip
 
     def losses(self, values: Tensor, part: OfflineJudgements) -> tuple[Tensor, dict[str, Tensor]]:
         from burnish.losses.reward_model import comparison
@@ -145,9 +160,9 @@ class BradleyTerry(RewardTraining):
         return (given == best).float() / shared
 
 
-@register("language algorithm", "score_regression")
-class ScoreRegression(RewardTraining):
-    """Predict the scores that people gave to single responses."""
+@options
+class Regression(RewardTraining):
+    """Base of what predicts numbers that people gave."""
 
     kind: Literal["mse", "bce"] = "mse"
     """mse: squared error of the score; bce: binary cross-entropy of sigmoid(score), for scores from 0 to 1."""
@@ -155,9 +170,6 @@ class ScoreRegression(RewardTraining):
     @property
     def squashed(self) -> bool:
         return self.kind == "bce"
-
-    def needs(self) -> LanguageNeeds:
-        return LanguageNeeds(data="scores", groups=False, heads=tuple(self.heads), shares=self.squashed)
 
     def losses(self, values: Tensor, part: OfflineJudgements) -> tuple[Tensor, dict[str, Tensor]]:
         from burnish.losses.reward_model import regression
@@ -177,8 +189,18 @@ class ScoreRegression(RewardTraining):
         return values.sigmoid() if self.squashed else values
 
 
+@register("language algorithm", "score_regression")
+class ScoreRegression(AboutPictures, Regression):
+    """Predict the scores that people gave to single responses, or pictures."""
+
+    def needs(self) -> LanguageNeeds:
+        return LanguageNeeds(
+            data="scores", groups=False, heads=tuple(self.heads), shares=self.squashed, question=self.asked
+        )
+
+
 @register("language algorithm", "process_reward")
-class ProcessReward(ScoreRegression):
+class ProcessReward(Regression):
     """Judge every step of a response where it ends (Lightman et al. 2023, arXiv:2305.20050; Wang et al. 2024,
     arXiv:2312.08935)."""
 

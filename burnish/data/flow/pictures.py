@@ -67,7 +67,7 @@ def read_pictures(
     """
 
     def read(record: Record) -> list[PictureRecord]:
-        pictures = tuple(_picture(record, usual) for usual in KEYS[holds])
+        pictures = tuple(picture_at(record, usual) for usual in KEYS[holds])
         if len(pictures) == 2 and pictures[0] == pictures[1]:
             raise ValueError("has the same picture as chosen and as rejected")
         # ``image`` is the finished picture of a single one; what a prompt begins from is ``images`` there
@@ -90,7 +90,12 @@ def read_pictures(
     return read_files(files, read, records, check, media_folder=keys.media_folder)
 
 
-def _picture(record: Record, usual: tuple[str, ...]) -> Media:
+def picture_at(record: Record, usual: tuple[str, ...]) -> Media:
+    """The picture under one of some keys.
+
+    Raises:
+        ValueError: there is none.
+    """
     key, value = find(record.values, usual)
     if not key:
         raise ValueError(f"has no {usual[0]}; {listed(record.values)}")

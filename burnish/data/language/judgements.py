@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from burnish.data.conversation import response_text
+from burnish.data.language.drawn import drawn
 from burnish.data.language.prompts import question
 from burnish.data.language.responses import ResponseRecord, one_response, preferred_pair
 from burnish.data.records import Record, read_files
 from burnish.data.values import find, shown
 from burnish.options.language import LanguageDataOptions
+from burnish.types.prompt import Prompt
 
 Holds = Literal["comparisons", "scores", "steps"]
 OUTCOMES = {"chosen": 1.0, "rejected": -1.0, "tie": 0.0}
@@ -29,10 +31,17 @@ class JudgedRecord(ResponseRecord):
     target: tuple[tuple[float, ...], ...] = ()  # [S][H]; 1, 0, -1 of a pair, else scores; nan where nobody said
     margin: tuple[float, ...] = ()  # [H]
     ends: tuple[int, ...] = ()  # characters of the response at which its steps end; none: it is judged as a whole
+    asked: tuple[Prompt, ...] = ()  # of records of pictures: the question about each, which has no response
+
+    @property
+    def rows(self) -> list[tuple[Prompt, str]]:
+        prompts = self.asked or (self.prompt,) * len(self.responses)
+        return list(zip(prompts, self.responses, strict=True))
 
     @property
     def content(self) -> list[Any]:
-        return [*super().content, repr(self.target), self.margin, self.ends]
+        asked = [[prompt.uid for prompt in self.asked]] if self.asked else []
+        return [*super().content, repr(self.target), self.margin, self.ends, *asked]
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,7 @@ class Labels:
     ties: bool = False  # whether pairs without a winner can be learned
     shares: bool = False  # whether scores have to be from 0 to 1
     separator: str = ""  # between steps
+    question: str = ""  # about pictures, which are judged in place of responses
 
 
 def read_judgements(files: str | Sequence[str], options: LanguageDataOptions, labels: Labels) -> list[JudgedRecord]:
@@ -51,7 +61,8 @@ def read_judgements(files: str | Sequence[str], options: LanguageDataOptions, la
 
     ``comparisons``: pairs under chosen and rejected as for DPO, with ``tie: true``, ``preference`` (chosen, rejected
     or tie, or one of them by head) and ``margin`` (a number, or one by head) where they have them. ``scores``: a
-    response with its score, or its scores by head. ``steps``: a list of steps with as many labels.
+    response with its score, or its scores by head. With a question both have pictures in place of responses, as
+    ``drawn`` reads them. ``steps``: a list of steps with as many labels.
 
     Raises:
         UserError: as ``read_questions``.
@@ -61,7 +72,12 @@ def read_judgements(files: str | Sequence[str], options: LanguageDataOptions, la
 
 
 def _comparison(record: Record, options: LanguageDataOptions, labels: Labels) -> Iterator[JudgedRecord]:
-    prompt, responses = preferred_pair(record, options)
+    asked: tuple[Prompt, ...] = ()
+    if labels.question:
+        prompt, asked = drawn(record, options, labels.question, "pairs")
+        responses = ("", "")
+    else:
+        prompt, responses = preferred_pair(record, options)
     tie, preference = record.values.get("tie"), record.values.get("preference")
     if tie is not None and not isinstance(tie, bool):
         raise ValueError(f"'tie' is {shown(tie)}; it must be true or false")
@@ -78,6 +94,7 @@ def _comparison(record: Record, options: LanguageDataOptions, labels: Labels) ->
         responses,
         target=(tuple(outcome[head] for head in labels.heads),),
         margin=tuple(0.0 if math.isnan(margin[head]) else margin[head] for head in labels.heads),
+        asked=asked,
     )
 
 
@@ -86,13 +103,15 @@ def _score(record: Record, options: LanguageDataOptions, labels: Labels) -> Iter
     if not key:
         raise ValueError(f"has no score; give one under {' or '.join(SCORES)}")
     scores = _by_head(value, key, labels.heads, _share if labels.shares else _number)
+    target, margin = (tuple(scores[head] for head in labels.heads),), (0.0,) * len(labels.heads)
+    if labels.question:
+        prompt, asked = drawn(record, options, labels.question, "pictures")
+        yield JudgedRecord(prompt, ("",), target=target, margin=margin, asked=asked)
+        return
     response = one_response(record, options)
     if response is None:
         raise ValueError("has no response; give one under response, completion or output")
-    yield JudgedRecord(
-        question(record, options), (response,), target=(tuple(scores[head] for head in labels.heads),),
-        margin=(0.0,) * len(labels.heads),
-    )  # fmt: skip
+    yield JudgedRecord(question(record, options), (response,), target=target, margin=margin)
 
 
 def _steps(record: Record, options: LanguageDataOptions, labels: Labels) -> Iterator[JudgedRecord]:

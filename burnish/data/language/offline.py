@@ -61,16 +61,14 @@ class ResponseData:
 
     def _too_long(self, record: ResponseRecord, limit: int | None, longest: int) -> str:
         """Why a record is too long; "" if it isn't."""
-        for text in record.responses:
+        for _, text in record.rows:
             length = len(self.model.response_ids(text))
             if length > longest:
                 return f"a response of {length} tokens, but rollout.max_new_tokens is {longest}: {shown(text)}"
-        if limit is not None:
-            length = self.encode([record.prompt]).table.lengths[0]
-            if length > limit:
-                return (
-                    f"a prompt of {length} tokens, but data.max_prompt_length is {limit}: {shown(record.prompt.text)}"
-                )
+        for prompt in dict.fromkeys(prompt for prompt, _ in record.rows):
+            length = 0 if limit is None else self.encode([prompt]).table.lengths[0]
+            if limit is not None and length > limit:
+                return f"a prompt of {length} tokens, but data.max_prompt_length is {limit}: {shown(prompt.text)}"
         return ""
 
     def batch(self, records: Sequence[Any], *, update: int, seed: int) -> Any:
@@ -81,7 +79,7 @@ class ResponseData:
             update: policy update that trains on them.
             seed: of the run.
         """
-        rows = [(record.prompt, text) for record in records for text in record.responses]
+        rows = [row for record in records for row in record.rows]
         prompts = self.encode([prompt for prompt, _ in rows])
         trace = offline_completion(self.model, prompts, [self.model.response_ids(text) for _, text in rows])
         return OfflineResponses(
@@ -97,11 +95,10 @@ class JudgementData(ResponseData):
     """Records with labels, for a reward model."""
 
     def batch(self, records: Sequence[JudgedRecord], *, update: int, seed: int) -> OfflineJudgements:
-        rows = [(record, text) for record in records for text in record.responses]
-        trace = judged_completion(
-            self.model, self.encode([record.prompt for record, _ in rows]),
-            [text for _, text in rows], [record.ends or None for record, _ in rows],
-        )  # fmt: skip
+        rows = [row for record in records for row in record.rows]
+        ends = [record.ends or None for record in records for _ in record.rows]
+        prompts = self.encode([prompt for prompt, _ in rows])
+        trace = judged_completion(self.model, prompts, [text for _, text in rows], ends)
         steps = max(len(record.target) for record in records)
         heads = len(records[0].margin)
         nothing = (math.nan,) * heads

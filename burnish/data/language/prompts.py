@@ -98,7 +98,7 @@ def prompt_of(
     plain = len(messages) == 1 and messages[0].role == "user" and not (images or videos or audios)
     return Prompt(
         text=Conversation(list(messages), images, videos, audios).text(),
-        source=_text_at(record.values, "data_source") or "default",
+        source=text_at(record.values, "data_source") or "default",
         answer=_answer(record.values, options),
         messages=() if plain else tuple(messages),
         images=tuple(images),
@@ -138,13 +138,14 @@ def _answer(values: dict[str, Any], options: LanguageDataOptions) -> str | None:
 
 def _label(values: dict[str, Any], options: LanguageDataOptions) -> str | None:
     if options.label_key:
-        return _text_at(values, options.label_key)
+        return text_at(values, options.label_key)
     named = (options.answer_key, options.prompt_key, options.response_key)
     label = values.get("label")
     return text_of(label, "label") if isinstance(label, str) and "label" not in named else None
 
 
-def _text_at(values: dict[str, Any], key: str) -> str | None:
+def text_at(values: dict[str, Any], key: str) -> str | None:
+    """The text under a key; None if there is none."""
     value = value_at(values, key)
     return None if value is None else text_of(value, key)
 

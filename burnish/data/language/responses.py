@@ -34,6 +34,11 @@ class ResponseRecord:
         """Its file and line, for messages."""
         return self.prompt.where
 
+    @property
+    def rows(self) -> list[tuple[Prompt, str]]:
+        """Each of its responses, with what it answers."""
+        return [(self.prompt, text) for text in self.responses]
+
     @cached_property
     def uid(self) -> str:
         """A hash of its content."""

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from burnish.types.prompt import Prompt, about_media
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json, read_object
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from burnish.language.logprobs import ResponseStates
     from burnish.language.model import LanguageModel
+    from burnish.types.media import Media
 
 HEAD = "score.weight"  # as sequence classifiers of transformers call it
 FILE = "reward_head.json"
@@ -29,6 +31,14 @@ class HeadFile:
     heads: list[str]
     squashed: bool = False  # a value is sigmoid(score)
     separator: str = ""  # between the steps that are judged one by one; "": responses are judged as a whole
+    question: str = ""  # about a picture, with {prompt} in it; "": responses are judged
+    min_pixels: int | None = None  # of pictures that it was trained to judge
+    max_pixels: int | None = None
+
+
+def about_picture(question: str, prompt: str, images: tuple[Media, ...]) -> Prompt:
+    """What a reward model is asked about a picture, the last of ``images``: what it was drawn from comes before."""
+    return about_media(question.replace("{prompt}", prompt), images)
 
 
 def new_head(model: LanguageModel, count: int, seed: int) -> nn.Linear:
@@ -125,7 +135,11 @@ def read_about(folder: Path) -> HeadFile:
     try:
         told = read_object(folder / FILE)
         about = HeadFile(
-            [str(name) for name in told["heads"]], bool(told.get("squashed")), str(told.get("separator", ""))
+            [str(name) for name in told["heads"]],
+            bool(told.get("squashed")),
+            str(told.get("separator", "")),
+            str(told.get("question", "")),
+            *(None if told.get(name) is None else int(told[name]) for name in ("min_pixels", "max_pixels")),
         )
         if not about.heads:
             raise ValueError("it names no head")

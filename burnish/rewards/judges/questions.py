@@ -12,7 +12,7 @@ from burnish.rewards.judges.forms import Form
 from burnish.rewards.judges.replies import Oracle, Question, Reply
 from burnish.types.clips import Clip
 from burnish.types.media import Media, evenly_spaced
-from burnish.types.prompt import Message, Part, Prompt
+from burnish.types.prompt import Prompt, about_media
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,9 +71,7 @@ def asked(template: str, subject: Subject, further: Mapping[str, str], other: Su
     if other is not None:
         words["other"] = other.words.get("response", "")
         images = (*images, *other.images[other.given :])
-    text = filled(template, words)
-    parts = (*(Part("image") for _ in images), *(Part("video") for _ in videos), Part("text", text))
-    return Prompt(text=text, messages=(Message("user", parts),), images=images, videos=videos)
+    return about_media(filled(template, words), images, videos)
 
 
 def judged(

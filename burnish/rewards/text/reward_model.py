@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from math import prod
 from operator import itemgetter
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import model_validator
-
-from burnish.models.language.reward_head import is_reward_model, read_about
-from burnish.options import Count, Finite
+from burnish.models.language.reward_head import is_reward_model
 from burnish.registry import register
 from burnish.rewards.base import Verdict
 from burnish.rewards.text.base import LanguageReward, Response
-from burnish.rewards.text.reading_model import awake, load_reader, sees
+from burnish.rewards.text.head_options import HeadOptions
+from burnish.rewards.text.reading_model import awake, sees
 from burnish.rewards.text.steps import step_ends
 from burnish.utils.errors import UserError
-from burnish.utils.hub import model_folder
-from burnish.utils.weights import complaints_about, load_network, refuse_non_finite
+from burnish.utils.weights import load_network, refuse_non_finite
 
 if TYPE_CHECKING:
     from burnish.types.prompt import Prompt
 
 
 @register("language reward", "reward_model")
-class RewardModel(LanguageReward):
+class RewardModel(HeadOptions, LanguageReward):
     """What a reward model makes of the conversation with the response."""
 
     has_weights: ClassVar[bool] = True
@@ -38,45 +35,15 @@ class RewardModel(LanguageReward):
     """Directory, or org/name on the Hugging Face hub: a reward model that burnish export wrote, or one of transformers
     with AutoModelForSequenceClassification weights and a tokenizer. Without a chat template, the latter reads prompt
     and response as a pair of texts."""
-    revision: str | None = None
-    """Branch, tag or commit of a model of the hub; null is its default branch."""
-    batch_size: Count = 8
-    """Responses per forward pass, padded together; 1 makes scores bit for bit independent of the batch."""
-    max_length: Count = 4096
-    """Longest conversation in tokens; the reward of longer ones is missing, they are never truncated."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the network."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Device of the network."""
     media: Literal["refuse", "leave_out"] = "refuse"
     """Prompts with pictures, videos or sounds that the model can't read: refuse them, or leave_out the media. A reward
     model of Burnish that sees reads them, unless they are left out."""
-    put_away: bool = False
-    """Keep the weights in CPU memory while nothing is scored, so that a GPU is shared with training."""
-    heads: dict[str, Finite] | None = None
-    """Weights of the heads in the sum, by name, for reward models of Burnish; null takes the mean of all."""
     steps: Literal["min", "mean", "last", "product", "each"] = "min"
     """How the values of steps become one, where the model judges every step. each gives a step its value where it ends,
     and their sum is the reward: PPO and REINFORCE take it token by token, GRPO with algorithm.advantage=group_steps."""
 
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.put_away and self.device == "cpu":
-            raise ValueError("put_away is true, but device is cpu, where the weights are anyway; leave it out")
-        if self.heads is not None and not any(self.heads.values()):
-            raise ValueError("heads has no weight but 0; give one a weight, or leave it out")
-        return self
-
     def check(self, prompts: Sequence[Prompt]) -> None:
-        folder = _folder(self.path, self.revision)
-        if not (folder / "config.json").is_file():
-            raise UserError(
-                f"path of reward reward_model is {self.path!r}, which has no config.json; give the folder of a "
-                "sequence classifier of transformers with one label"
-            )
-        cut = list(complaints_about(folder))
-        if cut:
-            raise UserError(f"path of reward reward_model is {self.path!r}: {'; '.join(cut)}")
+        folder = self._checked("the folder of a sequence classifier of transformers with one label")
         self._check_heads(folder)
         if is_reward_model(folder) and sees(folder):
             return
@@ -96,10 +63,11 @@ class RewardModel(LanguageReward):
                     "judges no steps; leave heads and steps out"
                 )
             return
-        about = read_about(folder)
-        if further := [name for name in self.heads or () if name not in about.heads]:
+        about = self._about(folder)
+        if about.question:
             raise UserError(
-                f"heads of reward reward_model has {further[0]!r}, but {self.path} has {', '.join(about.heads)}"
+                f"path of reward reward_model is {self.path}, which judges pictures that were drawn for a prompt, and "
+                "no responses; it is a reward of generators"
             )
         if self.steps != "min" and not about.separator:
             raise UserError(
@@ -107,17 +75,14 @@ class RewardModel(LanguageReward):
             )
 
     def prepare(self) -> None:
-        folder = _folder(self.path, self.revision)
+        folder = self._folder()
         if is_reward_model(folder):
             self._reader(folder)
         else:
-            _load(self.path, self.revision, self.dtype, self.device, self.put_away)
-
-    def _reader(self, folder: Path) -> Any:
-        return load_reader(folder, self.dtype, self.device, self.put_away, headed=True)
+            _load(folder, self.dtype, self.device, self.put_away)
 
     def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Verdict]:
-        folder = _folder(self.path, self.revision)
+        folder = self._folder()
         return self._judged(folder, responses, prompts) if is_reward_model(folder) else self._read(responses, prompts)
 
     def _judged(self, folder: Path, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Verdict]:
@@ -140,15 +105,9 @@ class RewardModel(LanguageReward):
             some = rows[start : start + self.batch_size]
             found = reader.scores(encoded.select(some), [texts[i] for i in some], [ends[i] for i in some])
             for i, by_step in zip(some, found, strict=True):
-                values = [self._sum(dict(zip(about.heads, one, strict=True))) for one in by_step]
+                values = [self._sum(about, one) for one in by_step]
                 verdicts[i] = self._verdict(values, ends[i])
         return verdicts
-
-    def _sum(self, values: Mapping[str, float]) -> float:
-        """Of the heads of one step."""
-        if self.heads is None:
-            return sum(values.values()) / len(values)
-        return sum(weight * values[name] for name, weight in self.heads.items())
 
     def _verdict(self, values: list[float], ends: Sequence[int] | None) -> Verdict:
         if ends is None:
@@ -163,7 +122,7 @@ class RewardModel(LanguageReward):
 
     def _read(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Verdict]:
         """By a classifier of transformers, which reads texts."""
-        network, tokenizer = _load(self.path, self.revision, self.dtype, self.device, self.put_away)
+        network, tokenizer = _load(self._folder(), self.dtype, self.device, self.put_away)
         ids = [_tokenized(tokenizer, r.text, p) for r, p in zip(responses, prompts, strict=True)]
         verdicts = [
             Verdict(None, (), f"{len(one['input_ids'])} tokens exceed max_length={self.max_length}") for one in ids
@@ -217,16 +176,11 @@ def _logits(network: Any, rows: Sequence[dict[str, list[int]]]) -> list[float]:
     return scores
 
 
-def _folder(path: str, revision: str | None) -> Path:
-    return model_folder(path, revision, index="config.json", option="path of reward reward_model")
-
-
 @cache
-def _load(path: str, revision: str | None, dtype: str, device: str, put_away: bool) -> tuple[Any, Any]:
+def _load(folder: Path, dtype: str, device: str, put_away: bool) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    folder = _folder(path, revision)
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     try:
         network = load_network(

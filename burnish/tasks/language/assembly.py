@@ -180,7 +180,10 @@ class LanguageAssembly(Assembly):
         data, needs = self.config.data, self.needs
         if not needs.heads:
             return list(read_responses(files, data, needs.data))
-        labels = Labels(needs.data, needs.heads, ties=needs.ties, shares=needs.shares, separator=needs.separator)
+        labels = Labels(
+            needs.data, needs.heads, ties=needs.ties, shares=needs.shares, separator=needs.separator,
+            question=needs.question,
+        )  # fmt: skip
         return list(read_judgements(files, data, labels))
 
     @cached_property
@@ -343,7 +346,9 @@ class LanguageAssembly(Assembly):
 
     @property
     def _head_file(self) -> HeadFile:
-        return HeadFile(list(self.needs.heads), self.needs.shares, self.needs.separator)
+        needs, data = self.needs, self.config.data
+        pixels = (data.min_pixels, data.max_pixels) if needs.question else (None, None)
+        return HeadFile(list(needs.heads), needs.shares, needs.separator, needs.question, *pixels)
 
     def loading_lines(self, base: Path, adapter: Path | None) -> list[str]:
         kind = type(self.roles.model.network).__name__

@@ -1,0 +1,51 @@
+"""Pictures that were drawn for prompts, as what a reward model is asked about: one picture, or two to compare."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from burnish.data.flow.pictures import BEGINNING, KEYS, Holds, picture_at
+from burnish.data.forms import asked
+from burnish.data.language.prompts import fit_of, text_at
+from burnish.data.pixels import images_of
+from burnish.data.records import Record
+from burnish.data.template import templated
+from burnish.data.values import find, listed, shown
+from burnish.models.language.reward_head import about_picture
+from burnish.options.language import LanguageDataOptions
+from burnish.types.prompt import Prompt, about_media
+
+TEXT = ("prompt", "text", "caption")
+
+
+def drawn(
+    record: Record, options: LanguageDataOptions, question: str, holds: Holds
+) -> tuple[Prompt, tuple[Prompt, ...]]:
+    """All that a record shows, and the question about each of its pictures, behind those that its prompt begins from.
+
+    Args:
+        record: a prompt with its picture, or with ``chosen`` and ``rejected``, under the keys that generators' data
+            have them.
+        options: under which key it has its prompt, and of which size pictures are shown.
+        question: a text with ``{prompt}`` in it.
+        holds: single pictures or pairs.
+
+    Raises:
+        ValueError: something is missing, has the wrong type, or both pictures are the same.
+    """
+    key, value = asked(record.values, TEXT, options.prompt_key)
+    if not key:
+        raise ValueError(f"has no {options.prompt_key or 'prompt'}; {listed(record.values)}")
+    value = templated(options.template, value, record.values)
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{key!r} is {shown(value)}; with algorithm.question it must be the text drawn for")
+    pictures = [picture_at(record, usual) for usual in KEYS[holds]]
+    if len(pictures) == 2 and pictures[0] == pictures[1]:
+        raise ValueError("has the same picture as chosen and as rejected, which prefers nothing")
+    _, before = find(record.values, BEGINNING[holds], options.images_key, "images_key")
+    fit = fit_of(options)
+    begun = () if before is None else images_of(before, record.folder)
+    begun, after = (tuple(replace(media, fit=fit) for media in some) for some in (begun, pictures))
+    source = text_at(record.values, "data_source") or "default"
+    every = replace(about_media(value, (*begun, *after)), source=source, where=record.where, part=record.part)
+    return every, tuple(about_picture(question, value, (*begun, one)) for one in after)
