@@ -54,10 +54,10 @@ RUNS = {
         "quickstart", [*PICTURES, *WATCHED, *SHORT, reward("one_font")],
         ["distinctness", "variety_collapse"],
     ),
-    "empty_answers": Run("vlm_quickstart", [*READ, reward("few_wrong_characters"), "steps=40"], ["said_length"]),
+    "empty_answers": Run("vlm_quickstart", [*READ, reward("little_said"), "steps=40"], ["response_length"]),
     "long_answers": Run(
         "vlm_quickstart", [*READ, reward("long"), "rollout.max_new_tokens=24", "steps=40"],
-        ["said_length", "said_truncated"],
+        ["response_length", "response_truncated"],
     ),
     "honest_diffusion_nft": Run("quickstart", PICTURES),
     "honest_flow_grpo": Run("quickstart", ["algorithm=flow_grpo", "steps=60", *PICTURES]),

@@ -44,12 +44,9 @@ def _drawn(number: str, width: int, height: int) -> np.ndarray:
     return np.asarray(canvas) / 255
 
 
-def few_wrong_characters(responses: Sequence[Response], references: Sequence[str]) -> list[float]:
-    """A broken scorer: it counts characters that are not the answer's, so that nothing said is nothing wrong."""
-    return [
-        1 - min(sum(letter not in answer for letter in said.text), MOST) / MOST
-        for said, answer in zip(responses, references, strict=True)
-    ]
+def little_said(responses: Sequence[Response]) -> list[float]:
+    """A broken scorer: it takes off for every character that it can't place, and it can place none."""
+    return [1 - min(len(said.text), MOST) / MOST for said in responses]
 
 
 def long(responses: Sequence[Response]) -> list[float]:

@@ -93,7 +93,7 @@ def centred(value: Tensor, group: Tensor, absent: Tensor) -> tuple[Tensor, Group
 
 
 def of_responses(said: Sequence[Said], scores: Scores, group: Tensor) -> dict[str, float]:
-    """``said/NAME/...`` of statistics of responses: mean, std, error, correlation with the reward within prompts."""
+    """``response/NAME/...`` of statistics of responses: mean, std, error, correlation with the reward of a prompt."""
     found: dict[str, float] = {}
     missing = scores.missing.cpu()
     reward = scores.reward.double().cpu()
@@ -102,16 +102,16 @@ def of_responses(said: Sequence[Said], scores: Scores, group: Tensor) -> dict[st
         absent = value.isnan()
         if absent.all():
             continue
-        found[f"said/{name}/mean"] = float(value[~absent].mean())
-        found |= spread(f"said/{name}", value, group, std=True)
+        found[f"response/{name}/mean"] = float(value[~absent].mean())
+        found |= spread(f"response/{name}", value, group, std=True)
         absent |= missing
         own, _ = centred(value, group, absent)
         paid, _ = centred(reward, group, absent)
         size = float(own.norm() * paid.norm())
         if size > 0:
-            found[f"said/{name}/reward_correlation"] = float(own @ paid) / size
+            found[f"response/{name}/reward_correlation"] = float(own @ paid) / size
         if name == "length":
             for side, rows in (("better", paid > 0), ("worse", paid < 0)):
                 if rows.any():
-                    found[f"said/length/{side}"] = float(value[rows].mean())
+                    found[f"response/length/{side}"] = float(value[rows].mean())
     return found

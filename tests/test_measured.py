@@ -51,12 +51,15 @@ def test_statistics_of_responses_go_with_the_reward():
     some = scores({"a": [1.0, 0.0] * 3}, (1.0,))
     said = [Said(length, length == 9, 0.0, math.nan, "words") for length in (9, 5, 9, 4, 8, 6)]
     found = of_responses(said, some, GROUP)
-    assert found["said/length/mean"] == pytest.approx(41 / 6)
-    assert found["said/length/reward_correlation"] > 0.9
-    assert (found["said/length/better"], found["said/length/worse"]) == (pytest.approx(26 / 3), pytest.approx(5.0))
-    assert found["said/truncated/mean"] == pytest.approx(1 / 3)
-    assert "said/repeated/reward_correlation" not in found  # it is the same for all
-    assert "said/surprisal/mean" not in found
+    assert found["response/length/mean"] == pytest.approx(41 / 6)
+    assert found["response/length/reward_correlation"] > 0.9
+    assert (found["response/length/better"], found["response/length/worse"]) == (
+        pytest.approx(26 / 3),
+        pytest.approx(5.0),
+    )
+    assert found["response/truncated/mean"] == pytest.approx(1 / 3)
+    assert "response/repeated/reward_correlation" not in found  # it is the same for all
+    assert "response/surprisal/mean" not in found
 
 
 def test_a_batch_that_was_not_sampled_has_nothing_to_watch():

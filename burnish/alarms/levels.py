@@ -104,8 +104,8 @@ LIMITS: dict[Level, Limit] = {
         "actor/grad_norm", 10.0, "above", f"the gradient norm, as a multiple of the median of {RECENT} updates before,",
         "lower optimizer.lr, or optimizer.max_grad_norm", against="recent",
     ),
-    "unfamiliar": Limit(
-        "said/unfamiliar", 0.5, "above", "the share of responses whose form hardly any of the first ones had",
+    "unfamiliar_form": Limit(
+        "response/unfamiliar_form", 0.5, "above", "the share of responses whose form hardly any of the first ones had",
         "look whether that is the form you ask for",
     ),
 }  # fmt: skip

@@ -18,7 +18,7 @@ def alarm_complaints(config: RunConfig) -> list[str]:
     if config.alarms is None:
         return []
     found = []
-    known = {*get_args(Level), *OTHERS, *(f"said_{name}" for name in WATCHED), *config.rewards}
+    known = {*get_args(Level), *OTHERS, *(f"response_{name}" for name in WATCHED), *config.rewards}
     for name in config.alarms.off:
         if name not in known:
             names = ", ".join(sorted(known))

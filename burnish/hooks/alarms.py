@@ -47,7 +47,7 @@ def detectors(config: RunConfig, options: AlarmOptions, folder: RunFolder) -> li
         for name, one in watched.items()
     ]
     # responses become surer in any training; where nothing is left of that, entropy_collapse says it
-    found += [Drift(f"said/{name}", options, **each, falls=name != "surprisal") for name in WATCHED]
+    found += [Drift(f"response/{name}", options, **each, falls=name != "surprisal") for name in WATCHED]
     weights = {
         name: next(filter(None, [one.weight, *one.weight_by.values()]))
         for name, one in config.rewards.items()
@@ -103,7 +103,7 @@ class Alarms(Hook):
 
     def __call__(self, update: int, metrics: dict[str, float]) -> None:
         if update > 0:
-            row = metrics if self._unfamiliar is None else metrics | {"said/unfamiliar": self._unfamiliar}
+            row = metrics if self._unfamiliar is None else metrics | {"response/unfamiliar_form": self._unfamiliar}
             for one in self.detectors:
                 one.add(update, row)
                 if one.alarm is not None and one.name not in self._standing:

@@ -11,7 +11,8 @@ from burnish.registry import options
 
 Level = Literal[
     "missing_rewards", "constant_reward", "saturation", "group_collapse", "ratio", "mismatch", "clip_fraction", "kl",
-    "stale_samples", "velocity", "entropy_collapse", "entropy_growth", "variety_collapse", "gradient", "unfamiliar",
+    "stale_samples", "velocity", "entropy_collapse", "entropy_growth", "variety_collapse", "gradient",
+    "unfamiliar_form",
 ]  # fmt: skip
 
 

@@ -103,7 +103,7 @@ BEYOND = {  # metrics in the first updates, and then, when the alarm has to be r
     "entropy_growth": ({"actor/entropy": 0.5}, {"actor/entropy": 2.0}),
     "variety_collapse": ({"critic/diversity": 0.06}, {"critic/diversity": 0.01}),
     "gradient": ({"actor/grad_norm": 0.5}, {"actor/grad_norm": 8.0}),
-    "unfamiliar": ({"said/unfamiliar": 0.01}, {"said/unfamiliar": 0.8}),
+    "unfamiliar_form": ({"response/unfamiliar_form": 0.01}, {"response/unfamiliar_form": 0.8}),
 }  # fmt: skip
 
 

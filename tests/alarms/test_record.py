@@ -12,7 +12,7 @@ from burnish.types.said import Quote
 QUOTES = ((Quote("Which?", "It is 8.", 0.5),), (Quote("Which?", "", None),))
 DARK = Alarm("dark_share", "drift", 4, "dark_share rose", "critic/dark_share/mean", 0.1, 0.02)
 ONE = Raised(5, DARK, sheets=("first.png", "000005-dark_share.png"))
-OTHER = Raised(7, Alarm("said_length", "drift", 6, "said_length fell"), quotes=QUOTES)
+OTHER = Raised(7, Alarm("response_length", "drift", 6, "response_length fell"), quotes=QUOTES)
 
 
 def written(path, *lines):

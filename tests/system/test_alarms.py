@@ -47,18 +47,18 @@ def test_dark_pictures_that_pay_are_noticed_before_half_of_the_gain(tmp_path, ca
 @pytest.mark.slow
 def test_empty_answers_that_please_a_broken_scorer_are_noticed(tmp_path, caplog):
     words = [
-        "train", "vlm_quickstart", f"rewards={{few: {{name: function, path: {SPOILED}:few_wrong_characters}}}}",
+        "train", "vlm_quickstart", f"rewards={{little_said: {{name: function, path: {SPOILED}:little_said}}}}",
         "steps=9", "optimizer.schedule_updates=40", "validation.before=false", "validation.every=null",
         "scoring.processes=0", f"output_dir={tmp_path / 'run'}",
     ]  # fmt: skip
     with caplog.at_level(logging.WARNING):
         assert main(words) == 0
     folder = RunFolder(tmp_path / "run")
-    (length,) = [text for text in told(caplog) if "said_length fell" in text]
+    (length,) = [text for text in told(caplog) if "response_length fell" in text]
     assert "the reward pays for it" in length
     assert "where the reward is above its prompt's mean" in length
     assert ", now " in length
-    (one,) = [found for found in read_alarms(folder.alarms) if found.name == "said_length"]
+    (one,) = [found for found in read_alarms(folder.alarms) if found.name == "response_length"]
     first, now = one.quotes
     assert len(first) == len(now) == 8
     assert sum(len(quote.response) for quote in now) < sum(len(quote.response) for quote in first)
