@@ -9,9 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import Tensor
 
+from burnish.language.cost import token_budget_batches
 from burnish.language.decoding import Ended, decode
 from burnish.language.kept import Turn
+from burnish.language.logprobs import response_logprobs
 from burnish.language.media import decoded
 from burnish.language.model import LanguageModel
 from burnish.language.sampling import Sampling
