@@ -17,6 +17,7 @@ from burnish.forecast.counter import HOST, WEIGHTS, LiveBytes, Peak
 from burnish.forecast.fakes import is_fake
 from burnish.forecast.phases import ENCODE, LOAD, tensors_of
 from burnish.forecast.pretended import WORDS, made_up_prompts
+from burnish.forecast.recomputed import recompute_alike
 from burnish.models.flow.embedded import EmbeddedPipeline
 from burnish.models.flow.loading import family_of, read_index
 from burnish.tasks.flow.assembly import FlowAssembly
@@ -98,6 +99,8 @@ class FlowHalf:
                 part.decode = self.once(part.decode, shapes)  # type: ignore[assignment]
         for network in roles._networks.values():
             alike(network, self.counter)
+            if self.assembly.ranks.size == 1:  # what ranks exchange for a block depends on its place
+                recompute_alike(network, self.counter)
             network.forward = self.once(network.forward, shapes)
         predict = self.once(model.predict, shapes)
         model.predict = predict if leave is None else lambda *args, **more: leave() or predict(*args, **more)
