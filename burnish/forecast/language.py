@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from burnish.forecast.brief import Once
+from burnish.forecast.brief import Once, alike
 from burnish.forecast.counter import CACHES, LiveBytes
 from burnish.forecast.fakes import Pretending, is_fake
 from burnish.forecast.pretended import made_up_prompts
@@ -79,6 +79,8 @@ class LanguageHalf:
                 self.assembly.engine.encode = repeated
         if self.pretending is None:
             return
+        for part in self.parts():
+            alike(part, self.counter)
         every, run, credit = roles.distribute, roles.run, config.algorithm.credit
 
         def known(name: str, function: Callable[[Any], Any]) -> Any:
