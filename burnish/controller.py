@@ -36,6 +36,7 @@ class Controller:
         """Args: ``role`` is this process's in recordings of the profiler, ``profiled`` whether it makes some."""
         self.config, self.store = config, store
         self.assembly = assemble(config, ranks)
+        self.assembly.trains = True
         self.watch = self.assembly.watch
         options, folder = config.profiler if profiled else None, RunFolder(config.output_dir).profiles
         self.profiler = Profiler(options, role=role, rank=0, folder=folder, watch=self.watch)

@@ -302,6 +302,8 @@ class LanguageConfig(RunConfig):
                 f"environment.name is {environment.name}, but {self.algorithm.name} learns from given responses here, "
                 "which nobody answers; leave environment out, or choose an algorithm that samples"
             )
+        if environment.kept_gb is not None and self.rollout.vllm is not None:
+            yield "environment.kept_gb is given, but vLLM samples, which keeps turns by itself; leave it out"
         if environment.max_length is not None and environment.max_length < limit:
             yield (
                 f"environment.max_length is {environment.max_length}, but one response alone may have "

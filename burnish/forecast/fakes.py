@@ -69,14 +69,16 @@ class Pretending(TorchDispatchMode):
         hook = register_module_parameter_registration_hook(self._registered)  # type: ignore[arg-type]
         apply = nn.Module._apply
         nn.Module._apply = _apply  # type: ignore[method-assign]
-        FakeTensor.numpy = _zeros  # type: ignore[method-assign, assignment]
+        for name, method in OWN_METHODS.items():
+            setattr(FakeTensor, name, method)
         try:
             with warnings.catch_warnings(), self:
                 warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
                 yield self
         finally:
             nn.Module._apply = apply  # type: ignore[method-assign]
-            del FakeTensor.numpy
+            for name in OWN_METHODS:
+                delattr(FakeTensor, name)
             hook.remove()
 
     def like(self, value: Tensor) -> Tensor:
@@ -156,6 +158,17 @@ class Pretending(TorchDispatchMode):
 def _zeros(self: Tensor, *_: Any, **__: Any) -> Any:
     """The array of a fake tensor."""
     return np.zeros(self.shape, dtype=torch.zeros((), dtype=self.dtype).numpy().dtype)
+
+
+def _as_it_is(self: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Instead of initial values."""
+    return self
+
+
+OWN_METHODS: dict[str, Any] = {
+    "numpy": _zeros, "normal_": _as_it_is, "uniform_": _as_it_is, "fill_": _as_it_is, "zero_": _as_it_is,
+    "erfinv_": _as_it_is,
+}  # fmt: skip
 
 
 class CudaPrecision(TorchFunctionMode):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from burnish.forecast.brief import Once, alike, shapes
 from burnish.forecast.counter import HOST, WEIGHTS, LiveBytes, Peak
-from burnish.forecast.phases import LOAD, tensors_of
+from burnish.forecast.phases import ENCODE, LOAD, tensors_of
 from burnish.forecast.pretended import WORDS, made_up_prompts
 from burnish.models.flow.embedded import EmbeddedPipeline
 from burnish.models.flow.loading import family_of, read_index
@@ -94,10 +94,23 @@ class FlowHalf:
             network.forward = self.once(network.forward, shapes)
         predict = self.once(model.predict, shapes)
         model.predict = predict if leave is None else lambda *args, **more: leave() or predict(*args, **more)
+        if leave is not None and isinstance(model, EmbeddedPipeline):
+            model.condition = self._encoding(model.condition, leave)  # type: ignore[method-assign]
         model.decode = self.once(model.decode, shapes)
         for name in ("distribute", "kept"):
             setattr(roles, name, partial(self._brief_parts, getattr(roles, name)))
         self.assembly.engine = BriefEngine(roles, self.assembly.config.rollout, self.assembly.config.seed, self)
+
+    def _encoding(self, condition: Callable[..., Any], leave: Callable[..., None]) -> Callable[..., Any]:
+        """A phase of its own: encoders leave when the network runs next, and nothing is scored before that."""
+
+        def encoding(*args: Any, **kwargs: Any) -> Any:
+            with self.counter.phase(ENCODE):
+                found = condition(*args, **kwargs)
+                leave()
+            return found
+
+        return encoding
 
     def _brief_parts(self, every: Callable[..., Any], function: Callable[..., Any], parts: Any) -> Any:
         found = every(self.once(function, len), parts)

@@ -18,7 +18,7 @@ from burnish.tasks import Assembly
 from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
 
-LOAD, RECEIVE, SAMPLE, ANNOTATE = "load", "receive", "sample", "annotate"
+LOAD, RECEIVE, ENCODE, SAMPLE, ANNOTATE = "load", "receive", "encode", "sample", "annotate"
 VALIDATE, PUBLISH, SAVE = "validate", "publish", "save"
 RESTS = Rests()  # nothing in CPU memory
 ROUNDS = 2  # policy updates: optimizers have their states from the first one on
@@ -196,11 +196,10 @@ def _collected(assembly: Assembly, counter: LiveBytes, update: int) -> Any:
     ranks = assembly.ranks
     if ranks.size == 1 or not assembly.config.online:
         scored = assembly.source.collect(update)
-        counter.label(BATCH, tensors_of(scored))
+        counter.label(BATCH, tensors_of(scored), but=HOST)
         return scored
     parts = split(_request(assembly, update), ranks.size)
-    with nullcontext() if assembly.has_separate_engine else assembly.roles.gathered():
-        own = assembly.rollout_worker.generate(parts[0])
+    own = assembly.generate(parts[0])
     # samples of all ranks travel through the memory of their machines
     counter.label(HOST, tensors_of(own))
     return join([own] * len(parts))

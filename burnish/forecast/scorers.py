@@ -44,14 +44,16 @@ def scorers_of(config: RunConfig) -> Scorers:
     if config.runtime == "ray" and config.pools.reward is not None:
         return Scorers()
     always, scoring, unknown = 0, 0, []
+    counting = {(one.name, vars(one).get("path")) for one in config.rewards.values() if not vars(one).get("if_cached")}
     seen = set()
     for label, reward in config.rewards.items():
         if not reward.has_weights or reward.device_name != "cuda":
             continue
         options: dict[str, Any] = vars(reward)
         network = options.get("path"), options.get("version"), options.get("dtype")
-        if network in seen:  # which is loaded once
-            continue
+        watched_too = bool(options.get("if_cached")) and (reward.name, options.get("path")) in counting
+        if network in seen or watched_too:
+            continue  # which is loaded once, or left out
         seen.add(network)
         count = _weights(str(options.get("path")))
         if count is None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from burnish.language.decoding import Ended
+from burnish.language.kept import Turn
 from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
 from burnish.options.language import LanguageLoraOptions
@@ -99,8 +100,9 @@ class VllmEngine(ResponseEngine):
 
             def respond(
                 prompts: Encoded, index: Sequence[int], keys: Sequence[int], *,
-                limits: Sequence[int] | None = None, on_ended: Ended | None = None,
+                limits: Sequence[int] | None = None, on_ended: Ended | None = None, turn: Turn | None = None,
             ) -> Completion:  # fmt: skip
+                # vLLM finds by itself what it has computed of a conversation
                 rows = Gathered(table=prompts, index=torch.tensor(index, dtype=torch.long))
                 most = [job.sampling.max_new_tokens] * len(index) if limits is None else limits
                 told = None if on_ended is None else _Once(on_ended)
@@ -167,6 +169,7 @@ class VllmEngine(ResponseEngine):
 
     def close(self) -> None:
         """End vLLM and free the memory of its weights."""
+        super().close()
         self._process.close()
         if self._published is not None:
             self._published.close()
