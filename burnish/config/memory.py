@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from burnish.utils.installed import attention_complaint, quantization_complaint
+from burnish.utils.installed import attention_complaint
 
 if TYPE_CHECKING:
     from burnish.config.run import RunConfig
@@ -38,9 +38,6 @@ def memory_complaints(config: RunConfig) -> Iterator[str]:
     text = getattr(fewer, "text_encoders", None)
     if fewer.weights is None and text is None:
         yield "model.quantization is given, but names no weights to quantise; set model.quantization.weights=nf4"
-    for option, precision in (("weights", fewer.weights), ("text_encoders", text)):
-        if precision is not None and (complaint := quantization_complaint(precision)):
-            yield f"model.quantization.{option}={precision} {complaint}"
     if fewer.weights is None:
         if fewer.exclude:
             yield "model.quantization.exclude is never read when model.quantization.weights is null; leave it out"

@@ -156,6 +156,9 @@ class StepOptions:
     interruptions), gcp (preemption), azure (scheduled events). null asks none."""
     expiry_margin: NonNegative = 0.0
     """Seconds before expires_at at which the run has stopped, in addition to the time of a checkpoint."""
+    peak_tflops: Positive | None = None
+    """What a device could compute in the run's precision, in 10^12 operations per second: perf/mfu is the share of it
+    that is used. null knows many GPUs by their names; where it doesn't, there is no perf/mfu."""
 
     @field_validator("expires_at")
     @classmethod

@@ -30,6 +30,7 @@ class RolloutActor:
             config: of the run.
             judges: the reward pool's workers; without any, samples are scored here.
         """
+        config = config.sampler_config
         self.assembly = assembly = assemble(config, only_samples=True)
         if judges:
             assembly.scorer = PooledScorer(config.rewards, judges, first=place.rank, seconds=config.ray.call_timeout)

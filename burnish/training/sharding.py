@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
@@ -17,7 +17,7 @@ from burnish.options.cluster import ShardingOptions
 from burnish.training.exchange import kept_by_owners
 from burnish.training.ranks import SINGLE_RANK, Ranks, distribute
 from burnish.training.saved import SavedTensor, own_slice
-from burnish.types.batch import Batch, is_sharded
+from burnish.types.batch import is_sharded
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 P = TypeVar("P")
-R = TypeVar("R", bound=Batch)
+R = TypeVar("R", bound=Sized)
 
 PLAIN = (nn.Parameter, FakeTensor)  # what a forecast is made with has a class of its own
 
