@@ -28,7 +28,6 @@ ELSEWHERE = {
     "profiler.worker": "tests/training/test_profiling.py",
     "profiler.controller": "tests/training/test_profiling.py",  # of Nsight Systems
     "profiler.max_entries": "tests/training/test_profiling.py",  # of a GPU
-    "data.workers": "tests/tasks/language/test_readers.py",  # of processes
     "rollout.engine": "tests/system/test_language_options.py",  # read when options are checked
     "optimizer.schedule_updates": "tests/system/test_stopping.py",  # read where the configuration counts steps
     "critic.optimizer.schedule_updates": "tests/system/test_stopping.py",
