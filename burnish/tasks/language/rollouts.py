@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
 
 import torch
 
@@ -19,7 +18,7 @@ from burnish.rollout.requests import RolloutRequest
 from burnish.tasks.kept import SampleFiles
 from burnish.tasks.language.dialogues import dialogue_metrics
 from burnish.tasks.language.engine import ResponseEngine, ResponseJob
-from burnish.tasks.language.given import chosen_last, said_tokens, sampled_for, token_columns
+from burnish.tasks.language.given import chosen_last, response_columns, said_tokens, sampled_for, token_columns
 from burnish.types.completion import Completion
 from burnish.types.rollout import ScoredResponses, Scores, StepRewards, failures_of, settled
 from burnish.utils.timer import Stopwatch
@@ -61,9 +60,9 @@ class ResponseRollouts:
         if self.files is not None:
             self.files.keep(
                 job.update, job.prompts, job.group, job.sample, scores,
-                lambda folder, row: _said(responses[row], int(trace.lengths.response[row]))
+                lambda folder, row: response_columns(responses[row], int(trace.lengths.response[row]))
                 | token_columns(said_tokens(trace, row, self.engine)),
-                version=request.version,
+                version=request.version, drawn=job.seeds(self.engine.seed),
             )  # fmt: skip
         spoken = {f"train/{name}": value for name, value in dialogue_metrics(responses).items()}
         dialogues = float(sum(response.dialogue is not None for response in responses))
@@ -116,10 +115,3 @@ class ResponseRollouts:
         _, _, scores = self._scored(job.greedy())
         place = torch.unique_consecutive(job.group, return_inverse=True)[1]
         return scores.reward.masked_fill(scores.missing, torch.nan)[place]
-
-
-def _said(response: Response, tokens: int) -> dict[str, Any]:
-    return {
-        "response": response.full_text, "finished": response.finished, "tokens": tokens,
-        "turns": 1 if response.dialogue is None else len(response.dialogue.responses),
-    }  # fmt: skip
