@@ -21,6 +21,7 @@ LAYERS = [
     ["advantages"],
     ["batches"],
     ["metrics"],
+    ["measured"],
     ["algorithms", "models"],
     ["rewards"],  # of which some are models
     ["environments"],
@@ -34,6 +35,7 @@ LAYERS = [
     ["controller"],
     ["runtime"],
     ["forecast"],
+    ["alarms"],
     ["report"],
     ["trackers"],
     ["hooks", "board"],

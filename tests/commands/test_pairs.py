@@ -198,6 +198,7 @@ def test_dpo_and_reward_models_learn_from_the_pairs_of_a_run(tmp_path, algorithm
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_sft_learns_from_the_best_pictures_of_training_and_of_validation(tmp_path):
     run("quickstart", tmp_path / "run", [
         *VALIDATED, *KEEP[len(SMALL):], "validation.reference_guidance=null", "validation.n=1",

@@ -20,6 +20,7 @@ SMALL = [
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed: pip install -e '.[wandb]'")
 def test_a_run_and_its_continuation(tmp_path):
     given = [*SMALL, f"output_dir={tmp_path}", "trackers.wandb.mode=offline", "trackers.tensorboard=true"]
