@@ -49,7 +49,7 @@ from burnish.types.media import Media
 from burnish.types.rollout import Prompt
 from burnish.utils.errors import Cancelled, UserError
 from burnish.utils.hub import model_folder
-from burnish.utils.paths import KEPT, SUITES
+from burnish.utils.paths import KEPT, SUITES, VALIDATED
 from burnish.utils.reading import understood
 from burnish.utils.timer import Stopwatch
 
@@ -256,6 +256,13 @@ class Assembly:
         """Where samples of training are kept, if they are."""
         options = self.config.rollout.save
         return None if options is None else SampleFiles(Path(self.config.output_dir) / KEPT, options)
+
+    @cached_property
+    def validation_files(self) -> SampleFiles | None:
+        """Where samples of validations are kept, if they are."""
+        options = self.config.validation.save
+        folder = Path(self.config.output_dir) / VALIDATED
+        return None if options is None else SampleFiles(folder, options, "validation.save", first=0)
 
     @cached_property
     def suites(self) -> list[SuiteRunner]:
