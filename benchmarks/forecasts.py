@@ -34,7 +34,7 @@ def peaks(recipe: str, options: Sequence[str], *, fake: bool) -> dict[str, Peak]
         assembly = assemble(load(recipe, list(options)))
         flow = isinstance(assembly, FlowAssembly)
         half = FlowHalf(assembly, counter) if flow else LanguageHalf(assembly, counter, pretending)
-        train_phases(assembly, counter, half, samples=True, brief=fake or not flow)
+        train_phases(assembly, counter, half, samples=True, brief=fake or not flow, primed=fake)
     return counter.peaks
 
 

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from burnish import __version__
 from burnish.commands import arguments as lines
+from burnish.commands import sharing_arguments as sharing
 from burnish.hooks.stop import EXIT_INTERRUPTED, EXIT_STOPPED, StopRequest, ignore_further_signals
 from burnish.utils.errors import Cancelled, UserError, out_of_memory
 from burnish.utils.terminal import console, message, prepare
@@ -185,11 +186,20 @@ def _sample(args: argparse.Namespace) -> int:
     return _command("sample")(args)
 
 
+def _completion(args: argparse.Namespace) -> int:
+    from burnish.commands.completion import completion
+
+    return completion(args.shell, args.words, {name: verb.arguments for name, verb in VERBS.items()})
+
+
 VERBS: dict[str, Verb] = {
     "train": Verb("Train a model with a recipe.", lines.TRAIN, lines.train, _train),
     "eval": Verb("Evaluate a trained or untrained model.", lines.EVAL, lines.eval, _command("evaluate")),
     "sample": Verb("Sample images or responses from a trained model.", lines.SAMPLE, lines.sample, _sample),
     "export": Verb("Export trained weights for other tools.", lines.EXPORT, lines.export, _command("export")),
+    "push": Verb(
+        "Send trained weights with a model card to the Hugging Face hub.", sharing.PUSH, sharing.push, _command("push")
+    ),
     "report": Verb("Write the report of a run.", lines.REPORT, lines.report, _command("show", "report")),
     "runs": Verb("List the runs in a folder.", lines.RUNS, lines.runs, _command("runs")),
     "compare": Verb("Compare runs: measures and options.", lines.COMPARE, lines.compare, _command("runs", "compare")),
@@ -209,6 +219,7 @@ VERBS: dict[str, Verb] = {
         lines.check_reward,
         _command("check_reward"),
     ),
+    "completion": Verb("Complete commands in a shell.", sharing.COMPLETION, sharing.completion, _completion),
     "doctor": Verb("Check that this machine can train.", lines.DOCTOR, lines.none, _command("doctor")),
 }
 

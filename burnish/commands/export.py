@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -11,18 +12,19 @@ from rich.markup import escape
 from burnish import __version__
 from burnish.commands.opening import open_run, output_folder
 from burnish.models.lora import in_precision, merged_state
+from burnish.report.card import head
 from burnish.tasks import Assembly
 from burnish.utils import terminal
 from burnish.utils.disk import writing
 from burnish.utils.errors import UserError
 from burnish.utils.reading import checked_path
 
+Format = Literal["lora", "merged"]
+Dtype = Literal["float32", "bfloat16"]
 LOST = 0.01  # fraction of an adapter lost by rounding that is worth a warning
 
 
-def export(
-    run: str, *, output: str, what: Literal["lora", "merged"], dtype: Literal["float32", "bfloat16"] | None = None
-) -> int:
+def export(run: str, *, output: str, what: Format, dtype: Dtype | None = None) -> int:
     """Write the trained adapter, or the full model with the trained weights.
 
     Args:
@@ -30,6 +32,49 @@ def export(
         output: folder to write; must be new or empty.
         what: ``lora`` for the adapter alone, ``merged`` for ``from_pretrained``.
         dtype: precision of merged weights; None takes that of training.
+    """
+    exported = write_export(run, output, what, dtype)
+    assembly, target = exported.assembly, exported.folder
+    with writing(target):
+        (target / "README.md").write_text(model_card(assembly, what, exported.update))
+    console = terminal.console(highlight=False, soft_wrap=True)
+    if exported.warning:
+        console.print(f"{exported.warning}\n")
+    base = assembly.model_folder if what == "lora" else target
+    lines, library = assembly.loading_lines(base, target if what == "lora" else None), assembly.library
+    console.print(
+        f"Weights after {exported.update} policy updates: [bold]{escape(str(target))}[/bold]. With {library} alone:\n"
+    )
+    for line in lines:
+        console.print(f"  {line}", markup=False)
+    return 0
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Weights in a folder, and what they are of."""
+
+    assembly: Assembly
+    folder: Path
+    update: int
+    lost: float  # fraction of an adapter that rounding loses
+
+    @property
+    def warning(self) -> str:
+        """What rounding has lost; "" if it is not worth mentioning."""
+        if self.lost <= LOST:
+            return ""
+        return (
+            f"Rounding the merged weights to bfloat16 loses {self.lost:.0%} of the adapter. Use --dtype float32, twice "
+            "the size, or --format lora."
+        )
+
+
+def write_export(run: str, output: str, what: Format, dtype: Dtype | None) -> Exported:
+    """Write the weights of a run into a new folder, without a card.
+
+    Raises:
+        UserError: the folder is not empty, or there is no such run or adapter.
     """
     if dtype is not None and what == "lora":
         raise UserError(f"--dtype is {dtype}, but an adapter is always written in float32; leave it out")
@@ -43,44 +88,27 @@ def export(
     output_folder(output)
     with writing(target):
         lost = write_weights(assembly, target, what, dtype=None if dtype is None else getattr(torch, dtype))
-        (target / "README.md").write_text(model_card(assembly, what, update))
-    console = terminal.console(highlight=False, soft_wrap=True)
-    if lost > LOST:
-        console.print(
-            f"Rounding the merged weights to bfloat16 loses {lost:.0%} of the adapter. Use --dtype float32, twice the "
-            "size, or --format lora.\n"
-        )
-    base = assembly.model_folder if what == "lora" else target
-    lines, library = assembly.loading_lines(base, target if what == "lora" else None), assembly.library
-    console.print(f"Weights after {update} policy updates: [bold]{escape(str(target))}[/bold]. With {library} alone:\n")
-    for line in lines:
-        console.print(f"  {line}", markup=False)
-    return 0
+    return Exported(assembly, target, update, lost)
 
 
-def model_card(assembly: Assembly, what: Literal["lora", "merged"], update: int) -> str:
+def model_card(assembly: Assembly, what: Format, update: int) -> str:
     """A README.md that the Hugging Face hub reads: what was trained, how, and how to load it."""
     config, here = assembly.config, Path("PATH/OF/THIS/FOLDER")
     hub = config.model.path if config.model.revision else None  # a folder of this machine says nothing elsewhere
     base = Path(hub or "PATH/OF/THE/BASE/MODEL") if what == "lora" else here
     lines = assembly.loading_lines(base, here if what == "lora" else None)
     rewards = ", ".join(f"{label} (weight {one.weight:g})" for label, one in config.rewards.items())
-    head = [f"library_name: {assembly.library}", f"tags: [burnish, reinforcement-learning, {config.algorithm.name}]"]
-    if hub:
-        head.append(f"base_model: {hub}")
+    known = head(assembly.library, config.algorithm.name, what, hub, {})
     return "\n".join(
         [
-            "---", *head, "---", "",
-            f"{'An adapter' if what == 'lora' else 'A model'} that was trained with Burnish {__version__}: "
+            f"{known}{'An adapter' if what == 'lora' else 'A model'} that was trained with Burnish {__version__}: "
             f"{config.algorithm.name}, {update} policy updates, rewards: {rewards or 'none'}.",
             "", "```python", *lines, "```", "",
         ]
     )  # fmt: skip
 
 
-def write_weights(
-    assembly: Assembly, folder: Path, what: Literal["lora", "merged"], *, dtype: torch.dtype | None = None
-) -> float:
+def write_weights(assembly: Assembly, folder: Path, what: Format, *, dtype: torch.dtype | None = None) -> float:
     """Write the trained weights into a folder; returns the fraction of an adapter that rounding loses.
 
     Args:

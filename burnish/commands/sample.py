@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
-from rich.progress import track
 
 from burnish.algorithms.flow.base import Needs
 from burnish.commands.opening import SampleRequest, given_media, open_run, output_folder
@@ -23,7 +22,7 @@ from burnish.options.flow import ModelOptions, RolloutOptions, Solver
 from burnish.tasks.flow.engine import FlowEngine, FlowJob
 from burnish.tasks.flow.roles import FlowRoles
 from burnish.tasks.flow.samples import contact_sheet, write_inputs, write_sample
-from burnish.types.clips import is_finite, kind
+from burnish.types.clips import Sample, is_finite, kind
 from burnish.types.rollout import Prompt
 from burnish.utils import terminal
 from burnish.utils.disk import writing
@@ -82,7 +81,11 @@ def draw(assembly: Any, request: SampleRequest) -> int:
     with _engine(assembly, request) as engine:
         job = FlowJob.groups(prompts, n, purpose="sample", update=0, **_how(assembly, request))
         chunks = engine.sample(job)
-        samples = [one for _, _, chunk in track(chunks, "Sampling", transient=True) for one in chunk]
+        samples: list[Sample] = []
+        with terminal.progress("Sampling") as tell:
+            for _, _, chunk in chunks:
+                samples += chunk
+                tell(len(samples), len(prompts) * n)
     _remove_earlier(target)
     with writing(target), (target / "samples.jsonl").open("w") as lines:
         for i, (prompt, drawn) in enumerate(zip(job.prompts, samples, strict=True)):

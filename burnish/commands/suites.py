@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
 from rich.table import Table
 
 from burnish.commands.opening import open_model, open_run, output_folder
@@ -51,12 +50,7 @@ def evaluate_suite(source: str, overrides: Sequence[str], suite: str, *, output:
     target = output_folder(output) if output else None
     with closing(assembly), closing(runner := runner_of(assembly, wanted)), tempfile.TemporaryDirectory() as away:
         runner.check()
-        with assembly.trained_weights(), torch.no_grad(), _bar() as bar:
-            row = bar.add_task(f"Suite {escape(wanted.name)}", total=None)
-
-            def progress(done: int, of: int) -> None:
-                bar.update(row, completed=done, total=of)
-
+        with assembly.trained_weights(), torch.no_grad(), terminal.progress(f"Suite {wanted.name}") as progress:
             result = runner.run(
                 target or Path(away), source=source, update=None if opened is not None else update, shard=part,
                 progress=progress,
@@ -146,10 +140,6 @@ def _shard(text: str | None) -> Shard | None:
     if not 1 <= number <= count:
         raise UserError(f"--shard is {text!r}; write i/n with i from 1 to n, as in 1/4")
     return number, count
-
-
-def _bar() -> Progress:
-    return Progress(console=terminal.console(), transient=True)
 
 
 def _show(console: Console, result: Mapping[str, Any], title: str) -> None:

@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing, nullcontext, suppress
 from burnish.checkpoint.files import Checkpoint
 from burnish.checkpoint.store import CheckpointStore
 from burnish.commands.epochs import with_steps
+from burnish.commands.fitting import Fit
 from burnish.commands.messages import closing_message, opening_message
 from burnish.commands.opening import open_controller
 from burnish.commands.resuming import interrupted, starting_point
@@ -18,6 +19,7 @@ from burnish.controller import Controller
 from burnish.hooks import Hook
 from burnish.hooks.checkpoints import BeforeValidation, Checkpoints
 from burnish.hooks.drift import DriftAlarm
+from burnish.hooks.epochs import Epochs
 from burnish.hooks.expiry import Expiry, ReclaimTime, reclaim_time
 from burnish.hooks.failures import Failures, NothingLearned
 from burnish.hooks.metrics import MetricsLog
@@ -79,17 +81,21 @@ def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
     """
     expected = reclaim_time(config.trainer)
     notices = Notices(config.trainer.reclaim_notices)
-    with stop.cancellable():
-        store = CheckpointStore(folder.checkpoints, config.checkpoint)
-        checkpoint = starting_point(config, folder, store)
-        controller = open_controller(config, store)
-        if config.profiler is not None and config.profiler.tool == "nsys":
-            command = controller_command(config.profiler, local=config.runtime == "local", folder=folder.profiles)
-            log.warning("to profile this process with Nsight Systems, start it with: %s", shlex.join(command))
-        controller.check_data()
-    controller.stop_when(lambda: stop.requested is not None)
-    with controller, notices:
+    with ExitStack() as beside:
         with stop.cancellable():
+            store = CheckpointStore(folder.checkpoints, config.checkpoint)
+            checkpoint = starting_point(config, folder, store)
+            controller = open_controller(config, store)
+            if config.profiler is not None and config.profiler.tool == "nsys":
+                command = controller_command(config.profiler, local=config.runtime == "local", folder=folder.profiles)
+                log.warning("to profile this process with Nsight Systems, start it with: %s", shlex.join(command))
+            fit = beside.enter_context(closing(Fit(config, resumes=checkpoint is not None)))
+            controller.check_data()
+        controller.stop_when(lambda: stop.requested is not None)
+        beside.enter_context(controller)
+        beside.enter_context(notices)
+        with stop.cancellable():
+            fit.check(controller)
             controller.check()
         while True:
             try:
@@ -141,6 +147,7 @@ def _attempt(
         BeforeValidation(checkpoints),
         validation,
         Timeline(folder, controller.watch, controller.assembly.memory, local=config.runtime == "local"),
+        Epochs(folder, config, lambda: controller.items),
         groups := GroupLog(folder, lambda: controller.workers.credited),
         MetricsLog(folder, resumed_at=recorded),
         failures := Failures(folder, config.trainer, steps=config.steps),

@@ -71,6 +71,20 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     return config
 
 
+def context_of(recipe: str, overrides: Sequence[str] = ()) -> Context:
+    """What a recipe and a command line choose, without a check; no module of others is imported.
+
+    Raises:
+        ConfigError: there is no such recipe, or it can't be read.
+    """
+    layers, given = _layers(find_recipe(recipe)), read_overrides(overrides)
+    trees = [_named(nest(given)), *(layer for _, layer in layers)]
+    tree: dict[str, Any] = {}
+    for one in reversed(trees):
+        tree = merge(tree, one)
+    return Context(layers, given, tree, task_named(chosen_task(trees)).config)
+
+
 def recipe_names() -> list[str]:
     """The recipes that ship with Burnish, those in folders as FOLDER/NAME, without the base recipes."""
     return [name for name in _shipped() if Path(name).name != BASE]

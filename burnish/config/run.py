@@ -90,6 +90,9 @@ class RunConfig:
     """Who works where, with runtime=ray."""
     ray: RayOptions = Field(default_factory=RayOptions)
     """The Ray cluster that is worked on, with runtime=ray."""
+    forecast: Literal["refuse", "warn", "off"] = "refuse"
+    """Memory forecast before weights are loaded, on GPUs alone (burnish plan): refuse ends a run that can't fit, with
+    options that would make it fit; warn trains all the same; off forecasts nothing, and starts sooner."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """In another process, too, everything is there that the options name."""
@@ -219,6 +222,11 @@ class RunConfig:
     @property
     def trainer_config(self) -> RunConfig:
         """The configuration of the trainer's ranks where a pool of workers samples."""
+        return self
+
+    @property
+    def sampler_config(self) -> RunConfig:
+        """The configuration of those workers."""
         return self
 
     def check_model(self, folder: Path) -> None:

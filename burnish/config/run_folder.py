@@ -26,7 +26,7 @@ STEP = "training/global_step"  # first in every line of metrics.jsonl
 
 # options that may change when a run resumes: they affect neither the trained weights nor comparisons over time
 _MAY_CHANGE = re.compile(
-    r"(steps|data\.epochs|output_dir|resume|runtime|plugins|pools\..*|ray\..*|pipeline\.(max_staleness|drop|timeout)"
+    r"(steps|data\.epochs|output_dir|resume|runtime|forecast|plugins|pools\..*|ray\..*|pipeline\.(max_staleness|drop|timeout)"
     r"|checkpoint\..*|scoring\..*"
     r"|validation\.(every|suites|suite_prompts)|sharding\..*|rollout\.(batch_size|save(\..*)?)"
     r"|trainer\.micro_batch_(size|tokens)"

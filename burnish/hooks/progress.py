@@ -42,7 +42,7 @@ class Progress(Hook):
 
     def start(self, done: int) -> None:
         self._ends = [self.clock()]
-        if self.console.is_terminal:
+        if terminal.redraws(self.console):
             line = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))
             # drawn after each update, without a thread
             self._bar = Bar(BarColumn(bar_width=12), line, console=self.console, auto_refresh=False)

@@ -188,6 +188,8 @@ class EmaOptions:
     """piecewise_linear: see kind."""
     ramp: Positive = 0.001
     """piecewise_linear: see kind."""
+    offload: bool = False
+    """Keep the average in CPU memory, 4 bytes per trained weight, which is updated there after every optimizer step."""
 
     @model_validator(mode="after")
     def _options_are_read(self) -> Self:

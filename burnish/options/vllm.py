@@ -82,7 +82,7 @@ class VllmOptions:
         if self.adapter != "auto" and lora is None:
             yield f"rollout.vllm.adapter is {self.adapter}, but model.lora is null: there is no adapter; leave it out"
         elif self.adapter == "request" and lora is not None:
-            for what in _unreadable(lora):
+            for what in unreadable(lora):
                 yield f"rollout.vllm.adapter is request, but {what}; set rollout.vllm.adapter=folded"
         if fire_temperature is not None:
             yield (
@@ -94,11 +94,11 @@ class VllmOptions:
 def sends_adapter(adapter: str, lora: LanguageLoraOptions | None, dtype: str) -> bool:
     """Whether vLLM gets the adapter and not all weights, by the options adapter, model.lora and model.dtype."""
     if adapter == "auto":
-        return lora is not None and dtype == "bfloat16" and not any(_unreadable(lora))
+        return lora is not None and dtype == "bfloat16" and not any(unreadable(lora))
     return lora is not None and adapter == "request"
 
 
-def _unreadable(lora: LanguageLoraOptions) -> Iterator[str]:
+def unreadable(lora: LanguageLoraOptions) -> Iterator[str]:
     """Why vLLM can't read an adapter."""
     if lora.dora:
         yield "model.lora.dora is true, which vLLM does not compute"

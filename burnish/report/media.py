@@ -78,14 +78,14 @@ class Embedded:
 
     def _sound(self, path: Path, words: str) -> str:
         with wave.open(str(path)) as file:
-            drawn = Image.fromarray(waveform(_values(file).T))
+            drawn = Image.fromarray(waveform(values_of(file).T))
         return self._image(_png(drawn), "png", words, *drawn.size) + self._heard(path, f"{words}#sound")
 
     def _heard(self, path: Path, words: str) -> str:
         content = path.read_bytes()
         with wave.open(io.BytesIO(content)) as file:
             if len(content) > PLAYED:
-                content = _shorter(_values(file), file.getframerate())
+                content = _shorter(values_of(file), file.getframerate())
         source = self._source(content, "audio/wav", CLIPS)
         return f'<audio controls aria-label="{words}" src="{source}"></audio>' if source else ELSEWHERE
 
@@ -128,7 +128,7 @@ def _png(image: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-def _values(file: wave.Wave_read) -> np.ndarray:
+def values_of(file: wave.Wave_read) -> np.ndarray:
     """The beginning of a sound of 16 bits: float [N, channels] in [-1, 1]."""
     content = file.readframes(LONG * file.getframerate())
     if file.getsampwidth() != 2 or not content:

@@ -77,7 +77,7 @@ def _change(measure: Measure, before: float | None, after: float | None) -> dict
     kind = {1: "good", -1: "bad", 0: ""}[way]
     number, _, chance = measure.change(before, after).removesuffix(f"{SPACE}points").partition(PLUS_MINUS)
     words = [f"±{SPACE}{chance}"] if chance else ["too few prompts"] if measure.chance == math.inf else []
-    words += ["points"] if measure.percent else []
+    words += ["points"] if measure.percent and measure.chance != math.inf else []
     text = " ".join(words)
     if sign:
         text += {1: ", better", -1: ", worse", 0: ""}[way]

@@ -148,14 +148,11 @@ class Summary:
     kept: Samples = field(default_factory=dict)  # of the newest validation
 
     @classmethod
-    def read(cls, folder: RunFolder) -> Summary:
-        """Read the folder of a run, finished or not."""
-        run = cls(
-            config=read_configuration(folder.config),
-            rows=folder.read_metrics(),
-            reference=_read_reference(folder),
-        )
-        newest = max(folder.validations(), default=None)
+    def read(cls, folder: RunFolder, *, until: int | None = None) -> Summary:
+        """Read the folder of a run, finished or not; ``until`` an update, if later ones don't count."""
+        rows = [row for row in folder.read_metrics() if until is None or row[STEP] <= until]
+        run = cls(config=read_configuration(folder.config), rows=rows, reference=_read_reference(folder))
+        newest = max((one for one in folder.validations() if until is None or one <= until), default=None)
         if newest is not None:
             run.kept = read_samples(folder.validation(newest))
         if run.before is not None and run.after is not None:

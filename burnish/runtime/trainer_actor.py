@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -95,11 +95,8 @@ class TrainerActor:
         """Sample and score this rank's own chunk, if there is one and it is not cancelled. Results differ by rank."""
         if request is not None:
             self._record(request.update)
-        # of every network, for metrics compare some of them
-        full = nullcontext() if self.assembly.has_separate_engine else self.assembly.roles.gathered()
-        with full, suppress(Cancelled):
-            if request is not None:
-                return generate(self.assembly, request, self._numbers)
+        with suppress(Cancelled):
+            return generate(self.assembly, request, self._numbers)
         return None, None
 
     def cancel(self) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from burnish.algorithms.base import Metrics
 from burnish.config import RunConfig
+from burnish.config.memory import has_quantized_weights
 from burnish.data.decoding import check_media
 from burnish.data.order import limited
 from burnish.data.stream import Stream
@@ -31,7 +32,7 @@ from burnish.rollout.base import StreamSource
 from burnish.rollout.offline import OfflineSource
 from burnish.rollout.online import OnlineSource
 from burnish.rollout.prompt_schedule import PromptSchedule
-from burnish.rollout.requests import RolloutWorker
+from burnish.rollout.requests import RolloutRequest, RolloutWorker
 from burnish.tasks.evaluate import Evaluation
 from burnish.tasks.kept import SampleFiles
 from burnish.tasks.suites import SuiteRunner, runner_of, subset
@@ -40,7 +41,7 @@ from burnish.training.ema import Ema
 from burnish.training.memory import PhaseMemory
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.peaks import device_peak
-from burnish.training.ranks import SINGLE_RANK, Ranks
+from burnish.training.ranks import SINGLE_RANK, Ranks, group_of_one
 from burnish.training.roles import Publisher, TrainedRoles
 from burnish.training.trainer import Trainer
 from burnish.types.media import Media
@@ -75,7 +76,8 @@ class Assembly:
         self.needs: Any = config.algorithm.needs()
         self.stop: Callable[[], bool] = lambda: False  # whether to stop sampling, as nobody would learn from it
         self.measures_prompts = False  # whether only the model's processor can tell which prompts are short enough
-        self.learns = False  # whether this process trains, so that what its networks compute is counted
+        self.trains = False  # whether weights are learned, not only read
+        self._until_closed = ExitStack()
         self.has_separate_engine = False  # whether the engine has weights of its own, so that these stay sharded
         self.example: Prompt | None = None  # for an engine of its own, to be compared with before it has sampled
         # around what can't poll ``stop``: a request to stop ends it, by Cancelled
@@ -136,12 +138,23 @@ class Assembly:
     def roles(self) -> Any:
         """The networks."""
         roles, stated = self.load_roles(), self.config.trainer.peak_tflops
-        peak = device_peak(roles.device, roles.model.compute, stated) if self.learns else None
+        peak = device_peak(roles.device, roles.model.compute, stated) if self.trains else None
         if peak is not None:
             roles.measure(peak)
-        if self.ranks.size > 1:
+        if self.sharded:
+            if self.ranks.size == 1:
+                self._until_closed.enter_context(group_of_one())
             roles.shard(self.ranks, self.config.sharding)
+        elif self.ranks.size > 1:
+            roles.copied_on(self.ranks)
         return roles
+
+    @property
+    def sharded(self) -> bool:
+        """Whether FSDP holds the networks: in shards on several ranks, or a single one's in CPU memory."""
+        if self.ranks.size > 1:
+            return not has_quantized_weights(self.config)
+        return self.trains and bool(self.config.sharding.offload)
 
     def load_roles(self) -> TrainedRoles:
         """Load the networks, in full."""
@@ -211,6 +224,12 @@ class Assembly:
     def rollout_worker(self) -> RolloutWorker:
         """Samples and scores in this process."""
         raise NotImplementedError
+
+    def generate(self, request: RolloutRequest | None) -> Any:
+        """Samples of this rank's own chunk, if there is one; None without. Ranks call it together: the weights that
+        sample are gathered for that long, unless an engine has its own."""
+        with nullcontext() if self.has_separate_engine else self.roles.gathered():
+            return None if request is None else self.rollout_worker.generate(request)
 
     @property
     def records(self) -> Sequence[Any]:
@@ -342,9 +361,10 @@ class Assembly:
             raise Cancelled
 
     def close(self) -> None:
-        """End the processes that this one has started."""
+        """End the processes that this one has started, and its process group."""
         for runner in vars(self).get("suites", ()):
             runner.close()
+        self._until_closed.close()
 
     def state_dict(self) -> dict[str, Any]:
         return self.workers.state_dict() | {"source": self.source.state_dict()}

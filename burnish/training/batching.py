@@ -12,15 +12,16 @@ from burnish.types.batch import Batch
 from burnish.utils import random
 
 
-def mini_batches(batch: Batch, options: StepOptions, seed: int, update: int) -> list[Batch]:
-    """What each optimizer step of a policy update learns from: the rows in an order that is drawn for each epoch."""
+def mini_batches(batch: Batch, options: StepOptions, seed: int, update: int) -> Iterator[Batch]:
+    """What each optimizer step of a policy update learns from: the rows in an order that is drawn for each epoch.
+
+    Each is made when it is asked for, since its rows are copies.
+    """
     count = len(batch)
     size = options.mini_batch_size or max(count, 1)
-    minis = []
     for epoch in range(options.epochs):
         order = random.permutation(count, seed, "mini_batches", update, epoch) if size < count else list(range(count))
-        minis += [batch.select(order[start : start + size]) for start in range(0, count, size)]
-    return minis
+        yield from (batch.select(order[start : start + size]) for start in range(0, count, size))
 
 
 def rank_micro_batches(algorithm: Algorithm, batch: Batch, size: int, ranks: Ranks) -> Iterator[tuple[Batch, float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from burnish.types.batch import Batch
 from burnish.types.columns import Column, Here, stand_in
 
 B = TypeVar("B", bound=Batch)
-P = TypeVar("P", bound=Batch)
+P = TypeVar("P", bound=Sized)
 
 
 @dataclass(frozen=True, eq=False)

@@ -198,9 +198,14 @@ def _parts(index: Path) -> list[str]:
     return [name for name in named if re.fullmatch(r"\w+", name)]
 
 
+def is_repository(name: str) -> bool:
+    """Whether a text looks like the name of a repository of the hub."""
+    return _ID.fullmatch(name) is not None
+
+
 def is_hub_id(path: str) -> bool:
     """Whether a path names a model of the hub: it looks like one, and there is no such directory."""
-    return _ID.fullmatch(path) is not None and not path.startswith(PREFIX) and not resolve(path).exists()
+    return is_repository(path) and not path.startswith(PREFIX) and not resolve(path).exists()
 
 
 def hub_model(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from burnish.utils.errors import ConfigError, UserError
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 LINES = 10  # of a message
 LONGEST_LINE = 600  # characters
+PAUSE = 30.0  # seconds between lines about progress in a log
 
 
 def printable(text: str) -> str:
@@ -64,6 +67,35 @@ def console(**options: Any) -> Console:
                 yield Segment(text if control else printable(text), style, control)
 
     return Terminal(**options)
+
+
+def redraws(console: Console) -> bool:
+    """Whether lines can be drawn over: a real terminal. With FORCE_COLOR a log has colours, and is still a log."""
+    return console.is_terminal and not console.is_dumb_terminal and console.file.isatty()
+
+
+@contextmanager
+def progress(
+    title: str, on: Console | None = None, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[[int, int], None]]:
+    """A function that is told how much of how much is done: a bar on a terminal, a line now and then in a log."""
+    shown = on or console()
+    if not redraws(shown):
+        written = clock()
+
+        def line(done: int, of: int) -> None:
+            nonlocal written
+            if done == of or clock() - written >= PAUSE:
+                written = clock()
+                shown.print(f"{title}: {done}/{of}", highlight=False, markup=False, soft_wrap=True)
+
+        yield line
+        return
+    from rich.progress import Progress
+
+    with Progress(console=shown, transient=True) as bar:
+        row = bar.add_task(title.replace("[", "\\["), total=None)
+        yield lambda done, of: bar.update(row, completed=done, total=of)
 
 
 class _Lines(logging.Formatter):

@@ -27,9 +27,14 @@ class Clock:
         return self.now
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 def watch(*, terminal: bool, seconds: float, updates: int, total: int | None = None, width: int = 100) -> str:
     """The output of a run with a validation before training and after every tenth update."""
-    out, clock = io.StringIO(), Clock()
+    out, clock = Terminal() if terminal else io.StringIO(), Clock()
     console = Console(file=out, force_terminal=terminal, width=width, legacy_windows=False, _environ={})
     hook = Progress(SimpleNamespace(steps=total or updates), done=0, console=console, clock=clock)
     hook.start(0)
@@ -53,6 +58,21 @@ def test_slow_updates_have_a_plain_line_each():
     assert lines[5] == ("update 5/12 | reward 0.505 | 42 s left | 6.0 s/update | validation 0.912 (exact 0.800)")
     assert lines[0] == "update 0/12 | validation 0.912 (exact 0.800)"
     assert not any("\x1b" in line or "\r" in line for line in lines)
+
+
+def test_a_log_in_colours_is_still_a_log():
+    """FORCE_COLOR makes rich take a file for a terminal."""
+    out = io.StringIO()
+    console = Console(file=out, width=100, _environ={"FORCE_COLOR": "1"})
+    assert console.is_terminal
+    hook = Progress(SimpleNamespace(steps=2), done=0, console=console)
+    hook.start(0)
+    hook(1, {"critic/rewards/mean": 0.5})
+    hook(2, {"critic/rewards/mean": 0.5})
+    hook.close()
+    assert updates_of(out.getvalue().splitlines()) == [1, 2]
+    assert "\x1b" not in out.getvalue()
+    assert "\r" not in out.getvalue()
 
 
 def test_fast_updates_leave_few_lines_but_every_validation():
@@ -86,6 +106,7 @@ def test_an_error_leaves_a_whole_terminal():
         """
         import sys
         from types import SimpleNamespace
+        sys.stdout.isatty = lambda: True
         from rich.console import Console
         from burnish.hooks.progress import Progress
         hook = Progress(SimpleNamespace(steps=5), done=0, console=Console(force_terminal=True, width=80))

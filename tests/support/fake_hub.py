@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-import pytest
+if TYPE_CHECKING:
+    import pytest
 
 Files = dict[str, bytes]
 
@@ -28,6 +29,8 @@ class FakeHub:
     asked: list[tuple[str, str, str]] = field(default_factory=list)  # method, path, authorization
     stored: list[tuple[str, str]] = field(default_factory=list)  # path and authorization, at the second host
     refusals: dict[str, tuple[int, str]] = field(default_factory=dict)  # by model: status, and the hub's code of it
+    private: dict[str, bool] = field(default_factory=dict)
+    cards: dict[str, dict[str, str]] = field(default_factory=dict)  # what a model's card says for programs
     broken: set[str] = field(default_factory=set)  # files whose connection ends in the middle
     url: str = ""
     storage: str = ""  # where large files are kept: another host, to which the hub redirects
@@ -58,7 +61,7 @@ class FakeHub:
             return _send(request, 404, b"no", {"X-Error-Code": "RevisionNotFound"})
         files = self.commits[name][commit]
         if api:
-            return _send(request, 200, json.dumps(_listed(rest, name, commit, files)).encode())
+            return _send(request, 200, json.dumps(self.listed(rest, name, commit, files)).encode())
         file = "/".join(rest[2:])
         if file not in files:
             return _send(request, 404, b"no", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
@@ -67,6 +70,21 @@ class FakeHub:
             headers |= {"X-Linked-Size": str(len(content)), "X-Linked-Etag": headers["ETag"]}
             return _send(request, 302, b"", {**headers, "Location": f"{self.storage}/{name}/{commit}/{file}"})
         return _send(request, 200, content, headers)
+
+    def listed(self, rest: list[str], name: str, commit: str, files: Files) -> Any:
+        """What the hub says of a model, or of a folder in it."""
+        if rest and rest[0] == "tree":
+            inside = "".join(f"{word}/" for word in rest[2:])
+            folders = {path[: path.index("/", len(inside))] for path in files
+                       if path.startswith(inside) and "/" in path[len(inside) :]}  # fmt: skip
+            return [{"type": "directory", "path": path, "oid": ""} for path in sorted(folders)] + [
+                {"type": "file", "path": path, "size": len(one), "oid": _digest(one)}
+                for path, one in files.items() if path.startswith(inside)
+            ]  # fmt: skip
+        siblings = [{"rfilename": path, "size": len(one), "blobId": _digest(one)} for path, one in files.items()]
+        private, card = self.private.get(name, False), self.cards.get(name, {})
+        return {"id": name, "modelId": name, "sha": commit, "private": private, "tags": [], "siblings": siblings,
+                "cardData": card}  # fmt: skip
 
     def hand_out(self, request: BaseHTTPRequestHandler) -> None:
         """What the second host answers."""
@@ -83,19 +101,6 @@ class FakeHub:
             return
         start = int(request.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
         _send(request, 206 if start else 200, content[start:], {"ETag": f'"{_digest(content)}"'})
-
-
-def _listed(rest: list[str], name: str, commit: str, files: Files) -> Any:
-    if rest and rest[0] == "tree":
-        inside = "".join(f"{word}/" for word in rest[2:])
-        folders = {path[: path.index("/", len(inside))] for path in files
-                   if path.startswith(inside) and "/" in path[len(inside) :]}  # fmt: skip
-        return [{"type": "directory", "path": path, "oid": ""} for path in sorted(folders)] + [
-            {"type": "file", "path": path, "size": len(one), "oid": _digest(one)}
-            for path, one in files.items() if path.startswith(inside)
-        ]  # fmt: skip
-    siblings = [{"rfilename": path, "size": len(one), "blobId": _digest(one)} for path, one in files.items()]
-    return {"id": name, "modelId": name, "sha": commit, "private": False, "tags": [], "siblings": siblings}
 
 
 def _digest(content: bytes) -> str:
@@ -123,7 +128,7 @@ def serving(answer: Any, host: str) -> Iterator[str]:
         def do_GET(self) -> None:
             answer(self)
 
-        do_HEAD = do_GET
+        do_HEAD = do_POST = do_PUT = do_GET
 
         def log_message(self, *_: Any) -> None:
             pass

@@ -44,6 +44,27 @@ def test_colours_of_our_own_still_work():
     assert "\x1b[31mx" in said.getvalue()
 
 
+def test_progress_is_lines_in_a_log_and_a_bar_on_a_terminal():
+    said, now = io.StringIO(), [0.0]
+    log = terminal.console(file=said, force_terminal=True)  # as FORCE_COLOR does
+    with terminal.progress("Suite [red]a[/red]", log, lambda: now[0]) as tell:
+        for done in range(1, 101):
+            now[0] += 1
+            tell(done, 100)
+    lines = said.getvalue().splitlines()
+    assert lines == [f"Suite [red]a[/red]: {done}/100" for done in (30, 60, 90, 100)]
+    screen = Screen()
+    with terminal.progress("Suite [red]a[/red]", terminal.console(file=screen, force_terminal=True, width=80)) as tell:
+        tell(50, 100)
+    assert "Suite [red]a[/red]" in screen.getvalue()
+    assert "50%" in screen.getvalue()
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 def test_warnings_without_a_handler_of_the_users_own_are_printed_harmless(capsys, monkeypatch):
     terminal.prepare()
     assert logging.lastResort is not None

@@ -174,7 +174,8 @@ class StepPolicyGradient(PolicyGradient):
         )
         present = (~scored.scores.missing).nonzero().flatten()
         metrics |= advantage_metrics(scored.scores.reward[present], advantage[present])
-        return batch.select(trained.any(1).nonzero().flatten()), metrics
+        some = trained.any(1)
+        return batch if some.all() else batch.select(some.nonzero().flatten()), metrics
 
     def step_advantages(self, scored: Scored) -> tuple[Tensor, Tensor]:
         """Advantage of each recorded step, [B, K], and whether its sample has a reward, [B, K] bool."""
@@ -204,6 +205,7 @@ class StepPolicyGradient(PolicyGradient):
         )
 
     def loss(self, part: StepTerms, roles: Roles) -> Loss:
+        from burnish.losses.policy import extremes_of
         from burnish.losses.variance_metrics import variance_proxies
         from burnish.types.rollout import Loss
 
@@ -223,7 +225,8 @@ class StepPolicyGradient(PolicyGradient):
             values["actor/kl_loss"] = kl = step_kl(form, step, part, logprob, old, self.density)
             loss = loss + self.kl_coef * kl
         metrics: dict[str, Any] = {name: (value.detach().sum(), count) for name, value in values.items()}
-        return Loss(loss.sum(), metrics | part.metrics_by_step(values))
+        extremes = extremes_of(values.get("actor/ratio_mean"), values.get("rollout_corr/logprob_abs_diff"))
+        return Loss(loss.sum(), metrics | part.metrics_by_step(values), extremes)
 
     def step_objective(
         self, part: StepTerms, step: Transition, logprob: Tensor, old: Tensor, old_mean: Tensor

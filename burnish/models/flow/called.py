@@ -41,6 +41,8 @@ class CalledPipeline(LoadedPipeline):
     A family adds how its runs begin and end.
     """
 
+    runs_own = True
+
     def __init__(self, pipeline: Any, options: ModelOptions, rollout: RolloutOptions, *, compute: torch.dtype) -> None:
         super().__init__(pipeline, options, rollout, compute=compute)
         self.arguments = Arguments(type(pipeline), rollout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +22,7 @@ from burnish.evaluation.suite import Suite
 from burnish.models.flow.loading import family_of, load_model, parts_of, read_index, standard_side
 from burnish.models.flow.teachers import check_teacher, load_teacher
 from burnish.rewards.base import Reward
+from burnish.rollout.requests import RolloutRequest
 from burnish.tasks.assembly import Assembly
 from burnish.tasks.flow.engine import FlowEngine, FlowJob
 from burnish.tasks.flow.evaluate import FlowEvaluation
@@ -31,7 +33,7 @@ from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.types.clips import Clip, Sample, Sound
 from burnish.types.media import Media
-from burnish.types.rollout import Embeddings, OfflineSamples, Prompt
+from burnish.types.rollout import Embeddings, OfflineSamples, Prompt, Scored
 from burnish.utils.errors import UserError
 
 DENOISERS = ("transformer", "unet")  # usual names of the parts that are trained
@@ -47,7 +49,7 @@ class FlowAssembly(Assembly):
 
     def load_roles(self) -> FlowRoles:
         config, rollout = self.config, self.config.rollout
-        model = load_model(config.model, rollout, shared=self.ranks.size > 1)
+        model = load_model(config.model, rollout, shared=self.sharded)
         return FlowRoles(
             model,
             self.needs,
@@ -60,7 +62,7 @@ class FlowAssembly(Assembly):
                 config.model, teacher.path, teacher.lora, rollout, revision=teacher.revision
             ),
             rewards=config.rewards,
-            shared=self.ranks.size > 1,
+            shared=self.sharded,
         )
 
     @cached_property
@@ -81,6 +83,20 @@ class FlowAssembly(Assembly):
             self.engine, self.scorer, self.needs,
             rollout=self.config.rollout, watch=self.watch, between=self.between, files=self.sample_files,
         )  # fmt: skip
+
+    def generate(self, request: RolloutRequest | None) -> Scored | None:
+        roles, worker = self.roles, self.rollout_worker
+        scored: Scored | None = None
+        # adapters share one network, which is gathered once for all
+        with roles.gathered() if roles.lora is not None else nullcontext():
+            try:
+                with roles.gathered():
+                    if request is not None:
+                        scored = worker.sampled(request)
+            finally:
+                # also where this rank has nothing to sample, was cancelled or has failed: the others wait for it
+                scored = worker.compared(scored, 0 if request is None else request.groups)
+        return scored
 
     @cached_property
     def pictures(self) -> PictureFiles | None:

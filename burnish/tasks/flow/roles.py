@@ -83,6 +83,7 @@ class FlowRoles(TrainedRoles):
         self._as_policy = set(needs.lagged)  # those that have the policy's own weights
         if needs.sampler != "policy":
             self.sampled = ("policy", needs.sampler)
+        self.draws = (needs.sampler, *(("policy",) if model.runs_own else ()))
         self._add(
             self.trained[1:],
             reference=needs.reference,

@@ -58,7 +58,7 @@ class LanguageAssembly(Assembly):
     def load_roles(self) -> LanguageRoles:
         config = self.config
         return LanguageRoles(
-            load_language_model(config.model, shared=self.ranks.size > 1),
+            load_language_model(config.model, shared=self.sharded),
             self.needs,
             config.model.lora,
             critic=config.critic,
@@ -72,7 +72,7 @@ class LanguageAssembly(Assembly):
             router_aux_loss_coef=config.model.router_aux_loss_coef,
             sampled_elsewhere=config.rollout.vllm is not None,
             mini_batch_size=config.trainer.mini_batch_size,
-            shared=self.ranks.size > 1,
+            shared=self.sharded,
             load_teacher=lambda teacher, option: load_teacher(config.model, teacher, option),
         )
 

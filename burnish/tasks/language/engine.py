@@ -9,8 +9,12 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
+from burnish.language.cost import token_budget_batches
 from burnish.language.decoding import Ended, decode
+from burnish.language.kept import Turn
+from burnish.language.logprobs import response_logprobs
 from burnish.language.media import decoded
 from burnish.language.model import LanguageModel
 from burnish.language.sampling import Sampling
@@ -60,6 +64,7 @@ class Respond(Protocol):
         *,
         limits: Sequence[int] | None = None,
         on_ended: Ended | None = None,
+        turn: Turn | None = None,
     ) -> Completion: ...
 
 
@@ -196,11 +201,11 @@ class LanguageEngine(ResponseEngine):
 
             def respond(
                 prompts: Encoded, index: Sequence[int], keys: Sequence[int], *,
-                limits: Sequence[int] | None = None, on_ended: Ended | None = None,
+                limits: Sequence[int] | None = None, on_ended: Ended | None = None, turn: Turn | None = None,
             ) -> Completion:  # fmt: skip
                 return decode(
                     self.roles.model, network, prompts, index, keys, job.sampling, batch_size=self.batch_size,
-                    limits=limits, check_cancelled=job.between, on_ended=on_ended,
+                    limits=limits, check_cancelled=job.between, on_ended=on_ended, turn=turn,
                 )  # fmt: skip
 
             yield respond

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -55,6 +55,7 @@ class TokenRole:
 class LanguageRoles(TrainedRoles):
     """Builds the networks that an algorithm needs and keeps them in step."""
 
+    counts_tokens = True
     model: LanguageModel
     meter: ResponseMeter | None = None
 
@@ -212,11 +213,6 @@ class LanguageRoles(TrainedRoles):
         if self.critic.trunk == "shared" and self.critic.detach:
             hidden = hidden.detach()
         return states.scatter(self.value_head(hidden)[:, 0])
-
-    def gathered(self) -> AbstractContextManager[None]:
-        """Full weights of the policy for a while: nothing else writes responses, and critics and references are as
-        large."""
-        return self.shards.gathered([self.network_of("policy")])
 
     @contextmanager
     def sampling(self, *, merge: bool | None = None) -> Iterator[nn.Module]:
