@@ -15,9 +15,9 @@ from burnish.hooks import recorded
 from burnish.hooks.recorded import GroupLog, Timeline
 from burnish.hooks.report import SHARE, ReportWriter
 from burnish.report.trained import groups, time_data, trained_prompts
+from burnish.training.memory import PhaseMemory
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Rollouts, Scores
-from burnish.training.memory import PhaseMemory
 from burnish.utils.timer import Stopwatch
 from tests.support.reports import Story, run_folder
 
@@ -112,10 +112,10 @@ def test_one_process_tells_its_memory(folder: RunFolder):
         pass
     metrics: dict[str, float] = {}
     hook(1, metrics)
-    hook.close()
     assert 0.01 < metrics["perf/max_cpu_memory_gb"] < 1000
     assert 0.01 < metrics["perf/cpu_memory_gb/gen"] <= metrics["perf/cpu_memory_gb/step"] < 1000
     hook(2, (later := {}))
+    hook.close()
     assert "perf/cpu_memory_gb/gen" not in later
 
 
