@@ -69,13 +69,14 @@ class PoolForecast:
         if self.vllm is not None and (complaint := self.vllm.complaint(memory)):
             return f"{complaint} (pool {self.name})"
         phase, peak = self.highest
-        largest = max(peak.parts, key=lambda name: peak.parts[name], default=WEIGHTS)
-        beside = (
-            "" if self.vllm is None or not self.vllm.shares else f", beside {shown(self.vllm.takes(memory))} of vLLM"
-        )
+        if self.vllm is not None and not peak.total:
+            return f"vLLM takes {shown(self.vllm.takes(memory))} of each GPU of pool {self.name}"
+        largest = max(peak.parts, key=lambda name: peak.parts[name])
+        shared = 0 if self.vllm is None or not self.vllm.shares else self.vllm.takes(memory)
+        beside = f", beside {shown(shared)} of vLLM" if shared else ""
         return (
             f"a process of pool {self.name} needs {shown(self.needs_of(memory))}, in {phase!r}, most of it {largest} "
-            f"({shown(peak.parts.get(largest, 0))}){beside}"
+            f"({shown(peak.parts[largest])}){beside}"
         )
 
     def _needs(self, memory: int, of: Callable[[int], int]) -> int:

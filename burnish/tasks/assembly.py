@@ -24,6 +24,7 @@ from burnish.data.order import limited
 from burnish.data.stream import Stream
 from burnish.evaluation.results import metrics_of
 from burnish.evaluation.suite import read_suite
+from burnish.options import StepOptions
 from burnish.rewards.mixing import check_mixing
 from burnish.rewards.normalising import Normaliser, normaliser_of, restore
 from burnish.rewards.probe import probe
@@ -37,11 +38,12 @@ from burnish.tasks.evaluate import Evaluation
 from burnish.tasks.kept import SampleFiles
 from burnish.tasks.suites import SuiteRunner, runner_of, subset
 from burnish.training.auxiliary import AuxiliaryLoss
+from burnish.training.batching import learned_rows
 from burnish.training.ema import Ema
 from burnish.training.memory import PhaseMemory
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.peaks import device_peak
-from burnish.training.ranks import SINGLE_RANK, Ranks, group_of_one
+from burnish.training.ranks import SINGLE_RANK, Ranks, group_of_one, shares
 from burnish.training.roles import Publisher, TrainedRoles
 from burnish.training.trainer import Trainer
 from burnish.types.media import Media
@@ -78,6 +80,7 @@ class Assembly:
         self.measures_prompts = False  # whether only the model's processor can tell which prompts are short enough
         self.trains = False  # whether weights are learned, not only read
         self._until_closed = ExitStack()
+        self.reads_ahead = False  # whether other processes read what prompts show before it is needed
         self.has_separate_engine = False  # whether the engine has weights of its own, so that these stay sharded
         self.example: Prompt | None = None  # for an engine of its own, to be compared with before it has sampled
         # around what can't poll ``stop``: a request to stop ends it, by Cancelled
@@ -176,12 +179,12 @@ class Assembly:
     @cached_property
     def workers(self) -> Trainer:
         """The networks behind the verbs of the loop."""
-        config, size = self.config, self.config.trainer.mini_batch_size
+        config = self.config
         return Trainer(
             self.roles,
             config.algorithm,
             self.groups,
-            trainer=replace(config.trainer, mini_batch_size=size and size // config.rows_per_group),
+            trainer=self.steps_of_an_update,
             ema=self.ema,
             seed=config.seed,
             watch=self.watch,
@@ -189,6 +192,21 @@ class Assembly:
             publisher=self.publisher,
             ranks=self.ranks,
         )
+
+    @property
+    def steps_of_an_update(self) -> StepOptions:
+        """How a batch becomes optimizer steps; a mini-batch is counted in rows of the batch."""
+        trainer, rows = self.config.trainer, self.config.rows_per_group
+        size = trainer.mini_batch_size
+        found: StepOptions = replace(trainer, mini_batch_size=size and size // rows)
+        return found
+
+    def own(self, records: Sequence[T], costs: Sequence[int], update: int | None = None) -> list[T]:
+        """Those of a batch of records that this rank will learn: in an update, or by default in one step."""
+        if update is None:
+            return list(records[shares(costs, self.ranks.size)[self.ranks.rank]])
+        learned = learned_rows(costs, self.steps_of_an_update, self.config.seed, update, self.ranks)
+        return [records[row] for row in learned]
 
     @property
     def publisher(self) -> Publisher | None:
@@ -218,6 +236,7 @@ class Assembly:
             n=config.sampled_per_prompt,
             rollouts=config.batches_per_update,
             filtering=config.rollout.filter_groups,
+            tells=self.reads_ahead,
         )
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from burnish.algorithms.base import Algorithm
 from burnish.options import StepOptions
@@ -17,11 +17,22 @@ def mini_batches(batch: Batch, options: StepOptions, seed: int, update: int) -> 
 
     Each is made when it is asked for, since its rows are copies.
     """
-    count = len(batch)
+    return (batch.select(rows) for rows in _rows_of_minis(len(batch), options, seed, update))
+
+
+def learned_rows(costs: Sequence[int], options: StepOptions, seed: int, update: int, ranks: Ranks) -> list[int]:
+    """The rows of a batch that a rank learns in the mini-batches of an update, if rows have these costs."""
+    learned: set[int] = set()
+    for rows in _rows_of_minis(len(costs), options, seed, update):
+        learned.update(rows[shares([costs[row] for row in rows], ranks.size)[ranks.rank]])
+    return sorted(learned)
+
+
+def _rows_of_minis(count: int, options: StepOptions, seed: int, update: int) -> Iterator[list[int]]:
     size = options.mini_batch_size or max(count, 1)
     for epoch in range(options.epochs):
         order = random.permutation(count, seed, "mini_batches", update, epoch) if size < count else list(range(count))
-        yield from (batch.select(order[start : start + size]) for start in range(0, count, size))
+        yield from (order[start : start + size] for start in range(0, count, size))
 
 
 def rank_micro_batches(algorithm: Algorithm, batch: Batch, size: int, ranks: Ranks) -> Iterator[tuple[Batch, float]]:

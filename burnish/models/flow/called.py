@@ -77,8 +77,9 @@ class CalledPipeline(LoadedPipeline):
 
     @classmethod
     def check_inputs(cls, index: dict[str, Any], rollout: RolloutOptions, prompts: Sequence[Prompt]) -> None:
+        arguments = Arguments.of_index(index, rollout)
         for prompt in prompts:
-            Arguments.of_index(index, rollout).check_prompt(prompt)
+            arguments.check_prompt(prompt)
 
     @classmethod
     def instead_of(cls, name: str) -> Any:

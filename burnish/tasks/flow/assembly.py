@@ -115,7 +115,7 @@ class FlowAssembly(Assembly):
     def finished(self) -> list[OfflinePictures]:
         """All these pictures, as the model has them."""
         every = (self.pictures, self.supervised_pictures)
-        return [files.learned_by(self.engine) for files in every if files is not None]
+        return [files.learned_by(self.engine, shared=self.ranks.size > 1) for files in every if files is not None]
 
     @property
     def records(self) -> Sequence[Any]:
@@ -123,7 +123,11 @@ class FlowAssembly(Assembly):
         return self.pictures.records
 
     def prepare(self, records: list[Any], update: int) -> OfflineSamples:
-        return self.finished[0].batch(records, self.offline_times, update=update, seed=self.config.seed)
+        data = self.finished[0]
+        batch = data.batch(records, self.offline_times, update=update, seed=self.config.seed)
+        if self.ranks.size > 1:
+            data.ready(self.own(records, batch.costs(), update))
+        return batch
 
     @cached_property
     def auxiliary(self) -> AuxiliaryLoss | None:
@@ -134,7 +138,11 @@ class FlowAssembly(Assembly):
         stream = Stream(files.records, section.batch_size, seed=config.seed, shuffle=True, name="supervised")
 
         def draw(step: int) -> OfflineSamples:
-            return data.batch(stream.batch(step), self.offline_times, update=step, seed=config.seed)
+            records = stream.batch(step)
+            batch = data.batch(records, self.offline_times, update=step, seed=config.seed)
+            if self.ranks.size > 1:
+                data.ready(self.own(records, batch.costs()))
+            return batch
 
         return AuxiliaryLoss(SFT(time_shift=section.time_shift), draw, section.coef)
 

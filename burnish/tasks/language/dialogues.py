@@ -132,6 +132,7 @@ class Dialogues(ResponseEngine):
 
     def close(self) -> None:
         """End what the engine and the environment run beside this process."""
+        super().close()
         try:
             self.engine.close()
         finally:

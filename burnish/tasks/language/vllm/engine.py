@@ -169,6 +169,7 @@ class VllmEngine(ResponseEngine):
 
     def close(self) -> None:
         """End vLLM and free the memory of its weights."""
+        super().close()
         self._process.close()
         if self._published is not None:
             self._published.close()
