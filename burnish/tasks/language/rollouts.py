@@ -88,7 +88,7 @@ class ResponseRollouts:
             version=request.version,
             seed=self.engine.seed,
             metrics=self.engine.metrics | spoken,
-            counts={name: dialogues for name in spoken if not name.endswith("/max")},
+            counts={name: dialogues for name in spoken if not name.endswith(("/max", "/min"))},
             failures=failures_of(job.prompts, job.sample, scores),
             execution=ran,
             said=[said(trace, row, response.full_text) for row, response in enumerate(responses)],
