@@ -9,9 +9,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+import burnish
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "examples" / "quickstart.ipynb"
@@ -57,7 +60,26 @@ def test_what_it_links_to_exists():
     assert not [link for link in links if not (FILE.parent / link).exists()]
 
 
-@pytest.mark.slow
+def test_its_runs_are_ones_that_can_begin(tmp_path, monkeypatch):
+    """Their configurations, without the training, which ``make thorough`` does."""
+    monkeypatch.chdir(tmp_path)
+    begun = []
+
+    def train(config):
+        config.check()
+        begun.append(config)
+        return SimpleNamespace(metrics=[{"critic/dark/mean": 0.5}])
+
+    monkeypatch.setattr(burnish, "train", train, raising=False)
+    found = {"burnish": burnish}
+    for cell in CELLS:
+        if "burnish.load(" in cell:
+            exec(cell, found)
+    assert [one.steps for one in begun] == [found["STEPS"], 1]
+    assert begun[1].rewards["dark"].path == "object:dark"
+
+
+@pytest.mark.thorough
 def test_its_cells_run(tmp_path):
     said = run(tmp_path, STEPS=1, PROMPTS=2)
     assert re.search(r"held-out numbers: [\d.]+ before, [\d.]+ after 1 updates", said)
