@@ -30,7 +30,11 @@ def memory():
     status = open("/proc/self/status").read()
     return {name: int(status.split(name + ":")[1].split()[0]) / 1024 for name in ("RssAnon", "VmHWM")}
 
-before, start = memory(), time.perf_counter()
+def used():
+    spent = resource.getrusage(resource.RUSAGE_SELF)
+    return spent.ru_utime + spent.ru_stime
+
+before, start, spent = memory(), time.perf_counter(), used()
 assembly = assemble(load("vlm_quickstart", sys.argv[1:]))
 prompts = assembly.train_prompts
 read = time.perf_counter() - start
@@ -41,7 +45,7 @@ assembly.stream(prompts, ()).state_dict()
 names = time.perf_counter() - begun
 after = memory()
 print(json.dumps({
-    "prompts": len(prompts), "read_s": read, "check_s": checked, "fingerprint_s": names,
+    "prompts": len(prompts), "read_s": read, "check_s": checked, "fingerprint_s": names, "cpu_s": used() - spent,
     "memory_mib": after["RssAnon"] - before["RssAnon"], "peak_mib": after["VmHWM"] - before["RssAnon"],
 }))
 """

@@ -15,6 +15,7 @@ from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.loop import Workers
+from burnish.metrics import gpu_bytes
 from burnish.rewards.breaker import RewardsFailing
 from burnish.rollout.base import Source
 from burnish.tasks import assemble
@@ -35,6 +36,7 @@ class Controller:
         """Args: ``role`` is this process's in recordings of the profiler, ``profiled`` whether it makes some."""
         self.config, self.store = config, store
         self.assembly = assemble(config, ranks)
+        self.assembly.trains = True
         self.watch = self.assembly.watch
         options, folder = config.profiler if profiled else None, RunFolder(config.output_dir).profiles
         self.profiler = Profiler(options, role=role, rank=0, folder=folder, watch=self.watch)
@@ -68,6 +70,10 @@ class Controller:
     def check_data(self) -> None:
         """Find errors in data, before any weights are loaded and before anything is started."""
         self.assembly.check_data()
+
+    def gpu_memory(self) -> dict[str, int]:
+        """Bytes of memory of a GPU of each pool, before anything is loaded; a pool without GPUs is left out."""
+        raise NotImplementedError
 
     def check(self) -> None:
         """Find what only the loaded model can tell, before a run has left anything behind."""
@@ -131,6 +137,10 @@ class LocalController(Controller):
     @property
     def saving(self) -> float:
         return self.store.seconds
+
+    def gpu_memory(self) -> dict[str, int]:
+        found = None if self.config.model.device == "cpu" else gpu_bytes()
+        return {} if found is None else {"train": found}
 
     def check(self) -> None:
         assembly = self.assembly

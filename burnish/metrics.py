@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -224,14 +222,9 @@ def diversities(structures: Sequence[np.ndarray | None], group: Tensor) -> dict[
     return {number: float(np.stack(some).std(0).mean()) for number, some in members.items() if len(some) > 1}
 
 
-def memory_metrics() -> dict[str, float]:
-    """Peak memory of this process so far, in GB: resident, and on the GPU if it uses one."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    found = {"perf/max_cpu_memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        found["perf/max_memory_allocated_gb"] = torch.cuda.max_memory_allocated() / 1e9
-        found["perf/max_memory_reserved_gb"] = torch.cuda.max_memory_reserved() / 1e9
-    return found
+def gpu_bytes() -> int | None:
+    """Memory of the GPU that this process computes on; None without one."""
+    return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None
 
 
 def collected_timing(seconds: dict[str, float], collected: Collected, *, devices: int = 1) -> dict[str, float]:

@@ -48,29 +48,25 @@ def plan(recipe: str, overrides: Sequence[str]) -> int:
     for pool in found.pools:
         _show(console, pool, memory)
     console.print(
-        f"A GPU needs the highest peak, {FRAGMENTS:.0%} for fragments, and {shown(OVERHEAD)} for CUDA and NCCL. "
-        "Networks of rewards are not counted.", soft_wrap=True,
+        f"A GPU needs the highest peak, {FRAGMENTS:.0%} for fragments, and {shown(OVERHEAD)} for CUDA and NCCL."
+        + _left_out(found), soft_wrap=True,
     )  # fmt: skip
     if memory is None:
         return 0
-    if found.needs <= memory:
-        console.print(f"[bold green]It fits[/] into {shown(memory)}: {conclusion(found)}.", soft_wrap=True)
+    said = "; ".join(pool.why(memory) for pool in found.pools)
+    if found.fits(memory):
+        console.print(f"[bold green]It fits[/] into {shown(memory)}: {said}.", soft_wrap=True)
         return 0
-    console.print(f"[bold red]It does not fit[/] into {shown(memory)}: {conclusion(found)}.", soft_wrap=True)
+    console.print(f"[bold red]It does not fit[/] into {shown(memory)}: {said}.", soft_wrap=True)
     return _advise(console, read, found, memory)
 
 
-def conclusion(found: Forecast) -> str:
-    """What a forecast comes to, in one line."""
-    each = []
-    for pool in found.pools:
-        phase, peak = pool.highest
-        largest = max(peak.parts, key=lambda name: peak.parts[name])
-        each.append(
-            f"a process of {pool.name} needs {shown(pool.needs)}, in {phase!r}, most of it {largest} "
-            f"({shown(peak.parts[largest])})"
-        )
-    return "; ".join(each)
+def _left_out(found: Forecast) -> str:
+    """Which rewards are not part of a forecast."""
+    labels = sorted({label for pool in found.pools for label in pool.uncounted})
+    if not labels:
+        return ""
+    return f" Not counted: the network of {', '.join(f'rewards.{label}' for label in labels)}, whose size is not known."
 
 
 def _show(console: Console, pool: PoolForecast, memory: int | None) -> None:
@@ -87,13 +83,16 @@ def _show(console: Console, pool: PoolForecast, memory: int | None) -> None:
         line = f"{name:18}" + "".join(f"{row.get(column, 0) / 2**30:12.2f}" for column in names)
         large = memory is not None and needed(row["peak"]) > memory
         console.print(Text(line, "red" if large else ""), soft_wrap=True)
-    console.print(f"Its part of a checkpoint has {shown(pool.saved)}.\n", soft_wrap=True)
+    if pool.vllm is not None:
+        console.print(pool.vllm.line(memory), soft_wrap=True)
+    saved = f"Its part of a checkpoint has {shown(pool.saved)}." if pool.saved else ""
+    console.print(f"{saved}\n", soft_wrap=True)
 
 
 def _advise(console: Console, read: object, found: Forecast, memory: int) -> int:
     fits = False
     for tried in remedies(read, found, memory):  # type: ignore[arg-type]
-        fits = tried.needs <= memory
+        fits = tried.fits
         mark = "[green]fits[/]" if fits else "[red]does not fit[/]"
         console.print(f"  {shown(tried.needs):>10}, {mark}: {' '.join(tried.options)}  ({tried.cost})", soft_wrap=True)
     if not fits:

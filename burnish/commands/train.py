@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing, nullcontext, suppress
 from burnish.checkpoint.files import Checkpoint
 from burnish.checkpoint.store import CheckpointStore
 from burnish.commands.epochs import with_steps
+from burnish.commands.fitting import Fit
 from burnish.commands.messages import closing_message, opening_message
 from burnish.commands.opening import open_controller
 from burnish.commands.resuming import interrupted, starting_point
@@ -16,8 +17,8 @@ from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.controller import Controller
 from burnish.hooks import Hook
+from burnish.hooks.alarms import Alarms
 from burnish.hooks.checkpoints import BeforeValidation, Checkpoints
-from burnish.hooks.drift import DriftAlarm
 from burnish.hooks.expiry import Expiry, ReclaimTime, reclaim_time
 from burnish.hooks.failures import Failures, NothingLearned
 from burnish.hooks.metrics import MetricsLog
@@ -27,6 +28,7 @@ from burnish.hooks.recorded import GroupLog, Timeline
 from burnish.hooks.report import ReportWriter
 from burnish.hooks.samples import SampleIndex
 from burnish.hooks.stop import EXIT_STOPPED, StopRequest
+from burnish.hooks.trackers import Trackers
 from burnish.hooks.validation import Validation
 from burnish.loop import run
 from burnish.report import write_report
@@ -79,17 +81,21 @@ def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
     """
     expected = reclaim_time(config.trainer)
     notices = Notices(config.trainer.reclaim_notices)
-    with stop.cancellable():
-        store = CheckpointStore(folder.checkpoints, config.checkpoint)
-        checkpoint = starting_point(config, folder, store)
-        controller = open_controller(config, store)
-        if config.profiler is not None and config.profiler.tool == "nsys":
-            command = controller_command(config.profiler, local=config.runtime == "local", folder=folder.profiles)
-            log.warning("to profile this process with Nsight Systems, start it with: %s", shlex.join(command))
-        controller.check_data()
-    controller.stop_when(lambda: stop.requested is not None)
-    with controller, notices:
+    with ExitStack() as beside:
         with stop.cancellable():
+            store = CheckpointStore(folder.checkpoints, config.checkpoint)
+            checkpoint = starting_point(config, folder, store)
+            controller = open_controller(config, store)
+            if config.profiler is not None and config.profiler.tool == "nsys":
+                command = controller_command(config.profiler, local=config.runtime == "local", folder=folder.profiles)
+                log.warning("to profile this process with Nsight Systems, start it with: %s", shlex.join(command))
+            fit = beside.enter_context(closing(Fit(config, resumes=checkpoint is not None)))
+            controller.check_data()
+        controller.stop_when(lambda: stop.requested is not None)
+        beside.enter_context(controller)
+        beside.enter_context(notices)
+        with stop.cancellable():
+            fit.check(controller)
             controller.check()
         while True:
             try:
@@ -137,17 +143,19 @@ def _attempt(
         early=expected is not None or notices.asks,
         unvalidated=done if metrics is not None and here else None,
     )
+    alarms = [] if config.alarms is None else [Alarms(config, folder, config.alarms)]
     hooks: list[Hook] = [
         BeforeValidation(checkpoints),
         validation,
-        Timeline(folder, controller.watch, local=config.runtime == "local"),
+        Timeline(folder, controller.watch, controller.assembly.memory, local=config.runtime == "local"),
         groups := GroupLog(folder, lambda: controller.workers.credited),
-        MetricsLog(folder, resumed_at=recorded),
+        *alarms,
+        MetricsLog(folder, resumed_at=recorded, names=config.trackers.names),
         failures := Failures(folder, config.trainer, steps=config.steps),
-        drift := DriftAlarm(config, folder),
         checkpoints,
         SampleIndex(config, folder),
         ReportWriter(folder),
+        Trackers(config, folder, lambda: validation.unfinished, resumed_at=recorded),
         Progress(config, done=done),
         expiry,
     ]
@@ -167,7 +175,9 @@ def _attempt(
                     hook(done, first)
         if not stopping():
             with suppress(Cancelled):
-                source = groups.watched(drift.watched(failures.watched(controller.source)))
+                source = groups.watched(failures.watched(controller.source))
+                for one in alarms:
+                    source = one.watched(source)
                 run(
                     range(done + 1, config.steps + 1), source, controller.workers, hooks,
                     watch=controller.watch, stop=stopping, around=controller.profiler.during, devices=config.devices,

@@ -18,7 +18,7 @@ class Hardware:
 
     gpus: int
     memory_gb: float  # of each, in units of 10^9 bytes, as cards are sold
-    further: tuple[str, ...] = ()  # options that only a run on these GPUs takes, such as those of sharding
+    further: tuple[str, ...] = ()  # options that only a run on these GPUs takes: of sharding, or pools of its own
 
     @property
     def bytes(self) -> int:
@@ -30,6 +30,8 @@ class Hardware:
         """What the command line adds to train on all of them."""
         if self.gpus == 1:
             return list(self.further)
+        if any(one.startswith("pools.") for one in self.further):
+            return ["runtime=ray", *self.further]
         nodes, each = max(self.gpus // NODE, 1), min(self.gpus, NODE)
         return [
             "runtime=ray",

@@ -119,6 +119,14 @@ class LanguageConfig(RunConfig):
         # the ranks evaluate with their own weights
         return replace(self, rollout=replace(self.rollout, vllm=None))
 
+    @property
+    def sampler_config(self) -> LanguageConfig:
+        vllm = self.rollout.vllm
+        if vllm is None or vllm.tensor_parallel == 1:
+            return self
+        # a model that vLLM shares out over GPUs need not fit one of them: the worker's own copy stays beside
+        return replace(self, model=replace(self.model, device="cpu"))
+
     def check_model(self, folder: Path) -> None:
         check_files(self.model)
         for number, teacher in enumerate(self.algorithm.needs().teachers):
@@ -294,6 +302,8 @@ class LanguageConfig(RunConfig):
                 f"environment.name is {environment.name}, but {self.algorithm.name} learns from given responses here, "
                 "which nobody answers; leave environment out, or choose an algorithm that samples"
             )
+        if environment.kept_gb is not None and self.rollout.vllm is not None:
+            yield "environment.kept_gb is given, but vLLM samples, which keeps turns by itself; leave it out"
         if environment.max_length is not None and environment.max_length < limit:
             yield (
                 f"environment.max_length is {environment.max_length}, but one response alone may have "

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from burnish.config.run import RunConfig
 from burnish.config.text import fields
-from burnish.utils.installed import optimizer_complaint
+from burnish.utils.installed import optimizer_complaint, quantization_complaint
 
 CROWD = 4  # most threads or processes per core
 ALWAYS = 16  # threads or processes that are never refused
@@ -22,6 +22,11 @@ def machine_complaints(config: RunConfig) -> Iterator[str]:
     for section, optimizer in config.optimizers.items():
         if complaint := optimizer_complaint(optimizer.name):
             yield f"{section}.name={optimizer.name} {complaint}"
+    if (fewer := config.model.quantization) is not None:
+        chosen = {"weights": fewer.weights, "text_encoders": getattr(fewer, "text_encoders", None)}
+        for name, precision in chosen.items():
+            if precision is not None and (complaint := quantization_complaint(precision)):
+                yield f"model.quantization.{name}={precision} {complaint}"
     yield from _crowded(config)
     yield from _too_much(config)
 

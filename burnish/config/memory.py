@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from burnish.utils.installed import attention_complaint, quantization_complaint
+from burnish.utils.installed import attention_complaint
 
 if TYPE_CHECKING:
     from burnish.config.run import RunConfig
@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 
 def memory_complaints(config: RunConfig) -> Iterator[str]:
     """What of them contradicts itself or another option, or lacks a library."""
+    if config.model.compile and config.sharding.offload and _ranks(config) == 1:
+        yield (
+            "model.compile and sharding.offload are true, but compiled blocks are not shown to work rightly with "
+            "weights that come to the GPU block by block; leave one of them out"
+        )
     if config.model.compile and _ranks(config) > 1:
         yield (
             f"model.compile is true, but the {config.pools.train.size} processes of pools.train gather weights between "
@@ -33,9 +38,6 @@ def memory_complaints(config: RunConfig) -> Iterator[str]:
     text = getattr(fewer, "text_encoders", None)
     if fewer.weights is None and text is None:
         yield "model.quantization is given, but names no weights to quantise; set model.quantization.weights=nf4"
-    for option, precision in (("weights", fewer.weights), ("text_encoders", text)):
-        if precision is not None and (complaint := quantization_complaint(precision)):
-            yield f"model.quantization.{option}={precision} {complaint}"
     if fewer.weights is None:
         if fewer.exclude:
             yield "model.quantization.exclude is never read when model.quantization.weights is null; leave it out"
@@ -45,19 +47,35 @@ def memory_complaints(config: RunConfig) -> Iterator[str]:
 
 def _offloaded(config: RunConfig) -> Iterator[str]:
     """What can't be kept on the CPU."""
+    shards = _ranks(config) > 1 and not has_quantized_weights(config)
     for section, optimizer in config.optimizers.items():
-        if optimizer.name == "adamw_8bit" and _ranks(config) > 1:
+        if optimizer.name == "adamw_8bit" and shards:
             yield (
                 f"{section}.name is adamw_8bit, but the {_ranks(config)} processes of pools.train hold weights in "
                 f"shards, which bitsandbytes doesn't step; set {section}.name=adamw, whose states are shared out"
             )
-        if optimizer.offload and _ranks(config) > 1:
+        if optimizer.offload and shards:
             yield (
                 f"{section}.offload is true, but the {_ranks(config)} processes of pools.train shard the states; set "
                 "sharding.offload=true, which keeps shards on the CPU with their weights"
             )
+        elif optimizer.offload and config.sharding.offload:
+            yield (
+                f"{section}.offload and sharding.offload are true, and the second keeps the optimizer's states in CPU "
+                f"memory, too; leave {section}.offload out"
+            )
         if optimizer.offload and config.model.device == "cpu":
             yield f"{section}.offload is true, but model.device is cpu, where all memory is; leave it out"
+    if config.ema is not None and config.ema.offload:
+        if config.model.device == "cpu":
+            yield "ema.offload is true, but model.device is cpu, where all memory is; leave it out"
+        elif config.sharding.offload:
+            yield (
+                "ema.offload and sharding.offload are true, and the second keeps the average in CPU memory, too; leave "
+                "ema.offload out"
+            )
+    if config.sharding.offload and config.model.device == "cpu":
+        yield "sharding.offload is true, but model.device is cpu, where all memory is; leave it out"
     if not getattr(config.model, "offload", False):
         return
     if config.model.device == "cpu":
@@ -96,16 +114,21 @@ def _frozen(config: RunConfig, what: str) -> Iterator[str]:
             f"{what}, but vLLM is sent weights with the adapters merged into them; set rollout.engine=burnish and "
             "rollout.vllm=null, or leave model.quantization out"
         )
-    if _ranks(config) > 1:
+    if config.sharding.offload:
         yield (
-            f"{what}, but the {config.pools.train.size} processes of pools.train shard every weight, which quantised "
-            "ones don't support; train with one process, or leave model.quantization out: shards need less memory, too"
+            f"{what} and sharding.offload is true, but quantised weights can't be copied back and forth; leave one of "
+            "them out"
         )
     if config.runtime == "ray" and config.pools.rollout is not None:
         yield (
             f"{what}, but a rollout pool is sent plain weights once at its start; sample on the trainer "
             "(pools.rollout=null), or leave model.quantization out"
         )
+
+
+def has_quantized_weights(config: RunConfig) -> bool:
+    """Whether the network that is trained is stored in fewer bits, so that every process holds all of it."""
+    return config.model.quantization is not None and config.model.quantization.weights is not None
 
 
 def _ranks(config: RunConfig) -> int:

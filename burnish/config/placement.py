@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
+
+from burnish.config.memory import has_quantized_weights
 
 if TYPE_CHECKING:
     from burnish.config.run import RunConfig
@@ -27,21 +29,39 @@ def placement_complaints(config: RunConfig, given: Collection[str]) -> Iterator[
     else:
         yield from _pools(config, given)
     ranks = config.pools.train.size if config.runtime == "ray" else 1
-    sharding = [option for option in given if option.split(".")[0] == "sharding"]
-    if sharding and ranks == 1:
-        why = "runtime is local" if config.runtime == "local" else "pools.train has one process"
-        yield f"{sharding[0]} is given, but {why}: a single process is not sharded; leave it out"
+    yield from _sharding(config, ranks, [option for option in given if option.split(".")[0] == "sharding"])
     for section, optimizer in config.optimizers.items():
-        if ranks > 1 and optimizer.name != "adamw":
+        if optimizer.name == "adamw" or has_quantized_weights(config):
+            continue
+        if ranks > 1:
             yield (
                 f"{section}.name is {optimizer.name}, but the {ranks} processes of pools.train share out every weight, "
                 f"which it needs in full; set {section}.name=adamw, or train with one process"
+            )
+        elif config.sharding.offload:
+            yield (
+                f"{section}.name is {optimizer.name}, but sharding.offload keeps every weight in CPU memory as FSDP "
+                f"does, which it can't step; set {section}.name=adamw, or leave sharding.offload out"
             )
     size = config.sharding.shard_size
     if ranks > 1 and size is not None and ranks % size:
         yield (
             f"sharding.shard_size is {size}, which does not divide the {ranks} processes of pools.train; give a "
             "divisor, or null to shard over all ranks"
+        )
+
+
+def _sharding(config: RunConfig, ranks: int, given: Sequence[str]) -> Iterator[str]:
+    """Options of sharding where nothing is sharded."""
+    if ranks == 1:
+        read = ("sharding.offload", "sharding.gather", "sharding.reshard_after_forward")
+        if unread := [option for option in given if not config.sharding.offload or option not in read]:
+            why = "runtime is local" if config.runtime == "local" else "pools.train has one process"
+            yield f"{unread[0]} is given, but {why}: a single process is not sharded; leave it out"
+    elif given and has_quantized_weights(config):
+        yield (
+            f"{given[0]} is given, but model.quantization.weights is {config.model.quantization.weights}, and each of "
+            f"the {ranks} processes of pools.train holds all quantised weights: nothing is sharded; leave it out"
         )
 
 

@@ -20,9 +20,9 @@ COLUMN = 34  # of the explanations
 
 # options that decide where and how fast a run works and how it is monitored, but not the trained weights
 _NOT_DECISIVE = re.compile(
-    r"(output_dir|resume|runtime|plugins|checkpoint\..*|scoring\..*|validation\..*|data\.(val_files|epochs)|rollout\.batch_size"
+    r"(output_dir|resume|runtime|forecast|plugins|checkpoint\..*|scoring\..*|validation\..*|data\.(val_files|epochs)|rollout\.batch_size"
     r"|rollout\.merge_lora|trainer\.micro_batch_(size|tokens)|trainer\.(max_(skipped|empty)_updates|expires_at|reclaim_notices|expiry_margin)"
-    r"|model\.(gradient_checkpointing|offload)|algorithm\.fold_timesteps|pipeline\.timeout|profiler(\..*)?)$"
+    r"|model\.(gradient_checkpointing|offload)|algorithm\.fold_timesteps|pipeline\.timeout|profiler(\..*)?|trackers(\..*)?)$"
 )
 
 

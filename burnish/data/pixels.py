@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -123,14 +124,15 @@ def _encoded(value: Any, kind: Kind, folder: Path) -> Media:
         raise ValueError(f"has a {what} at {shown(value)}; download it: Burnish opens no URLs")
     if value.startswith("data:"):
         return Media.encoded(_base64(value.partition(",")[2], what), kind)
-    path = folder / Path(value.removeprefix("file://")).expanduser()
+    # a string: a Path for each of many files would cost more than looking at them
+    path = os.path.join(folder, os.path.expanduser(value.removeprefix("file://")))
     try:
         return Media.file(path, kind)
     except (OSError, ValueError) as error:
         if len(value) > 64 and "." not in value:  # longer than file names are, and without a suffix
             return Media.encoded(_base64(value, what), kind)
         reason = getattr(error, "strerror", None) or error
-        raise ValueError(f"has a {what} {shown(str(path))} that can't be read: {reason}") from None
+        raise ValueError(f"has a {what} {shown(path)} that can't be read: {reason}") from None
 
 
 def _base64(text: str, what: str) -> bytes:
@@ -152,15 +154,20 @@ def _array(value: Any) -> Media:
 
 
 def _checked(media: Media) -> Media:
-    problem = _problem(media)
+    # a picture was looked at where it was read; of a video and a sound the beginning has to be decoded
+    problem = _problem(media) if media.kind == "image" else _decoding_problem(media)
     if problem:
         raise ValueError(problem)
     return media
 
 
-@lru_cache(maxsize=100_000)
+@lru_cache(maxsize=10_000)
+def _decoding_problem(media: Media) -> str:
+    return _problem(media)
+
+
 def _problem(media: Media) -> str:
-    """Why it can't be decoded, "" if it can; equal media are checked once."""
+    """Why it can't be decoded, "" if it can."""
     what = NAMES[media.kind]
     try:
         media.check()

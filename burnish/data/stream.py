@@ -68,6 +68,7 @@ class Stream(Generic[T]):
         """
         self.items, self.batch_size, self.seed, self.shuffle, self.name = list(items), batch_size, seed, shuffle, name
         self.position = 0  # items returned so far
+        self._peeked: dict[int, int] = {}  # rows at positions from there on: orders that go back begin anew
         self.mix, self.order = mix, self._ordered(mix)
         self.sampler = None if sampler is None else Sampler(sampler, seed=seed, name=name)
 
@@ -89,7 +90,17 @@ class Stream(Generic[T]):
                 self.items, self.batch_size, position=start, update=update, version=version
             )  # fmt: skip
             return [self.items[row] for row in rows]
-        return [self._at(i) for i in range(start, self.position)]
+        drawn = [self._at(i) for i in range(start, self.position)]
+        self._peeked = {place: row for place, row in self._peeked.items() if place >= self.position}
+        return drawn
+
+    def peek(self, batches: int = 1) -> list[T]:
+        """The items of the next batches, if they are known: none where a sampler chooses."""
+        if self.sampler is not None:
+            return []
+        places = range(self.position, self.position + batches * self.batch_size)
+        self._peeked |= {place: self.order.at(place) for place in places if place not in self._peeked}
+        return [self._at(place) for place in places]
 
     def batch(self, number: int) -> list[T]:
         """Batch ``number``, counted from 0, whatever the current position."""
@@ -109,6 +120,7 @@ class Stream(Generic[T]):
         Raises:
             UserError: most records differ, there are more of them, or shuffle or seed changed.
         """
+        self._peeked = {}
         if self.sampler is not None:
             # a new one, since batches of before that are under way tell theirs what they draw
             self.sampler = Sampler(self.sampler.path, seed=self.seed, name=self.name)
@@ -152,7 +164,8 @@ class Stream(Generic[T]):
         return epoch * len(now) + min(index, len(now))
 
     def _at(self, position: int) -> T:
-        return self.items[self.order.at(position)]
+        row = self._peeked.get(position)
+        return self.items[self.order.at(position) if row is None else row]
 
     @cached_property
     def _rule(self) -> str:

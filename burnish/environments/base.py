@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from burnish.options import Count, Seconds
+from burnish.options import Count, NonNegative, Seconds
 from burnish.registry import Named, options
 
 if TYPE_CHECKING:
@@ -106,6 +106,9 @@ class Environment(Named, ABC):
     concurrency: Count = 1
     """Dialogues that are answered at the same time, in threads: for environments that wait for something, such as
     tools or a server. Episodes must not share what they change."""
+    kept_gb: NonNegative | None = None
+    """GiB of keys and values that are kept on the device from one turn to the next, so that only what is new is
+    computed; more is computed again. null: 1, where the model runs in Burnish's own decoder. vLLM keeps its own."""
     deadline: Seconds | None = None
     """Seconds that an environment may take for an answer; the rewards of a dialogue that waits longer are missing.
     null waits for ever."""

@@ -11,6 +11,7 @@ from burnish.forecast.forecast import Forecast, forecast
 from burnish.forecast.phases import SAMPLE, VALIDATE
 from burnish.utils.errors import UserError
 
+DRAWS, READS = "text-to-image", "image-text-to-text"
 MADE = (SAMPLE, VALIDATE)
 LEARNED = (UPDATE, BACKWARD)
 
@@ -23,6 +24,7 @@ class Remedy:
     cost: str
     phases: tuple[str, ...] = ()  # that it helps in; none is all
     ranks: bool = False  # it has an effect on several ranks only
+    task: str = ""  # that it is for; "" is any
 
     @property
     def name(self) -> str:
@@ -31,7 +33,10 @@ class Remedy:
 
 REMEDIES = (  # in the order of what they cost in speed
     Remedy("trainer.micro_batch_size=1", "smaller micro-batches: a little speed where GPUs are not filled", LEARNED),
-    Remedy("rollout.batch_size=1", "smaller batches of samples: a little speed", MADE),
+    Remedy("rollout.batch_size=1", "smaller batches of samples: a little speed", MADE, task=DRAWS),
+    Remedy("rollout.batch_size=64", "fewer responses are decoded at once: slower sampling", MADE, task=READS),
+    Remedy("rollout.batch_size=16", "the same, and slower", MADE, task=READS),
+    Remedy("rollout.vllm.sleep=true", "vLLM gives its memory back while the policy learns: a copy of its weights"),
     Remedy("model.vae_tiling=true", "pictures are decoded in tiles: hardly any speed", MADE),
     Remedy("model.offload=true", "text encoders and VAE rest in CPU memory: a copy of each before it is used"),
     Remedy("sharding.gather=compute", "weights are gathered in model.dtype: faster, other rounding", (), ranks=True),
@@ -48,6 +53,7 @@ class Tried:
     options: tuple[str, ...]
     cost: str  # of the last one
     needs: int
+    fits: bool
 
 
 def remedies(
@@ -64,10 +70,12 @@ def remedies(
     kept: tuple[str, ...] = ()
     now = first
     for remedy in more:
-        if now.needs <= memory:
-            return
-        phases = {pool.highest[0] for pool in now.pools if pool.needs > memory}
+        if now.fits(memory) or any(pool.vllm is not None and pool.vllm.complaint(memory) for pool in now.pools):
+            return  # what a vLLM without room needs is said where that is found
+        phases = {pool.highest[0] for pool in now.pools if pool.needs_of(memory) > memory}
         if remedy.phases and phases.isdisjoint(remedy.phases):
+            continue
+        if remedy.task and read(()).task != remedy.task:
             continue
         if remedy.ranks and max(pool.processes for pool in now.pools) == 1:
             continue
@@ -76,6 +84,6 @@ def remedies(
             found = forecast(read(options))
         except UserError:
             continue  # the run has no such option, or not beside its others
-        yield Tried(options, remedy.cost, found.needs)
+        yield Tried(options, remedy.cost, found.needs_of(memory), found.fits(memory))
         if found.needs < now.needs:
             kept, now = options, found

@@ -2,45 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
-from itertools import islice
+from functools import update_wrapper
+from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import _engine_run_backward
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from burnish.algorithms.base import Metrics
-from burnish.forecast.counter import GRADIENTS, OPTIMIZER, LiveBytes, Peak
+from burnish.forecast.counter import GRADIENTS, OPTIMIZER, WEIGHTS, LiveBytes, Peak
 from burnish.forecast.fakes import is_fake
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.trainer import Trainer
 from burnish.types.batch import Batch
 
-ENOUGH = 2  # micro-batches: the second finds gradients that it adds to
+ENOUGH = 2  # micro-batches, where none is taken for done: the second finds gradients that it adds to
 UPDATE, BACKWARD, STEP = "update, forward", "update, backward", "update, optimizer"
+
+
+@dataclass(frozen=True)
+class Rests:
+    """Categories of what options may keep in CPU memory."""
+
+    shards: str = WEIGHTS  # of the networks that are trained
+    gradients: str = GRADIENTS
+    states: str = OPTIMIZER
 
 
 class BriefTrainer(Trainer):
     """A trainer that learns from the first rows of every batch alone, while it holds all of them.
 
-    The first update is there for the optimizer's states. In the second, a mini-batch costs what any other would.
+    Once it is primed, its next update is like any later one: optimizers have their states, and a micro-batch finds the
+    gradients that the one before has left. Without that, the first of two updates is there for these states.
     """
 
     _counter: LiveBytes
+    _rests: Rests
+    _primed = False
+    _learned: set[int]  # weights that have had a gradient
+    _before: set[str]  # phases that were over when the optimizers got their states
     _steps = 0
     _received = 0  # bytes of the step that was taken
 
     @classmethod
-    def of(cls, trainer: Trainer, counter: LiveBytes) -> BriefTrainer:
+    def of(cls, trainer: Trainer, counter: LiveBytes, rests: Rests) -> BriefTrainer:
         """Another trainer, but brief."""
         made = cls(**{field.name: getattr(trainer, field.name) for field in fields(trainer) if field.init})
-        made._counter = counter
+        made._counter, made._rests = counter, rests
         return made
+
+    def prime(self, update: int) -> None:
+        """Stand before ``update`` without having learned: a step with gradients of zero makes the optimizers' states.
+
+        Weights that turn out to get no gradient have none in a run; they are taken out of the peaks then.
+        """
+        self._primed, self._learned, self._before = True, set(), set(self._counter.peaks)
+        for group in self.groups:
+            for weight in group.parameters.values():
+                weight.register_post_accumulate_grad_hook(lambda one: self._learned.add(id(one)))
+            self._fill_gradients(group)
+            with self._counter.phase(STEP, self._rests.states):
+                group.step()
+            group.zero_grad()
+        del self._counter.peaks[STEP]  # that of the update counts
+        self.optimizer_steps += 1
+        self.roles.optimizer_steps = self.optimizer_steps
+        self.roles.stepped()
+        self.algorithm.after_update(self.roles, update - 1)
+        self.publish(update - 1)
 
     def update(self, batch: Batch, update: int) -> Metrics:
         self._steps = 0
@@ -48,13 +82,22 @@ class BriefTrainer(Trainer):
 
     def _micro_batches(self, mini: Batch) -> Iterator[tuple[Batch, float]]:
         """The first ones. Those that are left out would have other ranks send as much as the last."""
-        every, counter, one = super()._micro_batches(mini), self._counter, 0
-        for part in islice(every, ENOUGH if self.optimizer_steps else 1):
+        every, counter, done, one = super()._micro_batches(mini), self._counter, 0, 0
+        first = next(every)
+        left = 1 if self._primed and next(every, None) is not None else 0
+        if left:
+            for group in self.groups:  # an earlier micro-batch has left these
+                self._fill_gradients(group)
+        for part in chain([first], every):
             before = counter.wire
             yield part
-            one = counter.wire - before
+            one, done = counter.wire - before, done + 1
+            if self._primed:
+                self._forget_unlearned()
+            if done == (ENOUGH if self.optimizer_steps and not self._primed else 1):
+                break
         if one:
-            counter.received(one * sum(1 for _ in every))
+            counter.received(one * (left + sum(1 for _ in every)))
 
     def _step(self, mini: Batch, update: int) -> Metrics:
         self._steps += 1
@@ -66,6 +109,30 @@ class BriefTrainer(Trainer):
         self._received = self._counter.wire - before
         return metrics
 
+    def _fill_gradients(self, group: ParameterGroup) -> None:
+        for weight in group.parameters.values():
+            weight.grad = torch.zeros_like(weight)
+        self._counter.label(self._rests.gradients, (weight.grad for weight in group.parameters.values()))
+
+    def _forget_unlearned(self) -> None:
+        """Drop gradients and states of weights that no loss depends on, also from the peaks so far."""
+        for sharded in self.roles.shards.networks.values():
+            self._learned |= {id(sharded.parameters[name]) for name in sharded._learned}
+        counter, rests = self._counter, self._rests
+        for group in self.groups:
+            for weight in group.parameters.values():
+                if id(weight) in self._learned or weight.grad is None:
+                    continue
+                states = [optimizer.state.pop(weight, {}) for optimizer in group.optimizers]
+                held = [one for state in states for one in state.values() if isinstance(one, Tensor)]
+                sizes = sum(map(counter.held_by, held)), counter.held_by(weight.grad)
+                weight.grad = None
+                for name, peak in counter.peaks.items():
+                    if name not in self._before:
+                        peak.less(rests.states, sizes[0])
+                    if name in (UPDATE, BACKWARD):
+                        peak.less(rests.gradients, sizes[1])
+
 
 class Once:
     """A function that is called many times alike: without gradients only the first call of a kind computes.
@@ -73,25 +140,75 @@ class Once:
     The others give tensors of the same shapes, and cost at their peak what the first one cost.
     """
 
-    def __init__(self, function: Callable[..., Any], key: Callable[..., Any], counter: LiveBytes) -> None:
-        """Args: ``key`` is equal for calls that need the same memory."""
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        key: Callable[..., Any],
+        counter: LiveBytes,
+        known: dict[Any, tuple[Any, Peak, int]] | None = None,
+    ) -> None:
+        """Remember nothing yet.
+
+        Args:
+            function: whose results have tensors.
+            key: of its arguments, equal for calls that need the same memory.
+            counter: which is active.
+            known: results, peaks, and what other ranks sent for them, of functions that cost the same.
+        """
+        update_wrapper(self, function)
         self.function, self.key, self.counter = function, key, counter
-        self._known: dict[Any, tuple[Any, Peak, int]] = {}  # results, peaks, and what other ranks sent for them
+        self.known = {} if known is None else known
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled():
-            return self.function(*args, **kwargs)
+        if torch.is_grad_enabled() or any(hasattr(one, "get_seq_length") for one in (*args, *kwargs.values())):
+            return self.function(*args, **kwargs)  # a cache of keys and values is filled by every call
         key = self.key(*args, **kwargs)
-        if key not in self._known:
+        if key not in self.known:
             before = self.counter.wire
             with self.counter.span() as span:
                 found = self.function(*args, **kwargs)
-            self._known[key] = (_shape(found), span, self.counter.wire - before)
+            self.known[key] = (_shape(found), span, self.counter.wire - before)
             return found
-        shape, span, wire = self._known[key]
+        shape, span, wire = self.known[key]
         self.counter.received(wire)
         self.counter.repeated(span)
         return _empty(shape)
+
+
+def alike(network: nn.Module, counter: LiveBytes) -> None:
+    """Have equal blocks of a network compute once for inputs of a shape, where there are no gradients."""
+    kinds: dict[Any, dict[Any, tuple[Any, Peak, int]]] = {}
+    for owner in network.modules():
+        for block in owner if isinstance(owner, nn.ModuleList) else ():
+            if isinstance(block.forward, Once):
+                continue  # networks may share blocks
+            block.forward = Once(block.forward, shapes, counter, kinds.setdefault(_kind(block), {}))
+
+
+def _kind(block: nn.Module) -> Any:
+    """Equal for modules of the same classes, settings and shapes; the place among the others is no setting."""
+    held = tuple((name, one.shape, one.dtype) for name, one in block.named_parameters())
+    settings = tuple(
+        (where, type(module), name, value)
+        for where, module in block.named_modules() for name, value in vars(module).items()
+        if isinstance(value, str | int | float | bool | None) and not name.endswith(("idx", "index", "layer_id"))
+    )  # fmt: skip
+    return held, settings
+
+
+def shapes(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    """What tells calls apart that need other memory: shapes, and simple values but for times."""
+    found: list[Any] = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            found.append((value.shape, value.dtype))
+        elif isinstance(value, nn.Module):
+            found.append(id(value))
+        elif isinstance(value, Sequence) or hasattr(value, "__len__"):
+            found.append(len(value))
+        elif isinstance(value, int | float | str | bool):
+            found.append(value)
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -119,32 +236,34 @@ def _empty(shape: Any) -> Any:
     return tree_map(made, shape)
 
 
-class _Backward(TorchFunctionMode):
-    def __init__(self, counter: LiveBytes) -> None:
-        super().__init__()
-        self.counter = counter
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not Tensor.backward:
-            return func(*args, **(kwargs or {}))
-        with self.counter.phase(BACKWARD):
-            return _backward(*args)
-
-
 def _backward(loss: Tensor) -> None:
-    """``loss.backward()``, but that other modes see what is computed again in it: functions are handed to one only."""
+    """``loss.backward()``, but that modes see what is computed again in it: functions are handed to one only."""
     _engine_run_backward(
         (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
     )
 
 
 @contextmanager
-def phases_of_updates(counter: LiveBytes, groups: Iterable[ParameterGroup], states: str = OPTIMIZER) -> Iterator[None]:
+def _phase_of_backward(counter: LiveBytes) -> Iterator[None]:
+    def backward(loss: Tensor) -> None:
+        with counter.phase(BACKWARD):
+            _backward(loss)
+
+    before = Tensor.backward
+    Tensor.backward = backward  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        Tensor.backward = before  # type: ignore[method-assign]
+
+
+@contextmanager
+def phases_of_updates(counter: LiveBytes, groups: Iterable[ParameterGroup], rests: Rests) -> Iterator[None]:
     """Tell forward passes, backward passes and steps of optimizers apart, and gradients from activations."""
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     def label(weight: Tensor) -> None:
-        counter.label(GRADIENTS, [weight.grad])
+        counter.label(rests.gradients, [weight.grad])
 
     stepping = ExitStack()
     with ExitStack() as hooks:
@@ -152,11 +271,11 @@ def phases_of_updates(counter: LiveBytes, groups: Iterable[ParameterGroup], stat
             for weight in group.parameters.values():
                 hooks.callback(weight.register_post_accumulate_grad_hook(label).remove)
         before = register_optimizer_step_pre_hook(
-            lambda *_: stepping.enter_context(counter.phase(STEP, states)) and None
+            lambda *_: stepping.enter_context(counter.phase(STEP, rests.states)) and None
         )
         hooks.callback(before.remove)
         after = register_optimizer_step_post_hook(lambda *_: stepping.close())
         hooks.callback(after.remove)
         hooks.enter_context(counter.phase(UPDATE))
-        hooks.enter_context(_Backward(counter))
+        hooks.enter_context(_phase_of_backward(counter))
         yield

@@ -20,21 +20,23 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from burnish.forecast.counter import DEVICE, device_of, tensors_in
+
 aten = torch.ops.aten
 LARGE = 1 << 14  # floating-point numbers from which on a new tensor is fake
 HUGE = 1 << 27  # elements of any type
-MADE_TO_SIZE = (
+MADE_TO_SIZE = {
     aten.empty, aten.empty_strided, aten.zeros, aten.ones, aten.full, aten.rand, aten.randn,
     aten.new_empty, aten.new_empty_strided, aten.new_zeros, aten.new_ones, aten.new_full,
-)  # fmt: skip
-UNSET = (aten.empty, aten.empty_strided)
-MADE_ALIKE = (
+}  # fmt: skip
+UNSET = {aten.empty, aten.empty_strided}
+MADE_ALIKE = {
     aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like,
-)  # fmt: skip
-IN_FLOAT32 = (  # under autocast on CUDA, other than on a CPU
+}  # fmt: skip
+IN_FLOAT32 = {  # under autocast on CUDA, other than on a CPU
     "layer_norm", "group_norm", "rms_norm", "softmax", "log_softmax", "exp", "log", "pow", "__pow__", "__rpow__",
     "rsqrt", "reciprocal", "cumsum", "softplus", "logsumexp", "norm", "cosine_similarity",
-)  # fmt: skip
+}  # fmt: skip
 
 
 def is_fake(value: Any) -> bool:
@@ -67,12 +69,16 @@ class Pretending(TorchDispatchMode):
         hook = register_module_parameter_registration_hook(self._registered)  # type: ignore[arg-type]
         apply = nn.Module._apply
         nn.Module._apply = _apply  # type: ignore[method-assign]
+        for name, method in OWN_METHODS.items():
+            setattr(FakeTensor, name, method)
         try:
-            with warnings.catch_warnings(), self, _Values(self):
+            with warnings.catch_warnings(), self:
                 warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
                 yield self
         finally:
             nn.Module._apply = apply  # type: ignore[method-assign]
+            for name in OWN_METHODS:
+                delattr(FakeTensor, name)
             hook.remove()
 
     def like(self, value: Tensor) -> Tensor:
@@ -85,10 +91,16 @@ class Pretending(TorchDispatchMode):
             return parameter
         return nn.Parameter(self.like(parameter.detach()), parameter.requires_grad)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and the guard against it is slow
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE:
+            return device_of(args[0])
         kwargs = kwargs or {}
         answer = self._answers.get(func)
-        if answer is not None and any(isinstance(one, FakeTensor) for one in _tensors(args)):
+        if answer is not None and any(isinstance(one, FakeTensor) for one in tensors_in(args)):
             return answer(*args, **kwargs)
         if self._is_large(func, args, kwargs):
             with self.fake:
@@ -106,8 +118,10 @@ class Pretending(TorchDispatchMode):
         else:
             return False
         dtype = kwargs.get("dtype") or (like.dtype if like is not None else torch.get_default_dtype())
-        if kind in UNSET and dtype.is_floating_point:
-            return True  # there are no values to keep, and sharding makes weights of it
+        if kind in UNSET and (dtype.is_floating_point or (dtype == torch.uint8 and size)):
+            # there are no values to keep, and sharding makes weights of it, or, where weights of several precisions
+            # are gathered together, a buffer of bytes
+            return True
         return bool(size > (LARGE if dtype.is_floating_point else HUGE))
 
     def _scalar(self, value: Tensor) -> bool | int | float:
@@ -141,17 +155,20 @@ class Pretending(TorchDispatchMode):
         return found
 
 
-class _Values(TorchFunctionMode):
-    """Arrays of fake tensors: zeros."""
+def _zeros(self: Tensor, *_: Any, **__: Any) -> Any:
+    """The array of a fake tensor."""
+    return np.zeros(self.shape, dtype=torch.zeros((), dtype=self.dtype).numpy().dtype)
 
-    def __init__(self, pretending: Pretending) -> None:
-        super().__init__()
-        self.pretending = pretending
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.numpy and isinstance(args[0], FakeTensor):
-            return np.zeros(args[0].shape, dtype=torch.zeros((), dtype=args[0].dtype).numpy().dtype)
-        return func(*args, **(kwargs or {}))
+def _as_it_is(self: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Instead of initial values."""
+    return self
+
+
+OWN_METHODS: dict[str, Any] = {
+    "numpy": _zeros, "normal_": _as_it_is, "uniform_": _as_it_is, "fill_": _as_it_is, "zero_": _as_it_is,
+    "erfinv_": _as_it_is,
+}  # fmt: skip
 
 
 class CudaPrecision(TorchFunctionMode):
@@ -168,14 +185,6 @@ class CudaPrecision(TorchFunctionMode):
 def _float32(value: Any) -> Any:
     lower = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
     return value.float() if lower else value
-
-
-def _tensors(args: Any) -> Iterator[Tensor]:
-    for one in args:
-        if isinstance(one, Tensor):
-            yield one
-        elif isinstance(one, list | tuple):
-            yield from (value for value in one if isinstance(value, Tensor))
 
 
 def _apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:

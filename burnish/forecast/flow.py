@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
-from burnish.forecast.brief import Once
+from burnish.forecast.brief import Once, alike, shapes
 from burnish.forecast.counter import HOST, WEIGHTS, LiveBytes, Peak
-from burnish.forecast.phases import LOAD
+from burnish.forecast.phases import ENCODE, LOAD, tensors_of
 from burnish.forecast.pretended import WORDS, made_up_prompts
 from burnish.models.flow.embedded import EmbeddedPipeline
 from burnish.models.flow.loading import family_of, read_index
@@ -58,7 +58,7 @@ class FlowHalf:
         pipeline: Any = getattr(roles.model, "pipeline", None)
         yield from (part for part in pipeline.components.values() if isinstance(part, nn.Module))
 
-    def _put_away(self) -> None:
+    def _put_away(self) -> Callable[..., None]:
         """Count frozen parts as CPU memory, but between their use and the next forward of the trained networks."""
         model: Any = self.assembly.roles.model
         parts = model.pipeline.components.items()
@@ -76,29 +76,58 @@ class FlowHalf:
             network.register_forward_pre_hook(leave)
         leave()
         self.counter.peaks[LOAD] = Peak(self.counter.live, self.counter.parts())  # the device has never seen them
+        return leave
 
     def shorten(self) -> None:
         """Do once what is done for every prompt, every sample and every step."""
-        if self.away:
-            self._put_away()
+        leave = self._put_away() if self.away else None
         roles: FlowRoles = self.assembly.roles
         model: Any = roles.model
-        names = [name for name in model.pipeline.components if name.startswith("text_encoder")]
-        for encoder in (getattr(model.pipeline, name) for name in names):
-            if encoder is not None:
-                encoder.forward = self.once(encoder.forward, _shapes)
-        model.predict = self.once(model.predict, _shapes)
-        model.decode = self.once(model.decode, _shapes)
+        for part in self.parts():
+            alike(part, self.counter)
+        for name, part in model.pipeline.components.items():
+            if name.startswith("text_encoder") and part is not None:
+                part.forward = self.once(part.forward, shapes)
+            elif hasattr(part, "decode") and isinstance(part, nn.Module):
+                part.decode = self.once(part.decode, shapes)  # type: ignore[assignment]
+        for network in roles._networks.values():
+            network.forward = self.once(network.forward, shapes)
+        predict = self.once(model.predict, shapes)
+        model.predict = predict if leave is None else lambda *args, **more: leave() or predict(*args, **more)
+        if leave is not None and isinstance(model, EmbeddedPipeline):
+            model.condition = self._encoding(model.condition, leave)  # type: ignore[method-assign]
+        model.decode = self.once(model.decode, shapes)
         for name in ("distribute", "kept"):
             setattr(roles, name, partial(self._brief_parts, getattr(roles, name)))
         self.assembly.engine = BriefEngine(roles, self.assembly.config.rollout, self.assembly.config.seed, self)
 
+    def _encoding(self, condition: Callable[..., Any], leave: Callable[..., None]) -> Callable[..., Any]:
+        """A phase of its own: encoders leave when the network runs next, and nothing is scored before that."""
+
+        def encoding(*args: Any, **kwargs: Any) -> Any:
+            with self.counter.phase(ENCODE):
+                found = condition(*args, **kwargs)
+                leave()
+            return found
+
+        return encoding
+
     def _brief_parts(self, every: Callable[..., Any], function: Callable[..., Any], parts: Any) -> Any:
-        return every(self.once(function, len), parts)
+        found = every(self.once(function, len), parts)
+        if self.waits:
+            self.counter.label(HOST, tensors_of(found))
+        return found
+
+    @property
+    def waits(self) -> bool:
+        """Whether recorded states wait in CPU memory until they are learned from."""
+        return self.assembly.config.rollout.trajectories == "host" or self.assembly.ranks.size > 1
 
     def caches(self) -> Iterator[Any]:
-        """What the model keeps from one batch to the next."""
-        yield from vars(self.assembly.roles.model).get("_embedded", {}).values()
+        """Embeddings of prompts, and what a pipeline's encoders gave for them."""
+        model = vars(self.assembly.roles.model)
+        yield from model["_embedded"].values() if "_embedded" in model else ()
+        yield from (tape._results for tape in model["_tapes"].values()) if "_tapes" in model else ()
 
     def validate(self) -> None:
         assembly = self.assembly
@@ -120,7 +149,19 @@ class BriefEngine(FlowEngine):
 
     def __init__(self, roles: FlowRoles, options: Any, seed: int, half: FlowHalf) -> None:
         super().__init__(roles, options, seed=seed)
+        self.half = half
         self._trajectory = half.once(self._drawn, lambda job, rows, *_: (job.purpose, rows.stop - rows.start))
+
+    def sample(self, job: FlowJob) -> Generator[tuple[slice, Denoising, list[Any]]]:
+        for rows, trace, pictures in super().sample(job):
+            trace.put_away = partial(self._put_away, trace)  # type: ignore[method-assign]
+            yield rows, trace, pictures
+
+    def _put_away(self, trace: Denoising) -> Denoising:
+        """In CPU memory, which the device that a forecast runs on can't be told from."""
+        there = Denoising.put_away(trace)
+        self.half.counter.label(HOST, tensors_of(there))
+        return there
 
     def _denoise(self, job: FlowJob, rows: slice, role: Any, plan: Any, branches: Any, *given: Any) -> Denoising:
         values = self._trajectory(job, rows, role, plan, branches, *given)
@@ -136,18 +177,3 @@ class BriefEngine(FlowEngine):
     def _drawn(self, *given: Any) -> dict[str, Tensor]:
         found = super()._denoise(*given)
         return {name: getattr(found, name) for name in DRAWN}
-
-
-def _shapes(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
-    """What tells calls apart that need other memory: shapes, and simple values but for times."""
-    found: list[Any] = []
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor):
-            found.append((value.shape, value.dtype))
-        elif isinstance(value, nn.Module):
-            found.append(id(value))
-        elif isinstance(value, Sequence) or hasattr(value, "__len__"):
-            found.append(len(value))
-        elif isinstance(value, int | float | str | bool):
-            found.append(value)
-    return tuple(found)

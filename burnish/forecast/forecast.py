@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -12,19 +12,24 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from burnish.config import RunConfig
-from burnish.forecast.counter import HOST, OPTIMIZER, LiveBytes, Peak
+from burnish.forecast.brief import Rests
+from burnish.forecast.counter import GRADIENTS, HOST, OPTIMIZER, WEIGHTS, LiveBytes, Peak
 from burnish.forecast.fakes import CudaPrecision, Pretending
 from burnish.forecast.flow import FlowHalf
 from burnish.forecast.language import LanguageHalf
-from burnish.forecast.phases import rollout_phases, train_phases
+from burnish.forecast.phases import PUBLISH, SAMPLE, VALIDATE, rollout_phases, train_phases
 from burnish.forecast.published import located
+from burnish.forecast.quantized import stored_in_fewer_bits
 from burnish.forecast.ranks import pretend_ranks
+from burnish.forecast.scorers import Scorers, scorers_of
+from burnish.forecast.vllm import VllmForecast, vllm_forecast
 from burnish.tasks import assemble
 from burnish.tasks.flow.assembly import FlowAssembly
 from burnish.utils.errors import UserError
 from burnish.utils.weights import without_weights
 
 OVERHEAD = 3 << 29  # bytes that CUDA, its libraries and NCCL take before any tensor: 1.5 GiB
+AWAKE = (SAMPLE, VALIDATE, PUBLISH)  # phases in which a vLLM that sleeps does not
 FRAGMENTS = 0.05  # of the peak that the allocator can't use
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -37,6 +42,8 @@ class PoolForecast:
     processes: int
     phases: Mapping[str, Peak]
     saved: int  # bytes that it writes of a checkpoint
+    uncounted: tuple[str, ...] = ()  # rewards with networks on its GPU whose size nobody knows here
+    vllm: VllmForecast | None = None  # of its vLLM, where it samples with one
 
     @property
     def highest(self) -> tuple[str, Peak]:
@@ -47,6 +54,36 @@ class PoolForecast:
     def needs(self) -> int:
         """Bytes of memory that a GPU must have: the peak, with what no forecast sees."""
         return needed(self.highest[1].total)
+
+    def needs_of(self, memory: int) -> int:
+        """Bytes that are needed of a GPU of so many bytes: of that vLLM takes a part, where they share it."""
+        return max(self._needs(memory, needed), 0 if self.vllm is None else self.vllm.takes(memory))
+
+    def can_fit(self, memory: int) -> bool:
+        """Whether what is sure to be needed fits: peaks alone, and a cache for vLLM."""
+        starts = self.vllm is None or not self.vllm.complaint(memory)
+        return starts and self._needs(memory, lambda peak: peak) <= memory
+
+    def why(self, memory: int) -> str:
+        """What it needs of a GPU of so many bytes, and what for."""
+        if self.vllm is not None and (complaint := self.vllm.complaint(memory)):
+            return f"{complaint} (pool {self.name})"
+        phase, peak = self.highest
+        if self.vllm is not None and not peak.total:
+            return f"vLLM takes {shown(self.vllm.takes(memory))} of each GPU of pool {self.name}"
+        largest = max(peak.parts, key=lambda name: peak.parts[name])
+        shared = 0 if self.vllm is None or not self.vllm.shares else self.vllm.takes(memory)
+        beside = f", beside {shown(shared)} of vLLM" if shared else ""
+        return (
+            f"a process of pool {self.name} needs {shown(self.needs_of(memory))}, in {phase!r}, most of it {largest} "
+            f"({shown(peak.parts[largest])}){beside}"
+        )
+
+    def _needs(self, memory: int, of: Callable[[int], int]) -> int:
+        if self.vllm is None or not self.vllm.shares:
+            return of(self.highest[1].total)
+        awake = [peak.total for name, peak in self.phases.items() if not self.vllm.sleeps or name in AWAKE]
+        return max(of(self.highest[1].total), of(max(awake)) + self.vllm.takes(memory))
 
 
 @dataclass(frozen=True)
@@ -60,6 +97,14 @@ class Forecast:
         """Bytes of memory that the GPUs of the run must have."""
         return max(pool.needs for pool in self.pools)
 
+    def needs_of(self, memory: int) -> int:
+        """The same, of GPUs of so many bytes."""
+        return max(pool.needs_of(memory) for pool in self.pools)
+
+    def fits(self, memory: int) -> bool:
+        """Whether the run fits GPUs of so many bytes, with room for what no forecast sees."""
+        return all(pool.can_fit(memory) and pool.needs_of(memory) <= memory for pool in self.pools)
+
 
 def forecast(config: RunConfig) -> Forecast:
     """Run two policy updates on fake tensors, as the first process of every pool.
@@ -70,25 +115,15 @@ def forecast(config: RunConfig) -> Forecast:
     Raises:
         UserError: the model's configuration is not on this machine.
     """
-    _refuse_unknown(config)
     with TemporaryDirectory() as folder:
         config = located(config, Path(folder))
         apart = config.pools.rollout if config.runtime == "ray" else None
         size = config.pools.train.size if config.runtime == "ray" else 1
-        pools = [_pool(config, "train", size, samples=apart is None)]
+        trained = config if apart is None else config.trainer_config
+        pools = [_pool(trained, "train", size, samples=apart is None)]
         if apart is not None:
             pools.append(_pool(config, "rollout", apart.size, samples=True))
     return Forecast(tuple(pools))
-
-
-def _refuse_unknown(config: RunConfig) -> None:
-    """Refuse what the forecast would be wrong about."""
-    if config.model.quantization is not None:
-        raise UserError(
-            "model.quantization is set, and a forecast can't tell what quantised weights take; leave it out"
-        )
-    if config.sharding.offload:
-        raise UserError("sharding.offload is true, which a forecast can't tell from the GPU's memory; leave it out")
 
 
 def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolForecast:
@@ -97,26 +132,42 @@ def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolFore
         ranks = contexts.enter_context(pretend_ranks(size if name == "train" else 1))
         contexts.enter_context(_quietly())
         contexts.enter_context(without_weights())
+        contexts.enter_context(stored_in_fewer_bits())
         contexts.enter_context(pretending.active())
         contexts.enter_context(counter)
         contexts.enter_context(CudaPrecision())
-        config = deepcopy(config)
+        on_host = name != "train" and config.sampler_config is not config
+        config = deepcopy(config if name == "train" else config.sampler_config)
         # these are refused on a CPU, where a forecast runs; it counts what they move apart
-        states = HOST if config.optimizer.offload else OPTIMIZER
+        shards = config.sharding.offload and ranks.size > 1
+        states = config.optimizer.offload or shards
+        rests = Rests(
+            shards=HOST if shards else WEIGHTS,
+            gradients=HOST if shards else GRADIENTS,
+            states=HOST if states else OPTIMIZER,
+        )
+        config.sharding.offload = False
         away, config.optimizer.offload = getattr(config.model, "offload", False), False
         if away:
             config.model.offload = False
-        assembly = assemble(config, ranks)
+        assembly = assemble(config, ranks, only_samples=name != "train")
         half = (
             FlowHalf(assembly, counter, away=away)
             if isinstance(assembly, FlowAssembly)
-            else LanguageHalf(assembly, counter, pretending)  # type: ignore[arg-type]
+            else LanguageHalf(assembly, counter, pretending, samples=samples)  # type: ignore[arg-type]
         )
         if name == "train":
-            train_phases(assembly, counter, half, samples=samples, states=states)
+            train_phases(assembly, counter, half, samples=samples, rests=rests)
         else:
             rollout_phases(assembly, counter, half)
-    return PoolForecast(name, size, counter.peaks, counter.saved)
+        vllm = None
+        if assembly.has_separate_engine:
+            vllm = vllm_forecast(config, assembly.roles.model, apart=name != "train")  # type: ignore[arg-type]
+    phases = counter.peaks
+    if on_host:
+        phases = {phase: Peak(host=peak.total + peak.host, wire=peak.wire) for phase, peak in phases.items()}
+    scorers = scorers_of(config) if samples else Scorers()
+    return PoolForecast(name, size, scorers.beside(phases), counter.saved, scorers.unknown, vllm)
 
 
 @contextmanager

@@ -35,9 +35,18 @@ class LanguageHalf:
     rounds = 0  # that have begun
     decoded = 0  # the round in which responses were last decoded
 
-    def __init__(self, assembly: LanguageAssembly, counter: LiveBytes, pretending: Pretending | None) -> None:
-        """Args: ``pretending`` is None where tensors are real and are counted all the same."""
-        self.assembly, self.counter, self.pretending = assembly, counter, pretending
+    def __init__(
+        self, assembly: LanguageAssembly, counter: LiveBytes, pretending: Pretending | None, *, samples: bool = True
+    ) -> None:
+        """Take over an assembly of which nothing was used yet.
+
+        Args:
+            assembly: of the run.
+            counter: which is active.
+            pretending: None where tensors are real and are counted all the same.
+            samples: whether this process samples what is learned from.
+        """
+        self.assembly, self.counter, self.pretending, self.samples = assembly, counter, pretending, samples
         if assembly.has_separate_engine:  # which would be started
             assembly.engine = GivenResponses(self)
 
@@ -62,7 +71,11 @@ class LanguageHalf:
         if self.assembly.has_separate_engine:
             self.assembly.engine.encode = repeated
         else:
-            self.assembly.engine = BriefDecoding(self, repeated)
+            self._decoding = BriefDecoding(self, repeated)
+            self.assembly.engine = self._decoding
+            if not self.samples:
+                self.assembly.engine = GivenResponses(self)
+                self.assembly.engine.encode = repeated
         if self.pretending is None:
             return
         every, run, credit = roles.distribute, roles.run, config.algorithm.credit
@@ -101,7 +114,7 @@ class LanguageHalf:
         count = min(assembly.config.rollout.batch_size, len(assembly.val_prompts) * assembly.config.validation.n)
         prompts = (assembly.val_prompts * assembly.config.validation.n)[:count]
         job = ResponseJob.groups(prompts, 1, purpose="validation", update=0, sampling=assembly.validation_sampling)
-        assembly.engine.sample(job)
+        (assembly.engine if assembly.has_separate_engine else self._decoding).sample(job)
 
 
 class GivenResponses(ResponseEngine):
@@ -131,8 +144,6 @@ class BriefDecoding(LanguageEngine):
     def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
         half, pretending = self.half, self.half.pretending
         found = responses(self.encode(job.prompts), job, self.roles.model.axes)
-        if pretending is not None and half.rounds == 1:
-            return found  # a later round has the optimizer's states beside
         half.decoded = half.rounds
         first = replace(job.select(slice(0, self.batch_size)), finished=None)
         before = 0 if pretending is None else pretending.integer

@@ -7,17 +7,20 @@ from contextlib import nullcontext
 from dataclasses import fields, is_dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
-from burnish.forecast.brief import BriefTrainer, phases_of_updates
-from burnish.forecast.counter import BATCH, CACHES, HOST, OPTIMIZER, WEIGHTS, LiveBytes
+from burnish.forecast.brief import BriefTrainer, Rests, phases_of_updates
+from burnish.forecast.counter import BATCH, BUFFERS, HOST, WEIGHTS, LiveBytes
 from burnish.forecast.pretended import FixedScores
 from burnish.rollout.requests import RolloutRequest, join, split
 from burnish.tasks import Assembly
 from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
 
-LOAD, SAMPLE, ANNOTATE, VALIDATE, PUBLISH, SAVE = "load", "sample", "annotate", "validate", "publish", "save"
+LOAD, RECEIVE, ENCODE, SAMPLE, ANNOTATE = "load", "receive", "encode", "sample", "annotate"
+VALIDATE, PUBLISH, SAVE = "validate", "publish", "save"
+RESTS = Rests()  # nothing in CPU memory
 ROUNDS = 2  # policy updates: optimizers have their states from the first one on
 
 
@@ -37,7 +40,7 @@ class Half(Protocol):
         ...
 
     def caches(self) -> Iterable[Any]:
-        """What is kept from one batch to the next."""
+        """What is kept from one batch to the next, in CPU memory."""
         ...
 
     def validate(self) -> None:
@@ -50,9 +53,16 @@ class Half(Protocol):
 
 
 def train_phases(
-    assembly: Assembly, counter: LiveBytes, half: Half, *, samples: bool, brief: bool = True, states: str = OPTIMIZER
+    assembly: Assembly,
+    counter: LiveBytes,
+    half: Half,
+    *,
+    samples: bool,
+    brief: bool = True,
+    primed: bool = True,
+    rests: Rests = RESTS,
 ) -> None:
-    """What a process of the pool ``train`` does in two policy updates, from loading to saving.
+    """What a process of the pool ``train`` does until its second policy update is done, from loading to saving.
 
     Args:
         assembly: of a run; nothing of it has been used yet.
@@ -60,27 +70,18 @@ def train_phases(
         half: the task's.
         samples: whether it samples, as without a pool of its own for that.
         brief: do once what is done many times alike; False is the full run.
-        states: category of the optimizers' states, which may be in CPU memory.
+        primed: of a brief run, make the optimizers' states without the first update.
+        rests: what is in CPU memory.
     """
-    trainer = _loaded(assembly, counter, half, brief=brief)
-    scored: Any = None
-    for update in range(1, ROUNDS + 1):
+    trainer = _loaded(assembly, counter, half, brief=brief, rests=rests)
+    last = max(ROUNDS, *(group.first_update for group in trainer.groups))
+    if brief and primed:
+        trainer.prime(last)
+    for update in [last] if brief and primed else range(1, ROUNDS + 1):
         half.again()
         for name, peak in counter.peaks.items():
             peak.wire *= name == LOAD  # of everything else, what one update has sent
-        with counter.phase(SAMPLE) if samples else nullcontext():
-            scored = _collected(assembly, counter, update)  # the one before is still held, as in the loop
-            counter.label(CACHES, tensors_of(half.caches()))
-        with counter.phase(ANNOTATE):
-            annotated = trainer.annotate(scored)
-            counter.label(BATCH, tensors_of(annotated), but=HOST)
-            batch, _ = trainer.credit(annotated)
-            counter.label(BATCH, tensors_of(batch), but=HOST)
-            del annotated
-        with phases_of_updates(counter, trainer.groups, states):
-            trainer.update(batch, update)
-        with counter.phase(PUBLISH):
-            trainer.publish(update)
+        _update(assembly, counter, half, trainer, update, samples=samples, rests=rests)
     if assembly.config.validation.every:
         with counter.phase(VALIDATE), assembly.trained_weights(), assembly.roles.shards.gathered(["policy"]):
             half.validate()
@@ -89,31 +90,77 @@ def train_phases(
         counter.saved = sum(counter.size_of(one) for one in {id(one): one for one in tensors_of(state)}.values())
 
 
+def _update(
+    assembly: Assembly, counter: LiveBytes, half: Half, trainer: Any, update: int, *, samples: bool, rests: Rests
+) -> None:
+    """One policy update; nothing of its batch stays, as in the loop."""
+    with counter.phase(SAMPLE) if samples else nullcontext():
+        scored = _collected(assembly, counter, update)
+        counter.label(HOST, tensors_of(half.caches()))
+    with counter.phase(ANNOTATE):
+        annotated = trainer.annotate(scored)
+        counter.label(BATCH, tensors_of(annotated), but=HOST)
+        batch, _ = trainer.credit(annotated)
+        counter.label(BATCH, tensors_of(batch), but=HOST)
+        del annotated
+    with phases_of_updates(counter, trainer.groups, rests):
+        trainer.update(batch, update)
+    with counter.phase(PUBLISH):
+        trainer.publish(update)
+
+
 def rollout_phases(assembly: Assembly, counter: LiveBytes, half: Half) -> None:
     """What a process of the pool ``rollout`` does."""
     _loaded(assembly, counter, half, brief=True, trains=False)
-    share = assembly.config.pools.rollout
+    roles, share = assembly.roles, assembly.config.pools.rollout
+    spare: dict[str, Tensor] = {}  # held beside what samples
+    with counter.phase(RECEIVE, BUFFERS):
+        for full in (True, False) if not assembly.has_separate_engine else ():
+            # all weights come once, and then what training changes; where vLLM samples, the network itself takes them
+            spare.clear()
+            spare |= {name: torch.empty_like(value) for name, value in roles.sampler_weights(full=full).items()}
     half.again()
     with counter.phase(SAMPLE):
         request = _request(assembly, 1)
         _ = assembly.rollout_worker.generate(split(request, share.size if share else 1)[0])
-        counter.label(CACHES, tensors_of(half.caches()))
+        counter.label(HOST, tensors_of(half.caches()))
 
 
-def _loaded(assembly: Assembly, counter: LiveBytes, half: Half, *, brief: bool, trains: bool = True) -> Any:
+def _loaded(
+    assembly: Assembly, counter: LiveBytes, half: Half, *, brief: bool, trains: bool = True, rests: Rests = RESTS
+) -> Any:
     config = assembly.config
     assembly.scorer = FixedScores(config.rewards, config.mixing)  # type: ignore[assignment]
     _find_prompts(assembly, half)
+    if assembly.ranks.size > 1:
+        _map_files(assembly, counter)
     with counter.phase(LOAD, WEIGHTS):
-        _ = assembly.roles
+        roles = assembly.roles
+        if not trains:
+            roles.rest()
         counter.label(WEIGHTS, (one for part in half.parts() for one in (*part.parameters(), *part.buffers())))
+        shards = roles.shards.networks.values()
+        counter.label(rests.shards, (weight for one in shards for weight in one.parameters.values()))
         trainer = assembly.workers if trains else None
         if trains and assembly.ema is not None:
             counter.label(WEIGHTS, assembly.ema.average.values())
+    if assembly.ranks.size > 1:
+        counter.peaks[LOAD].host = 0  # pages of files, which the kernel takes back
     if brief:
         half.shorten()
-        trainer = None if trainer is None else BriefTrainer.of(trainer, counter)
+        trainer = None if trainer is None else BriefTrainer.of(trainer, counter, rests)
     return trainer
+
+
+def _map_files(assembly: Assembly, counter: LiveBytes) -> None:
+    """Have networks that ranks share lie on no GPU until they are sharded: their files are mapped, and not read."""
+    load = assembly.load_roles
+
+    def mapped() -> Any:
+        with counter.phase(LOAD, HOST):
+            return load()
+
+    vars(assembly)["load_roles"] = mapped
 
 
 def _find_prompts(assembly: Assembly, half: Half) -> None:
@@ -149,11 +196,10 @@ def _collected(assembly: Assembly, counter: LiveBytes, update: int) -> Any:
     ranks = assembly.ranks
     if ranks.size == 1 or not assembly.config.online:
         scored = assembly.source.collect(update)
-        counter.label(BATCH, tensors_of(scored))
+        counter.label(BATCH, tensors_of(scored), but=HOST)
         return scored
     parts = split(_request(assembly, update), ranks.size)
-    with nullcontext() if assembly.has_separate_engine else assembly.roles.gathered():
-        own = assembly.rollout_worker.generate(parts[0])
+    own = assembly.generate(parts[0])
     # samples of all ranks travel through the memory of their machines
     counter.label(HOST, tensors_of(own))
     return join([own] * len(parts))

@@ -89,6 +89,11 @@ class Cache:
         self.begin = [self.begin[row] for row in rows]
         self.rows = min(self.rows, len(rows) + waiting)
 
+    def read(self, row: int, columns: int) -> Tensor:
+        """A copy of the keys and values [layers, 2, K, columns, W] that a row begins with."""
+        own, first = slice(row * self.pairs, (row + 1) * self.pairs), self.begin[row]
+        return torch.stack([layer[:, own, first : first + columns] for layer in self.memory])
+
     def advance(self) -> Tensor:
         """Add a column for the next token of every row; returns the additive mask [B K, 1, C] of visible columns."""
         if self.full:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from burnish.language.kept import Turn
 from burnish.language.model import LanguageModel
 from burnish.language.sampling import Sampling, choose, keep_likely, penalise, uniforms
 from burnish.types.batch import Gathered, to_device
@@ -31,6 +32,7 @@ def decode(
     limits: Sequence[int] | None = None,
     check_cancelled: Callable[[], None] = lambda: None,
     on_ended: Ended | None = None,
+    turn: Turn | None = None,
 ) -> Completion:
     """Sample one response per row.
 
@@ -48,13 +50,14 @@ def decode(
         limits: [B] largest length of each response, if not ``sampling.max_new_tokens``.
         check_cancelled: called before every token; it raises to stop.
         on_ended: called with rows as soon as they end, each once, while the others go on.
+        turn: which conversations the rows are, so that one computes what was said since its last turn alone.
 
     Returns:
         Responses in the order of the rows; the id that ended one is its last token.
     """
     with torch.inference_mode():
         rows = DecodingRows(model, prompts, index, keys, sampling, limits, next(network.parameters()).device)
-        rows.on_ended = on_ended
+        rows.on_ended, rows.turn = on_ended, turn
         if rows.waiting:
             model.decode_rows(network, rows, batch_size=batch_size, check_cancelled=check_cancelled)
     return rows.completion()
@@ -110,6 +113,7 @@ class DecodingRows:
         self.finished = torch.zeros(count, dtype=torch.bool, device=device)
         self.seen: Tensor | None = None  # [B, V] bool, where repetition is penalised
         self.on_ended: Ended | None = None
+        self.turn: Turn | None = None
         self._told: set[int] = set()
         self._told_live = 0  # of these, how many are still in the cache
 

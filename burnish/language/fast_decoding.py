@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from burnish.language.attention import Plan
 from burnish.language.cache import Cache
 from burnish.language.decoding import IDLE, Active, DecodingRows
-from burnish.language.layers import Layers
+from burnish.language.layers import Before, Layers
 from burnish.language.model import PackedModel
 from burnish.language.segments import Segment
 from burnish.types.completion import Features
@@ -55,6 +55,7 @@ class FastDecoder:
             rows.tell_ended(live, done)
             compact = done >= IDLE * len(live.row) or (done > 0 and cache.full)
             if compact:
+                self._keep(live, cache)
                 rows.store_lengths(live)
                 unfinished = (~live.done).nonzero().flatten()
                 cache.keep(unfinished.tolist(), len(waiting))
@@ -91,6 +92,29 @@ class FastDecoder:
         self.prefilled = {prompt: (state, cached.contiguous()) for prompt, (state, cached) in self.prefilled.items()}
         return self.rows.enter(batch), torch.stack(states)
 
+    def _keep(self, live: Active, cache: Cache) -> None:
+        """Keep what rows that are done have computed, for their next turn."""
+        turn, prompts = self.rows.turn, self.prompts
+        if turn is None or turn.last:
+            return
+        column = self.layers.compute.itemsize * 2 * len(self.layers.layers) * self.layers.pairs * self.layers.width
+        for place in live.done.nonzero().flatten().tolist():
+            row, count = int(live.row[place]), int(live.count[place])
+            prompt = self.rows.index[row]
+            columns = prompts.lengths[prompt] + count - 1  # nothing has read the last token
+            if turn.kept.has_room(columns * column):
+                ids = torch.cat([prompts.ids[prompt], self.rows.ids[row, : count - 1].cpu()])
+                turn.kept.put(turn.rows[row].name, ids, cache.read(place, columns))
+
+    def _begun(self, prompt: int) -> tuple[Tensor | None, Features]:
+        """Keys and values of the beginning of a prompt, if they were kept, and the media of the rest."""
+        turn, features = self.rows.turn, self.prompts.features[prompt]
+        if turn is None:
+            return None, features
+        going = turn.rows[self.rows.index.index(prompt)]
+        cached = turn.kept.take(going.name, self.prompts.ids[prompt])
+        return cached, features if cached is None else going.added
+
     def _packs(self, prompts: list[int]) -> Iterator[list[int]]:
         """Prompts that are still to be computed, once each, as they are packed into forward passes."""
         batch: list[int] = []
@@ -105,20 +129,24 @@ class FastDecoder:
     def _prefill(self, batch: list[int]) -> None:
         """Compute the last state, keys and values of prompts in one forward pass."""
         chosen = self.prompts.select(batch)
-        ids = torch.cat(chosen.ids)
+        begun = [self._begun(prompt) for prompt in batch]
+        skipped = [0 if cached is None else cached.shape[3] for cached, _ in begun]
+        ids = torch.cat([own[n:] for own, n in zip(chosen.ids, skipped, strict=True)])
         slots = torch.isin(ids, self.model.placeholders).to(self.device)
-        features: list[Features] = [own for own in chosen.features if own.size]
+        features = [own for _, own in begun if own.size]
         embedded = self.model.embed(self.network, ids.to(self.device), slots, features)
         seen, deep = embedded.at(torch.arange(len(ids), device=self.device))
-        positions = torch.cat(chosen.positions, 1).to(self.device)
-        segments, start = [], 0
+        positions = torch.cat([own[:, n:] for own, n in zip(chosen.positions, skipped, strict=True)], 1)
+        segments, before = [], Before.of([cached for cached, _ in begun], chosen.lengths, self.device)
+        start = 0
         for length in chosen.lengths:
             segments.append(Segment(start, length))
             start += length
         plan = Plan.of(segments, device=self.device)
-        positions = positions[:, None] if self.model.axes > 1 else positions
-        last = torch.tensor([segment.start + segment.length - 1 for segment in segments], device=self.device)
-        x, cached = self.layers.prefill(embedded.tokens, positions, plan, seen[0], deep, last)
+        positions = (positions[:, None] if self.model.axes > 1 else positions).to(self.device)
+        rest = [length - n for length, n in zip(chosen.lengths, skipped, strict=True)]
+        last = torch.tensor(rest, device=self.device).cumsum(0) - 1
+        x, cached = self.layers.prefill(embedded.tokens, positions, plan, seen[0], deep, last, before)
         for number, (prompt, segment) in enumerate(zip(batch, segments, strict=True)):
             own = slice(segment.start, segment.start + segment.length)
             self.prefilled[prompt] = x[number], cached[..., own, :]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from burnish.language.attention import Plan, attend, window_of
 from burnish.language.cache import Cache
+from burnish.types.batch import to_device
 from burnish.utils.weights import is_quantized
 
 
@@ -98,6 +99,42 @@ class Layer:
     mlp: nn.Module
     attention: nn.Module
     window: int | None  # tokens of a sliding window, the current one included; None: full attention
+
+
+@dataclass(frozen=True)
+class Before:
+    """What was computed of prompts of a packed sequence in an earlier turn."""
+
+    cached: list[Tensor]  # of each that has some: keys and values [layers, 2, K, L, W]
+    old: Tensor  # [O] long, their places in the sequence
+    new: Tensor  # [N] long, the other places
+
+    @classmethod
+    def of(cls, cached: Sequence[Tensor | None], lengths: Sequence[int], device: torch.device) -> Before | None:
+        """For prompts of these lengths, one after the other; None where nothing was computed of any."""
+        held = [one for one in cached if one is not None]
+        if not held:
+            return None
+        known = [
+            torch.arange(length) < (0 if one is None else one.shape[3])
+            for one, length in zip(cached, lengths, strict=True)
+        ]
+        mask = torch.cat(known)
+        return cls(held, *(to_device(places.nonzero().flatten(), device) for places in (mask, ~mask)))
+
+    def completed(self, query: Tensor, new: Tensor, memory: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [1, H, M, W], keys and values [1, K, M, W] of the whole sequence; old queries are 0, and not read.
+
+        Args:
+            query: [1, H, N, W].
+            new: keys and values [2, K, N, W].
+            memory: [2, K, M, W] that is filled.
+            layer: its number.
+        """
+        memory[:, :, self.new] = new.to(memory.dtype)
+        memory[:, :, self.old] = torch.cat([one[layer] for one in self.cached], 2)
+        places = query.new_zeros(*query.shape[:2], memory.shape[2], query.shape[3])
+        return places.index_copy(2, self.new, query), memory[:1], memory[1:]
 
 
 class Layers:
@@ -189,27 +226,41 @@ class Layers:
         return F.linear(normal.to(self.head.dtype), self.head).float()
 
     def prefill(
-        self, x: Tensor, positions: Tensor, plan: Plan, slots: Tensor, deep: Sequence[Tensor], last: Tensor
+        self,
+        x: Tensor,
+        positions: Tensor,
+        plan: Plan,
+        slots: Tensor,
+        deep: Sequence[Tensor],
+        last: Tensor,
+        before: Before | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Run complete prompts in one packed sequence.
+        """Run prompts in one packed sequence, or what is new of them.
 
         Args:
-            x: [N, D] embeddings.
+            x: [N, D] embeddings of the new tokens.
             positions: [A, 1, N] or [1, N].
-            plan: of the prompts.
+            plan: of the complete prompts.
             slots: [N] bool, vision tokens.
             deep: added to the states at the slots after each of the first layers.
             last: [P] long, indices of the states to return: the last token of each prompt.
+            before: what was computed of the prompts; None: all of their tokens are new.
 
         Returns:
-            States [P, D], and keys and values [layers, 2, K, N, W].
+            States [P, D], and keys and values [layers, 2, K, M, W] of the complete prompts.
         """
         rotation = self.rotation(positions)
-        cached = x.new_empty(len(self.layers), 2, self.pairs, len(x), self.width, dtype=self.compute)
+        total = len(x) if before is None else len(before.new) + len(before.old)
+        cached = x.new_empty(len(self.layers), 2, self.pairs, total, self.width, dtype=self.compute)
         for number, layer in enumerate(self.layers):
             q, k, v = (tensor.transpose(0, 1)[None] for tensor in self._attention_input(layer, x, rotation))
-            cached[number, 0], cached[number, 1] = k[0], v[0]
+            if before is None:
+                cached[number, 0], cached[number, 1] = k[0], v[0]
+            else:
+                q, k, v = before.completed(q, torch.cat([k, v]), cached[number], number)
             attended, _ = attend(layer.attention, q, k, v, None, scaling=self.scale, plan=plan)
+            if before is not None:
+                attended = attended[:, before.new]
             if layer is self.layers[-1]:
                 # of the last layer nothing else is needed
                 return self._rest(layer, x[last], attended[0, last].flatten(1)), cached

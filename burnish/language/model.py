@@ -197,6 +197,11 @@ class LanguageModel(Protocol):
         """Choose tokens for all rows, ``batch_size`` at a time, until they have ended or reached their limits."""
         ...
 
+    @property
+    def keeps_turns(self) -> bool:
+        """Whether decoding can go on from what it has computed of a conversation (``DecodingRows.turn``)."""
+        ...
+
     def head(self, network: nn.Module) -> Head:
         """The language head."""
         ...

@@ -156,6 +156,9 @@ class StepOptions:
     interruptions), gcp (preemption), azure (scheduled events). null asks none."""
     expiry_margin: NonNegative = 0.0
     """Seconds before expires_at at which the run has stopped, in addition to the time of a checkpoint."""
+    peak_tflops: Positive | None = None
+    """What a device could compute in the run's precision, in 10^12 operations per second: perf/mfu is the share of it
+    that is used. null knows many GPUs by their names; where it doesn't, there is no perf/mfu."""
 
     @field_validator("expires_at")
     @classmethod
@@ -185,6 +188,8 @@ class EmaOptions:
     """piecewise_linear: see kind."""
     ramp: Positive = 0.001
     """piecewise_linear: see kind."""
+    offload: bool = False
+    """Keep the average in CPU memory, 4 bytes per trained weight, which is updated there after every optimizer step."""
 
     @model_validator(mode="after")
     def _options_are_read(self) -> Self:

@@ -233,6 +233,9 @@ class LanguageDataOptions(OrderOptions, RecordOptions):
     """Look at every picture, video and sound before the run and name the records of broken ones: up to 2,000 are
     decoded; of the other pictures the header and the end are read. One that is broken in between ends the run, with its
     record, when it is first used; false reads headers only."""
+    workers: Annotated[int, Field(ge=0, le=256)] = 0
+    """Processes beside each one that samples or learns from data, which decode and process pictures, videos and sounds
+    ahead of their use; numbers stay the same. Each needs about 0.5 GiB. 0 reads them where they are used."""
 
     @model_validator(mode="after")
     def _pixels_in_order(self) -> Self:

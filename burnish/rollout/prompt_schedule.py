@@ -25,13 +25,15 @@ class PromptSchedule:
     n: int  # samples of a prompt
     rollouts: int = 1  # batches of the stream to an update
     filtering: FilterOptions | None = None
+    tells: bool = False  # whether requests tell of the prompts that come next
 
     def request(self, update: int, version: int, seen: Counter[str]) -> RolloutRequest:
         """The next prompts; ``seen`` counts the samples that a prompt has in this update already."""
         drawn = [prompt for _ in range(self.rollouts) for prompt in self.stream.next_batch(update, version)]
         prompts, group, sample = numbered(drawn, self.n, seen)
         return RolloutRequest(
-            prompts=prompts, group=group, sample=sample, groups=len(drawn), update=update, version=version
+            prompts=prompts, group=group, sample=sample, groups=len(drawn), update=update, version=version,
+            ahead=self.stream.peek(self.rollouts) if self.tells else [],
         )  # fmt: skip
 
     def batch(self, generate: Callable[[RolloutRequest], R], update: int, version: int) -> R:

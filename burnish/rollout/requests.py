@@ -29,6 +29,7 @@ class RolloutRequest(Batch):
     groups: int = shared()  # in the batch, of which this may be a chunk
     update: int = shared()  # the policy update that it is for; every seed depends on it
     version: int = shared()  # policy updates behind the weights that are to sample
+    ahead: list[Prompt] = shared(default_factory=list)  # prompts of the request after it, which may be read by then
 
 
 class RolloutWorker(Protocol):
@@ -79,7 +80,11 @@ def split(request: RolloutRequest, parts: int) -> list[RolloutRequest]:
     groups = len(starts) - 1
     count = min(parts, groups)
     bounds = [starts[groups * part // count] for part in range(count + 1)]
-    return [request.select(slice(start, end)) for start, end in pairwise(bounds)]
+    after = [len(request.ahead) * part // count for part in range(count + 1)]  # whoever has a chunk gets the next one
+    return [
+        replace(request.select(slice(*rows)), ahead=request.ahead[slice(*next_ones)])
+        for rows, next_ones in zip(pairwise(bounds), pairwise(after), strict=True)
+    ]
 
 
 def join(parts: Sequence[R]) -> R:
@@ -92,9 +97,11 @@ def join(parts: Sequence[R]) -> R:
     failures = [failure for part in parts for failure in part.failures]
     ran = joined(part.execution for part in parts)
     glimpses = [glimpse for part in parts for glimpse in part.glimpses]
+    quotes = [quote for part in parts for quote in part.quotes]
     return replace(
-        type(parts[0]).cat(there), metrics=metrics, counts=counts, failures=failures, execution=ran, glimpses=glimpses
-    )
+        type(parts[0]).cat(there), metrics=metrics, counts=counts, failures=failures, execution=ran, glimpses=glimpses,
+        quotes=quotes,
+    )  # fmt: skip
 
 
 def _joined(parts: Sequence[Rollouts]) -> tuple[dict[str, float], dict[str, float]]:

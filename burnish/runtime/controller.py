@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,6 +26,7 @@ from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import Call
 from burnish.runtime.cluster import cluster
 from burnish.runtime.faults import RestartLimit, Unschedulable, WorkerDied, WorkerTimeout
+from burnish.runtime.pools import Pool
 from burnish.runtime.prompt_numbers import PromptNumbers
 from burnish.runtime.reward_pool import reward_group
 from burnish.runtime.rollout_actor import RolloutActor
@@ -78,10 +80,18 @@ class RayController(Controller):
     def saving(self) -> float:
         return self._saving
 
+    @cached_property
+    def _pools(self) -> dict[str, Pool]:
+        """Capacity of the cluster, which is reserved by the first use."""
+        return self._stack.enter_context(cluster(self.config.ray, self.config.pools)).pools
+
+    def gpu_memory(self) -> dict[str, int]:
+        networks = [pool for name, pool in self._pools.items() if name != "reward"]
+        return {pool.name: found for pool in networks if (found := pool.gpu_memory()) is not None}
+
     def check(self) -> None:
         """Start all workers, which load what they need."""
-        config, enter = self.config, self._stack.enter_context
-        pools = enter(cluster(config.ray, config.pools)).pools
+        config, enter, pools = self.config, self._stack.enter_context, self._pools
         judges = enter(reward_group(pools["reward"], config)).handles if "reward" in pools else []
         versions = config.pipeline.lag + 1
         trained = config if config.pools.rollout is None else config.trainer_config

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Callable
 
 import ray
+from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from burnish.metrics import gpu_bytes
 from burnish.options.cluster import RayOptions
+from burnish.runtime.actor import environment
 from burnish.runtime.capacity import Need, amounts
 from burnish.runtime.faults import Unschedulable
+
+log = logging.getLogger(__name__)
 
 POLL = 1.0  # seconds between checks, so that Ctrl-C is heard
 
@@ -75,6 +81,22 @@ class Pool:
             f"timed out after {self.options.placement_timeout:g} s (ray.placement_timeout) waiting for the cluster to "
             f"place pool {self.name}, which needs {self.need}; {why}"
         )
+
+    def gpu_memory(self) -> int | None:
+        """Bytes of memory of a GPU of its first machine; None where it has none, or none that answers."""
+        need = self.need
+        if not need.gpus:
+            return None
+        asked = ray.remote(num_cpus=need.cpus, num_gpus=need.gpus, max_retries=0)(gpu_bytes).options(
+            scheduling_strategy=self.strategy(0),
+            runtime_env={"env_vars": environment(need.cpus, need.gpus, self.options.runtime_env)},
+        )
+        try:
+            found: int | None = ray.get(asked.remote(), timeout=self.options.start_timeout)
+        except RayError as error:
+            log.warning("the memory of GPUs of pool %s is unknown: %s", self.name, str(error).strip().split("\n")[-1])
+            return None
+        return found
 
     def strategy(self, rank: int) -> PlacementGroupSchedulingStrategy:
         """Where a rank is to be."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar
 
+from burnish.rollout.requests import RolloutRequest
 from burnish.types.prompt import Prompt
 
 T = TypeVar("T")  # RolloutRequest or Rollouts, whose ``prompts`` are numbers on the way
@@ -33,18 +34,23 @@ class PromptNumbers:
 
     def numbered(self, batch: T) -> T:
         """The same with numbers in place of prompts."""
-        given: Any = batch
-        if not any(map(_embeds, given.prompts)):
-            return batch
-        numbered: T = replace(given, prompts=[self._places.get(id(prompt), prompt) for prompt in given.prompts])
-        return numbered
+        return self._with(batch, lambda prompts: [self._number(one) for one in prompts])
 
     def named(self, batch: T) -> T:
         """The opposite."""
+        return self._with(
+            batch, lambda prompts: [self._prompts[one] if isinstance(one, int) else one for one in prompts]
+        )
+
+    def _number(self, prompt: Prompt) -> int | Prompt:
+        return self._places.get(id(prompt), prompt) if _embeds(prompt) else prompt
+
+    def _with(self, batch: T, change: Callable[[Sequence[Any]], list[Any]]) -> T:
         given: Any = batch
-        prompts = [self._prompts[one] if isinstance(one, int) else one for one in given.prompts]
-        named: T = replace(given, prompts=prompts)
-        return named
+        changed: T = replace(given, prompts=change(given.prompts))
+        if isinstance(changed, RolloutRequest):
+            changed.ahead = change(changed.ahead)
+        return changed
 
 
 def _embeds(prompt: Prompt) -> bool:

@@ -30,6 +30,7 @@ class RolloutActor:
             config: of the run.
             judges: the reward pool's workers; without any, samples are scored here.
         """
+        config = config.sampler_config
         self.assembly = assembly = assemble(config, only_samples=True)
         if judges:
             assembly.scorer = PooledScorer(config.rewards, judges, first=place.rank, seconds=config.ray.call_timeout)
@@ -45,7 +46,7 @@ class RolloutActor:
         self.profiler = Profiler(config.profiler, role="rollout", rank=place.rank, folder=folder, watch=assembly.watch)
         self._numbers = PromptNumbers(lambda: assembly.train_prompts)
 
-    def generate(self, request: RolloutRequest) -> tuple[RolloutResult, Packed]:
+    def generate(self, request: RolloutRequest) -> tuple[RolloutResult | None, Packed | None]:
         """Sample and score; the second half is for the object store."""
         version = self.receiver.version
         assert version == request.version, f"weights of version {request.version} are to sample, and {version} is here"

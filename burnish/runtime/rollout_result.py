@@ -46,10 +46,14 @@ def joined(
     return numbers.named(join(rollouts)), {name: max(one.phases.get(name, 0.0) for one, _ in found) for name in names}
 
 
-def generate(assembly: Assembly, request: RolloutRequest, numbers: PromptNumbers) -> tuple[RolloutResult, Packed]:
-    """Sample and score in this process; the second half is for the object store."""
+def generate(
+    assembly: Assembly, request: RolloutRequest | None, numbers: PromptNumbers
+) -> tuple[RolloutResult | None, Packed | None]:
+    """Sample and score in this process, if there is anything to; the second half is for the object store."""
     start = time.perf_counter()
-    rollouts = assembly.rollout_worker.generate(numbers.named(request))
+    rollouts = assembly.generate(None if request is None else numbers.named(request))
+    if rollouts is None:
+        return None, None
     trace: Any = rollouts.trace
     packed = pack(trace.put_away() if isinstance(trace, Denoising) else trace)
     result = RolloutResult(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.controller import LocalController
-from burnish.metrics import memory_metrics
 from burnish.rewards.normalising import restore, with_first
 from burnish.rollout.requests import RolloutRequest
 from burnish.runtime.actor import RankInfo
@@ -96,11 +95,8 @@ class TrainerActor:
         """Sample and score this rank's own chunk, if there is one and it is not cancelled. Results differ by rank."""
         if request is not None:
             self._record(request.update)
-        # of every network, for metrics compare some of them
-        full = nullcontext() if self.assembly.has_separate_engine else self.assembly.roles.gathered()
-        with full, suppress(Cancelled):
-            if request is not None:
-                return generate(self.assembly, request, self._numbers)
+        with suppress(Cancelled):
+            return generate(self.assembly, request, self._numbers)
         return None, None
 
     def cancel(self) -> None:
@@ -133,7 +129,7 @@ class TrainerActor:
         metrics = self.assembly.workers.update(batch, update)
         self._recording.close()
         watch = self.assembly.watch
-        return metrics | memory_metrics(), watch.drain(), watch.take_spans()
+        return metrics | self.assembly.memory.metrics(), watch.drain(), watch.take_spans()
 
     def _record(self, update: int) -> None:
         """Record from here to the end of the update, if it is to be and is not yet."""

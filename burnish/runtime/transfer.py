@@ -17,6 +17,8 @@ from torch import Tensor
 from burnish.types.batch import Batch, shared
 from burnish.types.columns import Column, Here, LazyTensors
 from burnish.types.completion import Features, Lengths
+from burnish.types.media import Media
+from burnish.utils.spool import Unread
 
 SMALL = 4096  # bytes; shorter tensors travel inside the head
 SMALL_ROW = 64  # bytes; shorter rows are numbers, which all ranks read
@@ -82,9 +84,12 @@ class _Pickler(pickle.Pickler):
         super().__init__(file, protocol=5, buffer_callback=keep)
         self.heavy: list[np.ndarray] = []
         self._places: dict[int, tuple[Any, ...]] = {}
+        self._contents: dict[str, tuple[Any, ...]] = {}  # of media inside of prompts, by digest
         self._alive: list[Any] = []  # or an identity might be given twice
 
     def persistent_id(self, value: Any) -> Any:
+        if isinstance(value, Content):
+            return self._content(value.media)
         if not isinstance(value, Here | InStore):
             return None
         key = id(value.tensor) if isinstance(value, Here) else id(value)
@@ -96,7 +101,17 @@ class _Pickler(pickle.Pickler):
             self.heavy.append((rows.view(torch.uint8) if rows.numel() else rows.to(torch.uint8)).numpy())
         return self._places[key]
 
+    def _content(self, media: Media) -> Any:
+        key = media.digest
+        if key not in self._contents:
+            data = np.frombuffer(media.read(), dtype=np.uint8)
+            self._contents[key] = len(self.heavy), torch.uint8, (1, len(data))
+            self.heavy.append(data[None])
+        return self._contents[key]
+
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Media) and value.data is not None:
+            return _media, (dataclasses.replace(value, data=None), Content(value))
         if isinstance(value, Features) and (sources := _sources(value)):
             return _features, (sources, value.axes, value.kinds)
         if not isinstance(value, Tensor):
@@ -123,6 +138,28 @@ def _sources(features: Features) -> dict[str, Any]:
 
 def _features(sources: dict[str, Any], axes: dict[str, int], kinds: dict[str, Tensor]) -> Features:
     return Features(LazyTensors(sources), axes, kinds)
+
+
+@dataclass(frozen=True, eq=False)
+class Content:
+    """The bytes of a picture, a video or a sound inside of a prompt."""
+
+    media: Media
+
+
+@dataclass(frozen=True, eq=False)
+class ContentInStore(Unread):
+    """Those of a stored batch, read by whoever uses that prompt."""
+
+    source: Here | InStore
+
+    def read(self) -> bytes:
+        return self.source.take(torch.zeros(1, dtype=torch.long)).numpy().tobytes()
+
+
+def _media(bare: Media, source: Here | InStore) -> Media:
+    content = ContentInStore(source)
+    return dataclasses.replace(bare, data=content.read() if isinstance(source, Here) else content)
 
 
 class _Unpickler(pickle.Unpickler):

@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,11 +18,13 @@ from torch import Tensor
 
 from burnish.algorithms.base import Metrics
 from burnish.config import RunConfig
+from burnish.config.memory import has_quantized_weights
 from burnish.data.decoding import check_media
 from burnish.data.order import limited
 from burnish.data.stream import Stream
 from burnish.evaluation.results import metrics_of
 from burnish.evaluation.suite import read_suite
+from burnish.options import StepOptions
 from burnish.rewards.mixing import check_mixing
 from burnish.rewards.normalising import Normaliser, normaliser_of, restore
 from burnish.rewards.probe import probe
@@ -31,14 +33,17 @@ from burnish.rollout.base import StreamSource
 from burnish.rollout.offline import OfflineSource
 from burnish.rollout.online import OnlineSource
 from burnish.rollout.prompt_schedule import PromptSchedule
-from burnish.rollout.requests import RolloutWorker
+from burnish.rollout.requests import RolloutRequest, RolloutWorker
 from burnish.tasks.evaluate import Evaluation
 from burnish.tasks.kept import SampleFiles
 from burnish.tasks.suites import SuiteRunner, runner_of, subset
 from burnish.training.auxiliary import AuxiliaryLoss
+from burnish.training.batching import learned_rows
 from burnish.training.ema import Ema
+from burnish.training.memory import PhaseMemory
 from burnish.training.parameter_groups import ParameterGroup
-from burnish.training.ranks import SINGLE_RANK, Ranks
+from burnish.training.peaks import device_peak
+from burnish.training.ranks import SINGLE_RANK, Ranks, group_of_one, shares
 from burnish.training.roles import Publisher, TrainedRoles
 from burnish.training.trainer import Trainer
 from burnish.types.media import Media
@@ -68,10 +73,14 @@ class Assembly:
         """Args: ``ranks`` are those that hold the trained networks together, each with an assembly of its own."""
         self.config, self.ranks = config, ranks
         torch.set_num_threads(config.threads)
-        self.watch = Stopwatch()
+        self.watch, self.memory = Stopwatch(), PhaseMemory()
+        self.watch.memory = self.memory.during
         self.needs: Any = config.algorithm.needs()
         self.stop: Callable[[], bool] = lambda: False  # whether to stop sampling, as nobody would learn from it
         self.measures_prompts = False  # whether only the model's processor can tell which prompts are short enough
+        self.trains = False  # whether weights are learned, not only read
+        self._until_closed = ExitStack()
+        self.reads_ahead = False  # whether other processes read what prompts show before it is needed
         self.has_separate_engine = False  # whether the engine has weights of its own, so that these stay sharded
         self.example: Prompt | None = None  # for an engine of its own, to be compared with before it has sampled
         # around what can't poll ``stop``: a request to stop ends it, by Cancelled
@@ -131,10 +140,24 @@ class Assembly:
     @cached_property
     def roles(self) -> Any:
         """The networks."""
-        roles = self.load_roles()
-        if self.ranks.size > 1:
+        roles, stated = self.load_roles(), self.config.trainer.peak_tflops
+        peak = device_peak(roles.device, roles.model.compute, stated) if self.trains else None
+        if peak is not None:
+            roles.measure(peak)
+        if self.sharded:
+            if self.ranks.size == 1:
+                self._until_closed.enter_context(group_of_one())
             roles.shard(self.ranks, self.config.sharding)
+        elif self.ranks.size > 1:
+            roles.copied_on(self.ranks)
         return roles
+
+    @property
+    def sharded(self) -> bool:
+        """Whether FSDP holds the networks: in shards on several ranks, or a single one's in CPU memory."""
+        if self.ranks.size > 1:
+            return not has_quantized_weights(self.config)
+        return self.trains and bool(self.config.sharding.offload)
 
     def load_roles(self) -> TrainedRoles:
         """Load the networks, in full."""
@@ -156,12 +179,12 @@ class Assembly:
     @cached_property
     def workers(self) -> Trainer:
         """The networks behind the verbs of the loop."""
-        config, size = self.config, self.config.trainer.mini_batch_size
+        config = self.config
         return Trainer(
             self.roles,
             config.algorithm,
             self.groups,
-            trainer=replace(config.trainer, mini_batch_size=size and size // config.rows_per_group),
+            trainer=self.steps_of_an_update,
             ema=self.ema,
             seed=config.seed,
             watch=self.watch,
@@ -169,6 +192,21 @@ class Assembly:
             publisher=self.publisher,
             ranks=self.ranks,
         )
+
+    @property
+    def steps_of_an_update(self) -> StepOptions:
+        """How a batch becomes optimizer steps; a mini-batch is counted in rows of the batch."""
+        trainer, rows = self.config.trainer, self.config.rows_per_group
+        size = trainer.mini_batch_size
+        found: StepOptions = replace(trainer, mini_batch_size=size and size // rows)
+        return found
+
+    def own(self, records: Sequence[T], costs: Sequence[int], update: int | None = None) -> list[T]:
+        """Those of a batch of records that this rank will learn: in an update, or by default in one step."""
+        if update is None:
+            return list(records[shares(costs, self.ranks.size)[self.ranks.rank]])
+        learned = learned_rows(costs, self.steps_of_an_update, self.config.seed, update, self.ranks)
+        return [records[row] for row in learned]
 
     @property
     def publisher(self) -> Publisher | None:
@@ -198,12 +236,19 @@ class Assembly:
             n=config.sampled_per_prompt,
             rollouts=config.batches_per_update,
             filtering=config.rollout.filter_groups,
+            tells=self.reads_ahead,
         )
 
     @cached_property
     def rollout_worker(self) -> RolloutWorker:
         """Samples and scores in this process."""
         raise NotImplementedError
+
+    def generate(self, request: RolloutRequest | None) -> Any:
+        """Samples of this rank's own chunk, if there is one; None without. Ranks call it together: the weights that
+        sample are gathered for that long, unless an engine has its own."""
+        with nullcontext() if self.has_separate_engine else self.roles.gathered():
+            return None if request is None else self.rollout_worker.generate(request)
 
     @property
     def records(self) -> Sequence[Any]:
@@ -335,9 +380,10 @@ class Assembly:
             raise Cancelled
 
     def close(self) -> None:
-        """End the processes that this one has started."""
+        """End the processes that this one has started, and its process group."""
         for runner in vars(self).get("suites", ()):
             runner.close()
+        self._until_closed.close()
 
     def state_dict(self) -> dict[str, Any]:
         return self.workers.state_dict() | {"source": self.source.state_dict()}

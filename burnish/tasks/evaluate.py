@@ -25,7 +25,8 @@ FRAMES = 4  # of a prompt's video that are kept
 LONGEST = 2000  # characters of a prompt in the list of all
 SAID, TOKENS = 2, 256  # samples of a prompt whose tokens are kept, and how many of each
 
-SaidTokens = Sequence[tuple[str, float]]  # text and log-prob of each token that the policy chose
+# text, log-prob and entropy of each token that the policy chose; NaN where nobody knows the entropy
+SaidTokens = Sequence[tuple[str, float, float]]
 
 
 @dataclass

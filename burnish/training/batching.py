@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from burnish.algorithms.base import Algorithm
 from burnish.options import StepOptions
@@ -12,15 +12,27 @@ from burnish.types.batch import Batch
 from burnish.utils import random
 
 
-def mini_batches(batch: Batch, options: StepOptions, seed: int, update: int) -> list[Batch]:
-    """What each optimizer step of a policy update learns from: the rows in an order that is drawn for each epoch."""
-    count = len(batch)
+def mini_batches(batch: Batch, options: StepOptions, seed: int, update: int) -> Iterator[Batch]:
+    """What each optimizer step of a policy update learns from: the rows in an order that is drawn for each epoch.
+
+    Each is made when it is asked for, since its rows are copies.
+    """
+    return (batch.select(rows) for rows in _rows_of_minis(len(batch), options, seed, update))
+
+
+def learned_rows(costs: Sequence[int], options: StepOptions, seed: int, update: int, ranks: Ranks) -> list[int]:
+    """The rows of a batch that a rank learns in the mini-batches of an update, if rows have these costs."""
+    learned: set[int] = set()
+    for rows in _rows_of_minis(len(costs), options, seed, update):
+        learned.update(rows[shares([costs[row] for row in rows], ranks.size)[ranks.rank]])
+    return sorted(learned)
+
+
+def _rows_of_minis(count: int, options: StepOptions, seed: int, update: int) -> Iterator[list[int]]:
     size = options.mini_batch_size or max(count, 1)
-    minis = []
     for epoch in range(options.epochs):
         order = random.permutation(count, seed, "mini_batches", update, epoch) if size < count else list(range(count))
-        minis += [batch.select(order[start : start + size]) for start in range(0, count, size)]
-    return minis
+        yield from (order[start : start + size] for start in range(0, count, size))
 
 
 def rank_micro_batches(algorithm: Algorithm, batch: Batch, size: int, ranks: Ranks) -> Iterator[tuple[Batch, float]]:

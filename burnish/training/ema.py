@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -18,26 +18,40 @@ DecaySchedule = Literal["constant", "power", "linear", "piecewise_linear", "cosi
 class Ema:
     """Averages parameters once per optimizer step, with the decay of ``decay_at``; it starts as a copy of them."""
 
-    def __init__(self, parameters: Mapping[str, Tensor], decay: float, **schedule: Any) -> None:
+    def __init__(
+        self, parameters: Mapping[str, Tensor], decay: float, *, offload: bool = False, **schedule: Any
+    ) -> None:
+        """Args: ``offload`` keeps the average in CPU memory."""
         self.parameters, self.decay, self.schedule, self.steps = dict(parameters), decay, schedule, 0
-        self.average = {name: value.detach().float().clone() for name, value in parameters.items()}
+        where = "cpu" if offload else None
+        self.average = {name: value.detach().to(where, torch.float32, copy=True) for name, value in parameters.items()}
 
     def update(self) -> None:
         """Update the average with the current weights."""
         decay = decay_at(self.steps, self.decay, **self.schedule)
-        present = [local_shard(value).detach().float() for value in self.parameters.values()]
-        torch._foreach_lerp_([local_shard(value) for value in self.average.values()], present, 1 - decay)
+        average = [local_shard(value) for value in self.average.values()]
+        present = [
+            local_shard(value).detach().to(own.device, torch.float32)
+            for own, value in zip(average, self.parameters.values(), strict=True)
+        ]
+        torch._foreach_lerp_(average, present, 1 - decay)
         self.steps += 1
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Use the average as the network's weights in this context; the trained weights are restored bit for bit."""
-        trained = {name: value.detach().clone() for name, value in self.parameters.items()}
+        """Use the average as the network's weights in this context; the trained weights are restored bit for bit.
+
+        They wait where the average was, so that nothing is held twice, but for weights of less precision than that.
+        """
+        alike = [name for name, value in self.parameters.items() if value.dtype == self.average[name].dtype]
+        rounded = {name: value.detach().clone() for name, value in self.parameters.items() if name not in alike}
+        self._exchange(alike)
         try:
-            self._write(self.average)
+            self._write({name: self.average[name] for name in rounded})
             yield
         finally:
-            self._write(trained)
+            self._exchange(alike)
+            self._write(rounded)
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self.steps, "average": self.average}
@@ -49,10 +63,17 @@ class Ema:
 
     def _write(self, values: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
-            torch._foreach_copy_(
-                [local_shard(value) for value in self.parameters.values()],
-                [local_shard(values[name]) for name in self.parameters],
-            )
+            for name, value in values.items():
+                local_shard(self.parameters[name]).copy_(local_shard(value))
+
+    def _exchange(self, names: Sequence[str]) -> None:
+        """Put weights where their averages are, and these where they are."""
+        with torch.no_grad():
+            for name in names:
+                weight, average = local_shard(self.parameters[name]), local_shard(self.average[name])
+                kept = weight.clone()
+                weight.copy_(average)
+                average.copy_(kept)
 
 
 def decay_at(

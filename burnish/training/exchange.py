@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from burnish.training.ranks import Ranks
+from burnish.training.ranks import Ranks, shares
 from burnish.types.batch import Batch
 from burnish.types.columns import Column, Here, stand_in
 
 B = TypeVar("B", bound=Batch)
-P = TypeVar("P", bound=Batch)
+P = TypeVar("P", bound=Sized)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,18 +69,20 @@ def kept_by_owners(ranks: Ranks, function: Callable[[P], Tensor], parts: Sequenc
     """What ``function`` makes of the rows of all parts, [N, ...]; of several ranks each keeps what it made.
 
     All ranks call it with the same parts, and each runs ``function`` equally often, since it may run a sharded network:
-    a rank with a part less repeats the first one.
+    a rank with a part less repeats the first one. Each has neighbouring parts, about those that it will learn.
     """
     if ranks.size == 1:
         return torch.cat([function(part) for part in parts])
-    made = [function(part) for part in parts[ranks.rank :: ranks.size]]
+    runs = shares([1] * len(parts), ranks.size)
+    made = [function(part) for part in parts[runs[ranks.rank]]]
     example = made[0] if made else None
     if len(made) < math.ceil(len(parts) / ranks.size):
         again = function(parts[0])
         example = again if example is None else example
     assert example is not None, "there is nothing to compute"
     sizes = torch.tensor([len(part) for part in parts])
-    owner = (torch.arange(len(parts)) % ranks.size).repeat_interleave(sizes)
+    runner = torch.cat([torch.full((len(parts[run]),), rank) for rank, run in enumerate(runs)])
+    owner = runner.repeat_interleave(sizes)
     place = torch.zeros_like(owner)
     for rank in range(ranks.size):
         place[owner == rank] = torch.arange(int((owner == rank).sum()))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -237,6 +239,27 @@ def join_ranks(rank: int, size: int, address: str, port: int, device: str, timeo
             f"logs of the other ranks, and firewalls between the machines ({error})"
         ) from error
     return ProcessRanks(timeout)
+
+
+@contextmanager
+def group_of_one() -> Iterator[None]:
+    """A process group of this process alone, which FSDP asks for also where it only keeps weights in CPU memory."""
+    import torch.distributed as dist
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+    name = "GLOO_SOCKET_IFNAME"
+    before = os.environ.get(name)
+    os.environ[name] = before or ("lo0" if sys.platform == "darwin" else "lo")  # gloo listens even where nobody calls
+    try:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    finally:
+        if before is None:
+            del os.environ[name]
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        _clear_sharding_prop_cache()  # what is remembered of this group would be taken for that of a later one
 
 
 def distribute(ranks: Ranks, function: Callable[[P], T], items: Iterable[P]) -> list[T]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -15,15 +15,16 @@ from burnish.models.placing import place, rest_frozen, twin, unshare
 from burnish.options.cluster import ShardingOptions
 from burnish.options.flow import LoraOptions
 from burnish.training.balance import Balance
+from burnish.training.copies import Copies
+from burnish.training.meter import Meter
 from burnish.training.ranks import Ranks
 from burnish.training.sharding import Shards, copy_full, mesh_of, shard
-from burnish.types.batch import Batch
 from burnish.utils import random
 from burnish.utils.errors import UserError
 
 T = TypeVar("T")
 P = TypeVar("P")
-R = TypeVar("R", bound=Batch)
+R = TypeVar("R", bound=Sized)
 
 
 class Publisher(Protocol):
@@ -41,9 +42,12 @@ class TrainedRoles:
 
     trained: tuple[str, ...] = ("policy",)  # roles that a checkpoint holds, the policy first
     sampled: tuple[str, ...] = ("policy",)  # roles whose weights are sent to engines in other processes
+    draws: tuple[str, ...] = ("policy",)  # roles whose networks run while samples are made
     never_stepped: tuple[str, ...] = ("reference",)  # roles that all of their weights belong to, as none is learned
 
     balance: Balance | None = None  # of the experts of a mixture, if the network is one
+    clock: Callable[[str], AbstractContextManager[None]] = nullcontext  # type: ignore[assignment]  # measures a part of what is going on
+    meter: Meter | None = None  # of what the networks compute, where the device's peak is known
 
     def __init__(self, model: Any, lora: LoraOptions | None, *, micro_batch_size: int, on_policy: bool) -> None:
         """Take over a loaded model, whose network is the policy.
@@ -88,6 +92,14 @@ class TrainedRoles:
             if not shared:
                 unshare(other)
         network.requires_grad_(True)
+
+    def measure(self, peak: float) -> None:
+        """Count what the networks compute from here on, before they are sharded.
+
+        Args:
+            peak: of the device, in operations per second.
+        """
+        raise NotImplementedError
 
     def rest(self) -> None:
         """Hold networks that nobody trains here in the precision that they compute in, where that moves no bit."""
@@ -139,6 +151,10 @@ class TrainedRoles:
             switch_adapter(self._carriers, adapter)
             self._active = adapter or ""
 
+    def active_adapter(self) -> str | None:
+        """The adapter that is active; None without one."""
+        return (self._active or None) if self.lora is not None else None
+
     def run(self, name: str, function: Callable[[nn.Module], T]) -> T:
         """What a function makes of the network that does a job: tensors, alone or in tuples."""
         with self.active(name) as network:
@@ -159,6 +175,11 @@ class TrainedRoles:
             )  # fmt: skip
         self.model.refuse_non_finite(lambda found: sorted({name for some in ranks.gather(found) for name in some}))
 
+    def copied_on(self, ranks: Ranks) -> None:
+        """Have every rank hold all networks in full; what is trained stays equal, as its gradients are summed."""
+        weights = {f"{role} {name}": value for role in self.trained for name, value in self.parameters(role).items()}
+        self.shards = Copies(ranks, weights)
+
     def _blocks(self, network: nn.Module) -> list[nn.Module]:
         """Modules of a network that every forward calls one after the other."""
         raise NotImplementedError
@@ -168,8 +189,11 @@ class TrainedRoles:
         return []
 
     def gathered(self) -> AbstractContextManager[None]:
-        """Full weights of every network for a while, which each rank may use as it likes. Ranks enter together."""
-        return self.shards.gathered()
+        """Full weights of what samples for a while, which each rank may use as it likes. Ranks enter together.
+
+        Nothing else: references, critics and lagged policies are as large as the policy.
+        """
+        return self.shards.gathered(list(dict.fromkeys(map(self.network_of, self.draws))))
 
     def distribute(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
         """What ``function`` makes of every part, in order, shared out among the ranks."""

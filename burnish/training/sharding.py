@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
@@ -17,7 +17,7 @@ from burnish.options.cluster import ShardingOptions
 from burnish.training.exchange import kept_by_owners
 from burnish.training.ranks import SINGLE_RANK, Ranks, distribute
 from burnish.training.saved import SavedTensor, own_slice
-from burnish.types.batch import Batch, is_sharded
+from burnish.types.batch import is_sharded
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 P = TypeVar("P")
-R = TypeVar("R", bound=Batch)
+R = TypeVar("R", bound=Sized)
 
 PLAIN = (nn.Parameter, FakeTensor)  # what a forecast is made with has a class of its own
 
@@ -168,10 +168,11 @@ class Shards:
             f"{network} {weight}": 1.0 for network, sharded in self.networks.items() for weight in sharded.learned()
         }
 
-    def drop_unlearned(self, learned: Mapping[str, float]) -> None:
-        """Remove zero gradients of weights that received none on any rank.
+    def settle_gradients(self, learned: Mapping[str, float]) -> None:
+        """Make the gradients after a backward pass those of all ranks.
 
-        AdamW updates a weight with a zero gradient, but skips one without a gradient.
+        They are summed already, but zero where no rank has any: AdamW updates a weight with a zero gradient, but skips
+        one without a gradient.
         """
         for network, sharded in self.networks.items():
             for name, weight in sharded.parameters.items():
@@ -216,10 +217,10 @@ def shard(
         "mp_policy": MixedPrecisionPolicy(param_dtype=lower, reduce_dtype=torch.float32, cast_forward_inputs=False),
         "offload_policy": CPUOffloadPolicy() if options.offload else OffloadPolicy(),
     }
-    there = torch.device("cpu") if options.offload else device
+    rest = torch.device("cpu") if options.offload else device
     for block in blocks:
-        _shard_unit(block, how, there)
-    unit = _shard_unit(Unit(networks), how, there)
+        _shard_unit(block, how, rest, device)
+    unit = _shard_unit(Unit(networks), how, rest, device)
     for module in unit.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
@@ -230,8 +231,10 @@ def shard(
     return Sharded(unit, options)
 
 
-def _shard_unit(unit: Any, how: Mapping[str, Any], device: torch.device) -> Any:
+def _shard_unit(unit: Any, how: Mapping[str, Any], rest: torch.device, device: torch.device) -> Any:
     """Shard the weights of a unit that are in no unit yet, of which this rank reads and converts its own share alone.
+
+    Shares lie on ``rest``, buffers on the ``device`` that computes.
 
     They may lie anywhere, in any precision: in files that are mapped into memory, or on the device. FSDP is given
     weights without memory in their place.
@@ -262,7 +265,7 @@ def _shard_unit(unit: Any, how: Mapping[str, Any], device: torch.device) -> Any:
         mesh, placements = sharded.device_mesh, sharded.placements
         shape, offset = compute_local_shape_and_global_offset(weight.shape, mesh, placements)
         own = weight.detach()[tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))]
-        local = torch.empty(own.shape, dtype=sharded.dtype, device=device)
+        local = torch.empty(own.shape, dtype=sharded.dtype, device=rest)
         local.copy_(own)
         share = DTensor.from_local(
             local, mesh, placements, run_check=False, shape=weight.shape, stride=sharded.stride()

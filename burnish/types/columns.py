@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, cast
 
@@ -56,6 +56,22 @@ class Here:
 
     def take(self, rows: Tensor) -> Tensor:
         return self.tensor.index_select(0, to_device(rows, self.tensor.device))
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """Rows that are made where they are used, and by nobody else."""
+
+    shape: tuple[int, ...]  # [N, ...]
+    dtype: torch.dtype
+    make: Callable[[Tensor], Tensor]  # of rows [M] long: [M, ...] on the CPU
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def take(self, rows: Tensor) -> Tensor:
+        return self.make(rows)
 
 
 @dataclass(kw_only=True)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import math
-import stat
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Literal
+from typing import TYPE_CHECKING, Literal
 
+from burnish.types.headers import SIDEWAYS, Header, digest_of, header_of_content, located, seen
 from burnish.utils.containers import (
     DEFAULT_FPS,
     all_frames,
@@ -22,7 +20,7 @@ from burnish.utils.containers import (
     read_sound,
     video_size,
 )
-from burnish.utils.spool import Spool, Spooled
+from burnish.utils.spool import Spool, Unread
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,9 +28,6 @@ if TYPE_CHECKING:
 
 Kind = Literal["image", "video", "audio"]
 MOST_CHANNELS = 8
-ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}  # what stands near the end of a whole file
-TAIL = 64  # bytes in which it is looked for
-ORIENTATION, SIDEWAYS = 0x112, (5, 6, 7, 8)  # of EXIF: those that swap width and height
 CHECKED_RATE = 16000  # samples per second at which a sound is decoded to see whether it can be
 
 
@@ -80,7 +75,7 @@ AS_IT_IS = Fit()
 _spool = Spool()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Media:
     """One picture, one video or one sound. Two are equal when their content is, wherever it is stored.
 
@@ -90,7 +85,7 @@ class Media:
     kind: Kind
     digest: str  # of the content: stable across machines and folders
     path: str | None = field(default=None, compare=False)
-    data: bytes | Spooled | None = field(default=None, compare=False, repr=False)  # an encoded file without a path
+    data: bytes | Unread | None = field(default=None, compare=False, repr=False)  # an encoded file without a path
     frames: tuple[Media, ...] = field(default=(), compare=False, repr=False)  # of a video given frame by frame
     fps: float = field(default=DEFAULT_FPS, compare=False)  # of such a video; a file knows its own
     fit: Fit = field(default=AS_IT_IS, compare=False, repr=False)
@@ -104,15 +99,15 @@ class Media:
             ValueError: the path can't be resolved.
         """
         try:
-            resolved = str(Path(path).expanduser().resolve())
-        except RuntimeError as error:  # ~ of an unknown user, or circular links
+            place = located(path)
+        except RuntimeError as error:  # ~ of an unknown user
             raise ValueError(f"{path} can't be resolved: {error}; correct the path") from None
-        return cls(kind=kind, digest=_file_digest(resolved), path=resolved)
+        return cls(kind=kind, digest=seen(place, picture=kind == "image").digest, path=place)
 
     @classmethod
     def encoded(cls, data: bytes, kind: Kind = "image") -> Media:
         """The content of a file."""
-        return cls(kind=kind, digest=_digest(data), data=_spool.keep(data))
+        return cls(kind=kind, digest=digest_of(data), data=_spool.keep(data))
 
     @classmethod
     def array(cls, pixels: np.ndarray) -> Media:
@@ -153,12 +148,12 @@ class Media:
     def movie(cls, frames: Sequence[Media], fps: float = DEFAULT_FPS) -> Media:
         """A video given as pictures."""
         content = f"{fps}" + "".join(frame.digest for frame in frames)
-        return cls(kind="video", digest=_digest(content.encode()), frames=tuple(frames), fps=fps)
+        return cls(kind="video", digest=digest_of(content.encode()), frames=tuple(frames), fps=fps)
 
     def read(self) -> bytes:
         """The encoded file, which a video given as frames doesn't have."""
         assert not self.frames, "a video of frames is not a file"
-        if isinstance(self.data, Spooled):
+        if isinstance(self.data, Unread):
             return self.data.read()
         return self.data if self.data is not None else Path(str(self.path)).read_bytes()
 
@@ -214,14 +209,11 @@ class Media:
         Raises:
             OSError, ImportError, ValueError: as ``image``, ``video`` and ``audio``.
         """
-        from PIL import Image
-
         if self.frames:
             for frame in self.frames:
                 frame.check()
         elif self.kind == "image":
-            with self._opened() as file, Image.open(file) as opened:  # of a JPEG file it reads the header
-                opened.verify()
+            self._header()
         elif self.kind == "audio":
             check_sound(self.read())
         else:
@@ -233,11 +225,14 @@ class Media:
         Raises:
             OSError: it can't be read.
         """
-        from PIL import Image
+        header = self._header()
+        width, height, turned = header.width, header.height, header.sideways
+        if turned is None:
+            from PIL import Image
+            from PIL.ExifTags import Base
 
-        with self._opened() as file, Image.open(file) as opened:
-            width, height = opened.size
-            turned = opened.getexif().get(ORIENTATION, 1) in SIDEWAYS
+            with Image.open(io.BytesIO(self.read())) as opened:
+                turned = opened.getexif().get(Base.Orientation, 1) in SIDEWAYS
         return self.fit.size(height, width) if turned else self.fit.size(width, height)
 
     def outline(self) -> tuple[int, int]:
@@ -248,23 +243,26 @@ class Media:
         Raises:
             OSError, ImportError, ValueError: as ``decode``.
         """
-        from PIL import Image
-
         if self.frames:
             return max(frame.outline() for frame in self.frames)
         if self.kind != "image":
             self.check()
             return 0, 0
-        with self._opened() as file:
-            with Image.open(file) as opened:
-                size, end = opened.size, ENDS.get(str(opened.format))
-            file.seek(-min(TAIL, file.seek(0, io.SEEK_END)), io.SEEK_END)
-            whole = end is not None and end in file.read()
-        return size if whole else self.decode()
+        header = self._header()
+        return (header.width, header.height) if header.complete else self.decode()
 
-    def _opened(self) -> BinaryIO:
-        """The file, of which a reader takes what it needs."""
-        return io.BytesIO(self.read()) if self.data is not None else _regular(str(self.path)).open("rb")
+    def _header(self) -> Header:
+        """Of a picture: what was found where it was read first, unless its file has changed since.
+
+        Raises:
+            OSError: it can't be read.
+        """
+        if self.data is not None:
+            return header_of_content(self.digest, self.read)
+        found = seen(str(self.path), picture=True)
+        if found.header is None:
+            raise OSError(found.problem)
+        return found.header
 
     def decode(self) -> tuple[int, int]:
         """Decode all of it once, as cheaply as its format allows; returns width and height before rotation, if it has.
@@ -326,19 +324,3 @@ def _wav(wave: np.ndarray, rate: int) -> bytes:
     form = struct.pack("<HHIIHH", 3, channels, rate, rate * channels * width, channels * width, 8 * width)
     chunks = b"WAVEfmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(body)) + body
     return b"RIFF" + struct.pack("<I", len(chunks)) + chunks
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-def _regular(path: str) -> Path:
-    """The path, unless it is a pipe or a device, whose end never comes."""
-    if not stat.S_ISREG((found := Path(path)).stat().st_mode) and not found.is_dir():
-        raise OSError("it is a pipe or a device, not a file")
-    return found
-
-
-@cache
-def _file_digest(path: str) -> str:
-    return _digest(_regular(path).read_bytes())  # many prompts may share a file, which is read once

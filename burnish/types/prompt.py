@@ -14,7 +14,7 @@ from burnish.utils.json_text import parse_json
 SHOWN = 60  # characters of a prompt in a message
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Part:
     """A part of a message: text, or the position of the next picture, video or sound."""
 
@@ -22,7 +22,7 @@ class Part:
     text: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Message:
     """One message of a conversation. Media are parts of their own; a placeholder written in a text is just text."""
 

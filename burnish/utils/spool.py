@@ -13,9 +13,20 @@ from burnish.utils.errors import UserError
 IN_MEMORY = 64 << 20  # bytes that a process keeps in memory before it writes further ones to the disk
 
 
+class Unread:
+    """Bytes that lie elsewhere until they are used; pickled, they are bytes."""
+
+    def read(self) -> bytes:
+        """They themselves."""
+        raise NotImplementedError
+
+    def __reduce__(self) -> Any:
+        return bytes, (self.read(),)
+
+
 @dataclass(frozen=True, eq=False)
-class Spooled:
-    """Bytes on the disk; pickled, they are bytes."""
+class Spooled(Unread):
+    """Bytes on the disk."""
 
     file: Spool
     start: int
@@ -23,9 +34,6 @@ class Spooled:
 
     def read(self) -> bytes:
         return os.pread(self.file.opened().fileno(), self.length, self.start)
-
-    def __reduce__(self) -> Any:
-        return bytes, (self.read(),)
 
 
 @dataclass

@@ -148,6 +148,14 @@ def load_network(kind: Any, folder: Path, *, further: Literal["warn", "refuse"] 
     return network
 
 
+def _generation(network: Any, folder: Path) -> None:
+    """Give a network what its folder says about generating, as ``from_pretrained`` does."""
+    from transformers import GenerationConfig
+
+    if network.can_generate() and (folder / "generation_config.json").is_file():
+        network.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+
+
 def from_config(kind: Any, folder: Path, *, dtype: Any, **options: Any) -> Any:
     """A network by its config.json alone, in the precision that it would be loaded in."""
     import torch
@@ -167,6 +175,7 @@ def from_config(kind: Any, folder: Path, *, dtype: Any, **options: Any) -> Any:
             config = (own or AutoConfig).from_pretrained(folder, local_files_only=True)
             make = kind.from_config if own is None else kind._from_config
             network = make(config, dtype=dtype, **options)
+            _generation(network, folder)
     except Exception as error:  # libraries raise anything for damaged files
         raise UserError(f"{folder} can't be read as {kind.__name__}: {_reason(error)}") from error
     kept = kept_precise(network, dtype)
@@ -226,6 +235,9 @@ def refuse_non_finite(network: nn.Module, folder: Path, agreed: Agreed = lambda 
         UserError: naming the first ones.
     """
     import torch
+
+    if not reads_weights():
+        return
 
     def non_finite(value: Any) -> bool:
         if is_quantized(value):

@@ -12,6 +12,29 @@ REFUSED = {
     "cluster of one process": (["ray.max_restarts=1"], "ray.max_restarts is given, but runtime is local"),
     "shards of one process": (["sharding.shard_size=2"], "sharding.shard_size is given, but runtime is local"),
     "shards of one rank": ([RAY, "sharding.shard_size=2"], "sharding.shard_size is given, but pools.train has one"),
+    "shards of one process in CPU memory": (
+        ["sharding.offload=true", "sharding.shard_size=1"], "sharding.shard_size is given, but runtime is local",
+    ),
+    "CPU memory of the CPU": (
+        ["sharding.offload=true", "model.device=cpu"], "sharding.offload is true, but model.device is cpu",
+    ),
+    "CPU memory twice": (
+        ["sharding.offload=true", "optimizer.offload=true"], "optimizer.offload and sharding.offload are true",
+    ),
+    "states of several ranks": (
+        [RAY, "pools.train.processes=2", "optimizer.offload=true"],
+        "the 2 processes of pools.train shard the states; set sharding.offload=true",
+    ),
+    "8-bit states of several ranks": (
+        [RAY, "pools.train.processes=2", "optimizer.name=adamw_8bit", "model.device=cuda"],
+        "optimizer.name is adamw_8bit, but the 2 processes of pools.train hold weights in shards",
+    ),
+    "another optimizer in CPU memory": (
+        ["sharding.offload=true", "optimizer.name=muon"], "optimizer.name is muon, but sharding.offload keeps",
+    ),
+    "compiled in CPU memory": (
+        ["sharding.offload=true", "model.compile=true"], "model.compile and sharding.offload are true",
+    ),
     "uneven shards": (
         [RAY, "pools.train.processes=3", "sharding.shard_size=2"],
         "sharding.shard_size is 2, which does not divide the 3 processes",
@@ -61,6 +84,11 @@ def test_refused(recipe, overrides, message):
     with pytest.raises(ConfigError) as caught:
         load(recipe, overrides)
     assert message in str(caught.value)
+
+
+def test_one_process_keeps_its_weights_in_cpu_memory(recipe):
+    options = ["sharding.offload=true", "sharding.gather=compute", "sharding.reshard_after_forward=false"]
+    assert load(recipe, options).sharding.offload
 
 
 @pytest.mark.parametrize("overrides", TAKEN.values(), ids=TAKEN)

@@ -17,7 +17,7 @@ from burnish.data.decoding import check_media
 from burnish.tasks import assemble
 from burnish.tasks.language.engine import Encoder, prompt_lengths
 from burnish.training.ranks import SINGLE_RANK
-from burnish.types.media import Fit, Media, _file_digest
+from burnish.types.media import Fit, Media
 from burnish.utils.errors import ConfigError, UserError
 
 NOISE = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
@@ -118,7 +118,6 @@ def test_a_run_goes_on_after_a_picture_was_mended(tmp_path, caplog):
     before = seeing(tmp_path, pictures)
     before.prompt_schedule.request(1, 0, Counter())
     state = before.prompt_schedule.stream.state_dict()
-    _file_digest.cache_clear()  # as in a process of its own
     after = seeing(tmp_path, pictures | {"2.png": encoded("PNG", SMALL[::-1])})
     after.prompt_schedule.stream.load_state_dict(state)
     assert after.prompt_schedule.stream.position == 2

@@ -133,3 +133,19 @@ def test_another_batch_size_goes_on_with_the_prompts_not_yet_seen():
     first = texts(whole, 1)
     resumed.load_state_dict(whole.state_dict())
     assert sorted(first + texts(resumed, 1)) == sorted(f"prompt {i}" for i in range(7))
+
+
+def test_what_comes_next_is_known_and_taking_it_changes_nothing():
+    for mix in (None, ([i % 2 for i in range(7)], [1.0, 3.0])):
+        items = [Prompt(text=str(i)) for i in range(7)]
+        plain, peeking = (PromptStream(items, 3, seed=4, shuffle=True, mix=mix) for _ in range(2))
+        for _ in range(4):
+            next_ones = peeking.peek(2)
+            assert peeking.next_batch() == plain.next_batch() == next_ones[:3]
+        state = peeking.state_dict()
+        peeking.peek()
+        assert peeking.state_dict() == state
+        again = PromptStream(items, 3, seed=4, shuffle=True, mix=mix)
+        again.peek()
+        again.load_state_dict(state)
+        assert again.next_batch() == plain.next_batch()

@@ -116,6 +116,7 @@ def test_small_tensors_keep_their_values():
         weight = nn.Linear(3, 3).weight
         assert is_fake(weight)
         assert is_fake(torch.zeros(1 << 20))
+        assert is_fake(torch.empty(4, dtype=torch.uint8))  # what weights of several precisions are gathered in
 
 
 def test_choices_by_unknown_values_take_every_row():

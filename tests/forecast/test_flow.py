@@ -25,6 +25,7 @@ def on(ranks: int) -> list[str]:
         pytest.param(1, [*FULL, *BF16], id="full-bf16"),
         pytest.param(2, FULL, id="full-2", marks=pytest.mark.cluster),
         pytest.param(1, BF16, id="lora-bf16", marks=pytest.mark.thorough),
+        pytest.param(2, BF16, id="lora-bf16-2", marks=[pytest.mark.cluster, pytest.mark.thorough]),
         pytest.param(4, [], id="lora-4", marks=pytest.mark.thorough),
     ],
 )

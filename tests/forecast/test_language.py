@@ -63,7 +63,8 @@ def peaks(options: list[str], ranks: Ranks, folder: Path, *, pretending: Pretend
         stack.enter_context(without_weights())
         counter = stack.enter_context(LiveBytes())
         assembly = assemble(config, ranks)
-        train_phases(assembly, counter, LanguageHalf(assembly, counter, pretending), samples=True)
+        half = LanguageHalf(assembly, counter, pretending)
+        train_phases(assembly, counter, half, samples=True, primed=pretending is not None)
         return {name: peak.total for name, peak in counter.peaks.items()}
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from burnish.cli import main
 from tests.support.factory import tiny_flux, tiny_pipeline
@@ -55,7 +57,7 @@ def test_a_run_is_broken_off_resumed_judged_and_exported(
     name: str, precision: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     family, given = RUNS[name]
-    command = ["train", str(folder / f"{family}.yaml"), *given, f"model.dtype={precision}"]
+    command = ["train", str(folder / f"{family}.yaml"), *given, f"model.dtype={precision}", "forecast=off"]
     with PretendGpu() as gpu:
         assert main([*command, f"output_dir={tmp_path / 'whole'}", "steps=2"]) == 0, capsys.readouterr()
         assert main([*command, f"output_dir={tmp_path / 'run'}", "steps=1"]) == 0, capsys.readouterr()
@@ -74,3 +76,22 @@ def test_a_run_is_broken_off_resumed_judged_and_exported(
     # what was saved on the GPU is judged alike without one
     assert main(["eval", str(tmp_path / "run"), "-o", str(tmp_path / "again")]) == 0, capsys.readouterr()
     assert list((tmp_path / "exported").glob("**/*.safetensors"))
+
+
+def test_a_run_that_cannot_fit_is_refused_before_weights_are_loaded(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A forecast of a process of its own is compared with the memory of the GPU that is there."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("weights were loaded")
+
+    command = ["train", str(folder / "llama.yaml"), "algorithm=grpo", f"output_dir={tmp_path / 'run'}"]
+    with PretendGpu(), monkeypatch.context() as patched:
+        patched.setattr("burnish.tasks.language.assembly.load_language_model", refuse)
+        patched.setattr(torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(total_memory=1 << 16))
+        assert main(command) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert "by forecast a process of pool train needs" in said
+        assert "set forecast=warn to train all the same" in said
+    assert not (tmp_path / "run").exists()

@@ -15,8 +15,9 @@ pytestmark = pytest.mark.slow
 
 def test_frozen_parts_and_optimizer_states_rest_in_cpu_memory(flow_folder: Path) -> None:
     recipe, given = options(flow_folder, "flow_grpo with vae")
+    given = [*given, "ema.decay=0.5"]
     plain = train(recipe, given, device="cuda")
-    saved = train(recipe, [*given, "model.offload=true", "optimizer.offload=true"], device="cuda")
+    saved = train(recipe, [*given, *(f"{part}.offload=true" for part in ("model", "optimizer", "ema"))], device="cuda")
     assert saved.metrics == [pytest.approx(told, rel=1e-3, abs=1e-3) for told in plain.metrics]
 
     def where(tensors: object) -> set[str]:
@@ -29,5 +30,5 @@ def test_frozen_parts_and_optimizer_states_rest_in_cpu_memory(flow_folder: Path)
         states = [
             value for optimizer in group.optimizers for state in optimizer.state.values() for value in state.values()
         ]
-        assert where(states) == {place}
+        assert where(states) == where(outcome.assembly.ema.average.values()) == {place}
         assert where(outcome.assembly.roles.parameters().values()) == {"cuda"}

@@ -16,6 +16,7 @@ from burnish.rollout.prompt_schedule import PromptSchedule
 from burnish.rollout.requests import join, split
 from burnish.tasks.flow.rollouts import FlowRollouts
 from burnish.types.batch import Gathered
+from burnish.types.prompt import Prompt
 from burnish.utils.timer import Stopwatch
 from tests.support.factory import tiny_pipeline
 from tests.support.flow_bench import WINDOW, Bench
@@ -128,3 +129,13 @@ def test_means_are_joined_by_what_they_were_taken_over_and_others_by_the_largest
     assert join([first, second]).counts == {"a": 4, "b": 4, "mine": 2}
     nothing = join([first, first]).metrics["b"]
     assert math.isnan(nothing)
+
+
+def test_whoever_has_a_chunk_is_told_of_the_prompts_of_the_next_one():
+    stream = PromptStream([Prompt(text=f"{i}") for i in range(40)], 7, seed=0, shuffle=True)
+    schedule = PromptSchedule(stream=stream, n=3, tells=True)
+    first = split(schedule.request(1, 0, Counter()), 3)
+    second = split(schedule.request(2, 1, Counter()), 3)
+    for told, had in zip(first, second, strict=True):
+        assert told.ahead == list(dict.fromkeys(had.prompts))
+    assert not PromptSchedule(stream=stream, n=3).request(3, 2, Counter()).ahead

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from burnish.rollout.requests import RolloutRequest, numbered
 from burnish.runtime.prompt_numbers import PromptNumbers
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
@@ -35,3 +36,19 @@ def test_prompts_that_are_short_or_of_elsewhere_travel_as_they_are():
     sent = numbers.numbered(Request([here[0], here[2], other]))
     assert sent.prompts == [here[0], 2, other]
     assert numbers.named(sent).prompts == [here[0], here[2], other]
+
+
+def test_prompts_that_come_next_travel_as_numbers_too():
+    here, there = prompts(100_000), prompts(100_000)
+    asked, group, sample = numbered([here[1]], 2)
+    request = RolloutRequest(
+        prompts=asked, group=group, sample=sample, groups=1, update=1, version=0, ahead=[here[4], here[0]]
+    )
+    sent = PromptNumbers(lambda: here).numbered(request)
+    assert len(pickle.dumps(sent)) < 2000
+    assert sent.ahead == [4, 0]
+    found = PromptNumbers(lambda: there).named(pickle.loads(pickle.dumps(sent)))
+    assert [one is other for one, other in zip(found.ahead, [there[4], there[0]], strict=True)] == [True, True]
+    text = Prompt(text="a")
+    unread = PromptNumbers(lambda: pytest.fail("the data are not read where every prompt is short"))
+    assert unread.numbered(Request([text])).prompts == [text]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,7 +12,9 @@ from burnish.batches.steps import StepBatch
 from burnish.runtime import transfer
 from burnish.training.batching import rank_micro_batches
 from burnish.types.batch import Gathered
-from burnish.types.rollout import Denoising, Embeddings
+from burnish.types.media import Media
+from burnish.types.prompt import Prompt
+from burnish.types.rollout import Denoising, Embeddings, Requests
 
 ROWS, STEPS, SIDE, PROMPTS = 48, 3, 16, 12
 STATE = 4 * SIDE**2 * 4  # bytes
@@ -80,3 +84,26 @@ def test_a_rank_reads_its_own_share(size, monkeypatch):
         assert own <= 1.15 * ROWS * STEPS * 2 * STATE / size + 2 * PROMPT * ROWS * STEPS / 4 / size * 2
         assert largest <= 4 * 2 * STATE + 4 * PROMPT, "and holds no more than a micro-batch of it"
     assert everything >= ROWS * STEPS * 2 * STATE
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_pictures_inside_of_prompts_are_read_by_the_ranks_that_use_them(size, monkeypatch):
+    large = 100_000
+    prompts = [Prompt(text=f"edit {i}", images=(Media.encoded(bytes([i]) * large),)) for i in range(PROMPTS)]
+    table = Requests(prompts=prompts, height=None, width=None, steps=STEPS)
+    negative = Requests(prompts=[one.unconditional for one in prompts], height=None, width=None, steps=STEPS)
+    trace, given = trajectories(), torch.arange(ROWS) * PROMPTS // ROWS
+    trace = replace(
+        trace, conditioning=Gathered(table=table, index=given), unconditional=Gathered(table=negative, index=given)
+    )
+    packed = transfer.pack(trace.put_away())
+    assert packed.head.nbytes < large / 5, "no picture travels with every rank's copy of the rest"
+    same = packed.unpack().conditioning.table.prompts
+    assert [(one, one.images[0].read()) for one in same] == [(one, one.images[0].read()) for one in prompts]
+    monkeypatch.setattr(transfer.ray, "get", lambda reference, timeout: packed)
+    for rank in range(size):
+        there, read = transfer.Stored(reference=None, rows=ROWS).read(seconds=1), {}
+        for part, _ in rank_micro_batches(FlowGRPO(), learned_by(there), 4, Ranks(rank, size)):
+            for condition in (part.to("cpu").steps.conditioning, part.to("cpu").steps.unconditional):
+                read |= {one.images[0].read(): one for one in condition.rows().prompts}
+        assert len(read) == PROMPTS / size, "a rank reads those of its own rows, whose negative prompts share them"

@@ -89,8 +89,8 @@ class Bench:
         self.rollout = RolloutOptions(
             n=4, num_inference_steps=5, guidance_scale=guidance, max_sequence_length=length, **rollout
         )
-        shared = ranks.size > 1
         options_of_model = {"lora": options, "dtype": dtype, "device": device} | (options_of_model or {})
+        shared = ranks.size > 1 and "quantization" not in options_of_model
         model = load_model(ModelOptions(path=str(pipeline), **options_of_model), self.rollout, shared=shared)
         self.algorithm, self.needs = algorithm, algorithm.needs()
         self.roles = FlowRoles(
@@ -98,8 +98,10 @@ class Bench:
             on_policy=mini is None and epochs == 1, seed=0, load_teacher=load_teacher, rewards=rewards,
             shared=shared,
         )  # fmt: skip
-        if ranks.size > 1:
+        if shared:
             self.roles.shard(ranks, sharding or ShardingOptions())
+        elif ranks.size > 1:
+            self.roles.copied_on(ranks)
         self.engine = FlowEngine(self.roles, self.rollout, seed=0)
         self.workers = Trainer(
             self.roles, algorithm,

@@ -16,7 +16,8 @@ from burnish.tasks.language.engine import LanguageEngine, ResponseJob
 from burnish.types.media import Media
 from burnish.types.prompt import Message, Part, Prompt
 from tests.support.language_samples import model_of
-from tests.support.tiny_language import picture
+from tests.support.tiny_language import FAMILIES, picture
+from tests.support.universal import universal_model
 
 SAMPLING = Sampling(max_new_tokens=5, temperature=0.9)
 
@@ -65,7 +66,7 @@ class Roles:
     """A network that samples."""
 
     def __init__(self, family: str) -> None:
-        self.model = model_of(family)
+        self.model = model_of(family) if family in FAMILIES else universal_model(family)
 
     def sampling(self, *, merge: bool | None = None) -> Any:
         return nullcontext(self.model.network)

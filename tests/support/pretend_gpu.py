@@ -376,6 +376,7 @@ _CUDA: dict[str, Any] = {
     "is_bf16_supported": lambda *_, **__: True,
     "get_device_name": lambda *_: "a pretended GPU",
     "get_device_capability": lambda *_: (9, 0),
+    "get_device_properties": lambda *_: SimpleNamespace(total_memory=80 * 10**9),
     "is_current_stream_capturing": lambda: False,
     "empty_cache": lambda: None,
     "memory_allocated": lambda *_: 0,

@@ -28,6 +28,7 @@ from burnish.algorithms.language.ppo import PPO
 from burnish.algorithms.language.sft import SFT
 from burnish.options import OptimizerOptions
 from burnish.options.cluster import ShardingOptions
+from burnish.options.flow import PipelineQuantizationOptions
 from burnish.options.language import CriticOptions, LanguageLoraOptions
 from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.ranks import SINGLE_RANK, Ranks, join_ranks
@@ -75,6 +76,7 @@ def few_steps() -> TDMR1:
 
 
 SLOWER: dict[str, Any] = {"lagged": {"slower": Lag(decay="ema", ema=0.8)}, "sample_with": "slower"}
+FEWER_BITS: dict[str, Any] = {"quantization": PipelineQuantizationOptions(weights="fp8_cast")}
 RUNS: dict[str, Make] = {
     "flow full": lambda pipeline, ranks: FlowBench(
         pipeline, FlowGRPO(window=WINDOW, kl_coef=0.1), lora=False, guidance=2.0, ranks=ranks, **UNEVEN
@@ -141,6 +143,17 @@ RUNS: dict[str, Make] = {
         GRPO(), folder=universal_folder("gemma3"), lora=True, ranks=ranks, **TOKENS
     ),
     "captured": lambda pipeline, ranks: TokenBench(GRPO(), folder=universal_folder("internvl"), ranks=ranks, **TOKENS),
+    # a base that can't be sharded: every rank has all of it
+    "flow quantised": lambda pipeline, ranks: FlowBench(
+        pipeline,
+        DiffusionNFT(old_decay="ema", old_ema=0.5, train_timesteps=2, **SLOWER),
+        ranks=ranks,
+        options_of_model=FEWER_BITS,
+        **UNEVEN,
+    ),
+    "tokens quantised": lambda pipeline, ranks: TokenBench(
+        PPO(kl=TokenKl(coef=0.1, route="reward")), lora=True, critic=CRITIC, ranks=ranks, **FEWER_BITS, **TOKENS
+    ),
     "judged": lambda pipeline, ranks: TokenBench(KTO(), ranks=ranks, mini=3, budget=60, optimizer=CLIPPED),
 }
 # a copy of the weights on each two ranks of four, which share the two rows of the last mini-batch
@@ -150,7 +163,8 @@ ON_FOUR: dict[str, Make] = {
         sharding=ShardingOptions(shard_size=2), **UNEVEN,
     ),
 }  # fmt: skip
-RESUMED = ("flow full", "nft lora", "tdm lora", "ppo full", "ppo lora")  # all kinds of what a checkpoint has of a rank
+# all kinds of what a checkpoint has of a rank
+RESUMED = ("flow full", "nft lora", "tdm lora", "ppo full", "ppo lora", "flow quantised")
 
 
 SAVING = {*RESUMED, *ON_FOUR}

@@ -105,14 +105,17 @@ class Bench:
         )
         self.algorithm, self.needs, self.prompts = algorithm, algorithm.needs(), prompts or PROMPTS
         critic = critic or CriticOptions(optimizer=OptimizerOptions(lr=1e-2))
+        shared = ranks.size > 1 and model.quantization is None
         self.roles = LanguageRoles(
-            load_language_model(model, shared=ranks.size > 1), self.needs, options, critic=critic, freeze=freeze,
+            load_language_model(model, shared=shared), self.needs, options, critic=critic, freeze=freeze,
             temperature=1.0, layout=layout, micro_batch_size=budget,
             on_policy=mini is None and epochs == 1, memory=algorithm.make_memory(), seed=0,
-            router_aux_loss_coef=router_aux_loss_coef, mini_batch_size=mini, shared=ranks.size > 1,
+            router_aux_loss_coef=router_aux_loss_coef, mini_batch_size=mini, shared=shared,
         )  # fmt: skip
-        if ranks.size > 1:
+        if shared:
             self.roles.shard(ranks, ShardingOptions())
+        elif ranks.size > 1:
+            self.roles.copied_on(ranks)
         self.engine = LanguageEngine(self.roles, batch_size=64, seed=0)
         groups = [
             ParameterGroup(

@@ -124,15 +124,17 @@ def test_the_trained_weights_come_back_bit_for_bit(dtype, raises):
     move(parameters)
     ema.update()
     trained = {name: value.detach().clone() for name, value in parameters.items()}
+    average = {name: value.clone() for name, value in ema.average.items()}
     with pytest.raises(ZeroDivisionError) if raises else torch.no_grad():
         with ema.applied():
             for name, value in parameters.items():
-                assert torch.equal(value, ema.average[name].to(dtype))
+                assert torch.equal(value, average[name].to(dtype))
                 assert not torch.equal(value, trained[name])
             if raises:
                 raise ZeroDivisionError
     for name, value in parameters.items():
         assert torch.equal(value, trained[name])
+        assert torch.equal(ema.average[name], average[name])
         assert value.requires_grad
 
 

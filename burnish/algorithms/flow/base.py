@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 P = TypeVar("P")
+R = TypeVar("R", bound=Sized)
 
 
 @dataclass(frozen=True)
@@ -151,11 +153,12 @@ class Roles(Protocol):
     optimizer_steps: int  # of the run so far
 
     device: torch.device  # where the networks compute
+    clock: Callable[[str], AbstractContextManager[None]]  # measures a part of the time of annotation
 
     def blend(self, name: str, decay: float, source: str = "policy") -> None:
         """lagged = decay * lagged + (1 - decay) * source."""
 
-    def kept(self, function: Callable[[Steps], Tensor], parts: Sequence[Steps]) -> Tensor:
+    def kept(self, function: Callable[[R], Tensor], parts: Sequence[R]) -> Tensor:
         """What ``function`` makes of the rows of all parts, [N, ...]; of several ranks each keeps what it made."""
         ...
 
@@ -168,19 +171,25 @@ def kept_in_parts(function: Callable[[Steps], Tensor], steps: Steps, roles: Role
     """``in_parts`` for what is as large as states: of several ranks each keeps what it made until it is learned."""
     import torch
 
-    home = steps.state.device
-
     with torch.no_grad():
-        parts = list(steps.split(roles.micro_batch_size))
-        return roles.kept(lambda part: function(part.to(roles.device)).to(home), parts)
+        return roles.kept(_part(function, steps, roles), _ranges(steps, roles))
 
 
 def in_parts(function: Callable[[Steps], Tensor], steps: Steps, roles: Roles) -> Tensor:
     """``function`` over micro-batches, without gradients, joined again; all ranks get all of it."""
     import torch
 
-    home = steps.state.device  # that of the networks, or the CPU where a batch has come from elsewhere
-
     with torch.no_grad():
-        parts = steps.split(roles.micro_batch_size)
-        return torch.cat(roles.distribute(lambda part: function(part.to(roles.device)).to(home), parts))
+        return torch.cat(roles.distribute(_part(function, steps, roles), _ranges(steps, roles)))
+
+
+def _ranges(steps: Steps, roles: Roles) -> list[range]:
+    """Rows of micro-batches."""
+    size = roles.micro_batch_size
+    return [range(start, min(start + size, len(steps))) for start in range(0, len(steps), size)]
+
+
+def _part(function: Callable[[Steps], Tensor], steps: Steps, roles: Roles) -> Callable[[range], Tensor]:
+    """``function`` of some rows, which are copied only for the time that they are on the device of the networks."""
+    home = steps.state.device  # that of the networks, or the CPU where a batch has come from elsewhere
+    return lambda rows: function(steps.select(rows).to(roles.device)).to(home)

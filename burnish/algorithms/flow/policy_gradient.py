@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -135,7 +136,8 @@ class StepPolicyGradient(PolicyGradient):
         # a policy that takes a single step on its own samples has these means itself when it learns
         needed = self.reads_old_mean and not (roles.on_policy and self.is_old(roles))
         old_mean = mean(roles.policy) if needed else unread
-        reference = mean(roles.reference) if self.kl_coef > 0 else unread
+        with roles.clock("ref") if self.kl_coef > 0 else nullcontext():
+            reference = mean(roles.reference) if self.kl_coef > 0 else unread
         return AnnotatedSteps(
             scored=scored,
             old=old.view(shape),
@@ -172,7 +174,8 @@ class StepPolicyGradient(PolicyGradient):
         )
         present = (~scored.scores.missing).nonzero().flatten()
         metrics |= advantage_metrics(scored.scores.reward[present], advantage[present])
-        return batch.select(trained.any(1).nonzero().flatten()), metrics
+        some = trained.any(1)
+        return batch if some.all() else batch.select(some.nonzero().flatten()), metrics
 
     def step_advantages(self, scored: Scored) -> tuple[Tensor, Tensor]:
         """Advantage of each recorded step, [B, K], and whether its sample has a reward, [B, K] bool."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -142,7 +143,8 @@ class TokenPolicyGradient(PolicyGradient):
             metrics |= correction_metrics(learner, trace.logprob, trace.mask)
         reference = trace.logprob[:, :0]
         if needs.reference:
-            (reference,) = in_parts(lambda part: [roles.reference(part).logprob], trace, roles)
+            with roles.clock("ref"):
+                (reference,) = in_parts(lambda part: [roles.reference(part).logprob], trace, roles)
         recompute = recompute and not self.bypasses
         old = learner if recompute else trace.logprob
         return AnnotatedTokens(
@@ -301,7 +303,8 @@ def forward(trace: Completion, roles: LanguageRoles, *, logprob: bool, critic: b
         return [scores.logprob, scores.entropy, *value]
 
     nothing = trace.logprob[:, :0]
-    found = in_parts(read, trace, roles) if logprob or critic else []
+    with roles.clock("values") if critic and not logprob else nullcontext():
+        found = in_parts(read, trace, roles) if logprob or critic else []
     found = found if logprob else [nothing, nothing, *found]
     return found[0], found[1], found[2] if critic else nothing
 

@@ -1,4 +1,4 @@
-"""Pictures of a data set as tensors: latents and embedded prompts, computed once or read from a file."""
+"""Pictures of a data set as tensors: latents and embedded prompts, computed or read where their rows are used."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from burnish.data.flow.pictures import Holds, PictureRecord
 from burnish.types.batch import Gathered
+from burnish.types.columns import CHUNK, Column, Made, stand_in
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Conditioning, Embeddings, OfflineSamples, all_noised
 from burnish.utils.errors import UserError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from burnish.models.flow.base import FlowModel
+    from burnish.types.media import Media
 
 CACHED = 4 << 30  # bytes of latents of pictures that are kept in memory
 
@@ -57,6 +59,9 @@ class OfflinePictures(Protocol):
             UserError: the pictures don't fit the model.
         """
 
+    def ready(self, records: Sequence[Any]) -> None:
+        """Have at hand what a rank will learn of a batch that several share."""
+
     def batch(self, records: Sequence[Any], schedule: Tensor, *, update: int, seed: int) -> OfflineSamples:
         """Records as tensors, in order.
 
@@ -79,9 +84,18 @@ class EncodedPictures:
         *,
         crop: tuple[int, int] | None,
         cached: int = CACHED,
+        shared: bool = False,
     ) -> None:
-        """Args: ``crop`` is the height and width that pictures are cropped to, ``cached`` bytes of latents are kept."""
-        self.records, self.engine, self.crop = records, engine, crop
+        """Take over the records.
+
+        Args:
+            records: all of them.
+            engine: what draws the run's samples.
+            crop: height and width that pictures are cropped to.
+            cached: bytes of latents that are kept.
+            shared: several ranks learn from every batch, so that each encodes what it uses, when it uses it.
+        """
+        self.records, self.engine, self.crop, self.shared = records, engine, crop, shared
         self._shape: tuple[int, ...] | None = None
         self._cache: Recent[Tensor] = Recent(cached, lambda latents: latents.nbytes)
 
@@ -89,13 +103,14 @@ class EncodedPictures:
         self._latents(self.records[0])
 
     def batch(self, records: Sequence[PictureRecord], schedule: Tensor, *, update: int, seed: int) -> OfflineSamples:
-        conditioning = self.engine.condition([record.prompt for record in records])
-        latents, noised = torch.stack([self._latents(one) for one in records]), self.engine.model.noised(conditioning)
+        prompts = [record.prompt for record in records]
+        conditioning = self._condition(prompts)
+        latents = self._shared_latents(records) if self.shared else torch.stack([self._latents(r) for r in records])
         return OfflineSamples(
             conditioning=conditioning,
-            unconditional=self.engine.condition([record.prompt.unconditional for record in records]),
+            unconditional=self._condition([prompt.unconditional for prompt in prompts]),
             latents=latents,
-            noised=all_noised(latents[:, 0]) if noised is None else noised.to(latents.device),
+            noised=self._noised(conditioning, latents),
             uid=[record.uid for record in records],
             schedule=schedule,
             update=update,
@@ -103,13 +118,68 @@ class EncodedPictures:
             seed=seed,
         )
 
+    def _shared_latents(self, records: Sequence[PictureRecord]) -> Tensor:
+        """[B, M, ...] of which a rank encodes the rows that it learns."""
+        assert self._shape is not None, "check comes first"
+        of = [(record, one) for record in records for one in record.pictures]
+
+        def encoded(rows: Tensor) -> Tensor:
+            return torch.stack([self._latent(*of[row]) for row in rows.tolist()])
+
+        places = torch.arange(len(of)).view(len(records), -1)
+        return stand_in(Column.of(Made((len(of), *self._shape), self._latents(self.records[0]).dtype, encoded), places))
+
+    def _condition(self, prompts: Sequence[Prompt]) -> Gathered[Conditioning]:
+        """What samples of prompts are drawn from; embeddings of a shared batch are computed where they are used."""
+        if not self.shared:
+            return self.engine.condition(prompts)
+        first = self.engine.condition(prompts[:1])
+        if not isinstance(first.table, Embeddings):
+            return self.engine.condition(prompts)
+        unique = {prompt.uid: prompt for prompt in prompts}
+        each, row = list(unique.values()), {uid: i for i, uid in enumerate(unique)}
+
+        def embedded(name: str) -> Tensor:
+            def of(rows: Tensor) -> Tensor:
+                found = self.engine.condition([each[i] for i in rows.tolist()])
+                tensor: Tensor = getattr(found.rows(), name)
+                return tensor
+
+            like: Tensor = getattr(first.table, name)
+            return stand_in(Column.of(Made((len(each), *like.shape[1:]), like.dtype, of)))
+
+        table = Embeddings(tokens=embedded("tokens"), pooled=embedded("pooled"))
+        return Gathered(table=table, index=torch.tensor([row[prompt.uid] for prompt in prompts]))
+
+    def _noised(self, conditioning: Gathered[Conditioning], latents: Tensor) -> Tensor:
+        """Which elements of the pictures are noised, as ``OfflineSamples`` has them."""
+        shape, model = tuple(latents.shape[2:]), self.engine.model
+        if self.shared and not isinstance(conditioning.table, Embeddings):  # what is given may decide for each prompt
+
+            def masks(rows: Tensor) -> Tensor:
+                found = model.noised(conditioning.select(rows))
+                return torch.ones(len(rows), *shape, dtype=torch.bool) if found is None else found.cpu()
+
+            return stand_in(Column.of(Made((len(latents), *shape), torch.bool, masks)))
+        found = model.noised(conditioning)
+        return all_noised(latents[:, 0]) if found is None else found.to(latents.device)
+
+    def ready(self, records: Sequence[PictureRecord]) -> None:
+        """Encode what this rank will learn of a shared batch at once, while text encoders and VAE are at hand."""
+        prompts = [record.prompt for record in records]
+        if prompts:
+            self.engine.condition([*prompts, *(prompt.unconditional for prompt in prompts)])
+        for record in records:
+            self._latents(record)
+
     def _latents(self, record: PictureRecord) -> Tensor:
         """[M, ...] of a record's pictures."""
-        return torch.stack(
-            [self._cache.get(one.digest, partial(self._encoded, record, one)) for one in record.pictures]
-        )
+        return torch.stack([self._latent(record, one) for one in record.pictures])
 
-    def _encoded(self, record: PictureRecord, media: Any) -> Tensor:
+    def _latent(self, record: PictureRecord, picture: Media) -> Tensor:
+        return self._cache.get(picture.digest, partial(self._encoded, record, picture))
+
+    def _encoded(self, record: PictureRecord, media: Media) -> Tensor:
         """Latents of a picture, alone: they must not depend on the other pictures of a batch."""
         drawn = self.engine.condition([record.prompt]).rows()
         latents = self.engine.model.encode_pictures([self._pixels(record, media)], drawn)[0].cpu()
@@ -122,7 +192,7 @@ class EncodedPictures:
             )
         return latents
 
-    def _pixels(self, record: PictureRecord, media: Any) -> np.ndarray:
+    def _pixels(self, record: PictureRecord, media: Media) -> np.ndarray:
         import numpy as np
         from PIL import Image, ImageOps
 
@@ -163,20 +233,21 @@ class StoredLatents:
         Raises:
             UserError: it can't be read, or its tensors are wrong; the message lists everything.
         """
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
+        import safetensors
 
         try:
-            self.tensors = load_file(path)
-        except (OSError, SafetensorError) as error:
+            file: Any = safetensors.safe_open(path, framework="pt")  # mapped: rows are read where they are used
+            self.tensors = {name: file.get_slice(name) for name in list(file.keys())}
+        except (OSError, safetensors.SafetensorError) as error:
             raise UserError(f"{path} can't be read as safetensors: {error}") from None
         self.path = path
         self.names = ("latents",) if holds == "pictures" else ("chosen", "rejected")
+        self.shapes = {name: tuple(found.get_shape()) for name, found in self.tensors.items()}
         problems = list(self._problems())
         if problems:
             raise UserError("\n".join(f"{path}: {problem}" for problem in problems))
-        self.latents = torch.stack([self.tensors[name].float() for name in self.names], 1)
-        self.records = [StoredRow(i, _digest(row)) for i, row in enumerate(self.latents)]
+        count = self.shapes[self.names[0]][0]
+        self.records = [StoredRow(i, _digest(torch.stack(self._latents(i)))) for i in range(count)]
         self.embed: Embed | None = None
         self.shape: tuple[int, ...] = ()
 
@@ -186,31 +257,34 @@ class StoredLatents:
 
     def check(self) -> None:
         assert self.embed is not None, "connect comes first"
-        if tuple(self.latents.shape[2:]) != self.shape:
+        if (stored := self.shapes[self.names[0]][1:]) != self.shape:
             raise UserError(
-                f"{self.path} holds latents {list(self.latents.shape[2:])}, but the run samples {list(self.shape)}; "
+                f"{self.path} holds latents {list(stored)}, but the run samples {list(self.shape)}; "
                 "set rollout.height and rollout.width to match"
             )
         empty: Any = self.embed([Prompt(text="")]).rows()
         if not isinstance(empty, Embeddings):
             raise UserError(f"{self.path} holds embedded prompts, which this model can't read; give pictures instead")
         for name, own in (("tokens", empty.tokens), ("pooled", empty.pooled)):
-            if self.tensors[name].shape[1:] != own.shape[1:]:
+            if self.shapes[name][1:] != tuple(own.shape[1:]):
                 raise UserError(
-                    f"{self.path} holds {name} {list(self.tensors[name].shape[1:])}, but this model's are "
+                    f"{self.path} holds {name} {list(self.shapes[name][1:])}, but this model's are "
                     f"{list(own.shape[1:])}; compute them with it, and with the same rollout.max_sequence_length"
                 )
+
+    def ready(self, records: Sequence[StoredRow]) -> None:
+        """Nothing: rows are only read."""
 
     def batch(self, records: Sequence[StoredRow], schedule: Tensor, *, update: int, seed: int) -> OfflineSamples:
         assert self.embed is not None, "connect comes first"
         index = torch.tensor([record.number for record in records])
-        empty: Any = self.embed([Prompt(text="")] * len(index))
-        device = empty.table.tokens.device
         has_negative = "negative_tokens" in self.tensors
         return OfflineSamples(
-            conditioning=self._embedded(index, "").to(device),
-            unconditional=self._embedded(index, "negative_").to(device) if has_negative else empty,
-            latents=self.latents[index],
+            conditioning=self._embedded(index, ""),
+            unconditional=self._embedded(index, "negative_")
+            if has_negative
+            else self.embed([Prompt(text="")] * len(index)),
+            latents=self._read_latents(index),
             uid=[record.uid for record in records],
             schedule=schedule,
             update=update,
@@ -218,9 +292,34 @@ class StoredLatents:
             seed=seed,
         )
 
+    def _latents(self, number: int) -> list[Tensor]:
+        """A row of the file."""
+        return [self.tensors[name][number].float() for name in self.names]
+
+    def _read_latents(self, index: Tensor) -> Tensor:
+        """[B, M, ...] of rows, each read where it is used."""
+        members, shape = len(self.names), self.shapes[self.names[0]]
+
+        def read(places: Tensor) -> Tensor:
+            found = [self.tensors[self.names[at % members]][at // members].float() for at in places.tolist()]
+            return torch.stack(found) if found else torch.zeros(0, *shape[1:])
+
+        places = index[:, None] * members + torch.arange(members)
+        return stand_in(Column.of(Made((shape[0] * members, *shape[1:]), torch.float32, read), places))
+
     def _embedded(self, index: Tensor, prefix: str) -> Gathered[Conditioning]:
-        tokens, pooled = (self.tensors[prefix + name][index].float() for name in ("tokens", "pooled"))
-        return Gathered(table=Embeddings(tokens=tokens, pooled=pooled), index=torch.arange(len(index)))
+        def column(name: str) -> Tensor:
+            stored, shape = self.tensors[prefix + name], self.shapes[prefix + name]
+
+            def read(rows: Tensor) -> Tensor:
+                found = [stored[row].float() for row in rows.tolist()]
+                return torch.stack(found) if found else torch.zeros(0, *shape[1:])
+
+            return stand_in(Column.of(Made(shape, torch.float32, read), index))
+
+        return Gathered(
+            table=Embeddings(tokens=column("tokens"), pooled=column("pooled")), index=torch.arange(len(index))
+        )
 
     def _problems(self) -> list[str]:
         needed = ("tokens", "pooled", *self.names)
@@ -232,17 +331,20 @@ class StoredLatents:
         if len({name in self.tensors for name in optional}) == 2:
             problems.append("has only one of negative_tokens and negative_pooled; give both or neither")
         present = [*needed, *(name for name in optional if name in self.tensors)]
-        counts = {name: len(self.tensors[name]) for name in present}
+        counts = {name: (self.shapes[name] or (0,))[0] for name in present}
         if len(set(counts.values())) > 1:
             problems.append(
                 "its tensors have different numbers of rows: " + ", ".join(f"{k} {v}" for k, v in counts.items())
             )
         elif not counts["tokens"]:
             problems.append("its tensors have no rows")
-        if len({self.tensors[name].shape[1:] for name in self.names}) > 1:
+        if len({self.shapes[name][1:] for name in self.names}) > 1:
             problems.append("chosen and rejected differ in shape")
-        return problems + [f"{name} has NaN or infinite values" for name in present
-                           if not self.tensors[name].isfinite().all()]  # fmt: skip
+        return problems + [f"{name} has NaN or infinite values" for name in present if not self._finite(name)]
+
+    def _finite(self, name: str) -> bool:
+        stored, count = self.tensors[name], self.shapes[name][0]
+        return all(bool(stored[at : at + CHUNK].isfinite().all()) for at in range(0, count, CHUNK))
 
 
 def _digest(row: Tensor) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,8 +28,6 @@ KEYS: dict[Holds, tuple[tuple[str, ...], ...]] = {
 }
 # usual keys of the pictures that a prompt begins from
 BEGINNING: dict[Holds, tuple[str, ...]] = {"pictures": ("images",), "pairs": IMAGES}
-ORIENTATION = 0x0112  # EXIF tag
-ROTATED = (5, 6, 7, 8)  # its values that swap height and width
 
 
 @dataclass(frozen=True)
@@ -118,8 +115,5 @@ def _wrong_sizes(records: list[PictureRecord], size: tuple[int | None, int | Non
 
 def size_of(media: Media) -> tuple[int, int]:
     """Height and width of a picture after its EXIF rotation, by its header alone."""
-    from PIL import Image
-
-    with Image.open(io.BytesIO(media.read())) as opened:
-        width, height = opened.size
-        return (width, height) if opened.getexif().get(ORIENTATION) in ROTATED else (height, width)
+    width, height = media.size()
+    return height, width

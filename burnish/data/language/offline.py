@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,6 +21,8 @@ from burnish.types.judgements import OfflineJudgements
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import OfflineResponses
 
+R = TypeVar("R", bound=ResponseRecord)
+
 
 class ResponseData:
     """Records, and how they become tensors."""
@@ -32,44 +34,6 @@ class ResponseData:
         encode: Callable[[Sequence[Prompt]], Gathered[Encoded]],
     ) -> None:
         self.records, self.model, self.encode = list(records), model, encode
-
-    def within_length(self, options: LanguageDataOptions, longest: int) -> Self:
-        """The records that are short enough; none is truncated.
-
-        Args:
-            options: the limit of prompts, and what to do with longer records.
-            longest: tokens of a response at most, its end included.
-
-        Raises:
-            UserError: some are too long and ``overlong`` is error, or all of them are.
-        """
-        kept: list[ResponseRecord] = []
-        problems: list[str] = []
-        for record in self.records:
-            problem = self._too_long(record, options.max_prompt_length, longest)
-            if problem:
-                problems.append(problem)
-            else:
-                kept.append(record)
-        if problems and (options.overlong == "error" or not kept):
-            head = (
-                f"{len(problems)} of {len(self.records)} records are too long; raise the limit, or leave them out with "
-                "data.overlong=filter"
-            )
-            raise data_error(problems, head)
-        return type(self)(kept, self.model, self.encode)
-
-    def _too_long(self, record: ResponseRecord, limit: int | None, longest: int) -> str:
-        """Why a record is too long; "" if it isn't."""
-        for _, text in record.rows:
-            length = len(self.model.response_ids(text))
-            if length > longest:
-                return f"a response of {length} tokens, but rollout.max_new_tokens is {longest}: {shown(text)}"
-        for prompt in dict.fromkeys(prompt for prompt, _ in record.rows):
-            length = 0 if limit is None else self.encode([prompt]).table.lengths[0]
-            if limit is not None and length > limit:
-                return f"a prompt of {length} tokens, but data.max_prompt_length is {limit}: {shown(prompt.text)}"
-        return ""
 
     def batch(self, records: Sequence[Any], *, update: int, seed: int) -> Any:
         """Records as tensors, in order.
@@ -111,3 +75,40 @@ class JudgementData(ResponseData):
             version=update - 1,
             seed=seed,
         )
+
+
+def within_limits(
+    records: Sequence[R], lengths: Mapping[str, int], model: LanguageModel, options: LanguageDataOptions, longest: int
+) -> list[R]:
+    """The records that are short enough; none is truncated.
+
+    Args:
+        records: responses with their prompts.
+        lengths: tokens of each prompt, by its uid, where there is a limit of these.
+        model: whose tokens are counted.
+        options: that limit, and what to do with longer records.
+        longest: tokens of a response at most, its end included.
+
+    Raises:
+        UserError: some are too long and ``overlong`` is error, or all of them are.
+    """
+    limit = options.max_prompt_length
+
+    def too_long(record: ResponseRecord) -> str:
+        for _, text in record.rows:
+            if (count := len(model.response_ids(text))) > longest:
+                return f"a response of {count} tokens, but rollout.max_new_tokens is {longest}: {shown(text)}"
+        for prompt, _ in record.rows:
+            if limit is not None and (count := lengths[prompt.uid]) > limit:
+                return f"a prompt of {count} tokens, but data.max_prompt_length is {limit}: {shown(prompt.text)}"
+        return ""
+
+    problems = [too_long(record) for record in records]
+    kept = [record for record, problem in zip(records, problems, strict=True) if not problem]
+    if len(kept) < len(records) and (options.overlong == "error" or not kept):
+        head = (
+            f"{len(records) - len(kept)} of {len(records)} records are too long; raise the limit, or leave them out "
+            "with data.overlong=filter"
+        )
+        raise data_error([problem for problem in problems if problem], head)
+    return kept

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from burnish.types.clips import Clip, Kind, Sound
 from burnish.utils.errors import UserError
 from burnish.utils.images import NonFiniteImage
+from burnish.utils.recent import Recent
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -25,6 +26,7 @@ RATES = ("frame_rate", "fps")
 MOVING = ("num_frames", "frames", "video_length", "video", "pose_video", "control_video")  # of those that return frames
 EMBEDDED = ("Flux2Pipeline", "FluxControl", "FluxFill", "LatentConsistency", "SanaSprint", "VisualCloze")
 """Beginnings of names of pipelines whose guidance_scale is an input of the network, which no signature tells."""
+DECODED = 256 << 20  # bytes of decoded pictures and frames that are kept: every step of a sample asks for its own
 USUAL_RATE = 16.0  # frames per second of clips whose pipeline knows none
 
 
@@ -38,6 +40,7 @@ class Arguments:
         embedded = "true_cfg_scale" in self.parameters or kind.__name__.startswith(EMBEDDED)
         self.guidance = "true_cfg_scale" if embedded else "guidance_scale"
         self._unguided = 0.0 if _guides_at_one(kind) else 1.0
+        self._decoded: Recent[list[Image]] = Recent(DECODED, _bytes_of)
         self._rate = next((name for name in RATES if name in self.parameters), None)
         self._fixed: dict[str, Any] = {
             name: value for name, value in {
@@ -137,11 +140,17 @@ class Arguments:
         }  # fmt: skip
         if "max_area" in self.parameters and request.height and request.width:
             wanted["max_area"] = request.height * request.width
-        wanted |= {name: media.image() if media.kind == "image" else _frames(media) for name, media in prompt.inputs}
-        if pictures := [media.image() for media in prompt.images]:
+        wanted |= {name: self._shown(media) for name, media in prompt.inputs}
+        if pictures := [self._shown(media) for media in prompt.images]:
             wanted["image"] = pictures[0] if len(pictures) == 1 else pictures
         given = {key: value for key, value in wanted.items() if value is not None and key in self.parameters}
         return given | self._fixed
+
+    def _shown(self, media: Media) -> Any:
+        """A picture, or the frames of a video: copies, since a pipeline may write to them."""
+        kept = self._decoded.get((media.kind, media.digest), lambda: _decoded(media))
+        copies = [one.copy() for one in kept]
+        return copies[0] if media.kind == "image" else copies
 
     @property
     def fps(self) -> float:
@@ -190,11 +199,15 @@ def _guides_at_one(kind: Any) -> bool:
         return False
 
 
-def _frames(video: Media) -> list[Image]:
-    """As all pipelines take them; arrays are read as floats by some."""
+def _decoded(media: Media) -> list[Image]:
+    """A picture, or frames as all pipelines take them; arrays are read as floats by some."""
     from PIL import Image
 
-    return [Image.fromarray(frame) for frame in video.video()[0]]
+    return [media.image()] if media.kind == "image" else [Image.fromarray(frame) for frame in media.video()[0]]
+
+
+def _bytes_of(pictures: list[Image]) -> int:
+    return sum(3 * picture.width * picture.height for picture in pictures)
 
 
 def _fields(returned: Any) -> list[Any]:

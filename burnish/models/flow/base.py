@@ -38,6 +38,7 @@ class FlowModel(Protocol):
     name: ClassVar[str]
     pipeline_class: ClassVar[str]  # the _class_name in model_index.json that the family is for
     class_name: str  # the class of this model's pipeline
+    runs_own: ClassVar[bool]  # whether samples come of the pipeline's own run, with ``network`` in it, for any role
     lora_targets: Sequence[str]  # layers that get adapters unless the user names others
     network: nn.Module  # what is trained; several networks are one module
     compute: torch.dtype  # precision of the network's forward pass

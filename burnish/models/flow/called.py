@@ -41,6 +41,8 @@ class CalledPipeline(LoadedPipeline):
     A family adds how its runs begin and end.
     """
 
+    runs_own = True
+
     def __init__(self, pipeline: Any, options: ModelOptions, rollout: RolloutOptions, *, compute: torch.dtype) -> None:
         super().__init__(pipeline, options, rollout, compute=compute)
         self.arguments = Arguments(type(pipeline), rollout)
@@ -75,8 +77,9 @@ class CalledPipeline(LoadedPipeline):
 
     @classmethod
     def check_inputs(cls, index: dict[str, Any], rollout: RolloutOptions, prompts: Sequence[Prompt]) -> None:
+        arguments = Arguments.of_index(index, rollout)
         for prompt in prompts:
-            Arguments.of_index(index, rollout).check_prompt(prompt)
+            arguments.check_prompt(prompt)
 
     @classmethod
     def instead_of(cls, name: str) -> Any:

@@ -36,6 +36,7 @@ class LoadedPipeline:
     name: ClassVar[str]
     may_lack: ClassVar[tuple[str, ...]] = ()  # parts without which it works; none named is any
     pipeline_class: ClassVar[str]
+    runs_own: ClassVar[bool] = False
 
     def __init__(self, pipeline: Any, options: ModelOptions, rollout: RolloutOptions, *, compute: torch.dtype) -> None:
         self.pipeline, self.rollout, self.compute = pipeline, rollout, compute

@@ -16,7 +16,7 @@ from burnish.registry import entries, lookup
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
 from burnish.utils.reading import understood
-from burnish.utils.weights import complaints_about, tokenizer_complaint
+from burnish.utils.weights import complaints_about, tokenizer_complaint, without_weights
 
 if TYPE_CHECKING:
     from burnish.language.model import LanguageModel
@@ -165,6 +165,24 @@ def load_language_model(options: CommonModelOptions, *, frozen: bool = False, sh
         for layer in model.layers(model.network):
             layer.compile()
     return model
+
+
+def load_reading_half(options: CommonModelOptions) -> LanguageModel:
+    """What reads prompts for a model: its tokenizer, its processor, and its network without weights.
+
+    Raises:
+        UserError: it can't be loaded.
+    """
+    import torch
+    from accelerate import init_empty_weights
+
+    path, config = read_config(options)
+    family = family_of(options, config)
+    compute = getattr(torch, options.dtype)
+    with understood(f"model.path is {options.path}, whose processor can't be loaded"):
+        with without_weights(), init_empty_weights():
+            model: LanguageModel = family.load(path, dtype=compute, compute=compute, device="cpu")
+        return model
 
 
 def _quantize(model: LanguageModel, options: CommonModelOptions) -> None:

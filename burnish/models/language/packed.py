@@ -113,6 +113,10 @@ class PackedFamily(TransformersModel):
 
         return packed_states(self, network, completion, layout=layout)
 
+    @property
+    def keeps_turns(self) -> bool:
+        return True
+
     def decode_rows(
         self, network: nn.Module, rows: DecodingRows, *, batch_size: int, check_cancelled: Callable[[], None]
     ) -> None:

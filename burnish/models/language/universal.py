@@ -261,6 +261,10 @@ class UniversalModel(TransformersModel):
         """Whether prompts with these media run under Burnish's plan."""
         return self.tiers.packed and not any(self.tiers.unplanned & one.tensors.keys() for one in features)
 
+    @property
+    def keeps_turns(self) -> bool:
+        return self.tiers.fast
+
     def decode_rows(
         self, network: nn.Module, rows: DecodingRows, *, batch_size: int, check_cancelled: Callable[[], None]
     ) -> None:

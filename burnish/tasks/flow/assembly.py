@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +22,7 @@ from burnish.evaluation.suite import Suite
 from burnish.models.flow.loading import family_of, load_model, parts_of, read_index, standard_side
 from burnish.models.flow.teachers import check_teacher, load_teacher
 from burnish.rewards.base import Reward
+from burnish.rollout.requests import RolloutRequest
 from burnish.tasks.assembly import Assembly
 from burnish.tasks.flow.engine import FlowEngine, FlowJob
 from burnish.tasks.flow.evaluate import FlowEvaluation
@@ -31,7 +33,7 @@ from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.types.clips import Clip, Sample, Sound
 from burnish.types.media import Media
-from burnish.types.rollout import Embeddings, OfflineSamples, Prompt
+from burnish.types.rollout import Embeddings, OfflineSamples, Prompt, Scored
 from burnish.utils.errors import UserError
 
 DENOISERS = ("transformer", "unet")  # usual names of the parts that are trained
@@ -47,7 +49,7 @@ class FlowAssembly(Assembly):
 
     def load_roles(self) -> FlowRoles:
         config, rollout = self.config, self.config.rollout
-        model = load_model(config.model, rollout, shared=self.ranks.size > 1)
+        model = load_model(config.model, rollout, shared=self.sharded)
         return FlowRoles(
             model,
             self.needs,
@@ -60,7 +62,7 @@ class FlowAssembly(Assembly):
                 config.model, teacher.path, teacher.lora, rollout, revision=teacher.revision
             ),
             rewards=config.rewards,
-            shared=self.ranks.size > 1,
+            shared=self.sharded,
         )
 
     @cached_property
@@ -82,6 +84,20 @@ class FlowAssembly(Assembly):
             rollout=self.config.rollout, watch=self.watch, between=self.between, files=self.sample_files,
         )  # fmt: skip
 
+    def generate(self, request: RolloutRequest | None) -> Scored | None:
+        roles, worker = self.roles, self.rollout_worker
+        scored: Scored | None = None
+        # adapters share one network, which is gathered once for all
+        with roles.gathered() if roles.lora is not None else nullcontext():
+            try:
+                with roles.gathered():
+                    if request is not None:
+                        scored = worker.sampled(request)
+            finally:
+                # also where this rank has nothing to sample, was cancelled or has failed: the others wait for it
+                scored = worker.compared(scored, 0 if request is None else request.groups)
+        return scored
+
     @cached_property
     def pictures(self) -> PictureFiles | None:
         """Finished pictures that the algorithm learns from in place of prompts."""
@@ -99,7 +115,7 @@ class FlowAssembly(Assembly):
     def finished(self) -> list[OfflinePictures]:
         """All these pictures, as the model has them."""
         every = (self.pictures, self.supervised_pictures)
-        return [files.learned_by(self.engine) for files in every if files is not None]
+        return [files.learned_by(self.engine, shared=self.ranks.size > 1) for files in every if files is not None]
 
     @property
     def records(self) -> Sequence[Any]:
@@ -107,7 +123,11 @@ class FlowAssembly(Assembly):
         return self.pictures.records
 
     def prepare(self, records: list[Any], update: int) -> OfflineSamples:
-        return self.finished[0].batch(records, self.offline_times, update=update, seed=self.config.seed)
+        data = self.finished[0]
+        batch = data.batch(records, self.offline_times, update=update, seed=self.config.seed)
+        if self.ranks.size > 1:
+            data.ready(self.own(records, batch.costs(), update))
+        return batch
 
     @cached_property
     def auxiliary(self) -> AuxiliaryLoss | None:
@@ -118,7 +138,11 @@ class FlowAssembly(Assembly):
         stream = Stream(files.records, section.batch_size, seed=config.seed, shuffle=True, name="supervised")
 
         def draw(step: int) -> OfflineSamples:
-            return data.batch(stream.batch(step), self.offline_times, update=step, seed=config.seed)
+            records = stream.batch(step)
+            batch = data.batch(records, self.offline_times, update=step, seed=config.seed)
+            if self.ranks.size > 1:
+                data.ready(self.own(records, batch.costs()))
+            return batch
 
         return AuxiliaryLoss(SFT(time_shift=section.time_shift), draw, section.coef)
 

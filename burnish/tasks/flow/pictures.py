@@ -48,9 +48,9 @@ class PictureFiles:
         """The prompts, where they are there in words."""
         return [record.prompt for record in self.read]
 
-    def learned_by(self, engine: FlowEngine) -> OfflinePictures:
-        """The pictures as the engine's model has them."""
+    def learned_by(self, engine: FlowEngine, *, shared: bool) -> OfflinePictures:
+        """The pictures as the engine's model has them; ``shared`` says that several ranks learn from every batch."""
         if self.stored is not None:
             self.stored.connect(engine.condition, engine.latent_shape(Prompt(text="")))
             return self.stored
-        return EncodedPictures(self.read, engine, crop=self.crop, cached=self.cached)
+        return EncodedPictures(self.read, engine, crop=self.crop, cached=self.cached, shared=shared)

@@ -45,8 +45,12 @@ class FlowRollouts:
     files: SampleFiles | None = None  # where samples are kept
     between: Callable[[], None] = lambda: None  # called again and again; what it raises, as Cancelled, ends the work
 
-    def generate(self, request: RolloutRequest) -> Scored:
+    def generate(self, request: RolloutRequest) -> Scored | None:
         """The samples to learn from: all of the request, or the best and the worst of each group."""
+        return self.compared(self.sampled(request), request.groups)
+
+    def sampled(self, request: RolloutRequest) -> Scored:
+        """The same, without the metrics for which other networks run than the one that samples."""
         candidates = self.rollout.candidates
         cheap = candidates.num_inference_steps if candidates else None
         job = FlowJob(
@@ -73,11 +77,20 @@ class FlowRollouts:
             several = torch.unique(scored.group, return_counts=True)[1] > 1
             metrics["critic/diversity"] = group_diversity(shapes, scored.group)
             counts["critic/diversity"] = int(several.sum())
+        return replace(scored, metrics=metrics, counts=counts, failures=failures, execution=ran)
+
+    def compared(self, scored: Scored | None, groups: int) -> Scored | None:
+        """Samples of a batch of ``groups`` with how far the policy has moved. Ranks call it together, also those that
+        have none."""
+        looked: Scored | None = None
+        if scored is not None:
+            looked = scored.select(watched(self._positions(scored.group), groups * self.rollout.n))
         with self.watch("ref"):
-            looked = scored.select(watched(self._positions(scored.group), request.groups * self.rollout.n))
             grown = velocity_growth(self.engine.roles, looked, self.rollout.batch_size)
-        counts |= dict.fromkeys(grown, float(len(looked)))
-        return replace(scored, metrics=metrics | grown, counts=counts, failures=failures, execution=ran)
+        if scored is None or looked is None:
+            return None
+        counts = scored.counts | dict.fromkeys(grown, float(len(looked)))
+        return replace(scored, metrics=scored.metrics | grown, counts=counts)
 
     def _positions(self, group: Tensor) -> Tensor:
         """Positions of rows in the full batch, [B] long, if every group of it has all of its samples."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from burnish.algorithms.language.sft import SFT
 from burnish.config.language import LanguageConfig, ResponseRolloutOptions
 from burnish.data.language.judgements import JudgedRecord, Labels, read_judgements
-from burnish.data.language.offline import JudgementData, ResponseData
+from burnish.data.language.offline import JudgementData, ResponseData, within_limits
 from burnish.data.language.prompts import check_positions, read_questions, within_length
 from burnish.data.language.responses import ResponseRecord, read_responses
 from burnish.data.stream import Stream
@@ -30,12 +30,14 @@ from burnish.tasks.language.dialogues import Dialogues, try_out
 from burnish.tasks.language.engine import Encoder, LanguageEngine, ResponseEngine, ResponseJob, prompt_lengths
 from burnish.tasks.language.evaluate import LanguageEvaluation
 from burnish.tasks.language.judgements import JudgementEvaluation
+from burnish.tasks.language.readers import Readers
 from burnish.tasks.language.roles import LanguageRoles
 from burnish.tasks.language.rollouts import ResponseRollouts
+from burnish.tasks.language.shared_prompts import SharedPrompts
 from burnish.tasks.language.teachers import check_taught
 from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.parameter_groups import ParameterGroup
-from burnish.training.ranks import SINGLE_RANK, Ranks
+from burnish.training.ranks import SINGLE_RANK, Ranks, own_rows
 from burnish.types.media import Media
 from burnish.types.rollout import OfflineJudgements, OfflineResponses, Prompt
 from burnish.utils.recent import in_bytes
@@ -53,12 +55,13 @@ class LanguageAssembly(Assembly):
         super().__init__(config, ranks)
         self.measures_prompts = config.data.max_prompt_length is not None
         self.has_separate_engine = config.rollout.vllm is not None
+        self.reads_ahead = config.data.workers > 0
         self.evaluation = JudgementEvaluation if self.needs.heads else LanguageEvaluation
 
     def load_roles(self) -> LanguageRoles:
         config = self.config
         return LanguageRoles(
-            load_language_model(config.model, shared=self.ranks.size > 1),
+            load_language_model(config.model, shared=self.sharded),
             self.needs,
             config.model.lora,
             critic=config.critic,
@@ -72,14 +75,18 @@ class LanguageAssembly(Assembly):
             router_aux_loss_coef=config.model.router_aux_loss_coef,
             sampled_elsewhere=config.rollout.vllm is not None,
             mini_batch_size=config.trainer.mini_batch_size,
-            shared=self.ranks.size > 1,
+            shared=self.sharded,
             load_teacher=lambda teacher, option: load_teacher(config.model, teacher, option),
         )
 
     @cached_property
     def engine(self) -> ResponseEngine:
         engine, environment, cached = self._own_engine(), self.config.environment, in_bytes(self.config.model.cache_gb)
-        return engine if environment is None else Dialogues(engine, environment, cached=cached)
+        if environment is not None:
+            engine = Dialogues(engine, environment, cached=cached)
+        if self.reads_ahead and isinstance(engine.encode, Encoder):
+            engine.encode.readers = Readers(self.config, engine.encode.tools, most=cached)
+        return engine
 
     def _own_engine(self) -> ResponseEngine:
         config, cached = self.config, in_bytes(self.config.model.cache_gb)
@@ -203,15 +210,28 @@ class LanguageAssembly(Assembly):
 
     def prepare(self, records: list[Any], update: int) -> OfflineResponses | OfflineJudgements:
         batch: OfflineResponses | OfflineJudgements = self._data.batch(records, update=update, seed=self.config.seed)
+        if self.ranks.size > 1:
+            # what they show is read now; what else is needed of it, where it is
+            self.engine.encode(_prompts_of(self.own(records, batch.answers.costs(), update)))
+        if self.reads_ahead:
+            following = self.source.stream.peek(self.config.batches_per_update)
+            self.engine.ahead(_prompts_of(following[own_rows(self.ranks, len(following))]))
         return batch
 
     def _learnable(self, records: list[ResponseRecord]) -> ResponseData:
         """Those that are short enough, as the model has them."""
         model, config = self.roles.model, self.config
         kind = JudgementData if any(isinstance(record, JudgedRecord) for record in records) else ResponseData
-        measured = kind(records, model, Encoder(model, self._tools, bounded=False, cached=0))
-        kept = measured.within_length(config.data, config.rollout.max_new_tokens).records
-        return kind(kept, model, self.engine.encode)
+        encode = Encoder(model, self._tools, bounded=False, cached=0)
+        prompts = list({prompt.uid: prompt for prompt in _prompts_of(records)}.values())
+        limit, lengths = config.data.max_prompt_length, dict[str, int]()
+        if limit is not None:
+            each = prompt_lengths(encode, prompts, self.ranks)
+            lengths = {prompt.uid: length for prompt, length in zip(prompts, each, strict=True)}
+        kept = within_limits(records, lengths, model, config.data, config.rollout.max_new_tokens)
+        if self.ranks.size == 1:
+            return kind(kept, model, self.engine.encode)
+        return kind(kept, model, SharedPrompts(self.engine.encode, self.ranks, cached=in_bytes(config.model.cache_gb)))
 
     @cached_property
     def auxiliary(self) -> AuxiliaryLoss | None:
@@ -356,3 +376,8 @@ class LanguageAssembly(Assembly):
             return reward_loading_lines(base, adapter, kind, self._model_type, len(self.needs.heads))
         load = f'model = {kind}.from_pretrained("{base}")'
         return [load, *([] if adapter is None else [f'model = peft.PeftModel.from_pretrained(model, "{adapter}")'])]
+
+
+def _prompts_of(records: Sequence[ResponseRecord]) -> list[Prompt]:
+    """The prompts of all responses of records."""
+    return [prompt for record in records for prompt, _ in record.rows]

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from burnish.environments.base import Environment, Episode, Observation
 from burnish.environments.stepping import answers
+from burnish.language.kept import Going, Kept, Turn
 from burnish.language.media import decoded
 from burnish.language.model import LanguageModel
 from burnish.rewards.text.base import POLICY, Dialogue, Response
-from burnish.tasks.language.engine import CACHED, Encoder, Respond, ResponseEngine, ResponseJob
+from burnish.tasks.language.engine import CACHED, Encoder, LanguageEngine, Respond, ResponseEngine, ResponseJob
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, Features, append_turn
 from burnish.types.prompt import Prompt
@@ -58,6 +59,11 @@ class _Row:
         """The dialogue is over."""
         self.failed, self.episode = failed, None
 
+    @property
+    def added(self) -> Features:
+        """Media of the environment's last turn."""
+        return self.features[-1] if self.features else Features.none()
+
     def append(self, response: Tensor, logprob: Tensor, turn: Encoded) -> None:
         """Go on with a response, and with what the environment says after it, as tokens."""
         added = turn.lengths[0]
@@ -84,6 +90,11 @@ class Dialogues(ResponseEngine):
         self.engine, self.environment, self.roles, self.seed = engine, environment, engine.roles, engine.seed
         self.metrics = engine.metrics
         self.tools = environment.tools()
+        if environment.kept_gb is not None and isinstance(engine, LanguageEngine) and not self.roles.model.keeps_turns:
+            raise UserError(
+                f"environment.kept_gb is {environment.kept_gb:g}, but {type(self.roles.model.network).__name__} is "
+                "decoded with a cache of its own, which can't be kept; leave it out"
+            )
         self.encode = Encoder(self.roles.model, self.tools, cached=cached)
         for role in environment.roles:  # a template that refuses one would do so in the middle of a run
             self.roles.model.turn((), [{"role": role, "content": [{"type": "text", "text": "?"}]}], tools=self.tools)
@@ -93,12 +104,17 @@ class Dialogues(ResponseEngine):
         alike: dict[Any, Encoded] = {}  # what is said again goes through the processor once
         rows = self._begin(job, alike)
         told: set[int] = set()
+        kept = Kept(int((1.0 if self.environment.kept_gb is None else self.environment.kept_gb) * 2**30))
         with self.engine.responding(job) as respond:
             for turn in range(self.environment.max_turns):
                 waiting = [row for row in rows if row.episode is not None]
                 if not waiting:
                     break
-                self._respond(respond, waiting, job, turn, alike)
+                going = Turn(
+                    kept, [Going(id(row), row.added) for row in waiting], last=turn + 1 == self.environment.max_turns
+                )
+                kept.drop_others([id(row) for row in waiting])
+                self._respond(respond, waiting, job, turn, alike, going)
                 over = [number for number, row in enumerate(rows) if row.episode is None and number not in told]
                 told.update(over)
                 if over and job.finished is not None:
@@ -108,11 +124,15 @@ class Dialogues(ResponseEngine):
     def publish(self, version: int) -> None:
         self.engine.publish(version)
 
+    def entropy(self, trace: Completion, temperature: float) -> Tensor | None:
+        return self.engine.entropy(trace, temperature)
+
     def rest(self) -> None:
         self.engine.rest()
 
     def close(self) -> None:
         """End what the engine and the environment run beside this process."""
+        super().close()
         try:
             self.engine.close()
         finally:
@@ -160,7 +180,13 @@ class Dialogues(ResponseEngine):
         return self.roles.model.encode(chat, images, shown.videos, shown.audios, self.tools)
 
     def _respond(
-        self, respond: Respond, rows: Sequence[_Row], job: ResponseJob, turn: int, alike: dict[Any, Encoded]
+        self,
+        respond: Respond,
+        rows: Sequence[_Row],
+        job: ResponseJob,
+        turn: int,
+        alike: dict[Any, Encoded],
+        going: Turn,
     ) -> None:
         """Let the policy say something in every one of these dialogues, and the environment after it."""
         distinct = {id(row.conversation): row.conversation for row in rows}
@@ -173,8 +199,8 @@ class Dialogues(ResponseEngine):
             # the first turn is what it would be without an environment
             [random.key(*row.key, *([turn] if turn else [])) for row in rows],
             limits=None if most is None else [min(longest, most - row.length) for row in rows],
+            turn=going,
         )
-        last = turn + 1 == self.environment.max_turns
         words = [
             self.roles.model.decode(ids[:n].tolist()) for ids, n in zip(part.ids, part.length.tolist(), strict=True)
         ]
@@ -182,7 +208,7 @@ class Dialogues(ResponseEngine):
         for i, (row, observation) in enumerate(zip(rows, self._answers(asked, job), strict=True)):
             own = slice(int(part.length[i]))
             row.said.append((POLICY, words[i]))
-            self._answer(row, part.ids[i, own], part.logprob[i, own], observation, alike, last=last)
+            self._answer(row, part.ids[i, own], part.logprob[i, own], observation, alike, last=going.last)
             if row.episode is None and not row.failed:
                 row.finished = row.finished and bool(part.finished[i])
 

@@ -6,11 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import Tensor
 
+from burnish.language.cost import token_budget_batches
 from burnish.language.decoding import Ended, decode
+from burnish.language.kept import Turn
+from burnish.language.logprobs import response_logprobs
 from burnish.language.media import decoded
 from burnish.language.model import LanguageModel
 from burnish.language.sampling import Sampling
@@ -24,6 +28,9 @@ from burnish.types.prompt import Prompt
 from burnish.utils import random
 from burnish.utils.errors import UserError
 from burnish.utils.recent import Recent
+
+if TYPE_CHECKING:
+    from burnish.tasks.language.readers import Readers
 
 Finished = Callable[[Sequence[int], Sequence[Response]], None]
 
@@ -60,6 +67,7 @@ class Respond(Protocol):
         *,
         limits: Sequence[int] | None = None,
         on_ended: Ended | None = None,
+        turn: Turn | None = None,
     ) -> Completion: ...
 
 
@@ -84,20 +92,31 @@ class ResponseEngine:
             )
         return completion, told.all(completion)
 
+    def ahead(self, prompts: Sequence[Prompt]) -> None:
+        """Have processes beside this one, if there are any, read what prompts show that will be encoded later."""
+        if isinstance(self.encode, Encoder) and self.encode.readers is not None:
+            self.encode.readers.ahead(self.encode.unread(prompts))
+
+    def close(self) -> None:
+        """End what runs beside this process."""
+        if isinstance(self.encode, Encoder) and self.encode.readers is not None:
+            self.encode.readers.close()
+
     @contextmanager
     def responding(self, job: ResponseJob) -> Iterator[Respond]:
         """Who answers for a job with the policy's present weights, as often as it is asked in this context."""
         raise NotImplementedError
         yield
 
+    def entropy(self, trace: Completion, temperature: float) -> Tensor | None:
+        """Entropy of the policy before every token of responses, [B, T]; None where another program has its weights."""
+        return None
+
     def publish(self, version: int) -> None:
         """Sample with the policy's present weights from now on."""
 
     def rest(self) -> None:
         """Nothing is sampled until weights are published again."""
-
-    def close(self) -> None:
-        """End what runs beside this process."""
 
 
 class Encoder:
@@ -115,16 +134,26 @@ class Encoder:
             cached: bytes of prompts that are kept, at most.
         """
         self.model, self.tools, self.bounded = model, tools, bounded
+        self.readers: Readers | None = None  # processes that read what prompts show, in place of this one
         self._encoded: Recent[Encoded] = Recent(cached, _bytes_of)
 
     def __call__(self, prompts: Sequence[Prompt]) -> Gathered[Encoded]:
         """Rows by reference to a table of the distinct prompts."""
         unique = {prompt.uid: prompt for prompt in prompts}
+        if self.readers is not None:
+            self.readers.want(self.unread(prompts))
         table = Encoded.cat([self._encoded.get(uid, partial(self._encode, one)) for uid, one in unique.items()])
         row = {uid: i for i, uid in enumerate(unique)}
         return Gathered(table=table, index=torch.tensor([row[prompt.uid] for prompt in prompts], dtype=torch.long))
 
+    def unread(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """Those prompts, each once, whose media are to be read for the next encoding."""
+        unique = {prompt.uid: prompt for prompt in prompts if prompt.media}
+        return [prompt for uid, prompt in unique.items() if self._encoded.find(uid) is None]
+
     def _encode(self, prompt: Prompt) -> Encoded:
+        if self.readers is not None and self.readers.reads(prompt):
+            return self.readers.result(prompt)
         try:
             shown = decoded(prompt, self.model.audio_rate)
             encoded = self.model.encode(prompt.chat(), shown.images, shown.videos, shown.audios, self.tools)
@@ -192,14 +221,22 @@ class LanguageEngine(ResponseEngine):
 
             def respond(
                 prompts: Encoded, index: Sequence[int], keys: Sequence[int], *,
-                limits: Sequence[int] | None = None, on_ended: Ended | None = None,
+                limits: Sequence[int] | None = None, on_ended: Ended | None = None, turn: Turn | None = None,
             ) -> Completion:  # fmt: skip
                 return decode(
                     self.roles.model, network, prompts, index, keys, job.sampling, batch_size=self.batch_size,
-                    limits=limits, check_cancelled=job.between, on_ended=on_ended,
+                    limits=limits, check_cancelled=job.between, on_ended=on_ended, turn=turn,
                 )  # fmt: skip
 
             yield respond
+
+    def entropy(self, trace: Completion, temperature: float) -> Tensor:
+        model, size = self.roles.model, self.roles.micro_batch_size
+        with self.roles.sampling() as network:
+            batches = list(token_budget_batches(trace, size))
+            parts = [response_logprobs(model, network, trace.select(one), temperature=temperature) for one in batches]
+        order = torch.tensor([row for rows in batches for row in rows]).argsort()
+        return torch.cat([part.entropy.cpu() for part in parts])[order]
 
 
 class Told:

@@ -35,8 +35,9 @@ class LanguageEvaluation(Evaluation):
     def sampled(self, job: ResponseJob) -> Evaluated:
         assembly = self.assembly
         completion, responses, scoring = sampled_for(job, assembly.engine, assembly.scorer)
-        kept = (job.group < SHOWN) & (job.sample < SAID)
-        tokens = [said_tokens(completion, row, assembly.engine) if kept[row] else () for row in range(len(responses))]
+        kept = ((job.group < SHOWN) & (job.sample < SAID)).nonzero().flatten().tolist()
+        said = said_tokens(completion, kept, assembly.engine, job.sampling.scored_at)
+        tokens = [said.get(row, ()) for row in range(len(responses))]
         return Evaluated(responses, scoring.scores(assembly.between), completion.lengths, tokens)
 
     def measured(self, job: Job, found: Evaluated) -> Mapping[str, Sequence[float]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -22,7 +22,10 @@ from burnish.tasks.language.engine import ResponseEngine, ResponseJob
 from burnish.tasks.language.given import chosen_last, said_tokens, sampled_for, token_columns
 from burnish.types.completion import Completion
 from burnish.types.rollout import ScoredResponses, Scores, StepRewards, failures_of, settled
+from burnish.types.said import Quote
 from burnish.utils.timer import Stopwatch
+
+QUOTED, LONGEST = 8, 600  # prompts of an update that a response is shown of, and its longest in characters
 
 
 @dataclass
@@ -56,13 +59,17 @@ class ResponseRollouts:
             prompts=request.prompts, group=request.group, sample=request.sample, purpose="rollout",
             update=request.update, sampling=self.sampling, between=self.between,
         )  # fmt: skip
+        if request.ahead:
+            self.engine.ahead(request.ahead)
         trace, responses, scores = self._scored(job)
         scores, ran = settled(scores, job.group)
         if self.files is not None:
+            kept = [row for row, group in enumerate(job.group.tolist()) if self.files.wanted(job.update, group)]
+            said = said_tokens(trace, kept, self.engine, self.sampling.scored_at)
             self.files.keep(
                 job.update, job.prompts, job.group, job.sample, scores,
                 lambda folder, row: _said(responses[row], int(trace.lengths.response[row]))
-                | token_columns(said_tokens(trace, row, self.engine)),
+                | token_columns(said[row]),
                 version=request.version,
             )  # fmt: skip
         spoken = {f"train/{name}": value for name, value in dialogue_metrics(responses).items()}
@@ -84,6 +91,8 @@ class ResponseRollouts:
             counts={name: dialogues for name in spoken if not name.endswith("/max")},
             failures=failures_of(job.prompts, job.sample, scores),
             execution=ran,
+            said=[said(trace, row, response.full_text) for row, response in enumerate(responses)],
+            quotes=list(_quotes(job, responses, scores)),
         )
 
     def _scored(self, job: ResponseJob) -> tuple[Completion, list[Response], Scores]:
@@ -116,6 +125,17 @@ class ResponseRollouts:
         _, _, scores = self._scored(job.greedy())
         place = torch.unique_consecutive(job.group, return_inverse=True)[1]
         return scores.reward.masked_fill(scores.missing, torch.nan)[place]
+
+
+def _quotes(job: ResponseJob, responses: Sequence[Response], scores: Scores) -> Iterator[Quote]:
+    """The first response to each of the first prompts."""
+    for row, response in enumerate(responses):
+        group = int(job.group[row])
+        if group < QUOTED and (row == 0 or int(job.group[row - 1]) != group):
+            prompt = job.prompts[row]
+            asked = prompt.turns[-1].text if prompt.messages else prompt.text
+            reward = None if scores.missing[row] else float(scores.reward[row])
+            yield Quote(asked[:LONGEST], response.full_text[:LONGEST], reward)
 
 
 def _said(response: Response, tokens: int) -> dict[str, Any]:

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from burnish.data.flow.offline import EncodedPictures, StoredLatents
 from burnish.data.flow.pictures import PictureRecord, size_of
 from burnish.data.flow.pictures import read_pictures as read_with_keys
 from burnish.options.flow import PromptOptions
 from burnish.types.batch import Gathered
+from burnish.types.columns import read
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Embeddings
@@ -195,7 +196,7 @@ class TestEncoding:
         records = read_pictures(path, "pictures", size=None)
         shape = kwargs.get("shape", (3, *SIZE))
         engine = SimpleNamespace(model=Painter(), condition=embed, latent_shape=lambda prompt: shape)
-        return EncodedPictures(records, engine, crop=kwargs.get("crop"))
+        return EncodedPictures(records, engine, crop=kwargs.get("crop"), shared=kwargs.get("shared", False))
 
     def test_every_picture_is_encoded_once(self, tmp_path):
         data = self.make(tmp_path)
@@ -206,6 +207,24 @@ class TestEncoding:
         assert given.latents[:, 0, 0, 0, 0].tolist() == [20, 10, 20, 20]
         assert given.conditioning.rows().tokens[:, 0, 0].tolist() == [2, 1, 2, 2]
         assert (given.update, given.version, given.seed) == (3, 2, 7)
+
+    def test_of_a_shared_batch_only_what_is_used_is_encoded(self, tmp_path):
+        alone, data = self.make(tmp_path), self.make(tmp_path, shared=True)
+        data.check()
+        records = [data.records[0], data.records[1], data.records[1]]
+        given, expected = (one.batch(records, torch.ones(2), update=1, seed=7) for one in (data, alone))
+        assert data.engine.model.encoded == 1, "the one that check looks at"
+        own = given.select([1, 2]).to("cpu")
+        assert data.engine.model.encoded == 2
+        for name in ("latents", "noised"):
+            assert torch.equal(read(getattr(own, name)), getattr(expected, name)[1:]), name
+        for name in ("conditioning", "unconditional"):
+            assert torch.equal(getattr(own, name).rows().tokens, getattr(expected, name).rows().tokens[1:]), name
+        fresh = self.make(tmp_path, shared=True)
+        fresh.check()
+        fresh.batch(records, torch.ones(2), update=1, seed=7)
+        fresh.ready(records[1:])
+        assert fresh.engine.model.encoded == 2, "before it is learned, what a rank will learn"
 
     def test_crop_scales_and_cuts_around_the_centre(self, tmp_path):
         data = self.make(tmp_path, crop=(4, 2), shape=(3, 4, 2))
@@ -232,8 +251,9 @@ class TestStored:
         data.connect(embed, (3, *SIZE))
         data.check()
         given = data.batch([data.records[2], data.records[0]], torch.ones(2), update=1, seed=0)
-        assert torch.equal(given.latents, torch.stack([data.tensors["chosen"], data.tensors["rejected"]], 1)[[2, 0]])
-        assert torch.equal(given.conditioning.rows().tokens, data.tensors["tokens"][[2, 0]])
+        stored = load_file(data.path)
+        assert torch.equal(read(given.latents), torch.stack([stored["chosen"], stored["rejected"]], 1)[[2, 0]])
+        assert torch.equal(read(given.conditioning.rows().tokens), stored["tokens"][[2, 0]])
         assert torch.equal(given.unconditional.rows().tokens, embed([Prompt(text=""), Prompt(text="")]).rows().tokens)
         assert len(set(given.uid)) == 2
 

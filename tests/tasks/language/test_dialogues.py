@@ -7,6 +7,8 @@ import itertools
 import pytest
 import torch
 
+from burnish.language.kept import Kept
+from burnish.language.layers import Layers
 from burnish.language.logprobs import response_logprobs
 from burnish.rewards.judging import judge
 from burnish.rewards.text.base import POLICY, Response
@@ -28,6 +30,44 @@ def test_the_trainer_sees_what_the_sampler_saw(family, layout):
     torch.testing.assert_close(scores.logprob, completion.logprob, rtol=0, atol=1e-5)
     assert not completion.logprob[~completion.mask].any()
     assert all((own.size > 0) == seeing for own in completion.features)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "smolvlm", "llama", "internvl"])
+def test_a_turn_computes_only_what_is_new(family, monkeypatch):
+    """And says the same as one that computes everything again."""
+    seeing = family != "llama"
+    read = []
+    run = Layers.prefill
+    monkeypatch.setattr(Layers, "prefill", lambda own, x, *more: read.append(len(x)) or run(own, x, *more))
+
+    def played(kept_gb):
+        read.clear()
+        environment = Shows(opening=seeing, pictures=seeing, kept_gb=kept_gb)
+        completion, _ = play(environment, prompts(family), family=family, batch_size=3)
+        return completion, sum(read)
+
+    (again, everything), (kept, new) = played(0.0), played(None)
+    assert torch.equal(kept.ids, again.ids)
+    torch.testing.assert_close(kept.logprob, again.logprob, rtol=0, atol=1e-5)
+    prefilled = sum(len(ids) for ids in kept.prompts.table.ids)
+    own = int(kept.length.sum()) - int(kept.mask.sum())
+    assert new == prefilled + own + 2 * len(kept), "prompts, what the environment said, and each last token"
+    assert everything > 1.5 * new
+
+
+def test_what_has_no_room_is_computed_again():
+    kept = Kept(1000)
+    ids, cached = torch.arange(5), torch.zeros(1, 2, 1, 5, 10)
+    assert kept.has_room(cached.nbytes)
+    kept.put("a", ids, cached)
+    assert not kept.has_room(700)
+    assert kept.take("a", torch.arange(7)) is cached
+    assert kept.take("a", torch.arange(7)) is None
+    kept.put("a", ids, cached)
+    assert kept.take("a", torch.tensor([0, 1, 9, 3, 4, 5])) is None, "it goes on otherwise"
+    kept.put("a", ids, cached)
+    kept.drop_others(["b"])
+    assert kept.used == 0
 
 
 def test_the_mask_covers_what_the_policy_wrote_and_nothing_else():

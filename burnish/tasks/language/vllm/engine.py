@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from burnish.language.decoding import Ended
+from burnish.language.kept import Turn
 from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
 from burnish.options.language import LanguageLoraOptions
@@ -77,6 +78,8 @@ class VllmEngine(ResponseEngine):
         self._first = {"arguments": self._arguments(path, batch_size), "banned": self.model.banned.tolist()}
         self._published: WeightFile | None = None
         self._probe: Completion | None = None
+        # a model that is shared out over GPUs is compared on the CPU, where only a short text is done in seconds
+        self._short = options.tensor_parallel > 1 and roles.device.type == "cpu"
         self._example = example
         self._resting = False
         self._compared = False
@@ -97,13 +100,15 @@ class VllmEngine(ResponseEngine):
 
             def respond(
                 prompts: Encoded, index: Sequence[int], keys: Sequence[int], *,
-                limits: Sequence[int] | None = None, on_ended: Ended | None = None,
+                limits: Sequence[int] | None = None, on_ended: Ended | None = None, turn: Turn | None = None,
             ) -> Completion:  # fmt: skip
+                # vLLM finds by itself what it has computed of a conversation
                 rows = Gathered(table=prompts, index=torch.tensor(index, dtype=torch.long))
                 most = [job.sampling.max_new_tokens] * len(index) if limits is None else limits
                 told = None if on_ended is None else _Once(on_ended)
                 completion = self._insist(lambda: self._sample(job, rows, keys, most, told))
-                self._probe = remembered(completion) or self._probe
+                if not self._short:
+                    self._probe = remembered(completion) or self._probe
                 return completion
 
             yield respond
@@ -164,6 +169,7 @@ class VllmEngine(ResponseEngine):
 
     def close(self) -> None:
         """End vLLM and free the memory of its weights."""
+        super().close()
         self._process.close()
         if self._published is not None:
             self._published.close()

@@ -1,0 +1,113 @@
+"""Whether a run fits the GPUs that it gets: said in one line before weights are loaded, and refused where it can't."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from burnish.config import RunConfig
+from burnish.controller import Controller
+from burnish.utils import terminal
+from burnish.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from burnish.forecast.forecast import Forecast, PoolForecast
+    from burnish.forecast.process import Foreteller
+
+PATIENCE = 300.0  # seconds that a run waits for its forecast once its data is read
+ADVICE = 120.0  # seconds in which options are tried that would make it fit
+LARGER = "use more processes (runtime=ray pools.train.processes=8), larger GPUs, smaller samples, or a smaller model"
+
+
+class Fit:
+    """The forecast of a run that begins on GPUs, made beside the reading of its data."""
+
+    def __init__(self, config: RunConfig, *, resumes: bool) -> None:
+        """Start forecasting where there is a GPU here.
+
+        Args:
+            config: of the run.
+            resumes: it goes on from a checkpoint, and so has shown whether it fits.
+        """
+        self.config = config
+        self._wanted = config.forecast != "off" and config.model.device != "cpu" and not resumes
+        self._asked: Foreteller | None = None
+        if self._wanted and torch.cuda.is_available():
+            self._ask()
+
+    def close(self) -> None:
+        """End the process that forecasts."""
+        if self._asked is not None:
+            self._asked.close()
+            self._asked = None
+
+    def check(self, controller: Controller) -> None:
+        """Say what the run needs of the GPUs that the controller has.
+
+        Raises:
+            UserError: it can't fit, and forecast is refuse.
+        """
+        memory = controller.gpu_memory() if self._wanted else {}
+        if not memory:
+            return
+        from burnish.forecast.process import NoForecast
+
+        asked = self._asked or self._ask()  # only now, where the cluster alone has GPUs
+        if not asked.is_ready:
+            _say("Forecasting the memory that this run needs (forecast=off leaves that out)")
+        try:
+            found = asked.forecast(PATIENCE)
+        except NoForecast as error:
+            _say(f"No memory forecast, and the run goes on without: {error}")
+            return
+        _say(conclusion(found, memory))
+        if large := [pool for pool in found.pools if pool.name in memory and not pool.can_fit(memory[pool.name])]:
+            self._refuse(asked, large[0], memory[large[0].name])
+        self.close()
+
+    def _ask(self) -> Foreteller:
+        # a run on a CPU imports none of this
+        from burnish.forecast.process import Foreteller
+
+        self._asked = Foreteller(self.config)
+        return self._asked
+
+    def _refuse(self, asked: Foreteller, pool: PoolForecast, memory: int) -> None:
+        from burnish.forecast.forecast import shown
+        from burnish.forecast.process import NoForecast
+
+        why = f"{pool.why(memory)}, and its GPUs have {shown(memory)}"
+        if self.config.forecast == "warn":
+            _say(f"Warning: by forecast {why}: expect it to run out of memory (burnish plan tries what would help)")
+            return
+        _say("Trying options that need less memory")
+        try:
+            tried = list(asked.remedies(memory, ADVICE))
+        except NoForecast:
+            tried = []
+        fits = next((one for one in tried if one.fits), None)
+        way_out = (
+            f"it fits with {' '.join(fits.options)} ({fits.cost}; {shown(fits.needs)})" if fits is not None
+            else f"none of the options that burnish plan tries makes it fit: {LARGER}"
+        )  # fmt: skip
+        raise UserError(f"by forecast {why}; {way_out}; or set forecast=warn to train all the same")
+
+
+def conclusion(found: Forecast, memory: Mapping[str, int]) -> str:
+    """What a run needs of the GPUs that it has, in one line."""
+    from burnish.forecast.forecast import shown
+
+    each = []
+    for pool in found.pools:
+        if pool.name not in memory:
+            continue
+        there = memory[pool.name]
+        tight = ", which is tight" if pool.can_fit(there) and pool.needs_of(there) > there else ""
+        each.append(f"{pool.name} needs {shown(pool.needs_of(there))} of {shown(there)} in {pool.highest[0]!r}{tight}")
+    return f"Memory forecast for each GPU: {'; '.join(each)}"
+
+
+def _say(line: str) -> None:
+    terminal.console(highlight=False).print(line, soft_wrap=True, markup=False)

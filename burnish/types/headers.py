@@ -1,0 +1,153 @@
+"""What is found out about files of media where they are read first: a digest, and what a picture's header tells.
+
+A file is read once; again only where its size or the time of its last change differ. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import BinaryIO
+
+ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}  # what stands near the end of a complete file
+TAIL = 64  # bytes in which it is looked for
+ORIENTATION, SIDEWAYS = 0x112, (5, 6, 7, 8)  # of EXIF: those that swap width and height
+TURNS = (b"eXIf", b"exif", b"Exif", b"xmp")  # without any of these a PNG file has no orientation
+IN_MEMORY = 64 << 20  # bytes of a file that is read in one piece
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Of a picture."""
+
+    width: int  # before rotation
+    height: int
+    sideways: bool | None  # whether its orientation swaps them; None: only decoding tells
+    complete: bool  # it has the end that its format demands
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A file as it was when it was read."""
+
+    digest: str
+    header: Header | None  # of a picture
+    problem: str  # why it is no picture
+    bytes: int
+    changed: int  # nanoseconds since 1970
+
+
+_files: dict[str, Seen] = {}  # by path
+_contents: dict[str, Header] = {}  # of pictures inside of records, by digest
+
+
+def digest_of(data: bytes) -> str:
+    """Of the content of a file."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def located(path: str | Path) -> str:
+    """The absolute path of a file, without symbolic links.
+
+    Raises:
+        RuntimeError: ~ of an unknown user.
+    """
+    text = os.fspath(path)
+    if text.startswith("~"):
+        text = str(Path(text).expanduser())
+    folder, name = os.path.split(text)
+    if name in ("", ".", ".."):
+        return os.path.realpath(text)
+    place = os.path.join(_real(os.path.join(os.getcwd(), folder)), name)
+    return os.path.realpath(place) if os.path.islink(place) else place
+
+
+@lru_cache(maxsize=1 << 14)
+def _real(folder: str) -> str:
+    """A folder without symbolic links; files of a data set share theirs."""
+    return os.path.realpath(folder)
+
+
+def regular(path: str) -> os.stat_result:
+    """What the file system tells of a file.
+
+    Raises:
+        OSError: there is none, or it is a pipe or a device, whose end never comes.
+    """
+    about = os.stat(path)
+    if not stat.S_ISREG(about.st_mode) and not stat.S_ISDIR(about.st_mode):
+        raise OSError("it is a pipe or a device, not a file")
+    return about
+
+
+def seen(path: str, *, picture: bool) -> Seen:
+    """What a file is; many prompts may share one, which is read once.
+
+    Args:
+        path: as ``located`` gives it.
+        picture: whether it is to be one, whose header is then read too.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    about, known = regular(path), _files.get(path)
+    same = known is not None and (known.bytes, known.changed) == (about.st_size, about.st_mtime_ns)
+    if known is not None and same and (known.header is not None or known.problem or not picture):
+        return known
+    with open(path, "rb") as file:
+        if about.st_size <= IN_MEMORY:
+            data = file.read()
+            digest = digest_of(data)
+            header, problem = _header(io.BytesIO(data), data) if picture else (None, "")
+        else:
+            digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+            header, problem = _header(file) if picture else (None, "")
+    found = Seen(digest, header, problem, about.st_size, about.st_mtime_ns)
+    _files[path] = found
+    return found
+
+
+def header_of_content(digest: str, read: Callable[[], bytes]) -> Header:
+    """The header of a picture that is no file, looked at once.
+
+    Raises:
+        OSError: it is no picture.
+    """
+    found = _contents.get(digest)
+    if found is None:
+        data = read()
+        found, problem = _header(io.BytesIO(data), data)
+        if found is None:
+            raise OSError(problem)
+        _contents[digest] = found
+    return found
+
+
+def _header(file: BinaryIO, data: bytes | None = None) -> tuple[Header | None, str]:
+    """A picture's header, or why there is none; ``data`` is all of the file, where that is in memory."""
+    from PIL import Image, UnidentifiedImageError
+
+    sideways = None
+    try:
+        file.seek(0)
+        with Image.open(file) as opened:
+            (width, height), kind = opened.size, str(opened.format)
+            if kind == "JPEG":
+                sideways = opened.getexif().get(ORIENTATION, 1) in SIDEWAYS
+            elif kind == "PNG" and data is not None and not any(mark in data for mark in TURNS):
+                sideways = False
+            opened.verify()  # of a JPEG file it has read the header
+        end = ENDS.get(kind)
+        file.seek(-min(TAIL, file.seek(0, io.SEEK_END)), io.SEEK_END)
+        complete = end is not None and end in file.read()
+    except UnidentifiedImageError:
+        return None, "cannot identify image file"
+    except Exception as error:  # decoders raise errors of any type
+        return None, str(error) or type(error).__name__
+    return Header(width, height, sideways, complete), ""
