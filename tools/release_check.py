@@ -41,7 +41,7 @@ RUNS = {
         "trainer.mini_batch_size=null",
         "optimizer.warmup_steps=0",
     ),
-}
+}  # fmt: skip
 LOADED = {
     "quickstart": 'StableDiffusion3Pipeline.from_pretrained("me/quickstart", vae=None, text_encoder_3=None, '
     "tokenizer_3=None).transformer",
