@@ -11,6 +11,7 @@ import torch
 from burnish.algorithms.language.base import LanguageNeeds
 from burnish.environments.base import Environment
 from burnish.language.given import token_ends
+from burnish.language.said import said
 from burnish.language.sampling import Sampling
 from burnish.rewards.scoring import AnyScorer
 from burnish.rewards.text.base import Response
@@ -65,11 +66,11 @@ class ResponseRollouts:
         scores, ran = settled(scores, job.group)
         if self.files is not None:
             kept = [row for row, group in enumerate(job.group.tolist()) if self.files.wanted(job.update, group)]
-            said = said_tokens(trace, kept, self.engine, self.sampling.scored_at)
+            tokens = said_tokens(trace, kept, self.engine, self.sampling.scored_at)
             self.files.keep(
                 job.update, job.prompts, job.group, job.sample, scores,
                 lambda folder, row: _said(responses[row], int(trace.lengths.response[row]))
-                | token_columns(said[row]),
+                | token_columns(tokens[row]),
                 version=request.version,
             )  # fmt: skip
         spoken = {f"train/{name}": value for name, value in dialogue_metrics(responses).items()}
