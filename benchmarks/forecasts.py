@@ -20,18 +20,30 @@ from burnish.forecast.language import LanguageHalf
 from burnish.forecast.phases import train_phases
 from burnish.tasks import assemble
 from burnish.tasks.flow.assembly import FlowAssembly
+from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.utils.weights import without_weights
 
 
-def peaks(recipe: str, options: Sequence[str], *, fake: bool) -> dict[str, Peak]:
-    """What a run of one process holds in every phase."""
+def peaks(
+    recipe: str, options: Sequence[str], *, fake: bool, drawn: bool = False, ranks: Ranks = SINGLE_RANK
+) -> dict[str, Peak]:
+    """What a process of a run holds in every phase.
+
+    Args:
+        recipe: of the run.
+        options: of the run.
+        fake: forecast it.
+        drawn: networks have random weights, for which no files are needed.
+        ranks: that train together.
+    """
     counter, pretending = LiveBytes(), Pretending() if fake else None
     with ExitStack() as contexts:
-        if pretending is not None:
+        if fake or drawn:
             contexts.enter_context(without_weights())
+        if pretending is not None:
             contexts.enter_context(pretending.active())
         contexts.enter_context(counter)
-        assembly = assemble(load(recipe, list(options)))
+        assembly = assemble(load(recipe, list(options)), ranks)
         flow = isinstance(assembly, FlowAssembly)
         half = FlowHalf(assembly, counter) if flow else LanguageHalf(assembly, counter, pretending)
         train_phases(assembly, counter, half, samples=True, brief=fake or not flow, primed=fake)

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from burnish.algorithms.base import Metrics
+from burnish.measured import measured
 from burnish.metrics import collected_metrics, collected_timing
 from burnish.rollout.base import Source
 from burnish.types.rollout import Collected
@@ -48,7 +49,7 @@ def run(
             learned = _learn(scored, workers, update)
             with watch("publish"):
                 workers.publish(update)
-        metrics = collected_metrics(scored) | learned
+        metrics = collected_metrics(scored) | measured(scored) | learned
         metrics |= collected_timing(watch.drain(), scored, devices=devices)
         del scored  # or it would take up memory while the next one is sampled
         for hook in hooks:

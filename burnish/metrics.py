@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -18,15 +16,9 @@ from burnish.types.completion import Lengths
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Collected, Rollouts, Scores
 
-TIME_COLUMNS = ("timing_s/", "timing_per_image_ms/", "timing_per_token_ms/", "perf/", "pipeline/idle_share/")
 PER_IMAGE = ("gen", "ref", "old_log_prob", "adv", "update_actor")  # phases that process every image
 PER_TOKEN = ("gen", "ref", "old_log_prob", "values", "adv", "update_actor")
 DRAWS = 1000  # of the bootstrap
-
-
-def is_time_column(name: str) -> bool:
-    """Whether a metric depends on the clock; all others are the same in every run of a configuration."""
-    return name.startswith(TIME_COLUMNS) or "/latency_s/" in name
 
 
 def collected_metrics(collected: Collected) -> dict[str, float]:
@@ -107,7 +99,10 @@ def length_metrics(lengths: Lengths) -> dict[str, float]:
     """Lengths of responses and prompts in tokens, and the fraction of truncated responses."""
     if not len(lengths):
         return {}
-    found = {"response_length/clip_ratio": float((~lengths.finished).double().mean())}
+    found = {
+        "response_length/clip_ratio": float((~lengths.finished).double().mean()),
+        "response/aborted_ratio": float((lengths.response == 0).double().mean()),
+    }
     for name, values in (("response_length", lengths.response.double()), ("prompt_length", lengths.prompt.double())):
         found |= {
             f"{name}/mean": float(values.mean()),
@@ -222,16 +217,6 @@ def diversities(structures: Sequence[np.ndarray | None], group: Tensor) -> dict[
         if structure is not None:
             members[number].append(structure)
     return {number: float(np.stack(some).std(0).mean()) for number, some in members.items() if len(some) > 1}
-
-
-def memory_metrics() -> dict[str, float]:
-    """Peak memory of this process so far, in GB: resident, and on the GPU if it uses one."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    found = {"perf/max_cpu_memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        found["perf/max_memory_allocated_gb"] = torch.cuda.max_memory_allocated() / 1e9
-        found["perf/max_memory_reserved_gb"] = torch.cuda.max_memory_reserved() / 1e9
-    return found
 
 
 def gpu_bytes() -> int | None:

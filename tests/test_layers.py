@@ -21,6 +21,7 @@ LAYERS = [
     ["advantages"],
     ["batches"],
     ["metrics"],
+    ["measured"],
     ["algorithms", "models"],
     ["rewards"],  # of which some are models
     ["environments"],
@@ -34,7 +35,9 @@ LAYERS = [
     ["controller"],
     ["runtime"],
     ["forecast"],
+    ["alarms"],
     ["report"],
+    ["trackers"],
     ["hooks", "board"],
     ["commands"],
     ["cli", "api"],

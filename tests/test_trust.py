@@ -39,6 +39,7 @@ FORBIDDEN: dict[str, dict[str, str]] = {
         "models/pixel_functions.py": "modules of transformers, which the check in the line before holds to",
         "models/flow/pipeline.py": "diffusers or transformers, as the line before says",
         "tasks/language/vllm/apart/burnish_vllm/worker.py": "modules of vLLM's, whose names are written above",
+        "trackers/worker.py": "the package's own modules, whose names are written above",
         "utils/user_code.py": "modules and files that the user names",
     },
     "resolve_name": {"algorithms/base.py": "functions of the package, named in advantages.py and surrogates.py"},

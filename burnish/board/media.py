@@ -16,7 +16,7 @@ KINDS = {
     ".png": "image/png", ".jpg": "image/jpeg", ".webp": "image/webp", ".mp4": "video/mp4", ".wav": "audio/wav",
 }  # fmt: skip
 NAME = r"[^/\\\0]{1,200}"
-PLACES = re.compile(rf"(validation/\d{{6,9}}/pictures|reference/pictures|drift|samples/{NAME})/{NAME}")
+PLACES = re.compile(rf"(validation/\d{{6,9}}/pictures|reference/pictures|alarms|samples/{NAME})/{NAME}")
 LARGEST = 256 << 20  # bytes of a file
 SIDES = (96, 192, 384, 768)  # longest sides of small copies
 

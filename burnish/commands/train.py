@@ -17,8 +17,9 @@ from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.controller import Controller
 from burnish.hooks import Hook
+from burnish.hooks.alarms import Alarms
 from burnish.hooks.checkpoints import BeforeValidation, Checkpoints
-from burnish.hooks.drift import DriftAlarm
+from burnish.hooks.epochs import Epochs
 from burnish.hooks.expiry import Expiry, ReclaimTime, reclaim_time
 from burnish.hooks.failures import Failures, NothingLearned
 from burnish.hooks.metrics import MetricsLog
@@ -28,6 +29,7 @@ from burnish.hooks.recorded import GroupLog, Timeline
 from burnish.hooks.report import ReportWriter
 from burnish.hooks.samples import SampleIndex
 from burnish.hooks.stop import EXIT_STOPPED, StopRequest
+from burnish.hooks.trackers import Trackers
 from burnish.hooks.validation import Validation
 from burnish.loop import run
 from burnish.report import write_report
@@ -142,17 +144,20 @@ def _attempt(
         early=expected is not None or notices.asks,
         unvalidated=done if metrics is not None and here else None,
     )
+    alarms = [] if config.alarms is None else [Alarms(config, folder, config.alarms)]
     hooks: list[Hook] = [
         BeforeValidation(checkpoints),
         validation,
-        Timeline(folder, controller.watch, local=config.runtime == "local"),
+        Timeline(folder, controller.watch, controller.assembly.memory, local=config.runtime == "local"),
+        Epochs(folder, config, lambda: controller.items),
         groups := GroupLog(folder, lambda: controller.workers.credited),
-        MetricsLog(folder, resumed_at=recorded),
+        *alarms,
+        MetricsLog(folder, resumed_at=recorded, names=config.trackers.names),
         failures := Failures(folder, config.trainer, steps=config.steps),
-        drift := DriftAlarm(config, folder),
         checkpoints,
         SampleIndex(config, folder),
         ReportWriter(folder),
+        Trackers(config, folder, lambda: validation.unfinished, resumed_at=recorded),
         Progress(config, done=done),
         expiry,
     ]
@@ -172,7 +177,9 @@ def _attempt(
                     hook(done, first)
         if not stopping():
             with suppress(Cancelled):
-                source = groups.watched(drift.watched(failures.watched(controller.source)))
+                source = groups.watched(failures.watched(controller.source))
+                for one in alarms:
+                    source = one.watched(source)
                 run(
                     range(done + 1, config.steps + 1), source, controller.workers, hooks,
                     watch=controller.watch, stop=stopping, around=controller.profiler.during, devices=config.devices,

@@ -16,6 +16,7 @@ from burnish.rewards.function import FunctionReward
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.hub import model_folder
 from burnish.utils.hub_data import hub_data
+from burnish.utils.installed import tracker_complaint
 from burnish.utils.paths import holds_run, resolve
 from burnish.utils.reading import checked_path
 
@@ -35,7 +36,7 @@ def disk_problems(config: RunConfig) -> list[str]:
     """What keeps a run from starting on this machine."""
     checks: list[Callable[[RunConfig], None]] = [
         _machine, _model, *(partial(_prompts, option) for option in config.prompt_files), _template, _rewards, _scorers,
-        _output, _resume,
+        _output, _resume, _trackers,
     ]  # fmt: skip
     problems = []
     for check in checks:
@@ -52,6 +53,12 @@ def _machine(config: RunConfig) -> None:
     complaints = list(machine_complaints(config))
     if complaints:
         raise ConfigError(complaints)
+
+
+def _trackers(config: RunConfig) -> None:
+    for name in config.trackers.libraries():
+        if complaint := tracker_complaint(name):
+            raise UserError(f"trackers.{name} {complaint}")
 
 
 def _model(config: RunConfig) -> None:

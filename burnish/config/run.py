@@ -10,15 +10,18 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from burnish.algorithms.base import Algorithm
+from burnish.config.alarms import alarm_complaints
 from burnish.config.memory import memory_complaints
 from burnish.config.mixing import mixing_complaints
 from burnish.config.placement import placement_complaints, profiler_complaints
 from burnish.config.plugins import open_plugins
 from burnish.config.words import Words
 from burnish.options import CheckpointOptions, Count, EmaOptions, OptimizerOptions, ScoringOptions, Seed, Threads
+from burnish.options.alarms import AlarmOptions
 from burnish.options.cluster import PipelineOptions, PoolsOptions, RayOptions, ShardingOptions
 from burnish.options.mixing import MixingOptions
 from burnish.options.profiler import ProfilerOptions
+from burnish.options.trackers import TrackersOptions
 from burnish.registry import known, names, options
 from burnish.utils.errors import ConfigError
 from burnish.utils.user_code import names_code
@@ -68,10 +71,14 @@ class RunConfig:
     """How the networks lie on the ranks of a trainer of several processes."""
     scoring: ScoringOptions = Field(default_factory=ScoringOptions)
     """Where rewards are computed."""
+    alarms: AlarmOptions | None = Field(default_factory=AlarmOptions)
+    """When the log and the report say that something has moved that should not; null never."""
     pipeline: PipelineOptions = Field(default_factory=PipelineOptions)
     """How far sampling runs ahead of learning."""
     profiler: ProfilerOptions | None = None
     """What is recorded in every detail, in which policy updates; null records nothing."""
+    trackers: TrackersOptions = Field(default_factory=TrackersOptions)
+    """Services and libraries that show the run besides its own report: W&B, SwanLab, MLflow, Trackio."""
     steps: Count = 100
     """Policy updates."""
     seed: Seed = 0
@@ -184,7 +191,7 @@ class RunConfig:
             )
         complaints = [
             *self._groups(), *self.sampling_complaints(), *self._steps(), *self._choices(), *self._mixing(),
-            *mixing_complaints(self),
+            *mixing_complaints(self), *alarm_complaints(self),
             *placement_complaints(self, given),
             *memory_complaints(self),
             *profiler_complaints(self, given),
@@ -277,6 +284,13 @@ class RunConfig:
             )
         if self.rollout.save is not None and not self.online:
             yield f"rollout.save is given, but {name} samples nothing to learn from here; leave it out"
+        if self.validation.save is not None and not self.scored:
+            yield f"validation.save is given, but {name} samples nothing; leave it out"
+        if self.validation.save is not None and self.validation.every is None and not self.validation.before:
+            yield (
+                "validation.save is given, but nothing is validated, as validation.every is null and "
+                "validation.before false; set validation.every, or leave it out"
+            )
         if self.validation.suites and not self.scored:
             yield f"validation.suites is given, but {name} samples nothing; leave it out"
         if self.validation.suites and self.validation.every is None and not self.validation.before:

@@ -22,7 +22,7 @@ COLUMN = 34  # of the explanations
 _NOT_DECISIVE = re.compile(
     r"(output_dir|resume|runtime|forecast|plugins|checkpoint\..*|scoring\..*|validation\..*|data\.(val_files|epochs)|rollout\.batch_size"
     r"|rollout\.merge_lora|trainer\.micro_batch_(size|tokens)|trainer\.(max_(skipped|empty)_updates|expires_at|reclaim_notices|expiry_margin)"
-    r"|model\.(gradient_checkpointing|offload)|algorithm\.fold_timesteps|pipeline\.timeout|profiler(\..*)?)$"
+    r"|model\.(gradient_checkpointing|offload)|algorithm\.fold_timesteps|pipeline\.timeout|profiler(\..*)?|trackers(\..*)?)$"
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -69,13 +70,14 @@ class PoolForecast:
         if self.vllm is not None and (complaint := self.vllm.complaint(memory)):
             return f"{complaint} (pool {self.name})"
         phase, peak = self.highest
-        largest = max(peak.parts, key=lambda name: peak.parts[name], default=WEIGHTS)
-        beside = (
-            "" if self.vllm is None or not self.vllm.shares else f", beside {shown(self.vllm.takes(memory))} of vLLM"
-        )
+        if self.vllm is not None and not peak.total:
+            return f"vLLM takes {shown(self.vllm.takes(memory))} of each GPU of pool {self.name}"
+        largest = max(peak.parts, key=lambda name: peak.parts[name])
+        shared = 0 if self.vllm is None or not self.vllm.shares else self.vllm.takes(memory)
+        beside = f", beside {shown(shared)} of vLLM" if shared else ""
         return (
             f"a process of pool {self.name} needs {shown(self.needs_of(memory))}, in {phase!r}, most of it {largest} "
-            f"({shown(peak.parts.get(largest, 0))}){beside}"
+            f"({shown(peak.parts[largest])}){beside}"
         )
 
     def _needs(self, memory: int, of: Callable[[int], int]) -> int:
@@ -128,6 +130,8 @@ def forecast(config: RunConfig) -> Forecast:
 def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolForecast:
     counter, pretending = LiveBytes(), Pretending()
     with ExitStack() as contexts:
+        gc.freeze()  # what libraries hold is never garbage, and would be looked through again and again
+        contexts.callback(gc.unfreeze)
         ranks = contexts.enter_context(pretend_ranks(size if name == "train" else 1))
         contexts.enter_context(_quietly())
         contexts.enter_context(without_weights())

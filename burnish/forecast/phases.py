@@ -132,6 +132,8 @@ def _loaded(
     config = assembly.config
     assembly.scorer = FixedScores(config.rewards, config.mixing)  # type: ignore[assignment]
     _find_prompts(assembly, half)
+    if assembly.ranks.size > 1:
+        _map_files(assembly, counter)
     with counter.phase(LOAD, WEIGHTS):
         roles = assembly.roles
         if not trains:
@@ -142,10 +144,23 @@ def _loaded(
         trainer = assembly.workers if trains else None
         if trains and assembly.ema is not None:
             counter.label(WEIGHTS, assembly.ema.average.values())
+    if assembly.ranks.size > 1:
+        counter.peaks[LOAD].host = 0  # pages of files, which the kernel takes back
     if brief:
         half.shorten()
         trainer = None if trainer is None else BriefTrainer.of(trainer, counter, rests)
     return trainer
+
+
+def _map_files(assembly: Assembly, counter: LiveBytes) -> None:
+    """Have networks that ranks share lie on no GPU until they are sharded: their files are mapped, and not read."""
+    load = assembly.load_roles
+
+    def mapped() -> Any:
+        with counter.phase(LOAD, HOST):
+            return load()
+
+    vars(assembly)["load_roles"] = mapped
 
 
 def _find_prompts(assembly: Assembly, half: Half) -> None:

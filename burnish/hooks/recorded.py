@@ -13,8 +13,8 @@ from typing import IO, Any
 from burnish.config.run_folder import RunFolder
 from burnish.hooks import Hook
 from burnish.hooks.observed import Observed
-from burnish.metrics import memory_metrics
 from burnish.rollout.base import Source
+from burnish.training.memory import PhaseMemory
 from burnish.types.rollout import Collected, Rollouts
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError
@@ -133,9 +133,9 @@ def _short(value: float) -> float | None:
 class Timeline(Hook):
     """What each process did when during every update, in timeline.jsonl; and this one's memory among the metrics."""
 
-    def __init__(self, folder: RunFolder, watch: Stopwatch, *, local: bool) -> None:
+    def __init__(self, folder: RunFolder, watch: Stopwatch, memory: PhaseMemory, *, local: bool) -> None:
         """Args: ``local`` says whether this process is the one that learns."""
-        self.lines, self.watch, self.local = Lines(folder.timeline), watch, local
+        self.lines, self.watch, self.memory, self.local = Lines(folder.timeline), watch, memory, local
 
     def start(self, done: int) -> None:
         self.lines.begin(done)
@@ -145,7 +145,7 @@ class Timeline(Hook):
         if update == 0:
             return
         if self.local:
-            metrics |= memory_metrics()
+            metrics |= self.memory.metrics()
         lanes = {"this process" if self.local else "controller": own, **dict(sorted(others.items()))}
         found = {name: [span for span in spans if span[0] != "step"] for name, spans in lanes.items()}
         begun = min((start for spans in found.values() for _, start, _ in spans), default=0.0)

@@ -113,7 +113,7 @@ class OptimizerOptions:
 
     offload: bool = False
     """Keep the optimizer's states in CPU memory and step there: a third to a half of the memory of trained weights, for
-    a slower step. Sharded runs have sharding.offload."""
+    a slower step. sharding.offload keeps them there with the weights."""
 
     @model_validator(mode="after")
     def _steps_make_sense(self) -> Self:
@@ -156,6 +156,9 @@ class StepOptions:
     interruptions), gcp (preemption), azure (scheduled events). null asks none."""
     expiry_margin: NonNegative = 0.0
     """Seconds before expires_at at which the run has stopped, in addition to the time of a checkpoint."""
+    peak_tflops: Positive | None = None
+    """What a device could compute in the run's precision, in 10^12 operations per second: perf/mfu is the share of it
+    that is used. null knows many GPUs by their names; where it doesn't, there is no perf/mfu."""
 
     @field_validator("expires_at")
     @classmethod

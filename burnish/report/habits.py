@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from burnish.report.samples import ENOUGH, Sample, Samples, Score, chance
+from burnish.types.said import MARKS, TAG
 
 FREQUENT = 0.2  # fraction of responses before
 RARE = 1 / 3  # of that fraction, now
@@ -14,8 +15,6 @@ MOST = 3  # habits that are listed
 ALIKE = 0.7  # overlap of responses above which two features count as one
 KINDS = ["tag", "mark", "opening", "phrase"]  # most telling first
 PHRASE = 4  # words of a phrase
-TAG = re.compile(r"</?([A-Za-z][\w-]{0,30})>")
-MARKS = {"code block": "```", "bold type": "**", "box": r"\boxed", "heading": "\n#", "list": "\n- "}
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from burnish.config.run_folder import STEP, RunFolder
-from burnish.report.drift import Drift
+from burnish.report.alarms import ABOUT, alarm_data
 from burnish.report.found import stamp
 from burnish.report.summary import PLUS_MINUS, REWARD, SPACE, Measure, Summary, next_steps
-from burnish.report.validated import relative
 from burnish.report.verdict import headline, verdict
 
 WORDS = {
@@ -28,7 +27,7 @@ def overview(folder: RunFolder, run: Summary) -> dict[str, Any]:
         "title": folder.path.resolve().name, "sentence": run.sentence(), "headline": headline(run),
         "numbers": numbers(run), "sources": sources(run),
         "verdict": [{"kind": WORDS[one.kind][0], "word": WORDS[one.kind][1], "text": one.text} for one in verdict(run)],
-        "warnings": run.warnings(), "drift": [drift(folder, one) for one in run.drifts()],
+        "warnings": run.warnings(), "alarms": alarm_data(folder, run), "alarms_about": ABOUT,
         "updates": run.updates, "steps": run.planned, "samples": run.words.samples, "gallery": run.words.gallery,
         "same": run.words.same, "unit": run.words.unit, "validations": folder.validations(),
         "config": folder.config.read_text(encoding="utf-8")[:LONGEST] if folder.config.is_file() else "",
@@ -38,7 +37,7 @@ def overview(folder: RunFolder, run: Summary) -> dict[str, Any]:
 
 def signature(folder: RunFolder) -> str:
     """Changes whenever something of a run that is shown has changed."""
-    files = [folder.metrics, folder.config, folder.groups, folder.timeline, folder.path / "validation"]
+    files = [folder.metrics, folder.config, folder.groups, folder.timeline, folder.alarms, folder.path / "validation"]
     newest = max(folder.validations(), default=0)
     files += [folder.validation(newest) / "samples.jsonl", folder.reference / "metrics.json"]
     return "-".join(f"{changed:x}.{size:x}" for changed, size in map(stamp, files))
@@ -106,10 +105,3 @@ def sources(run: Summary) -> dict[str, Any] | None:
         ]
         rows.append({"title": source, "cells": cells})
     return {"heads": heads, "rows": rows}
-
-
-def drift(folder: RunFolder, one: Drift) -> dict[str, Any]:
-    """A watched statistic that has moved, with sheets of samples."""
-    sheets = [("the first update", folder.drift_sheet("first")), (f"update {one.found}", folder.drift_sheet(one.name))]
-    shown = [{"title": title, "file": file} for title, sheet in sheets if (file := relative(sheet, folder))]
-    return {"name": one.name, "text": f"{one.text()}.", "sheets": shown}

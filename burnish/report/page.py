@@ -8,6 +8,7 @@ from typing import Any
 
 from burnish import __version__
 from burnish.config.run_folder import RunFolder
+from burnish.report.alarms import alarms_section
 from burnish.report.charts import trained_key
 from burnish.report.curves import Chart, Series
 from burnish.report.frozen import digest, frozen
@@ -44,7 +45,7 @@ def write_report(folder: RunFolder) -> Path:
         _warnings(run),
         _curves(run),
         suites_section(folder),
-        _drift(folder, run, show),
+        alarms_section(folder, run, show),
         gallery(folder, run, show),
         _details("Health of the training", health(run, {trained_key(measure) for measure in run.measures()})),
         _details("Where the time goes", _time(run)),
@@ -123,26 +124,6 @@ def _verdict(run: Summary) -> str:
 def _warnings(run: Summary) -> str:
     lines = "".join(f"<p>{escape(text)}</p>" for text in run.warnings())
     return f'<div class="warning">{lines}</div>' if lines else ""
-
-
-def _drift(folder: RunFolder, run: Summary, show: Embedded) -> str:
-    """Watched statistics that have moved, with samples of the first update and of the one when each was found."""
-    found = run.drifts()
-    if not found:
-        return ""
-    first = folder.drift_sheet("first")
-    cards = []
-    for one in found:
-        sheets = [("the first update", first), (f"update {one.found}", folder.drift_sheet(one.name))]
-        sides = "".join(
-            f"<div><h4>{title}</h4>{show(file, one.name)}</div>" for title, file in sheets if file.is_file()
-        )
-        body = f'<div class="sides">{sides}</div>' if sides else ""
-        cards.append(f'<section class="card"><h3>{escape(one.name)}</h3><p>{escape(one.text())}.</p>{body}</section>')
-    return (
-        "<h2>What drifted</h2><p>None of these counts in the reward. Look whether the pictures are what you want: a "
-        f"policy finds whatever a reward pays for by mistake.</p>{''.join(cards)}"
-    )
 
 
 def _curves(run: Summary) -> str:

@@ -12,11 +12,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+from burnish.alarms.record import Raised, read_alarms
 from burnish.config.run_folder import STEP, RunFolder, is_row
 from burnish.config.tasks import DEFAULT, TASKS
 from burnish.config.words import DRAWN, FILES, JUDGEMENTS, Words
-from burnish.report.drift import Drift, drifts
 from burnish.report.habits import Habit, lost_habits
+from burnish.report.passes import Passes, passes
 from burnish.report.reading import read_configuration
 from burnish.report.samples import Samples, chance, read_samples, read_scores
 from burnish.utils.json_text import parse_json
@@ -146,12 +147,17 @@ class Summary:
     doubt: dict[str, float] = field(default_factory=dict)  # ``Measure.chance`` by key
     habits: list[Habit] = field(default_factory=list)  # that were lost
     kept: Samples = field(default_factory=dict)  # of the newest validation
+    alarms: list[Raised] = field(default_factory=list)
+    passes: Passes | None = None  # the best of a prompt's samples, before and after
 
     @classmethod
     def read(cls, folder: RunFolder, *, until: int | None = None) -> Summary:
         """Read the folder of a run, finished or not; ``until`` an update, if later ones don't count."""
         rows = [row for row in folder.read_metrics() if until is None or row[STEP] <= until]
-        run = cls(config=read_configuration(folder.config), rows=rows, reference=_read_reference(folder))
+        run = cls(
+            config=read_configuration(folder.config), rows=rows, reference=_read_reference(folder),
+            alarms=read_alarms(folder.alarms),
+        )  # fmt: skip
         newest = max((one for one in folder.validations() if until is None or one <= until), default=None)
         if newest is not None:
             run.kept = read_samples(folder.validation(newest))
@@ -160,6 +166,8 @@ class Summary:
             first, last = map(read_scores, places)
             run.doubt = {one.key: chance(first, last, one.column) for one in run.measures()}
             run.habits = lost_habits(*map(read_samples, places))
+            exact = run.exact.column if run.exact.of(run.before) is not None else REWARD.column
+            run.passes = passes(first, last, exact)
         return run
 
     @property
@@ -269,7 +277,8 @@ class Summary:
 
     def warnings(self) -> list[str]:
         """Problems during the run."""
-        found = [f"Watched statistic {one.text()}." for one in self.drifts()]
+        names = ", ".join(one.name for one in self.standing)
+        found = [f"Alarms, shown below: {names}."] if names else []
         missing = [row.get("critic/missing_ratio") or 0 for row in self.rows if row[STEP] > 0]
         if any(missing):
             found.append(
@@ -298,12 +307,10 @@ class Summary:
             )
         return found
 
-    def drifts(self) -> list[Drift]:
-        """Watched statistics that are not where they were at the start."""
-        rewards = self.config.get("rewards") or {}
-        watched = [name for name in rewards if name not in self._weighted()]
-        prompts = (self.config.get("data") or {}).get("train_batch_size", 1)
-        return drifts([row for row in self.rows if row[STEP] > 0], watched, prompts)
+    @property
+    def standing(self) -> list[Raised]:
+        """Alarms that are not over."""
+        return [one for one in self.alarms if one.over is None]
 
     def _weighted(self) -> list[str]:
         rewards = self.config.get("rewards") or {}

@@ -15,8 +15,8 @@ def verdict(run: Summary) -> list[Point]:
     if run.before is None or run.after is None:
         return []
     points = [
-        *_reward(run), *_exact(run), *_form(run), *_guidance(run), *_habits(run), *_border(run), *_variety(run),
-        *_peak(run),
+        *_reward(run), *_exact(run), *_form(run), *_passes(run), *_guidance(run), *_habits(run), *_border(run),
+        *_variety(run), *_peak(run),
     ]  # fmt: skip
     if run.updates < run.planned:
         text = f"The run is not finished: {run.updates} of {run.planned} updates are done."
@@ -38,14 +38,13 @@ def headline(run: Summary) -> str:
     names = [one.title.lower() for one in watched if _known(run, one)]
     worse = " and ".join(name for name, way in zip(names, ways, strict=True) if way < 0)
     rare = f" Rare now, and frequent before: {', '.join(one.what for one in run.habits)}." if run.habits else ""
-    drifted = " and ".join(one.name.replace("_", " ") for one in run.drifts())
-    return _sentence(reward.sign(*_pair(run, reward)), names, worse, drifted) + rare
+    alarmed = ", ".join(one.name.replace("_", " ") for one in run.standing)
+    alarms = f" Look at the alarm{'s' * (len(run.standing) > 1)}: {alarmed}." if alarmed else ""
+    return _sentence(reward.sign(*_pair(run, reward)), names, worse) + alarms + rare
 
 
-def _sentence(way: int, names: list[str], worse: str, drifted: str) -> str:
+def _sentence(way: int, names: list[str], worse: str) -> str:
     match way:
-        case 1 if drifted and not worse:
-            return f"It learned what it was trained for, and what was watched drifted: {drifted}."
         case 1 if worse:
             return f"It learned what it was trained for, at a price: {worse} got worse."
         case 1 if names:
@@ -113,6 +112,22 @@ def _form(run: Summary) -> list[Point]:
         return [Point("weigh", f"{text}: {unclear}.")]
     learned = "what was learned is the form" if form.sign(was, now) == 1 else "neither has clearly changed"
     return [Point("weigh", f"{text}: {learned}.")]
+
+
+def _passes(run: Summary) -> list[Point]:
+    """Whether it can do more than before, or does more often what it could."""
+    found = run.passes
+    if found is None or not found.kind:
+        return []
+    before, after, doubt = found.best
+    change = f"{after - before:+.3f} ± {doubt:.3f}"
+    numbers = f"the best of {found.n} samples went from {before:.3f} to {after:.3f} ({change})"
+    match found.kind:
+        case "learning":
+            return [Point("gained", f"It can do more than before: {numbers}.")]
+        case "narrowing":
+            return [Point("lost", f"It can do less than before, and does that more often: {numbers}.")]
+    return [Point("weigh", f"It does more often what it could do before, and no more is clear: {numbers}.")]
 
 
 def _habits(run: Summary) -> list[Point]:

@@ -29,6 +29,7 @@ TOGETHER = 64  # calls about single samples of an async function that wait at a 
 class FunctionReward(AnyReward):
     """Base of rewards that call a function of the user, or an object of a class."""
 
+    higher_is_better: ClassVar[bool] = False  # who knows
     half: ClassVar[Half]  # what is scored
     takes: ClassVar[str]  # parameters that most functions have, for messages
 

@@ -97,9 +97,11 @@ def join(parts: Sequence[R]) -> R:
     failures = [failure for part in parts for failure in part.failures]
     ran = joined(part.execution for part in parts)
     glimpses = [glimpse for part in parts for glimpse in part.glimpses]
+    quotes = [quote for part in parts for quote in part.quotes]
     return replace(
-        type(parts[0]).cat(there), metrics=metrics, counts=counts, failures=failures, execution=ran, glimpses=glimpses
-    )
+        type(parts[0]).cat(there), metrics=metrics, counts=counts, failures=failures, execution=ran, glimpses=glimpses,
+        quotes=quotes,
+    )  # fmt: skip
 
 
 def _joined(parts: Sequence[Rollouts]) -> tuple[dict[str, float], dict[str, float]]:

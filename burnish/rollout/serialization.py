@@ -16,11 +16,12 @@ from burnish.types.execution import Execution
 from burnish.types.media import Fit, Media
 from burnish.types.prompt import Message, Part, Prompt
 from burnish.types.rollout import Denoising, Embeddings, Failure, Requests, Rollouts, Scored, ScoredResponses, Scores
+from burnish.types.said import Quote, Said
 from burnish.utils.spool import Unread
 
 _TYPES = (
     Completion, Denoising, Embeddings, Encoded, Execution, Failure, Features, Fit, Gathered, Media, Message, Part,
-    Prompt, Requests, Scored, ScoredResponses, Scores,
+    Prompt, Quote, Requests, Said, Scored, ScoredResponses, Scores,
 )  # fmt: skip
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in _TYPES}
 ALIASES = {"Answered": "ScoredResponses", "Conditioning": "Embeddings"}  # names in checkpoints of earlier versions

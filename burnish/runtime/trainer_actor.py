@@ -15,7 +15,6 @@ from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.controller import LocalController
-from burnish.metrics import memory_metrics
 from burnish.rewards.normalising import restore, with_first
 from burnish.rollout.requests import RolloutRequest
 from burnish.runtime.actor import RankInfo
@@ -130,7 +129,7 @@ class TrainerActor:
         metrics = self.assembly.workers.update(batch, update)
         self._recording.close()
         watch = self.assembly.watch
-        return metrics | memory_metrics(), watch.drain(), watch.take_spans()
+        return metrics | self.assembly.memory.metrics(), watch.drain(), watch.take_spans()
 
     def _record(self, update: int) -> None:
         """Record from here to the end of the update, if it is to be and is not yet."""

@@ -39,7 +39,9 @@ from burnish.tasks.shares import steps_of_an_update
 from burnish.tasks.suites import SuiteRunner, runner_of, subset
 from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.ema import Ema
+from burnish.training.memory import PhaseMemory
 from burnish.training.parameter_groups import ParameterGroup
+from burnish.training.peaks import device_peak
 from burnish.training.ranks import SINGLE_RANK, Ranks, group_of_one
 from burnish.training.roles import Publisher, TrainedRoles
 from burnish.training.trainer import Trainer
@@ -47,7 +49,7 @@ from burnish.types.media import Media
 from burnish.types.rollout import Prompt
 from burnish.utils.errors import Cancelled, UserError
 from burnish.utils.hub import model_folder
-from burnish.utils.paths import KEPT, SUITES
+from burnish.utils.paths import KEPT, SUITES, VALIDATED
 from burnish.utils.reading import understood
 from burnish.utils.timer import Stopwatch
 
@@ -70,13 +72,14 @@ class Assembly:
         """Args: ``ranks`` are those that hold the trained networks together, each with an assembly of its own."""
         self.config, self.ranks = config, ranks
         torch.set_num_threads(config.threads)
-        self.watch = Stopwatch()
+        self.watch, self.memory = Stopwatch(), PhaseMemory()
+        self.watch.memory = self.memory.during
         self.needs: Any = config.algorithm.needs()
         self.stop: Callable[[], bool] = lambda: False  # whether to stop sampling, as nobody would learn from it
         self.measures_prompts = False  # whether only the model's processor can tell which prompts are short enough
-        self.reads_ahead = False  # whether other processes read what prompts show before it is needed
         self.trains = False  # whether weights are learned, not only read
         self._until_closed = ExitStack()
+        self.reads_ahead = False  # whether other processes read what prompts show before it is needed
         self.has_separate_engine = False  # whether the engine has weights of its own, so that these stay sharded
         self.example: Prompt | None = None  # for an engine of its own, to be compared with before it has sampled
         # around what can't poll ``stop``: a request to stop ends it, by Cancelled
@@ -136,10 +139,13 @@ class Assembly:
     @cached_property
     def roles(self) -> Any:
         """The networks."""
-        roles = self.load_roles()
+        roles, stated = self.load_roles(), self.config.trainer.peak_tflops
+        peak = device_peak(roles.device, roles.model.compute, stated) if self.trains else None
+        if peak is not None:
+            roles.measure(peak)
         if self.sharded:
             if self.ranks.size == 1:
-                self._until_closed.enter_context(group_of_one())
+                self._until_closed.callback(group_of_one())
             roles.shard(self.ranks, self.config.sharding)
         elif self.ranks.size > 1:
             roles.copied_on(self.ranks)
@@ -250,6 +256,13 @@ class Assembly:
         """Where samples of training are kept, if they are."""
         options = self.config.rollout.save
         return None if options is None else SampleFiles(Path(self.config.output_dir) / KEPT, options)
+
+    @cached_property
+    def validation_files(self) -> SampleFiles | None:
+        """Where samples of validations are kept, if they are."""
+        options = self.config.validation.save
+        folder = Path(self.config.output_dir) / VALIDATED
+        return None if options is None else SampleFiles(folder, options, "validation.save", first=0)
 
     @cached_property
     def suites(self) -> list[SuiteRunner]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -16,6 +16,7 @@ from burnish.options.cluster import ShardingOptions
 from burnish.options.flow import LoraOptions
 from burnish.training.balance import Balance
 from burnish.training.copies import Copies
+from burnish.training.meter import Meter
 from burnish.training.ranks import Ranks
 from burnish.training.sharding import Shards, copy_full, mesh_of, shard
 from burnish.utils import random
@@ -42,9 +43,12 @@ class TrainedRoles:
     trained: tuple[str, ...] = ("policy",)  # roles that a checkpoint holds, the policy first
     sampled: tuple[str, ...] = ("policy",)  # roles whose weights are sent to engines in other processes
     draws: tuple[str, ...] = ("policy",)  # roles whose networks run while samples are made
+    counts_tokens = False  # whether batches are of texts, so that what a row costs is its tokens
     never_stepped: tuple[str, ...] = ("reference",)  # roles that all of their weights belong to, as none is learned
 
     balance: Balance | None = None  # of the experts of a mixture, if the network is one
+    clock: Callable[[str], AbstractContextManager[None]] = nullcontext  # type: ignore[assignment]  # measures a part of what is going on
+    meter: Meter | None = None  # of what the networks compute, where the device's peak is known
 
     def __init__(self, model: Any, lora: LoraOptions | None, *, micro_batch_size: int, on_policy: bool) -> None:
         """Take over a loaded model, whose network is the policy.
@@ -89,6 +93,14 @@ class TrainedRoles:
             if not shared:
                 unshare(other)
         network.requires_grad_(True)
+
+    def measure(self, peak: float) -> None:
+        """Count what the networks compute from here on, before they are sharded.
+
+        Args:
+            peak: of the device, in operations per second.
+        """
+        raise NotImplementedError
 
     def rest(self) -> None:
         """Hold networks that nobody trains here in the precision that they compute in, where that moves no bit."""
@@ -139,6 +151,10 @@ class TrainedRoles:
         if not self._folded and adapter != self._active:
             switch_adapter(self._carriers, adapter)
             self._active = adapter or ""
+
+    def active_adapter(self) -> str | None:
+        """The adapter that is active; None without one."""
+        return (self._active or None) if self.lora is not None else None
 
     def run(self, name: str, function: Callable[[nn.Module], T]) -> T:
         """What a function makes of the network that does a job: tensors, alone or in tuples."""

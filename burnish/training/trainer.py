@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
@@ -16,11 +16,12 @@ from burnish.options import StepOptions
 from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.batching import mini_batches, rank_micro_batches
 from burnish.training.ema import Ema
+from burnish.training.meter import Usage
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.training.roles import Publisher, TrainedRoles
-from burnish.training.step_metrics import signal_metrics, step_metrics
-from burnish.types.batch import Batch, numbers
+from burnish.training.step_metrics import extreme_of, length_metrics, signal_metrics, step_metrics
+from burnish.types.batch import Batch, numbers, settle
 from burnish.types.rollout import Collected
 from burnish.utils.errors import UserError
 from burnish.utils.timer import Stopwatch
@@ -53,14 +54,28 @@ class Trainer:
     optimizer_steps: int = field(default=0, init=False)
     skipped_in_a_row: int = field(default=0, init=False)
     credited: list[float] | None = field(default=None, init=False)  # advantage of each sample of the last batch
+    usage: Usage = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.usage = Usage(self.roles.meter, self.ranks.size)
+        self.roles.clock = self._part
 
     def annotate(self, scored: Collected) -> Any:
         """Add what needs a forward pass."""
         if self.publisher is not None:
             self.publisher.rest()
         self.roles.begin(scored, moved=scored.version != self.version)
-        with self.watch("old_log_prob"):
-            return self.algorithm.annotate(scored, self.roles)
+        with self.watch("old_log_prob"), self.usage.during("actor_infer"):
+            found = self.algorithm.annotate(scored, self.roles)
+            settle(self.roles.device)  # or its time would be that of whoever waits next
+        return found
+
+    @contextmanager
+    def _part(self, name: str) -> Iterator[None]:
+        """A part of annotation that has a time of its own."""
+        with self.watch.part(name):
+            yield
+            settle(self.roles.device)
 
     def credit(self, annotated: Any) -> tuple[Any, Metrics]:
         """Rewards to training signal: all of the batch, on every rank alike."""
@@ -73,7 +88,7 @@ class Trainer:
         """Mini-batches, micro-batches and optimizer steps of one policy update."""
         metrics: defaultdict[str, list[float]] = defaultdict(list)
         skipped = empty = 0
-        with self.watch("update_actor"):
+        with self.watch("update_actor"), self.usage.during("actor"):
             for mini in mini_batches(batch, self.trainer, self.seed, update):
                 step = self._step(mini, update)
                 del mini  # before the next one is made
@@ -83,12 +98,13 @@ class Trainer:
                     metrics[name].append(value)
             self.roles.optimizer_steps = self.optimizer_steps
             after = self.algorithm.after_update(self.roles, update)
-        means = {name: sum(values) / len(values) for name, values in metrics.items()}
+            settle(self.roles.device)
+        means = {name: extreme_of(name)(values) for name, values in metrics.items()}
         means["actor/skipped_updates"] = float(skipped or not metrics)  # or there was nothing to learn from
         means["actor/empty_updates"] = float(empty or not metrics)
         means.pop("actor/skipped", None)
         means.pop("actor/empty", None)
-        return means | after
+        return means | after | self.usage.metrics()
 
     def publish(self, version: int) -> None:
         """Sample with these weights from now on; for an engine that shares them, only the version changes."""
@@ -110,10 +126,13 @@ class Trainer:
         if self.auxiliary is not None:
             share["auxiliary"], reported = self.auxiliary.backward(self.optimizer_steps, self.roles, self.ranks)
             share |= {f"report {name}": value for name, value in reported.items()}
-        whole = self.ranks.sum(share | self.roles.shards.learned())
+        whole = self.ranks.sum(share | self.usage.share("actor") | self.roles.shards.learned())
+        self.usage.add(whole)
         self.roles.shards.settle_gradients(whole)
         total, metrics = whole["loss"] + whole.get("auxiliary", 0.0), step_metrics(whole)
         metrics["actor/loss"] = whole["loss"] / size
+        if self.roles.counts_tokens:
+            metrics |= length_metrics(mini.costs(), self.ranks.size)
         learning = [group for group in self.groups if group.learns(update)]
         norms = {}
         for group in learning:
@@ -124,8 +143,6 @@ class Trainer:
             return self._skip(total, norms)
         for group in learning:
             group.step()
-        for group in self.groups:
-            group.zero_grad()  # gradients would wait through all sampling for the next update
         self.optimizer_steps += 1
         self.skipped_in_a_row = 0
         if self.groups[0] in learning:
@@ -155,9 +172,13 @@ class Trainer:
                 sums.append(("loss", loss.total.detach()))
                 for name, (value, count) in loss.metrics.items():
                     sums += [(f"sum {name}", value), (f"count {name}", count)]
+                sums += [(f"extreme {self.ranks.rank} {name}", value) for name, value in loss.extremes.items()]
         # read only now, so that the GPU need not be waited for between micro-batches
         for (name, _), number in zip(sums, numbers([value for _, value in sums]), strict=True):
-            share[name] += number
+            if name.startswith("extreme "):
+                share[name] = extreme_of(name)([number, share.get(name, number)])
+            else:
+                share[name] += number
         reported = balance.metrics() if balance else {}
         return share | {f"report {name}": value for name, value in reported.items()}
 
@@ -166,10 +187,16 @@ class Trainer:
         for part, weight in rank_micro_batches(self.algorithm, mini, self.roles.micro_batch_size, self.ranks):
             yield part.to(self.roles.device), weight
 
-    def _balanced(self, weight: float) -> AbstractContextManager[None]:
-        """A micro-batch of weight 0, which only keeps ranks in step, does not count for the balance of experts."""
+    @contextmanager
+    def _balanced(self, weight: float) -> Iterator[None]:
+        """A micro-batch of weight 0 only keeps ranks in step: it counts neither as work nor for experts' balance."""
         balance = self.roles.balance
-        return balance.paused() if balance and not weight else nullcontext()
+        with ExitStack() as pauses:
+            if not weight:
+                pauses.enter_context(self.usage.paused())
+                if balance:
+                    pauses.enter_context(balance.paused())
+            yield
 
     def _skip(self, total: float, norms: dict[str, float]) -> Metrics:
         """Skip the step: one non-finite batch must not end a run; several in a row do."""

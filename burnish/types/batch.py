@@ -158,6 +158,12 @@ def numbers(values: Sequence[Tensor | float]) -> list[float]:
     return [next(copied) if remote else float(value) for value, remote in zip(values, on_gpu, strict=True)]
 
 
+def settle(device: torch.device) -> None:
+    """Wait until a GPU has done what it was given."""
+    if device.type == "cuda" and torch.cuda.is_initialized():
+        torch.cuda.synchronize(device)
+
+
 def as_positions(index: Tensor | Sequence[int] | slice, count: int) -> Tensor:
     """Positions, or a slice of ``count`` rows, as a long tensor."""
     if isinstance(index, slice):

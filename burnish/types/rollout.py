@@ -16,6 +16,7 @@ from burnish.types.completion import Completion, Lengths, ResponseRows
 from burnish.types.execution import DROPS, Execution, Ran, execution_of
 from burnish.types.judgements import OfflineJudgements
 from burnish.types.prompt import Prompt
+from burnish.types.said import UNKNOWN, Quote, Said
 
 __all__ = [
     "Collected",
@@ -256,6 +257,7 @@ class Rollouts(Batch):
     counts: dict[str, float] = shared(default_factory=dict)  # number of values behind each metric that is a mean
     failures: list[Failure] = shared(default_factory=list)  # of all samples, those that were filtered out included
     glimpses: list[bytes] = shared(default_factory=list)  # small PNG files of one sample of each of the first prompts
+    quotes: list[Quote] = shared(default_factory=list)  # of responses, the same
     execution: dict[str, Execution] = shared(default_factory=dict)  # of all samples, by reward: how it was computed
 
     @property
@@ -281,6 +283,7 @@ class ScoredResponses(Rollouts):
     # [B] what of the reward belongs to steps of a response, by the number of tokens up to the end of each
     steps: list[StepRewards] = field(default_factory=list)
     limit: int = shared()  # longest response allowed, in tokens
+    said: list[Said] = field(default_factory=list)  # [B] what is watched of each response
 
     @property
     def lengths(self) -> Lengths:
@@ -288,6 +291,7 @@ class ScoredResponses(Rollouts):
 
     def __post_init__(self) -> None:
         self.steps = self.steps or [()] * len(self.prompts)
+        self.said = self.said or [UNKNOWN] * len(self.prompts)
 
     @property
     def step_rewards(self) -> Tensor:
@@ -362,3 +366,4 @@ class Loss:
 
     total: Tensor
     metrics: dict[str, tuple[Tensor | float, Tensor | float]] = field(default_factory=dict)
+    extremes: dict[str, Tensor] = field(default_factory=dict)  # names end in _max or _min; of all terms of a step

@@ -23,6 +23,13 @@ def quantization_complaint(precision: str) -> str:
     return f"needs {needed}, which is not installed: pip install 'burnish[quantization]'; fp8_cast needs no library"
 
 
+def tracker_complaint(name: str) -> str:
+    """What a tracker lacks, and the command that installs it; "" if nothing."""
+    if find_spec(name) is not None:
+        return ""
+    return f"needs {name}, which is not installed: pip install 'burnish[{name}]'"
+
+
 ATTENTION = {  # modules that attention backends of diffusers and transformers need
     "flash": "flash_attn", "flash_attention_2": "flash_attn", "_flash_3": "flash_attn_interface",
     "flash_attention_3": "flash_attn_interface", "sage": "sageattention", "xformers": "xformers",

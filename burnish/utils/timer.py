@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,18 +23,32 @@ class Stopwatch:
         self._seconds: dict[str, float] = defaultdict(float)
         self._spans: deque[Span] = deque(maxlen=MOST_SPANS)
         self._lanes: dict[str, list[Span]] = defaultdict(list)  # of other processes
+        self._parts = threading.local()  # seconds of parts of what is open, by thread
         self.mark: Callable[[str], AbstractContextManager[Any]] = nullcontext  # range of a profiler
+        self.memory: Callable[[str], AbstractContextManager[Any]] = nullcontext  # measures what is held meanwhile
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         start, began = time.perf_counter(), time.time()
+        around, self._parts.seconds = getattr(self._parts, "seconds", 0.0), 0.0
         try:
-            with self.mark(name):
+            with self.mark(name), self.memory(name):
                 yield
         finally:
             took = time.perf_counter() - start
-            self._seconds[name] += took
+            self._seconds[name] += took - self._parts.seconds
+            self._parts.seconds = around
             self._spans.append((name, began, took))
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Measure a part of what is being measured, whose own seconds then are those of the rest."""
+        start = time.perf_counter()
+        try:
+            with self(name):
+                yield
+        finally:
+            self._parts.seconds += time.perf_counter() - start
 
     def add(self, seconds: Mapping[str, float], lanes: Mapping[str, Sequence[Span]] = EMPTY) -> None:
         """Add seconds that were measured elsewhere, and the spans of other processes by their names."""

@@ -41,13 +41,6 @@ def test_memory_is_given_once():
         plan("quickstart", ["memory=8GB", "memory=9GB"])
 
 
-@pytest.mark.parametrize("option", ["model.quantization.weights=int8", "sharding.offload=true"])
-def test_what_a_forecast_is_wrong_about_is_refused(option):
-    more = ["runtime=ray", "pools.train.processes=2"] if option.startswith("sharding") else ["model.device=cuda"]
-    with pytest.raises(UserError, match=option.rpartition(".")[0].partition(".")[0]):
-        plan("quickstart", [option, *more])
-
-
 @pytest.mark.slow
 def test_a_forecast_needs_no_weights(tmp_path):
     from shutil import copytree, ignore_patterns

@@ -27,8 +27,8 @@ CASES = {  # recipe, options, memory of a GPU
 def needs(recipe: str, options: list[str], memory: int) -> tuple[bool, str]:
     """Whether a run fits, and what its pools need."""
     found = forecast(load(recipe, options))
-    each = "; ".join(f"{pool.name}: {shown(pool.needs)} in {pool.highest[0]!r}" for pool in found.pools)
-    return found.needs <= memory, f"{each}, of {shown(memory)}"
+    each = "; ".join(f"{pool.name}: {shown(pool.needs_of(memory))} in {pool.highest[0]!r}" for pool in found.pools)
+    return found.fits(memory), f"{each}, of {shown(memory)}"
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -48,7 +48,8 @@ RUNS = {
     "own": [
         "algorithm=ppo", "trainer.mini_batch_size=2", "mixing.normalise.floor=0.1", "data.max_prompt_length=60",
         "data.overlong=filter", "ema.decay=0.5", "ptx.batch_size=1", "rollout.save.prompts=1",
-        "profiler.steps=[1]",
+        "profiler.steps=[1]", "trackers.tensorboard=true",
+        "validation.save.prompts=1",
         *(f"{section}.{option}" for section in ("optimizer", "critic.optimizer") for option in
           ("name=muon", "schedule=cosine", "min_lr=1e-6")),
     ],
@@ -120,6 +121,18 @@ def test_the_options_of_vllm_are_read_by_its_engine():
         assert f"options.{path.rpartition('.')[2]}" in source, path
 
 
+TRACKED = {path for path in OPTIONS if path.startswith("trackers.") and path.count(".") == 2}
+
+
+def test_the_options_of_trackers_are_read_by_them():
+    package = Path(__file__).parents[2] / "burnish"
+    assert TRACKED
+    for path in TRACKED:
+        _, tracker, option = path.split(".")
+        reader = package / "hooks" / "trackers.py" if option == "name" else package / "trackers" / f"{tracker}.py"
+        assert f'["{option}"]' in reader.read_text() or f'own.get("{option}")' in reader.read_text(), path
+
+
 SEVERAL = {path for path in OPTIONS if path.startswith(("pipeline.", "sharding.", "pools.", "ray."))}
 
 
@@ -143,7 +156,7 @@ def test_every_option_is_read(recipe, monkeypatch):
         assert burnish.commands.train.train(load(str(recipe / "recipe.yaml"), given)) == 0
     unread = {path for path, option in OPTIONS.items() if option not in seen}
     growth = {path for path in OPTIONS if path.startswith("ema.")}
-    assert unread - growth - VLLM - SEVERAL == set(ELSEWHERE)
+    assert unread - growth - VLLM - SEVERAL - TRACKED == set(ELSEWHERE)
 
 
 def test_the_others_are_tested_elsewhere(recipe):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
@@ -152,6 +153,7 @@ class Roles(Protocol):
     optimizer_steps: int  # of the run so far
 
     device: torch.device  # where the networks compute
+    clock: Callable[[str], AbstractContextManager[None]]  # measures a part of the time of annotation
 
     def blend(self, name: str, decay: float, source: str = "policy") -> None:
         """lagged = decay * lagged + (1 - decay) * source."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -135,7 +136,8 @@ class StepPolicyGradient(PolicyGradient):
         # a policy that takes a single step on its own samples has these means itself when it learns
         needed = self.reads_old_mean and not (roles.on_policy and self.is_old(roles))
         old_mean = mean(roles.policy) if needed else unread
-        reference = mean(roles.reference) if self.kl_coef > 0 else unread
+        with roles.clock("ref") if self.kl_coef > 0 else nullcontext():
+            reference = mean(roles.reference) if self.kl_coef > 0 else unread
         return AnnotatedSteps(
             scored=scored,
             old=old.view(shape),
@@ -203,6 +205,7 @@ class StepPolicyGradient(PolicyGradient):
         )
 
     def loss(self, part: StepTerms, roles: Roles) -> Loss:
+        from burnish.losses.policy import extremes_of
         from burnish.losses.variance_metrics import variance_proxies
         from burnish.types.rollout import Loss
 
@@ -222,7 +225,8 @@ class StepPolicyGradient(PolicyGradient):
             values["actor/kl_loss"] = kl = step_kl(form, step, part, logprob, old, self.density)
             loss = loss + self.kl_coef * kl
         metrics: dict[str, Any] = {name: (value.detach().sum(), count) for name, value in values.items()}
-        return Loss(loss.sum(), metrics | part.metrics_by_step(values))
+        extremes = extremes_of(values.get("actor/ratio_mean"), values.get("rollout_corr/logprob_abs_diff"))
+        return Loss(loss.sum(), metrics | part.metrics_by_step(values), extremes)
 
     def step_objective(
         self, part: StepTerms, step: Transition, logprob: Tensor, old: Tensor, old_mean: Tensor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
@@ -97,6 +98,7 @@ class LanguageRoles(Protocol):
     fresh: bool  # the policy is still the one that annotated this batch
     sampler_rounds: bool  # the sampler's log-probs differ from the trainer's of the same weights by more than 1e-5
     micro_batch_size: int  # tokens per forward
+    clock: Callable[[str], AbstractContextManager[None]]  # measures a part of the time of annotation
     memory: Any  # what an algorithm remembers between updates, saved with checkpoints
 
     def values(self, completion: Completion) -> Tensor:

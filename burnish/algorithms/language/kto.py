@@ -60,7 +60,8 @@ class KTO(ReferenceAlgorithm):
         trace = trace_of(collected)
         rows, _ = self._judgements(collected)
         reference, drift = torch.zeros(len(trace)), torch.zeros(0)
-        reference[rows] = self.response_logprobs(roles.reference, trace.select(rows), roles)
+        with roles.clock("ref"):
+            reference[rows] = self.response_logprobs(roles.reference, trace.select(rows), roles)
         if self.reference_point == "mismatched":
             others = mismatched(trace.select(rows))
             drift = self.response_logprobs(roles.policy, others, roles) - self.response_logprobs(

@@ -66,7 +66,8 @@ class Paired(ReferenceAlgorithm):
         if not self.reference_free:
             # of a group only the two that may be compared
             rows = torch.cat(self._pairs(collected)) if self.online else torch.arange(len(trace))
-            reference[rows] = self.response_logprobs(roles.reference, trace.select(rows), roles)
+            with roles.clock("ref"):
+                reference[rows] = self.response_logprobs(roles.reference, trace.select(rows), roles)
         return AnnotatedResponses(collected=collected, reference=reference, drift=torch.zeros(0))
 
     def _pairs(self, answered: Any) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -142,7 +143,8 @@ class TokenPolicyGradient(PolicyGradient):
             metrics |= correction_metrics(learner, trace.logprob, trace.mask)
         reference = trace.logprob[:, :0]
         if needs.reference:
-            (reference,) = in_parts(lambda part: [roles.reference(part).logprob], trace, roles)
+            with roles.clock("ref"):
+                (reference,) = in_parts(lambda part: [roles.reference(part).logprob], trace, roles)
         recompute = recompute and not self.bypasses
         old = learner if recompute else trace.logprob
         return AnnotatedTokens(
@@ -229,7 +231,7 @@ class TokenPolicyGradient(PolicyGradient):
 
     def policy_loss(self, part: TokenBatch, scores: TokenScores, roles: LanguageRoles) -> Loss:
         """Surrogate, KL and entropy of a micro-batch."""
-        from burnish.losses.policy import masked, terms
+        from burnish.losses.policy import extremes_of, masked, terms
         from burnish.types.batch import to_device
         from burnish.types.rollout import Loss
 
@@ -258,7 +260,8 @@ class TokenPolicyGradient(PolicyGradient):
         if self.kl is not None and not part.kl_measured and roles.fresh:
             estimate = self.kl.value(logprob.detach(), part.reference, mask)
             metrics["actor/kl_per_response"] = estimate.sum(), mask.any(1).sum()
-        return Loss(self.total(loss, part), metrics)
+        extremes = extremes_of(values.get("actor/ratio_mean"), values.get("rollout_corr/logprob_abs_diff"), mask)
+        return Loss(self.total(loss, part), metrics, extremes)
 
     def total(self, values: Tensor, part: TokenBatch) -> Tensor:
         """Losses of tokens [B, T] as the sum that is divided by the size of the batch."""
@@ -301,7 +304,8 @@ def forward(trace: Completion, roles: LanguageRoles, *, logprob: bool, critic: b
         return [scores.logprob, scores.entropy, *value]
 
     nothing = trace.logprob[:, :0]
-    found = in_parts(read, trace, roles) if logprob or critic else []
+    with roles.clock("values") if critic and not logprob else nullcontext():
+        found = in_parts(read, trace, roles) if logprob or critic else []
     found = found if logprob else [nothing, nothing, *found]
     return found[0], found[1], found[2] if critic else nothing
 

@@ -12,11 +12,8 @@ board.views.overview = async function (place, context) {
     context.measures = element("div.charts"),
     run.sources ? [element("h2", {}, "By data source"),
       element("p", {}, "The numbers above are means over these, each counted alike."), table(run.sources, "sources")] : null,
-    run.drift.length ? [element("h2", {}, "What drifted"),
-      element("p", {}, "None of these counts in the reward. Look whether the pictures are what you want: a policy finds whatever a reward pays for by mistake."),
-      run.drift.map((one) => element("section.card", {}, element("h3", {}, one.name), element("p", {}, one.text),
-        element("div.sides", {}, one.sheets.map((sheet) => element("div", {}, element("h4", {}, sheet.title),
-          board.media(context.id, sheet.file, `${one.name}, ${sheet.title}`, 768))))))] : null,
+    run.alarms.length ? [element("h2", {}, "Alarms"), element("p", {}, run.alarms_about),
+      run.alarms.map((one) => alarm(context, one))] : null,
     element("h2", {}, "Next steps"),
     element("pre", {}, run.next.map((one) => `${one.command}    # ${one.what}`).join("\n")));
   const curves = await context.curves();
@@ -26,6 +23,17 @@ board.views.overview = async function (place, context) {
     context.measures.after(element("p.soft", {}, "Bands hold 95 % of what other prompts of the same kind would give."));
   }
 };
+
+function alarm(context, one) {
+  return element(one.over ? "section.card.past" : "section.card", {}, element("h3", {}, one.name),
+    one.texts.map((text) => element("p", {}, text)),
+    one.sheets.length ? element("div.sides", {}, one.sheets.map((sheet) => element("div", {}, element("h4", {}, sheet.title),
+      board.media(context.id, sheet.file, `${one.name}, ${sheet.title}`, 768)))) : null,
+    one.quotes.length ? element("div.sides", {}, one.quotes.map((some) => element("div", {}, element("h4", {}, some.title),
+      element("dl.quotes", {}, some.said.map((quote) => [
+        element("dt", {}, quote.prompt, element("small", {}, quote.reward === null ? "no reward" : `reward ${number(quote.reward)}`)),
+        element("dd", {}, quote.response.trim() ? quote.response : element("i", {}, "nothing"))]))))) : null);
+}
 
 function table(found, kind) {
   return element("div.wide", {}, element(`table.${kind}`, {},

@@ -35,6 +35,8 @@ class Motion(Reward):
     Without one it is the only such word of the prompt; a prompt that has none is not judged.
     """
 
+    higher_is_better: ClassVar[bool] = False
+
     judged: ClassVar[str] = "clips"
     reads: ClassVar[tuple[Kind, ...]] = ("clip",)
     extras = ("agrees",)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from burnish.options import Count
 from burnish.registry import register
@@ -34,6 +34,8 @@ def size(image: np.ndarray, quality: int = 95) -> float:
 class JpegCompressibility(Reward):
     """Minus the size as JPEG of quality 95, in units of 500 kB: higher for pictures with less detail."""
 
+    higher_is_better: ClassVar[bool] = False
+
     def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:
         return [Verdict(-size(image) / SCALE) for image in images]
 
@@ -42,6 +44,8 @@ class JpegCompressibility(Reward):
 class JpegIncompressibility(Reward):
     """The size as JPEG of quality 95, in units of 500 kB: higher for pictures with more detail."""
 
+    higher_is_better: ClassVar[bool] = False
+
     def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:
         return [Verdict(size(image) / SCALE) for image in images]
 
@@ -49,6 +53,8 @@ class JpegIncompressibility(Reward):
 @register("flow reward", "border_darkness")
 class BorderDarkness(Reward):
     """Mean of 1 - luminance over the border, from 0 (white) to 1 (black). Meant to be logged, with weight 0."""
+
+    higher_is_better: ClassVar[bool] = False
 
     width: Count = 1
     """Width of the border in pixels."""

@@ -10,6 +10,7 @@ from burnish.options import Fraction
 from burnish.registry import options, register
 from burnish.rewards.base import Reward, Verdict
 from burnish.rewards.given import Compared, Given
+from burnish.rewards.images.pixels import size
 from burnish.types.clips import Kind, Sample
 from burnish.types.structure import LUMA, coarse
 
@@ -19,12 +20,16 @@ if TYPE_CHECKING:
     from burnish.types.prompt import Prompt
 
 LEVELS = 8  # of each colour in a histogram
+BITS_PER_KB = 8000
+FLAT = 1e-8  # variance of a luminance in which there is nothing to lose
 BITS = 9  # of a colour of so many levels in red, green and blue
 
 
 @options
 class PictureStatistic(Reward):
     """Base of statistics of single pictures."""
+
+    higher_is_better: ClassVar[bool] = False
 
     def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:
         return [Verdict(self.of(image)) for image in images]
@@ -43,6 +48,38 @@ class DarkShare(PictureStatistic):
 
     def of(self, image: np.ndarray) -> float:
         return float((luminance(image) < self.below).mean())
+
+
+@register("flow reward", "brightness")
+class Brightness(PictureStatistic):
+    """Mean luminance: 0 for black, 1 for white."""
+
+    def of(self, image: np.ndarray) -> float:
+        return float(luminance(image).mean(dtype="float64"))
+
+
+@register("flow reward", "high_frequency")
+class HighFrequency(PictureStatistic):
+    """Share of a picture's contrast that is lost at half its size: 1 - var(means of 2 x 2 pixels) / var(pixels) of
+    luminance. 0 for one colour or smooth pictures, 1 for a chessboard of single pixels; noise has three quarters."""
+
+    def of(self, image: np.ndarray) -> float:
+        shade = luminance(image)
+        high, wide = (length // 2 for length in shade.shape)
+        if not high or not wide:
+            return 0.0
+        shade = shade[: 2 * high, : 2 * wide]
+        contrast = float(shade.var(dtype="float64"))
+        halved = shade.reshape(high, 2, wide, 2).mean((1, 3), dtype="float64")
+        return float(max(1 - float(halved.var()) / contrast, 0.0)) if contrast > FLAT else 0.0
+
+
+@register("flow reward", "file_size")
+class FileSize(PictureStatistic):
+    """Bits per pixel of a picture as JPEG of quality 95: how much is in it, whatever that is."""
+
+    def of(self, image: np.ndarray) -> float:
+        return float(BITS_PER_KB * size(image) / (image.shape[0] * image.shape[1]))
 
 
 @register("flow reward", "edge_density")
@@ -94,6 +131,7 @@ class LatentNorm(Reward):
     """Root mean square of a sample's latents, as the network draws them: a rise comes before pictures fall apart."""
 
     judged: ClassVar[str] = "samples"
+    higher_is_better: ClassVar[bool] = False
     reads: ClassVar[tuple[Kind, ...]] = ("image", "clip", "sound")
 
     def asks(self) -> tuple[str, ...]:
@@ -115,6 +153,7 @@ class Distinctness(Reward):
     """
 
     judged: ClassVar[str] = "samples"
+    higher_is_better: ClassVar[bool] = False
     reads: ClassVar[tuple[Kind, ...]] = ("image", "clip", "sound")
 
     def compares(self) -> Compared:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from burnish.registry import register
 from burnish.rewards.base import Verdict
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 @register("language reward", "repetition")
 class Repetition(LanguageReward):
     """From 0 (no repetition) to almost 1. Weight 0 logs it, a negative weight penalizes it."""
+
+    higher_is_better: ClassVar[bool] = False
 
     def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Verdict]:
         return [Verdict(repetition(response.text)) for response in responses]

@@ -15,6 +15,7 @@ from burnish.algorithms.flow.base import Needs, Role, Teacher
 from burnish.models.flow.base import Agree, FlowModel
 from burnish.options.flow import LoraOptions
 from burnish.rewards.base import Reward
+from burnish.training.meter import CallMeter
 from burnish.training.roles import TrainedRoles
 from burnish.training.sharding import local_shard
 from burnish.types.batch import Gathered
@@ -109,12 +110,19 @@ class FlowRoles(TrainedRoles):
         """The frozen networks to learn from, loaded when first needed; sampling alone never needs them."""
         return [self._teacher(teacher) for teacher in self.needs.teachers]
 
+    def measure(self, peak: float) -> None:
+        self.meter = meter = CallMeter(peak, self.device)
+        for network in self._networks.values():
+            meter.watch(network, self.active_adapter)
+
     def _teacher(self, teacher: Teacher) -> Role:
         scale = self.guidance if teacher.guidance_scale is None else teacher.guidance_scale
         if teacher.is_start:
             return partial(self.reference, guidance=scale)
         assert self._load_teacher is not None, "no teachers can be loaded here"
         model = self._load_teacher(teacher)
+        if isinstance(self.meter, CallMeter):
+            self.meter.watch(model.network)
         return NetworkRole(model, lambda predict: predict(model.network), scale)
 
     def reward(self, latents: Tensor, prompts: Sequence[Prompt], conditioning: Gathered[Conditioning]) -> Tensor:

@@ -9,9 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import Tensor
 
+from burnish.language.cost import token_budget_batches
 from burnish.language.decoding import Ended, decode
 from burnish.language.kept import Turn
+from burnish.language.logprobs import response_logprobs
 from burnish.language.media import decoded
 from burnish.language.model import LanguageModel
 from burnish.language.sampling import Sampling
@@ -104,6 +107,10 @@ class ResponseEngine:
         """Who answers for a job with the policy's present weights, as often as it is asked in this context."""
         raise NotImplementedError
         yield
+
+    def entropy(self, trace: Completion, temperature: float) -> Tensor | None:
+        """Entropy of the policy before every token of responses, [B, T]; None where another program has its weights."""
+        return None
 
     def publish(self, version: int) -> None:
         """Sample with the policy's present weights from now on."""
@@ -222,6 +229,14 @@ class LanguageEngine(ResponseEngine):
                 )  # fmt: skip
 
             yield respond
+
+    def entropy(self, trace: Completion, temperature: float) -> Tensor:
+        model, size = self.roles.model, self.roles.micro_batch_size
+        with self.roles.sampling() as network:
+            batches = list(token_budget_batches(trace, size))
+            parts = [response_logprobs(model, network, trace.select(one), temperature=temperature) for one in batches]
+        order = torch.tensor([row for rows in batches for row in rows]).argsort()
+        return torch.cat([part.entropy.cpu() for part in parts])[order]
 
 
 class Told:

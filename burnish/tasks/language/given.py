@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,17 +33,45 @@ def chosen_last(trace: Completion, row: int) -> Tensor:
     return chosen[int(apart[-1]) + 1 :] if len(apart) else chosen
 
 
-def said_tokens(trace: Completion, row: int, engine: ResponseEngine) -> SaidTokens:
-    """Text and log-prob of the first tokens that the policy chose in a response, at the sampling temperature."""
-    chosen = trace.mask[row].nonzero().flatten()[:TOKENS]
-    decode = engine.roles.model.decode
-    texts = [decode([token]) for token in trace.ids[row, chosen].tolist()]
-    return list(zip(texts, [round(value, 4) for value in trace.logprob[row, chosen].tolist()], strict=True))
+def said_tokens(
+    trace: Completion, rows: Sequence[int], engine: ResponseEngine, temperature: float
+) -> dict[int, SaidTokens]:
+    """What is recorded of the first tokens that the policy chose in some responses, by row.
+
+    Log-probs and entropies are those at the sampling ``temperature``; the latter take a forward pass of their own.
+    """
+    if not rows:
+        return {}
+    some, decode = trace.select(rows), engine.roles.model.decode
+    entropy = engine.entropy(some, temperature)
+    found: dict[int, SaidTokens] = {}
+    for own, row in enumerate(rows):
+        chosen = some.mask[own].nonzero().flatten()[:TOKENS]
+        texts = [decode([token]) for token in some.ids[own, chosen].tolist()]
+        logprobs = some.logprob[own, chosen].tolist()
+        entropies = [math.nan] * len(texts) if entropy is None else entropy[own, chosen].tolist()
+        found[row] = [
+            (text, round(logprob, 4), round(spread, 4))
+            for text, logprob, spread in zip(texts, logprobs, entropies, strict=True)
+        ]
+    return found
 
 
 def token_columns(tokens: SaidTokens) -> dict[str, Any]:
-    """Tokens as two columns of a record, each of one type."""
-    return {"token_texts": [text for text, _ in tokens], "token_logprobs": [value for _, value in tokens]}
+    """Tokens as columns of a record, each of one type."""
+    found: dict[str, Any] = {
+        "token_texts": [text for text, _, _ in tokens], "token_logprobs": [value for _, value, _ in tokens]
+    }  # fmt: skip
+    entropies = [value for _, _, value in tokens]
+    return found if any(map(math.isnan, entropies)) else found | {"token_entropies": entropies}
+
+
+def response_columns(response: Response, tokens: int) -> dict[str, Any]:
+    """A response as columns of a record."""
+    return {
+        "response": response.full_text, "finished": response.finished, "tokens": tokens,
+        "turns": 1 if response.dialogue is None else len(response.dialogue.responses),
+    }  # fmt: skip
 
 
 def sampled_for(

@@ -21,6 +21,7 @@ from burnish.models.lora import adapter_parameters, merging_rounds
 from burnish.models.targets import language_targets
 from burnish.options.cluster import ShardingOptions
 from burnish.options.language import CriticOptions, LanguageLoraOptions, TokenTeacher
+from burnish.tasks.language.meter import ResponseMeter
 from burnish.tasks.language.teachers import Teachers
 from burnish.training.balance import Balance
 from burnish.training.ranks import Ranks
@@ -54,7 +55,9 @@ class TokenRole:
 class LanguageRoles(TrainedRoles):
     """Builds the networks that an algorithm needs and keeps them in step."""
 
+    counts_tokens = True
     model: LanguageModel
+    meter: ResponseMeter | None = None
 
     def __init__(
         self,
@@ -112,6 +115,9 @@ class LanguageRoles(TrainedRoles):
         if self.balance is not None:
             model.require_single_forward()  # a token's router logits are told by its place in the forward
 
+    def measure(self, peak: float) -> None:
+        self.meter = ResponseMeter(peak, self.model, self._networks["policy"], self.active_adapter)
+
     def shard(self, ranks: Ranks, options: ShardingOptions) -> None:
         self.model.require_single_forward()
         super().shard(ranks, options)
@@ -151,15 +157,20 @@ class LanguageRoles(TrainedRoles):
 
     def states(self, network: nn.Module, completion: Completion) -> ResponseStates:
         """States that the tokens of the policy were chosen from."""
+        layout = self._settled or self.layout
+        if self.meter is not None:
+            self.meter.states(completion, layout)
 
         def run() -> ResponseStates:
-            return response_states(self.model, network, completion, layout=self._settled or self.layout)
+            return response_states(self.model, network, completion, layout=layout)
 
         learns = self._active == "policy" and network is self._networks["policy"]
         return self.balance.through(run) if self.balance is not None and learns else run()
 
     def score(self, network: nn.Module, states: ResponseStates, completion: Completion) -> TokenScores:
         """Log-probs and entropies from states."""
+        if self.meter is not None:
+            self.meter.head(states.hidden, lambda: self.model.head(network).weight)
         return score(self.model, network, states, completion, temperature=self.temperature)
 
     def values(self, completion: Completion) -> Tensor:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
 
 import torch
 
 from burnish.algorithms.language.base import LanguageNeeds
 from burnish.environments.base import Environment
 from burnish.language.given import token_ends
+from burnish.language.said import said
 from burnish.language.sampling import Sampling
 from burnish.rewards.scoring import AnyScorer
 from burnish.rewards.text.base import Response
@@ -19,10 +19,13 @@ from burnish.rollout.requests import RolloutRequest
 from burnish.tasks.kept import SampleFiles
 from burnish.tasks.language.dialogues import dialogue_metrics
 from burnish.tasks.language.engine import ResponseEngine, ResponseJob
-from burnish.tasks.language.given import chosen_last, said_tokens, sampled_for, token_columns
+from burnish.tasks.language.given import chosen_last, response_columns, said_tokens, sampled_for, token_columns
 from burnish.types.completion import Completion
 from burnish.types.rollout import ScoredResponses, Scores, StepRewards, failures_of, settled
+from burnish.types.said import Quote
 from burnish.utils.timer import Stopwatch
+
+QUOTED, LONGEST = 8, 600  # prompts of an update that a response is shown of, and its longest in characters
 
 
 @dataclass
@@ -61,11 +64,13 @@ class ResponseRollouts:
         trace, responses, scores = self._scored(job)
         scores, ran = settled(scores, job.group)
         if self.files is not None:
+            kept = [row for row, group in enumerate(job.group.tolist()) if self.files.wanted(job.update, group)]
+            tokens = said_tokens(trace, kept, self.engine, self.sampling.scored_at)
             self.files.keep(
                 job.update, job.prompts, job.group, job.sample, scores,
-                lambda folder, row: _said(responses[row], int(trace.lengths.response[row]))
-                | token_columns(said_tokens(trace, row, self.engine)),
-                version=request.version,
+                lambda folder, row: response_columns(responses[row], int(trace.lengths.response[row]))
+                | token_columns(tokens[row]),
+                version=request.version, drawn=job.seeds(self.engine.seed),
             )  # fmt: skip
         spoken = {f"train/{name}": value for name, value in dialogue_metrics(responses).items()}
         dialogues = float(sum(response.dialogue is not None for response in responses))
@@ -83,9 +88,11 @@ class ResponseRollouts:
             version=request.version,
             seed=self.engine.seed,
             metrics=self.engine.metrics | spoken,
-            counts={name: dialogues for name in spoken if not name.endswith("/max")},
+            counts={name: dialogues for name in spoken if not name.endswith(("/max", "/min"))},
             failures=failures_of(job.prompts, job.sample, scores),
             execution=ran,
+            said=[said(trace, row, response.full_text) for row, response in enumerate(responses)],
+            quotes=list(_quotes(job, responses, scores)),
         )
 
     def _scored(self, job: ResponseJob) -> tuple[Completion, list[Response], Scores]:
@@ -120,8 +127,12 @@ class ResponseRollouts:
         return scores.reward.masked_fill(scores.missing, torch.nan)[place]
 
 
-def _said(response: Response, tokens: int) -> dict[str, Any]:
-    return {
-        "response": response.full_text, "finished": response.finished, "tokens": tokens,
-        "turns": 1 if response.dialogue is None else len(response.dialogue.responses),
-    }  # fmt: skip
+def _quotes(job: ResponseJob, responses: Sequence[Response], scores: Scores) -> Iterator[Quote]:
+    """The first response to each of the first prompts."""
+    for row, response in enumerate(responses):
+        group = int(job.group[row])
+        if group < QUOTED and (row == 0 or int(job.group[row - 1]) != group):
+            prompt = job.prompts[row]
+            asked = prompt.turns[-1].text if prompt.messages else prompt.text
+            reward = None if scores.missing[row] else float(scores.reward[row])
+            yield Quote(asked[:LONGEST], response.full_text[:LONGEST], reward)

@@ -42,6 +42,12 @@ COLOURS = np.stack(np.meshgrid(*[np.arange(8) * 32] * 3), -1).reshape(16, 32, 3)
         ("dark_share", flat(0, 0, 0), 1.0),
         ("dark_share", halves((20, 20, 20), (40, 40, 40)), 0.5),
         ("dark_share", flat(0, 0, 255), 0.0),  # blue has luminance 0.114
+        ("brightness", halves((0, 0, 0), (255, 255, 255)), 0.5),
+        ("brightness", flat(0, 0, 255), 0.114),
+        ("high_frequency", CHESS, 1.0),
+        ("high_frequency", flat(9, 9, 9), 0.0),
+        ("high_frequency", halves((0, 0, 0), (255, 255, 255)), 0.0),  # the edge lies between cells
+        ("high_frequency", CHESS[:1], 0.0),  # too small to be halved
         ("edge_density", flat(9, 9, 9), 0.0),
         ("edge_density", CHESS, 1.0),
         ("edge_density", halves((0, 0, 0), (255, 255, 255)), 8 / 112),  # 8 pairs of 2 x 8 x 7
@@ -56,6 +62,17 @@ COLOURS = np.stack(np.meshgrid(*[np.arange(8) * 32] * 3), -1).reshape(16, 32, 3)
 )
 def test_closed_forms(name, picture, expected):
     assert value(name, picture) == pytest.approx(expected, abs=1e-6)
+
+
+def test_noise_loses_three_quarters_of_its_contrast_at_half_its_size():
+    noise = np.random.default_rng(0).integers(0, 256, (256, 256, 1), dtype=np.uint8).repeat(3, 2)
+    assert value("high_frequency", noise) == pytest.approx(0.75, abs=0.01)
+
+
+def test_the_size_of_a_file_goes_by_what_is_in_a_picture_and_not_by_its_own():
+    noise = np.random.default_rng(0).integers(0, 256, (256, 256, 3), dtype=np.uint8)
+    assert value("file_size", noise) == pytest.approx(value("file_size", noise[:128]), rel=0.05)
+    assert value("file_size", flat(9, 80, 200, size=256)) < 0.3 < 5 < value("file_size", noise)
 
 
 def test_options_move_what_is_dark_and_what_is_an_edge():
@@ -80,7 +97,10 @@ def test_distinctness_is_the_distance_from_the_mean_of_a_prompts_samples():
 
 
 def test_watching_changes_no_reward():
-    names = ("dark_share", "edge_density", "colour_entropy", "saturation", "latent_norm", "distinctness")
+    names = (
+        "brightness", "dark_share", "edge_density", "high_frequency", "file_size", "colour_entropy", "saturation",
+        "latent_norm", "distinctness",
+    )  # fmt: skip
     pictures, prompts = [CHESS, flat(9, 80, 200)], [PROMPT] * 2
     given = Given(inputs={"latents": [np.ones(3, np.float32)] * 2})
     plain = {"size": lookup("flow reward", "jpeg_compressibility")()}

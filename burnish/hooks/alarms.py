@@ -1,0 +1,194 @@
+"""Raises alarms: says what has moved in the log at once, and keeps pictures or responses of then and now."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections import Counter
+from functools import partial
+
+import numpy as np
+from PIL import Image
+
+from burnish.alarms.base import Alarm, Detector
+from burnish.alarms.drift import Drift
+from burnish.alarms.levels import LIMITS, Beyond
+from burnish.alarms.record import Raised, quotes_of, read_alarms
+from burnish.alarms.rule import FIRST
+from burnish.alarms.ruling import Ruling
+from burnish.config import RunConfig
+from burnish.config.run_folder import STEP, RunFolder
+from burnish.hooks import Hook
+from burnish.hooks.narrowing import Narrowing
+from burnish.hooks.observed import Observed
+from burnish.hooks.recorded import Lines
+from burnish.options.alarms import AlarmOptions
+from burnish.rollout.base import Source
+from burnish.types.rollout import Collected, Rollouts, ScoredResponses
+from burnish.types.said import WATCHED, Quote
+from burnish.utils.disk import write_atomically, writing
+from burnish.utils.images import grid
+from burnish.utils.json_text import parse_json
+from burnish.utils.reading import read_file
+
+log = logging.getLogger(__name__)
+
+FAMILIAR = 0.02  # share of the first responses that a form has to have had
+LOGGED = 80  # characters of a response in the log
+
+
+def detectors(config: RunConfig, options: AlarmOptions, folder: RunFolder) -> list[Detector]:
+    """What looks at each thing that a run of this configuration has."""
+    drift = partial(Drift, prompts=config.records, samples=config.sampled_per_prompt)
+    watched = {name: reward for name, reward in config.rewards.items() if not reward.counts}
+    # samples of a prompt become more alike in any training; where hardly any variety is left, variety_collapse says it
+    found: list[Detector] = [
+        drift(f"critic/{name}", options, rises=not one.higher_is_better, only_paid=one.compares() == "groups")
+        for name, one in watched.items()
+    ]
+    # responses become surer in any training; where nothing is left of that, entropy_collapse says it
+    found += [drift(f"response/{name}", options, falls=name != "surprisal") for name in WATCHED]
+    weights = {
+        name: next(filter(None, [one.weight, *one.weight_by.values()]))
+        for name, one in config.rewards.items()
+        if one.counts
+    }
+    if len(weights) > 1:
+        found.append(Ruling(weights, options, prompts=config.records))
+    found += [Beyond(name, options) for name in LIMITS]
+    found.append(Narrowing(folder))
+    return [one for one in found if one.name not in options.off]
+
+
+class Alarms(Hook):
+    """Observes every batch of the source that ``watched`` wraps, and every update as a hook."""
+
+    def __init__(self, config: RunConfig, folder: RunFolder, options: AlarmOptions) -> None:
+        self.folder = folder
+        self.detectors = detectors(config, options, folder)
+        self.lines = Lines(folder.alarms)
+        self._standing: set[str] = set()
+        self._first = FirstUpdates(folder)
+        self._pictures: list[bytes] = []  # PNG files of the batch under way
+        self._quotes: list[Quote] = []
+        self._unfamiliar: float | None = None
+
+    def start(self, done: int) -> None:
+        """Go on from the metrics and the alarms of earlier attempts."""
+        rows = [row for row in self.folder.read_metrics() if 0 < row[STEP] <= done]
+        for row in rows:
+            for one in self.detectors:
+                one.add(row[STEP], row)
+        self.lines.begin(done)
+        standing = {one.name: one.alarm for one in read_alarms(self.folder.alarms) if one.over is None}
+        for one in self.detectors:
+            one.alarm = standing.get(one.name)
+        self._standing = set(standing)
+        self._first.begin(done)
+
+    def watched(self, source: Source) -> Source:
+        """The source, with its batches observed."""
+        return Observed(source, self.observe)
+
+    def observe(self, update: int, collected: Collected) -> None:
+        """Keep what some samples look like, and how familiar the forms of responses are."""
+        self._pictures, self._quotes, self._unfamiliar = [], [], None
+        if not isinstance(collected, Rollouts):
+            return
+        self._pictures, self._quotes = collected.glimpses, collected.quotes
+        if self._pictures and not self.folder.alarm_sheet("first").exists():
+            self._write("first")
+        if isinstance(collected, ScoredResponses):
+            self._unfamiliar = self._first.unfamiliar(update, [one.outline for one in collected.said], self._quotes)
+
+    def __call__(self, update: int, metrics: dict[str, float]) -> None:
+        if update > 0:
+            row = metrics if self._unfamiliar is None else metrics | {"response/unfamiliar_form": self._unfamiliar}
+            for one in self.detectors:
+                one.add(update, row)
+                if one.alarm is not None and one.name not in self._standing:
+                    self._raise(update, one.alarm)
+                elif one.alarm is None and one.name in self._standing:
+                    self._standing.remove(one.name)
+                    self.lines.write({"update": update, "over": one.name})
+                    log.info("update %d: alarm %s is over", update, one.name)
+        metrics["alarms/standing"] = float(len(self._standing))
+
+    def close(self) -> None:
+        self.lines.close()
+
+    def _raise(self, update: int, alarm: Alarm) -> None:
+        self._standing.add(alarm.name)
+        sheets: tuple[str, ...] = ()
+        seen = ""
+        if self._pictures:
+            sheets = ("first.png", f"{update:06d}-{alarm.name}.png")
+            self._write(f"{update:06d}-{alarm.name}")
+            first, now = (self.folder.alarm_sheet(name.removesuffix(".png")) for name in sheets)
+            seen = f"; compare {first} with {now}"
+        quotes = (tuple(self._first.quotes), tuple(self._quotes)) if self._quotes else ()
+        if quotes:
+            seen = "; " + ", now ".join(_said(some) for some in quotes if some)
+        self.lines.write(Raised(update, alarm, sheets=sheets, quotes=quotes).record())
+        log.warning("update %d: alarm %s: %s%s", update, alarm.name, alarm.text, seen)
+
+    def _write(self, name: str) -> None:
+        pictures = [np.asarray(Image.open(io.BytesIO(content))) for content in self._pictures]
+        file = self.folder.alarm_sheet(name)
+        with writing(file):
+            file.parent.mkdir(exist_ok=True)
+            grid(pictures, columns=4).save(file)
+
+
+def _said(quotes: tuple[Quote, ...]) -> str:
+    """One response of some, for the log."""
+    one = quotes[0]
+    text = " ".join(one.response.split())
+    shown = text if len(text) <= LOGGED else f"{text[:LOGGED]}..."
+    return f'"{shown}" (reward {"missing" if one.reward is None else f"{one.reward:.3g}"})'
+
+
+class FirstUpdates:
+    """Forms and some responses of the first updates, kept in a file for a run that is resumed."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self._forms: dict[int, dict[str, int]] = {}  # how many responses had each form, by update
+        self._quotes: dict[int, list[Quote]] = {}
+
+    @property
+    def quotes(self) -> list[Quote]:
+        """Responses of the first update."""
+        return self._quotes[min(self._quotes)] if self._quotes else []
+
+    def begin(self, done: int) -> None:
+        """Read what an earlier attempt kept of the updates that count."""
+        file = self.folder.alarms_first
+        if not file.is_file() or done == 0:
+            return
+        try:
+            for update, one in parse_json(read_file(file)).items():
+                if int(update) <= done:
+                    self._forms[int(update)] = {str(form): int(count) for form, count in one["forms"].items()}
+                    self._quotes[int(update)] = quotes_of(one["quotes"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            log.warning("%s is damaged; forms of responses are compared with those of the next updates", file)
+
+    def unfamiliar(self, update: int, forms: list[str], quotes: list[Quote]) -> float | None:
+        """Share of responses whose form hardly any of the first ones had; None in the first updates, which are kept."""
+        if len(self._forms) < FIRST and update not in self._forms:
+            self._forms[update], self._quotes[update] = dict(Counter(forms)), quotes
+            kept = {
+                str(at): {"forms": some, "quotes": [vars(one) for one in self._quotes[at]]}
+                for at, some in self._forms.items()
+            }
+            with writing(self.folder.alarms_first):
+                self.folder.alarms_first.parent.mkdir(exist_ok=True)
+            write_atomically(self.folder.alarms_first, json.dumps(kept).encode())
+            return None
+        known: Counter[str] = Counter()
+        for some in self._forms.values():
+            known.update(some)
+        least = FAMILIAR * known.total()
+        return sum(known[form] < least for form in forms) / len(forms) if forms else None

@@ -1,0 +1,77 @@
+"""MLflow, by its library mlflow (or mlflow-skinny)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param
+
+from burnish.trackers.base import GENERATIONS, SAMPLES, About, Outcome, Sample
+from burnish.trackers.media import kind_of, picture
+
+MOST = 100  # parameters of a request
+LONGEST = 500  # characters of a parameter that every server takes
+STATES = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+
+
+class Mlflow:
+    """A run of MLflow, the same one over all resumptions."""
+
+    def __init__(self, about: About) -> None:
+        options = about.options
+        address = options["uri"] or os.environ.get("MLFLOW_TRACKING_URI")
+        if address is None:  # files: a new database takes seconds to make, and is broken if killed meanwhile
+            os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
+            address = about.folder.as_uri()
+        self._client: Any = MlflowClient(tracking_uri=address)
+        self.url: str | None = address if address.startswith("http") else None
+        if about.id is not None:
+            self.id = about.id
+            self._client.update_run(self.id, status="RUNNING")
+            return
+        found = self._client.get_experiment_by_name(options["experiment"])
+        where = found.experiment_id if found else self._client.create_experiment(options["experiment"])
+        self.id = self._client.create_run(where, run_name=about.name, tags=dict(options["tags"])).info.run_id
+        params = [Param(_allowed(name), value[:LONGEST]) for name, value in _flat(about.config)]
+        for begin in range(0, len(params), MOST):
+            self._client.log_batch(self.id, params=params[begin : begin + MOST])
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        now = round(time.time() * 1000)
+        self._client.log_batch(self.id, metrics=[Metric(_allowed(name), v, now, step) for name, v in values.items()])
+
+    def samples(self, step: int, samples: Sequence[Sample]) -> None:
+        rows = []
+        for number, one in enumerate(samples):
+            made = one.said
+            rows.append({"step": step, "input": one.prompt, "output": made, "score": one.score})
+            if one.file is None:
+                continue
+            if kind_of(one.file) == "picture":
+                self._client.log_image(self.id, picture(one.file), key=f"{SAMPLES}/{number}", step=step)
+            else:
+                self._client.log_artifact(self.id, str(one.file), f"{SAMPLES}/step_{step:06d}")
+        self._client.log_text(self.id, json.dumps(rows, indent=1), f"{GENERATIONS}/step_{step:06d}.json")
+
+    def close(self, outcome: Outcome) -> None:
+        self._client.set_terminated(self.id, status=STATES[outcome])
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value if isinstance(value, str) else json.dumps(value)
+
+
+def _allowed(name: str) -> str:
+    """A name with the characters that MLflow takes; @ as verl writes it."""
+    found = re.sub(r"[^/\w.\- :]", "_", re.sub(r"/+", "/", name.replace("@", "_at_")))
+    return found.strip("/.") or "_"

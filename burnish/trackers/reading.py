@@ -1,0 +1,114 @@
+"""What a tracker is sent, from the files of a run."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from burnish.trackers.base import Sample
+from burnish.utils.json_text import parse_json
+from burnish.utils.reading import read_file
+
+STEP = "training/global_step"
+LARGEST = 64 << 20  # bytes of the samples of a validation
+FILE = 32 << 20  # bytes of a picture, clip or sound that is sent
+
+
+class Progress:
+    """Up to which update a tracker has got a run, and its id there: a file that outlives the process."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        try:
+            found = parse_json(file.read_bytes())
+        except (OSError, ValueError):
+            found = {}
+        found = found if isinstance(found, dict) else {}
+        run, step = found.get("id"), found.get("step")
+        self.id: str | None = run if isinstance(run, str) else None
+        self.step: int = step if type(step) is int and self.id is not None else -1
+
+    def write(self, run: str, step: int) -> None:
+        """Remember it. Not flushed to disk: a power cut may have an update sent twice."""
+        self.id, self.step = run, step
+        new = self.file.with_name(f".{self.file.name}.new")
+        new.unlink(missing_ok=True)
+        with new.open("x", encoding="utf-8") as file:  # never through a link: the folder may come from somebody else
+            file.write(json.dumps({"id": run, "step": step}))
+        os.replace(new, self.file)
+
+
+class Rows:
+    """Lines of metrics.jsonl, read as they are written."""
+
+    def __init__(self, file: Path, after: int) -> None:
+        """Args: ``after`` is the last update that needs no reading any more."""
+        self.file, self.after = file, after
+        self._offset = 0
+
+    def upto(self, update: int) -> Iterator[tuple[int, dict[str, float]]]:
+        """The next updates and their metrics, up to one that is known to be there; missing values are left out."""
+        if not self.file.exists():
+            return
+        with self.file.open("rb") as lines:
+            lines.seek(self._offset)
+            for line in lines:
+                row = _row(line)
+                if not line.endswith(b"\n") or (row is not None and row[STEP] > update):
+                    return
+                self._offset += len(line)
+                if row is not None and row[STEP] > self.after:
+                    self.after = row.pop(STEP)
+                    yield self.after, {name: value for name, value in row.items() if value is not None}
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = parse_json(line)
+    except ValueError:
+        return None
+    if not isinstance(row, dict) or type(row.get(STEP)) is not int:
+        return None
+    return {name: value for name, value in row.items() if value is None or type(value) in (int, float)}
+
+
+def read_samples(folder: Path, most: int) -> list[Sample]:
+    """The first sample of each of the first prompts of a validation; none if nothing was kept.
+
+    Args:
+        folder: of the validation.
+        most: prompts.
+    """
+    if not (folder / "samples.jsonl").is_file() or not most:
+        return []
+    found: dict[int, Sample] = {}
+    for line in read_file(folder / "samples.jsonl", LARGEST).splitlines():
+        record = parse_json(line)
+        number = int(record["index"])
+        if number not in found and len(found) < most:
+            found[number] = _sample(folder / "pictures", record)
+    return list(found.values())
+
+
+def _sample(media: Path, record: dict[str, Any]) -> Sample:
+    drawn, score = record.get("file"), record.get("reward")
+    file = _sendable(media, drawn) if isinstance(drawn, str) else None
+    shown = (_sendable(media, name) for name in record.get("images") or ())
+    return Sample(
+        prompt=str(record["prompt"]),
+        text=str(record["response"]) if "response" in record else None,
+        file=file,
+        shown=[one for one in shown if one is not None],
+        score=float(score) if isinstance(score, int | float) and math.isfinite(score) else None,
+        note=str(record.get("note") or ""),
+    )
+
+
+def _sendable(media: Path, name: str) -> Path | None:
+    """A file that the validation kept, if it is there and not too large."""
+    file = media / Path(name).name
+    return file if file.is_file() and not file.is_symlink() and file.stat().st_size <= FILE else None

@@ -1,0 +1,117 @@
+"""Counts floating-point operations of a network's products, on tensors without values: nothing is computed."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from burnish.models.placing import resting
+
+aten = torch.ops.aten
+
+
+class Cost(NamedTuple):
+    """Operations of a forward pass, and of the backward pass after it. What is computed again there isn't counted."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+
+    def plus(self, other: Cost, times: float = 1.0) -> Cost:
+        """The sum with so many of another."""
+        return Cost(self.forward + times * other.forward, self.backward + times * other.backward)
+
+
+class Operations(TorchDispatchMode):
+    """A mode that counts products, convolutions and attention by PyTorch's own formulas.
+
+    A product has one of its size in the backward pass for each operand that needs a gradient: of a frozen weight only
+    that to its input. Attention has two products and four. As PyTorch does, all pairs of tokens are
+    counted, also those that a mask hides.
+    """
+
+    def __init__(self) -> None:
+        from torch.utils.flop_counter import flop_registry
+
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.cost = Cost()
+        self._formulas: dict[Any, Any] = dict(flop_registry)
+        self._attention = {
+            aten._scaled_dot_product_efficient_attention, aten._scaled_dot_product_flash_attention,
+            aten._scaled_dot_product_cudnn_attention, aten._scaled_dot_product_flash_attention_for_cpu,
+        }  # fmt: skip
+        on_gpu = self._formulas[aten._scaled_dot_product_flash_attention]
+        self._formulas |= {aten._scaled_dot_product_flash_attention_for_cpu: on_gpu, aten._grouped_mm: _grouped}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is aten.index.Tensor:
+            args = (args[0], _places(args[1]))
+        kind = func.overloadpacket
+        out = _experts(*args) if kind is aten._grouped_mm else func(*args, **kwargs)
+        if kind in self._formulas:
+            flops = float(self._formulas[kind](*args, **kwargs, out_val=out))
+            self.cost = self.cost.plus(Cost(flops, flops * self._gradients(kind, args)))
+        return out
+
+    def _gradients(self, kind: Any, args: Any) -> float:
+        """Products of the backward pass for each of the forward pass."""
+        if not torch.is_grad_enabled():
+            return 0.0
+        if kind in self._attention:
+            return 2.0 * any(one.requires_grad for one in args[:3])  # kernels give all three gradients
+        operands = args[1:3] if kind in (aten.addmm, aten.baddbmm) else args[:2]
+        return float(sum(one.requires_grad for one in operands))
+
+
+def _experts(given: Tensor, weights: Tensor, *_: Any) -> Tensor:
+    """The shape of ``_grouped_mm``, which knows no float32 without values."""
+    return given.new_empty(len(given), weights.shape[-1])
+
+
+def _grouped(given: Tensor, weights: Tensor, *_: Any, **__: Any) -> int:
+    """Rows of experts one after the other, [N, D] times [E, D, F]: each row meets the weights of one."""
+    return 2 * given.shape[0] * given.shape[1] * weights.shape[-1]
+
+
+def _places(indices: Any) -> list[Tensor | None]:
+    """Positions in place of masks, which tensors without values can't be chosen by."""
+    found: list[Tensor | None] = []
+    for one in indices:
+        masks = one is not None and one.dtype == torch.bool and not isinstance(one, FakeTensor)
+        found += list(one.nonzero().unbind(1)) if masks else [one]
+    return found
+
+
+class Skeleton:
+    """A copy of a network without values or memory, that runs on tensors without values."""
+
+    def __init__(self, network: nn.Module, device: torch.device) -> None:
+        """Args: ``network`` is not sharded yet; ``device`` is where it will be."""
+        self._fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        memo: dict[int, Any] = {}
+        for weight in network.parameters():
+            memo[id(weight)] = nn.Parameter(self._empty(weight, device), requires_grad=weight.requires_grad)
+        for buffer in network.buffers():
+            known = not buffer.is_floating_point() and buffer.device.type != "meta"
+            memo[id(buffer)] = buffer.to(device) if known else self._empty(buffer, device)
+        self.network: nn.Module = copy.deepcopy(network, memo)
+
+    def fake(self, tree: Any) -> Any:
+        """The tensors of floating-point numbers in a tree without their values; all else as it is."""
+
+        def convert(value: Tensor) -> Tensor:
+            if not value.is_floating_point() or isinstance(value, FakeTensor):
+                return value
+            return self._empty(value, value.device).requires_grad_(value.requires_grad)
+
+        return tree_map_only(Tensor, convert, tree)
+
+    def _empty(self, like: Tensor, device: torch.device) -> Tensor:
+        with self._fakes:
+            return torch.empty(like.shape, dtype=resting(like), device=device)

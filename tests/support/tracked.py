@@ -1,0 +1,148 @@
+"""A run's folder that grows as a run's does, and what each tracker's library left in it, read back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from burnish.config import load
+from burnish.config.run_folder import STEP, RunFolder
+from burnish.hooks.metrics import MetricsLog
+from burnish.hooks.trackers import Trackers
+from burnish.trackers.feed import Timing
+from burnish.utils.video import clip_format, encode_clip, encode_sound
+
+NAMES = ("actor/loss", "val-core/x/reward/mean@1")
+
+
+KINDS = {0: "picture", 3: "clip", 6: "sound", 9: "response"}  # of samples, by the update that is validated
+
+
+def validate(folder: RunFolder, update: int) -> None:
+    """Leave what a validation leaves: pictures, clips, sounds, or responses about a picture, of two prompts."""
+    media, kind = folder.validation(update) / "pictures", KINDS[update]
+    media.mkdir(parents=True)
+    records: list[dict[str, Any]] = []
+    for number in range(2):
+        stem = f"{number:03d}-00"
+        about = {"prompt": f"prompt {number}", "index": number, "sample": 0, "note": "read"}
+        about["reward"] = None if number else update / 4
+        if kind == "picture":
+            Image.new("RGB", (24, 16), (200, 0, 0)).save(media / f"{stem}.png")
+            about["file"] = f"{stem}.png"
+        elif kind == "clip":
+            about["file"] = f"{stem}.{clip_format()}"
+            (media / about["file"]).write_bytes(encode_clip(np.full((3, 16, 24, 3), 99, np.uint8), 4))
+        elif kind == "sound":
+            about["file"] = f"{stem}.wav"
+            (media / f"{stem}.wav").write_bytes(encode_sound(np.zeros((1, 800), np.float32), 8000))
+        else:
+            Image.new("RGB", (8, 8)).save(media / f"{number:03d}-0.png")
+            about |= {"response": f"**five** <b>{number}</b>", "images": [f"{number:03d}-0.png"]}
+        records.append(about)
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (folder.validation(update) / "samples.jsonl").write_text(lines)
+
+
+def track(
+    path: Path,
+    updates: Sequence[int],
+    options: Sequence[str],
+    *,
+    resumed_at: int | None = None,
+    finished: bool = True,
+    wait: float = 60.0,
+    timing: Timing | None = None,
+    pause: float = 0,
+) -> None:
+    """Run hooks over updates, of which every third is validated, with a pause after each."""
+    last = max(updates, default=resumed_at or 0)
+    given = [*options, f"trackers.wait={wait}", f"output_dir={path}", f"steps={max(last, 1) if finished else 99}"]
+    config = load("quickstart", given)
+    folder = RunFolder(path)
+    folder.begin(config, resumed_at=resumed_at)
+    metrics = MetricsLog(folder, resumed_at=resumed_at, names=config.trackers.names)
+    trackers = Trackers(config, folder, lambda: False, resumed_at=resumed_at, timing=timing)
+    for hook in (metrics, trackers):
+        hook.start(resumed_at or 0)
+    for update in updates:
+        values = {"actor/loss": update / 8, "actor/nothing": float("nan")}
+        if update in KINDS:
+            shutil.rmtree(folder.validation(update), ignore_errors=True)
+            validate(folder, update)
+            values |= {"val-core/x/reward/mean@1": update / 4}
+        for hook in (metrics, trackers):
+            hook(update, dict(values))
+        time.sleep(pause)
+    for hook in (metrics, trackers):
+        hook.finish()
+    for hook in (trackers, metrics):
+        hook.close()
+
+
+def settled(path: Path, kind: str, step: int) -> None:
+    """Wait until a tracker has got to an update."""
+    file, deadline = path / "trackers" / f"{kind}.json", time.monotonic() + 60
+    while not file.exists() or json.loads(file.read_text())["step"] < step:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def wandb_history(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Rows of all offline runs in a folder, in order, each with the run's id."""
+    from wandb.proto import wandb_internal_pb2
+
+    rows = []
+    for file in sorted(path.glob("trackers/wandb/wandb/offline-run-*/*.wandb")):
+        for content in _leveldb(file.read_bytes()):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(content)
+            if record.WhichOneof("record_type") == "history":
+                items = record.history.item
+                found = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+                rows.append((file.stem.rpartition("-")[2], found))
+    return rows
+
+
+def _leveldb(content: bytes) -> Iterator[bytes]:
+    """Records of LevelDB's log format behind a header of seven bytes."""
+    place, whole = 7, b""
+    while place + 7 <= len(content):
+        if (left := 32768 - place % 32768) < 7:
+            place += left
+            continue
+        length, kind = struct.unpack("<HB", content[place + 4 : place + 7])
+        whole += content[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # a full record, or the last part of one
+            yield whole
+            whole = b""
+
+
+def step_of(row: dict[str, Any]) -> int:
+    return int(row[STEP])
+
+
+def swanlab_records(path: Path) -> list[tuple[str, Any]]:
+    """Records of all offline runs in a folder, in order, each with the run's id."""
+    from swanlab.proto.swanlab.record.v1.record_pb2 import Record
+    from swanlab.sdk.internal.core_python.store import DataStoreReader
+
+    rows = []
+    for file in sorted(path.glob("trackers/swanlab/run-*/*.swanlab")):
+        reader = DataStoreReader()
+        reader.open(file)
+        for content in reader:
+            record = Record()
+            record.ParseFromString(content)
+            rows.append((file.stem.removeprefix("run-"), record))
+        reader.close()
+    return rows

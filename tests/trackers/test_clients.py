@@ -1,0 +1,143 @@
+"""Each tracker's own library writes without a network, and what it wrote is read back.
+
+The run is killed after its seventh update, with a checkpoint of its fifth, and goes on from there to its ninth.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+
+import pytest
+
+from burnish.config.run_folder import STEP
+from tests.support.tracked import swanlab_records, track, wandb_history
+
+pytestmark = pytest.mark.slow
+
+ALL = list(range(10))
+REWARD = "val-core/x/reward/mean@1"
+
+
+def needs(name):
+    command = f"pip install -e '.[{name}]' && python -m pytest tests/trackers"
+    return pytest.mark.skipif(find_spec(name) is None, reason=f"{name} is not installed: {command}")
+
+
+SECRETS = ("WANDB_API_KEY", "SWANLAB_API_KEY", "MLFLOW_TRACKING_TOKEN", "HF_TOKEN")
+SECRET = "0123456789abcdef0123456789abcdef01234567"  # as long as a key of W&B
+
+
+def interrupted(path, monkeypatch, *options):
+    for name in SECRETS:
+        monkeypatch.setenv(name, SECRET)
+    track(path, range(8), options, finished=False)
+    track(path, range(6, 10), options, resumed_at=5)
+    for file in path.parent.rglob("*"):
+        assert not file.is_file() or SECRET.encode() not in file.read_bytes(), file
+    return path
+
+
+@needs("wandb")
+def test_wandb(tmp_path, monkeypatch):
+    run = interrupted(tmp_path / "run", monkeypatch, "trackers.wandb.mode=offline", "trackers.wandb.name=mine")
+    rows = wandb_history(run)
+    assert len({name for name, _ in rows}) == 1
+    assert [row["_step"] for _, row in rows] == ALL
+    assert [row[STEP] for _, row in rows] == ALL
+    assert [row["actor/loss"] for _, row in rows] == [update / 8 for update in ALL]
+    assert [row[REWARD] for _, row in rows if REWARD in row] == [0, 0.75, 1.5, 2.25]
+    drawn, clips, _, said = (row for _, row in rows if REWARD in row)
+    assert drawn["val/samples/captions"] == ["0 | prompt 0", "missing | prompt 1"]
+    assert [one["_type"] for one in clips["val/samples/videos"]] == ["video-file"] * 2
+    (table,) = run.glob(f"trackers/wandb/wandb/offline-run-*/files/{said['val/generations/path']}")
+    content = json.loads(table.read_text())
+    assert content["columns"] == ["step", "input", "shown", "output", "score"]
+    assert [row[:2] + row[3:] for row in content["data"]] == [
+        [9, "prompt 0", "**five** <b>0</b>", 2.25], [9, "prompt 1", "**five** <b>1</b>", None],
+    ]  # fmt: skip
+    assert content["data"][0][2]["_type"] == "image-file"
+
+
+@needs("mlflow")
+def test_mlflow(tmp_path, monkeypatch):
+    from mlflow import MlflowClient
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    run = interrupted(
+        tmp_path / "run", monkeypatch, "trackers.mlflow.experiment=mine", "trackers.mlflow.tags={who: me}"
+    )
+    client = MlflowClient((run / "trackers" / "mlflow").as_uri())
+    (found,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
+    assert (found.info.run_name, found.info.status, found.data.tags["who"]) == ("run", "FINISHED", "me")
+    assert found.data.params["algorithm.name"] == "diffusion_nft"
+    losses = client.get_metric_history(found.info.run_id, "actor/loss")
+    assert [(one.step, one.value) for one in losses] == [(update, update / 8) for update in ALL]
+    rewards = client.get_metric_history(found.info.run_id, REWARD.replace("@", "_at_"))
+    assert [one.step for one in rewards] == [0, 3, 6, 9]
+    artifacts = run / "trackers" / "mlflow" / found.info.experiment_id / found.info.run_id / "artifacts"
+    assert len(list((artifacts / "images").glob("val~samples~0+step+0+*.png"))) == 1
+    assert sorted(file.stem for file in artifacts.glob("val/samples/step_*/*")) == [
+        "000-00",
+        "000-00",
+        "001-00",
+        "001-00",
+    ]
+    rows = json.loads((artifacts / "val" / "generations" / "step_000009.json").read_text())
+    assert rows[0] == {"step": 9, "input": "prompt 0", "output": "**five** <b>0</b>", "score": 2.25}
+
+
+@needs("swanlab")
+def test_swanlab(tmp_path, monkeypatch):
+    run = interrupted(tmp_path / "run", monkeypatch, "trackers.swanlab.mode=offline")
+    records = swanlab_records(run)
+    assert len({name for name, _ in records}) == 1
+    losses = [one.scalar for _, one in records if one.HasField("scalar") and one.scalar.key == "actor/loss"]
+    assert [one.step for one in losses] == ALL
+    media = [(one.media.key, one.media.step) for _, one in records if one.HasField("media")]
+    assert [step for key, step in media if key == "val/generations"] == [0, 3, 6, 9]
+    assert [step for key, step in media if key == "val/samples"] == [0, 3]
+    files = [file.suffix for file in run.glob("trackers/swanlab/run-*/media/image/*")]
+    assert sorted(files) == [".gif", ".png"]
+    (table,) = run.glob("trackers/swanlab/run-*/media/echarts/009-*.json")
+    assert json.loads(table.read_text())["rowData"][0] == {
+        "step": 9, "input": "prompt 0", "output": "**five** <b>0</b>", "score": 2.25,
+    }  # fmt: skip
+
+
+@needs("trackio")
+def test_trackio(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    interrupted(tmp_path / "run", monkeypatch, "trackers.trackio.project=mine")
+    import trackio.utils
+    from trackio.sqlite_storage import SQLiteStorage
+
+    monkeypatch.setattr(trackio.utils, "TRACKIO_DIR", tmp_path / "trackio")
+    monkeypatch.setattr("trackio.sqlite_storage.TRACKIO_DIR", tmp_path / "trackio")
+    (name,) = SQLiteStorage.get_runs("mine")
+    assert name.startswith("run-")
+    rows = sorted(SQLiteStorage.get_logs("mine", name), key=lambda row: row["step"])
+    assert [row["step"] for row in rows if "actor/loss" in row] == ALL
+    assert [row["step"] for row in rows if "val/generations" in row] == [0, 3, 6, 9]
+    media = [file.suffix for file in (tmp_path / "trackio" / "media").rglob("*") if file.is_file()]
+    assert {".png", ".wav"} < set(media)
+
+
+def test_tensorboard(tmp_path, monkeypatch):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = interrupted(tmp_path / "run", monkeypatch, "trackers.tensorboard=true", "trackers.names=lightrft")
+    curves = EventAccumulator(str(run / "tensorboard"), purge_orphaned_data=True).Reload()
+    assert [one.step for one in curves.Scalars("eval/reward_mean")] == [0, 3, 6, 9]
+    shown = EventAccumulator(str(run / "tensorboard" / "samples"), size_guidance={"images": 0, "audio": 0}).Reload()
+    drawn = shown.Images("val/samples/0")
+    assert [(one.step, one.width, one.height) for one in drawn] == [(0, 24, 16), (3, 24, 16)]
+    assert [one.encoded_image_string[:3] for one in drawn] == [b"\x89PN", b"GIF"]
+    (sound,) = shown.Audio("val/samples/1")
+    assert (sound.step, sound.sample_rate, sound.length_frames) == (6, 8000, 800)
+    assert [one.step for one in shown.Images("val/shown/0-0")] == [9]
+    tables = shown.Tensors("val/generations")
+    assert [one.step for one in tables] == [0, 3, 6, 9]
+    # indented, so that TensorBoard's Markdown shows what a model says as it is
+    assert "\n    **five** <b>0</b>" in tables[-1].tensor_proto.string_val[0].decode()
