@@ -6,6 +6,7 @@ import io
 import json
 import logging
 from collections import Counter
+from functools import partial
 
 import numpy as np
 from PIL import Image
@@ -39,15 +40,15 @@ LOGGED = 80  # characters of a response in the log
 
 def detectors(config: RunConfig, options: AlarmOptions, folder: RunFolder) -> list[Detector]:
     """What looks at each thing that a run of this configuration has."""
-    each = {"prompts": config.records, "samples": config.sampled_per_prompt}
+    drift = partial(Drift, prompts=config.records, samples=config.sampled_per_prompt)
     watched = {name: reward for name, reward in config.rewards.items() if not reward.counts}
     # samples of a prompt become more alike in any training; where hardly any variety is left, variety_collapse says it
     found: list[Detector] = [
-        Drift(f"critic/{name}", options, **each, rises=not one.higher_is_better, only_paid=one.compares() == "groups")
+        drift(f"critic/{name}", options, rises=not one.higher_is_better, only_paid=one.compares() == "groups")
         for name, one in watched.items()
     ]
     # responses become surer in any training; where nothing is left of that, entropy_collapse says it
-    found += [Drift(f"response/{name}", options, **each, falls=name != "surprisal") for name in WATCHED]
+    found += [drift(f"response/{name}", options, falls=name != "surprisal") for name in WATCHED]
     weights = {
         name: next(filter(None, [one.weight, *one.weight_by.values()]))
         for name, one in config.rewards.items()

@@ -28,7 +28,6 @@ ELSEWHERE = {
     "profiler.worker": "tests/training/test_profiling.py",
     "profiler.controller": "tests/training/test_profiling.py",  # of Nsight Systems
     "profiler.max_entries": "tests/training/test_profiling.py",  # of a GPU
-    "data.workers": "tests/tasks/language/test_readers.py",  # of processes
     "rollout.engine": "tests/system/test_language_options.py",  # read when options are checked
     "optimizer.schedule_updates": "tests/system/test_stopping.py",  # read where the configuration counts steps
     "critic.optimizer.schedule_updates": "tests/system/test_stopping.py",
@@ -50,6 +49,7 @@ RUNS = {
         "algorithm=ppo", "trainer.mini_batch_size=2", "mixing.normalise.floor=0.1", "data.max_prompt_length=60",
         "data.overlong=filter", "ema.decay=0.5", "ptx.batch_size=1", "rollout.save.prompts=1",
         "profiler.steps=[1]", "trackers.tensorboard=true",
+        "validation.save.prompts=1",
         *(f"{section}.{option}" for section in ("optimizer", "critic.optimizer") for option in
           ("name=muon", "schedule=cosine", "min_lr=1e-6")),
     ],

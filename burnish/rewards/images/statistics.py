@@ -71,7 +71,7 @@ class HighFrequency(PictureStatistic):
         shade = shade[: 2 * high, : 2 * wide]
         contrast = float(shade.var(dtype="float64"))
         halved = shade.reshape(high, 2, wide, 2).mean((1, 3), dtype="float64")
-        return max(1 - float(halved.var()) / contrast, 0.0) if contrast > FLAT else 0.0
+        return float(max(1 - float(halved.var()) / contrast, 0.0)) if contrast > FLAT else 0.0
 
 
 @register("flow reward", "file_size")
@@ -79,7 +79,7 @@ class FileSize(PictureStatistic):
     """Bits per pixel of a picture as JPEG of quality 95: how much is in it, whatever that is."""
 
     def of(self, image: np.ndarray) -> float:
-        return BITS_PER_KB * size(image) / (image.shape[0] * image.shape[1])
+        return float(BITS_PER_KB * size(image) / (image.shape[0] * image.shape[1]))
 
 
 @register("flow reward", "edge_density")
