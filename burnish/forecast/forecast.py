@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -129,6 +130,8 @@ def forecast(config: RunConfig) -> Forecast:
 def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolForecast:
     counter, pretending = LiveBytes(), Pretending()
     with ExitStack() as contexts:
+        gc.freeze()  # what libraries hold is never garbage, and would be looked through again and again
+        contexts.callback(gc.unfreeze)
         ranks = contexts.enter_context(pretend_ranks(size if name == "train" else 1))
         contexts.enter_context(_quietly())
         contexts.enter_context(without_weights())

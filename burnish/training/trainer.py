@@ -141,8 +141,6 @@ class Trainer:
             return self._skip(total, norms)
         for group in learning:
             group.step()
-        for group in self.groups:
-            group.zero_grad()  # gradients would wait through all sampling for the next update
         self.optimizer_steps += 1
         self.skipped_in_a_row = 0
         if self.groups[0] in learning:
