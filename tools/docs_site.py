@@ -17,8 +17,8 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[1]
 # documents beside docs/, and the pages that they become
 BESIDE = {
-    "README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "AGENTS.md": "assistants.md", "SECURITY.md": "reporting.md",
-    "CHANGELOG.md": "changelog.md", "benchmarks/README.md": "benchmarks.md",
+    "README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "AGENTS.md": "assistants.md",
+    "SECURITY.md": "reporting.md", "CHANGELOG.md": "changelog.md", "benchmarks/README.md": "benchmarks.md",
 }  # fmt: skip
 MATHEMATICS = ("losses", "advantages", "flow")
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
