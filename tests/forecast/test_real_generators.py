@@ -34,7 +34,7 @@ def foretold(recipe: str, options: list[str]) -> Forecast:
         pytest.param("flux/flow_grpo", [*SMALL, *QUANTISED], "22GiB", id="FLUX.1, LoRA, quantised base"),
         pytest.param("sd35/flow_grpo", [], "80GB", id="SD3.5-M"),
         pytest.param("sdxl/flow_grpo", [], "24GB", id="SDXL"),
-        pytest.param("qwen_image/flow_grpo", [], "80GB", id="Qwen-Image"),
+        pytest.param("qwen_image/flow_grpo", [], "80GB", id="Qwen-Image", marks=pytest.mark.thorough),
         pytest.param("wan22/flow_grpo", EIGHT, "80GB", id="Wan 2.2 A14B", marks=pytest.mark.thorough),
     ],
 )
