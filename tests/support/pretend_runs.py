@@ -16,11 +16,11 @@ import torch
 
 from burnish.config import load
 from burnish.loop import run
-from burnish.metrics import is_time_column
 from burnish.models.flow.loading import ANY
 from burnish.tasks import assemble
 from burnish.training.sharding import local_shard
 from tests.support.pretend_gpu import PretendGpu
+from tests.support.time_columns import is_time_column
 from tests.support.tiny_language import SEEING
 
 PRECISIONS = ["float32", "bfloat16"]
