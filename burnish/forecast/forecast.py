@@ -153,7 +153,10 @@ def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolFore
             shards=HOST if shards else WEIGHTS,
             gradients=HOST if shards else GRADIENTS,
             states=HOST if states else OPTIMIZER,
+            average=HOST if shards or (config.ema is not None and config.ema.offload) else WEIGHTS,
         )
+        if config.ema is not None:
+            config.ema.offload = False
         config.sharding.offload = False
         away, config.optimizer.offload = getattr(config.model, "offload", False), False
         if away:
