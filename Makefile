@@ -40,6 +40,9 @@ dist: $(VENV)/.installed-dev  ## what a release publishes: the source distributi
 release-check: dist  ## install that wheel into an empty environment, and use it there: about three minutes
 	TORCH="$(TORCH)" $(BIN)/python tools/release_check.py dist
 
+docs: $(VENV)/.installed-dev  ## the documents as a site: build/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

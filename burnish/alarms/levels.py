@@ -43,6 +43,11 @@ def _range(row: Row, name: str) -> float | None:
     return None if most is None or least is None else most - least
 
 
+def _solved(row: Row, name: str) -> float | None:
+    """None where all rewards are equal, which is another alarm."""
+    return number(row, name) if _range(row, "critic/rewards") != 0 else None
+
+
 LIMITS: dict[Level, Limit] = {
     "missing_rewards": Limit(
         "critic/missing_ratio", 0.05, "above", "the share of samples without a reward",
@@ -55,7 +60,7 @@ LIMITS: dict[Level, Limit] = {
     "saturation": Limit(
         "critic/rewards/solved_ratio", 0.98, "above",
         "the share of prompts all of whose samples have the highest reward",
-        "nothing is left to learn here: harder prompts, or a reward that asks for more",
+        "nothing is left to learn here: harder prompts, or a reward that asks for more", value=_solved,
     ),
     "group_collapse": Limit(
         "critic/rewards/dead_ratio", 0.8, "above",

@@ -104,8 +104,9 @@ def _measured(ctx: Any, known: _Known, gradients: tuple[Tensor | None, ...]) -> 
         for i in places:
             leaves[i] = leaves[i].detach().requires_grad_()
         with torch.autocast("cpu", dtype, enabled=enabled, cache_enabled=False):
-            found = [one for one in tree_leaves(ctx.block(*tree_unflatten(leaves, tree))) if isinstance(one, Tensor)]
-        pairs = [(one, g) for one, g in zip(found, gradients, strict=True) if one.requires_grad and g is not None]
+            found = tree_leaves(ctx.block(*tree_unflatten(leaves, tree)))
+        both = zip(found, gradients, strict=True)  # some blocks return no state of the text
+        pairs = [(one, g) for one, g in both if isinstance(one, Tensor) and one.requires_grad and g is not None]
         del found
         outputs, slopes = zip(*pairs, strict=True)
         _engine_run_backward(outputs, slopes, False, False, (), allow_unreachable=True, accumulate_grad=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import math
 from collections import Counter
 from functools import partial
 
@@ -129,7 +130,7 @@ class Alarms(Hook):
             seen = f"; compare {first} with {now}"
         quotes = (tuple(self._first.quotes), tuple(self._quotes)) if self._quotes else ()
         if quotes:
-            seen = "; " + ", now ".join(_said(some) for some in quotes if some)
+            seen = "; best rewarded at first: " + ", now: ".join(_best(some) for some in quotes if some)
         self.lines.write(Raised(update, alarm, sheets=sheets, quotes=quotes).record())
         log.warning("update %d: alarm %s: %s%s", update, alarm.name, alarm.text, seen)
 
@@ -141,9 +142,9 @@ class Alarms(Hook):
             grid(pictures, columns=4).save(file)
 
 
-def _said(quotes: tuple[Quote, ...]) -> str:
-    """One response of some, for the log."""
-    one = quotes[0]
+def _best(quotes: tuple[Quote, ...]) -> str:
+    """The response of some that has the highest reward, for the log."""
+    one = max(quotes, key=lambda quote: -math.inf if quote.reward is None else quote.reward)
     text = " ".join(one.response.split())
     shown = text if len(text) <= LOGGED else f"{text[:LOGGED]}..."
     return f'"{shown}" (reward {"missing" if one.reward is None else f"{one.reward:.3g}"})'

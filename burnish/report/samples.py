@@ -163,11 +163,17 @@ def chance(before: Mapping[tuple[int, int], Score], after: Mapping[tuple[int, in
     count = sum(map(len, moves.values()))
     if not count:
         return 0.0
-    if count < ENOUGH:
+    if min(count, _meeting(before, name), _meeting(after, name)) < ENOUGH:
         return math.inf
     every = _variance([move for some in moves.values() for move in some])
     errors = [(_variance(some) if len(some) >= ENOUGH else every) / len(some) for some in moves.values()]
     return 2 * math.sqrt(math.fsum(errors)) / len(moves)
+
+
+def _meeting(scores: Mapping[tuple[int, int], Score], name: str) -> int:
+    """Prompts of which a sample meets the condition of ``A_given_B``; of a few, a mean says nothing, however alike."""
+    _, _, condition = name.partition("_given_")
+    return len({index for (index, _), one in scores.items() if not condition or one.of(condition) == 1})
 
 
 def _moves(

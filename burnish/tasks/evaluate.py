@@ -20,6 +20,7 @@ from burnish.types.rollout import Scores
 from burnish.utils.disk import writing
 from burnish.utils.errors import Cancelled
 from burnish.utils.paths import VALIDATION
+from burnish.utils.reading import checked_path
 
 SHOWN = 16  # prompts whose samples are kept
 FRAMES = 4  # of a prompt's video that are kept
@@ -64,7 +65,8 @@ class Evaluation:
             kept = list(self._samples(target, job, n, found))
             with writing(target):
                 _write(target / "samples.jsonl", kept, ascii=True)
-            if guidance is None and target.parent.name == VALIDATION:
+            own = checked_path(self.assembly.config.output_dir) / VALIDATION
+            if guidance is None and target.parent == own:  # a validation of the run's
                 self._keep_files(int(target.name), job, found)
         return (
             validation_metrics(found.scores, job.prompts)

@@ -124,6 +124,12 @@ def test_a_level_is_named_after_three_updates_beyond_it(name):
     assert alarm.text.endswith(LIMITS[name].means)
 
 
+def test_equal_rewards_are_one_alarm():
+    row = {"critic/rewards/solved_ratio": 1.0, "critic/rewards/max": 0.5, "critic/rewards/min": 0.5}
+    assert raised(Beyond("constant_reward", OPTIONS), [row] * 5)[-1][1] is not None
+    assert raised(Beyond("saturation", OPTIONS), [row] * 5)[-1][1] is None
+
+
 def rewards(ocr: float, style: float, share: float) -> dict:
     return (
         statistic(ocr, prefix="critic/ocr", reward_share=share)

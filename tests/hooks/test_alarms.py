@@ -1,6 +1,7 @@
 """Alarms are raised once, recorded with what they look like, over when they are, and the same after resuming."""
 
 import io
+import json
 import logging
 from collections import Counter
 
@@ -13,6 +14,7 @@ from burnish.config import load
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.hooks.alarms import Alarms, FirstUpdates
 from burnish.hooks.metrics import MetricsLog
+from burnish.hooks.narrowing import Narrowing
 from burnish.types.said import Quote
 from burnish.utils.errors import ConfigError
 
@@ -111,3 +113,23 @@ def test_forms_that_the_first_responses_had_are_familiar(tmp_path):
     early = FirstUpdates(RunFolder(tmp_path))
     early.begin(1)  # the second update is done again
     assert early.unfamiliar(2, ["words"] * 4, []) is None
+
+
+def test_a_validation_whose_best_samples_fell_while_its_mean_rose_is_narrowing(tmp_path):
+    folder = RunFolder(tmp_path)
+    for update, best, other in ((0, 0.8, 0.1), (10, 0.6, 0.6), (20, 0.9, 0.9)):
+        folder.validation(update).mkdir(parents=True)
+        lines = [
+            json.dumps({"index": index, "sample": sample, "source": "a", "reward": reward + index / 500, "values": {}})
+            for index in range(20)
+            for sample, reward in enumerate((best, other))
+        ]
+        (folder.validation(update) / "scores.jsonl").write_text("\n".join(lines))
+    found = Narrowing(folder)
+    found.add(5, {"critic/rewards/mean": 0.5})
+    assert found.alarm is None
+    found.add(10, {"val-core/a/reward/mean@2": 0.6})
+    assert found.alarm is not None
+    assert "the best of 2 samples of a validation prompt fell from 0.819 to 0.619" in found.alarm.text
+    found.add(20, {"val-core/a/reward/mean@2": 0.9})
+    assert found.alarm is None

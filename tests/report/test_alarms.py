@@ -1,6 +1,7 @@
 """Alarms on the page: what was said, how it stands now, pictures and responses, all of it as text."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from burnish.alarms.record import Raised
 from burnish.report import write_report
 from burnish.report.overview import overview
 from burnish.report.passes import passes
-from burnish.report.samples import Score
+from burnish.report.samples import Score, chance
 from burnish.report.summary import Summary
 from burnish.report.verdict import headline, verdict
 from burnish.types.said import Quote
@@ -105,3 +106,11 @@ def test_validations_that_cannot_be_compared_say_nothing():
     assert passes(one, two, "reward") is None  # two samples of a prompt, and one
     assert passes(two, two, "reward") is None
     assert passes({}, {}, "reward") is None
+
+
+def test_a_mean_of_hardly_any_samples_is_no_gain():
+    """Of 40 prompts one still keeps to the form, and is right: that is not better than 35 of 40."""
+    before = {(index, 0): Score("a", 1.0, {"exact": float(index > 4), "format": 1.0}) for index in range(40)}
+    after = {(index, 0): Score("a", 1.0, {"exact": 1.0, "format": float(index == 7)}) for index in range(40)}
+    assert chance(before, after, "exact_given_format") == math.inf
+    assert 0 < chance(before, before | {(0, 0): after[7, 0]}, "exact_given_format") < math.inf

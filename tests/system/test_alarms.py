@@ -57,7 +57,7 @@ def test_empty_answers_that_please_a_broken_scorer_are_noticed(tmp_path, caplog)
     (length,) = [text for text in told(caplog) if "response_length fell" in text]
     assert "the reward pays for it" in length
     assert "where the reward is above its prompt's mean" in length
-    assert ", now " in length
+    assert "best rewarded at first: " in length
     (one,) = [found for found in read_alarms(folder.alarms) if found.name == "response_length"]
     first, now = one.quotes
     assert len(first) == len(now) == 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytest
 
@@ -16,6 +16,7 @@ from burnish.config.text import fields
 from burnish.options import EmaOptions
 from burnish.training.ema import decay_at
 from burnish.utils.errors import ConfigError
+from tests.support.options import options_of
 from tests.support.tiny_language import tiny_language
 from tests.support.tiny_recipes import reward, write_lines, write_recipe, write_rewards
 
@@ -58,25 +59,6 @@ RUNS = {
         "rollout.filter_groups.max_num_gen_batches=2", "model.quantization.weights=fp8_cast",
     ],
 }  # fmt: skip
-# sections that bring their own classes, and are tested with them
-BROUGHT = ("algorithm", "rewards", "environment")
-
-
-def options_of(kind: Any, prefix: str = "") -> dict[str, tuple[type, str]]:
-    """Dotted names of all options of the sections, with the class and the field that each is."""
-    found: dict[str, tuple[type, str]] = {}
-    hints = get_type_hints(kind)
-    for name in fields(kind):
-        inner = [one for one in (hints[name], *get_args(hints[name])) if dataclasses.is_dataclass(one)]
-        if not prefix and name in BROUGHT:
-            found[name] = (kind, name)
-        elif inner:
-            found |= options_of(inner[0], f"{prefix}{name}.")
-        else:
-            found[prefix + name] = (kind, name)
-    return found
-
-
 OPTIONS = options_of(LanguageConfig)
 
 
