@@ -32,6 +32,7 @@ class Rests:
     shards: str = WEIGHTS  # of the networks that are trained
     gradients: str = GRADIENTS
     states: str = OPTIMIZER
+    average: str = WEIGHTS
 
 
 class BriefTrainer(Trainer):
