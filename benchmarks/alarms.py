@@ -64,6 +64,7 @@ RUNS = {
     "honest_awm": Run("quickstart", ["algorithm=awm", *PICTURES]),
     "honest_grpo": Run("vlm_quickstart", []),
     "honest_ppo": Run("vlm_quickstart", ["algorithm=ppo"]),
+    "honest_dr_grpo": Run("vlm_quickstart", ["algorithm=dr_grpo", "validation.every=20"]),
 }  # fmt: skip
 
 

@@ -47,8 +47,9 @@ def test_dark_pictures_that_pay_are_noticed_before_half_of_the_gain(tmp_path, ca
 @pytest.mark.slow
 def test_empty_answers_that_please_a_broken_scorer_are_noticed(tmp_path, caplog):
     words = [
-        "train", "vlm_quickstart", f"rewards={{little_said: {{name: function, path: {SPOILED}:little_said}}}}",
-        "steps=9", "optimizer.schedule_updates=40", "validation.before=false", "validation.every=null",
+        "train", "vlm_quickstart", "rewards.format.weight=0", "rewards.exact.weight=0",
+        f"rewards.little_said={{name: function, path: {SPOILED}:little_said}}",
+        "steps=8", "optimizer.schedule_updates=40", "validation.before=false", "validation.every=null",
         "scoring.processes=0", f"output_dir={tmp_path / 'run'}",
     ]  # fmt: skip
     with caplog.at_level(logging.WARNING):
