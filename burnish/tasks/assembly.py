@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import torch
@@ -22,8 +20,6 @@ from burnish.config.memory import has_quantized_weights
 from burnish.data.decoding import check_media
 from burnish.data.order import limited
 from burnish.data.stream import Stream
-from burnish.evaluation.results import metrics_of
-from burnish.evaluation.suite import read_suite
 from burnish.rewards.mixing import check_mixing
 from burnish.rewards.normalising import Normaliser, normaliser_of, restore
 from burnish.rewards.probe import probe
@@ -36,7 +32,7 @@ from burnish.rollout.requests import RolloutRequest, RolloutWorker
 from burnish.tasks.evaluate import Evaluation
 from burnish.tasks.kept import SampleFiles
 from burnish.tasks.shares import steps_of_an_update
-from burnish.tasks.suites import SuiteRunner, runner_of, subset
+from burnish.tasks.suites import SuiteRunner, run_anew, runners_of
 from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.ema import Ema
 from burnish.training.memory import PhaseMemory
@@ -47,9 +43,9 @@ from burnish.training.roles import Publisher, TrainedRoles
 from burnish.training.trainer import Trainer
 from burnish.types.media import Media
 from burnish.types.rollout import Prompt
-from burnish.utils.errors import Cancelled, UserError
+from burnish.utils.errors import Cancelled
 from burnish.utils.hub import model_folder
-from burnish.utils.paths import KEPT, SUITES, VALIDATED
+from burnish.utils.paths import KEPT, VALIDATED
 from burnish.utils.reading import understood
 from burnish.utils.timer import Stopwatch
 
@@ -267,22 +263,11 @@ class Assembly:
     @cached_property
     def suites(self) -> list[SuiteRunner]:
         """What a validation runs beside its own prompts."""
-        options = self.config.validation
-        suites = [subset(read_suite(name), options.suite_prompts) for name in options.suites]
-        if twice := {one.name for one in suites if [other.name for other in suites].count(one.name) > 1}:
-            raise UserError(f"validation.suites has two suites of the name {twice.pop()}; give one another name")
-        return [runner_of(self, suite) for suite in suites]
+        return runners_of(self)
 
     def evaluate_suites(self, target: Path | None) -> Metrics:
         """Run the suites of validations, all of them anew; see ``SuiteRunner.run``."""
-        metrics: Metrics = {}
-        for runner in self.suites:
-            with nullcontext(target) if target is not None else TemporaryDirectory() as folder:
-                place = Path(folder) / SUITES / runner.suite.name
-                self.ranks.first(partial(shutil.rmtree, place, ignore_errors=True))
-                result = self.ranks.gather(runner.run(place, source=self.config.output_dir, update=None))[0]
-            metrics |= metrics_of(result)
-        return metrics
+        return run_anew(self.suites, self.ranks, target, source=self.config.output_dir)
 
     @property
     def model_folder(self) -> Path:

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import math
+import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
+from burnish.algorithms.base import Metrics
 from burnish.evaluation.canaries import questions, rows, unwatched, wrong_answers
 from burnish.evaluation.prompts import prompts_digest, read_suite_prompts
 from burnish.evaluation.records import Folder, Header, Record
-from burnish.evaluation.results import result_of, sampled_settings
-from burnish.evaluation.suite import REWARD, Suite
+from burnish.evaluation.results import metrics_of, result_of, sampled_settings
+from burnish.evaluation.suite import REWARD, Suite, read_suite
 from burnish.rewards.scoring import Scorer, awaited
+from burnish.training.ranks import Ranks
 from burnish.types.rollout import Scores
 from burnish.utils.disk import writing
 from burnish.utils.errors import Cancelled, UserError
+from burnish.utils.paths import SUITES
 
 SHOWN = 16  # prompts whose samples are kept
 HASHED = 1 << 16  # numbers of a tensor that tell it from others
@@ -277,6 +283,27 @@ def runner_of(assembly: Any, suite: Suite) -> SuiteRunner:
     from burnish.config.tasks import DEFAULT
 
     return (DrawingRunner if suite.task == DEFAULT else RespondingRunner)(assembly, suite)
+
+
+def runners_of(assembly: Any) -> list[SuiteRunner]:
+    """Of the suites that validations of a run have."""
+    options = assembly.config.validation
+    suites = [subset(read_suite(name), options.suite_prompts) for name in options.suites]
+    if twice := {one.name for one in suites if [other.name for other in suites].count(one.name) > 1}:
+        raise UserError(f"validation.suites has two suites of the name {twice.pop()}; give one another name")
+    return [runner_of(assembly, suite) for suite in suites]
+
+
+def run_anew(runners: Sequence[SuiteRunner], ranks: Ranks, target: Path | None, *, source: str) -> Metrics:
+    """Run suites below a folder, or one that is forgotten, whatever lies there; see ``SuiteRunner.run``."""
+    metrics: Metrics = {}
+    for runner in runners:
+        with nullcontext(target) if target is not None else TemporaryDirectory() as folder:
+            place = Path(folder) / SUITES / runner.suite.name
+            ranks.first(partial(shutil.rmtree, place, ignore_errors=True))
+            result = ranks.gather(runner.run(place, source=source, update=None))[0]
+        metrics |= metrics_of(result)
+    return metrics
 
 
 def subset(suite: Suite, prompts: int | None) -> Suite:
