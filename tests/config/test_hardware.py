@@ -32,10 +32,11 @@ def test_the_options_for_its_gpus_are_those_of_pools(hardware, options):
 
 def test_a_recipe_takes_the_statement_of_the_one_that_it_extends(tmp_path):
     assert hardware_of("flux/flow_grpo") == Hardware(1, 80.0)
-    assert hardware_of("flux/mix_grpo") == Hardware(8, 80.0)
+    eight = Hardware(8, 80.0, ("sharding.gather=compute", "model.offload=true"))
+    assert hardware_of("flux/mix_grpo") == eight
     own = tmp_path / "own.yaml"
     own.write_text("extends: flux/mix_grpo\n")
-    assert hardware_of(str(own)) == Hardware(8, 80.0)
+    assert hardware_of(str(own)) == eight
     own.write_text("extends: flux/mix_grpo\nhardware: {gpus: 2, memory_gb: 24}\n")
     assert hardware_of(str(own)) == Hardware(2, 24.0)
 
