@@ -13,7 +13,7 @@ export HF_HUB_OFFLINE := 1
 
 VLLM :=  # make gpu VLLM=vllm-env/bin/python: sampling with vLLM too
 
-.PHONY: quickstart test thorough fast pretend-gpu gpu lint install clean
+.PHONY: quickstart test thorough fast pretend-gpu gpu dist release-check lint install clean
 
 quickstart: $(VENV)/.installed  ## train the quickstart and say where its report is
 	$(BIN)/burnish train quickstart
@@ -32,6 +32,16 @@ pretend-gpu: $(VENV)/.installed-dev  ## every algorithm on a pretended GPU, in f
 
 gpu: $(VENV)/.installed-dev  ## what a GPU alone can show: under ten minutes on a card; without one, tiny models
 	$(BIN)/python -m benchmarks.gpu $(if $(VLLM),--vllm $(VLLM)) --output gpu.json
+
+dist: $(VENV)/.installed-dev  ## what a release publishes: the source distribution, and the wheel that is built from it
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+
+release-check: dist  ## install that wheel into an empty environment, and use it there: about three minutes
+	TORCH="$(TORCH)" $(BIN)/python tools/release_check.py dist
+
+docs: $(VENV)/.installed-dev  ## the documents as a site: build/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

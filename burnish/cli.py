@@ -208,7 +208,7 @@ VERBS: dict[str, Verb] = {
     "config": Verb("Show every option of a run, explained.", lines.CONFIG, lines.recipe, _command("show", "config")),
     "plan": Verb("Forecast the memory that a run will need.", lines.PLAN, lines.plan, _command("plan")),
     "data": Verb("List, prepare and look at data.", lines.DATA, lines.data, _command("data")),
-    "pairs": Verb("Make preference data of the samples of a run.", lines.PAIRS, lines.pairs, _command("pairs")),
+    "pairs": Verb("Make training data of the samples of a run.", lines.PAIRS, lines.pairs, _command("pairs")),
     "tiny": Verb("Write a tiny random model to try recipes with.", lines.TINY, lines.tiny, _command("tiny")),
     "serve-reward": Verb(
         "Serve rewards to other machines.", lines.SERVE_REWARD, lines.serve_reward, _command("serve_reward")

@@ -161,9 +161,10 @@ class LocalController(Controller):
 
     def save(self, update: int, score: float | None, unvalidated: Metrics | None) -> Path:
         assembly = self.assembly
-        return self.store.save(
-            update, assembly.state_dict(), identity=assembly.identity, score=score, unvalidated=unvalidated
-        )
+        with self.watch("save_checkpoint"):
+            return self.store.save(
+                update, assembly.state_dict(), identity=assembly.identity, score=score, unvalidated=unvalidated
+            )
 
     def validated(self, update: int, score: float | None) -> None:
         self.store.validated(update, score)

@@ -16,15 +16,9 @@ from burnish.types.completion import Lengths
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Collected, Rollouts, Scores
 
-TIME_COLUMNS = ("timing_s/", "timing_per_image_ms/", "timing_per_token_ms/", "perf/", "pipeline/idle_share/")
 PER_IMAGE = ("gen", "ref", "old_log_prob", "adv", "update_actor")  # phases that process every image
 PER_TOKEN = ("gen", "ref", "old_log_prob", "values", "adv", "update_actor")
 DRAWS = 1000  # of the bootstrap
-
-
-def is_time_column(name: str) -> bool:
-    """Whether a metric depends on the clock; all others are the same in every run of a configuration."""
-    return name.startswith(TIME_COLUMNS) or "/latency_s/" in name
 
 
 def collected_metrics(collected: Collected) -> dict[str, float]:
@@ -105,7 +99,10 @@ def length_metrics(lengths: Lengths) -> dict[str, float]:
     """Lengths of responses and prompts in tokens, and the fraction of truncated responses."""
     if not len(lengths):
         return {}
-    found = {"response_length/clip_ratio": float((~lengths.finished).double().mean())}
+    found = {
+        "response_length/clip_ratio": float((~lengths.finished).double().mean()),
+        "response/aborted_ratio": float((lengths.response == 0).double().mean()),
+    }
     for name, values in (("response_length", lengths.response.double()), ("prompt_length", lengths.prompt.double())):
         found |= {
             f"{name}/mean": float(values.mean()),

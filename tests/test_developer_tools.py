@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from burnish.config import load
-from burnish.metrics import is_time_column
 from burnish.registry import names
+from tests.support.time_columns import is_time_column
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "AGENTS.md",
     ROOT / "SECURITY.md",
     ROOT / "benchmarks" / "README.md",
     *(ROOT / "docs").rglob("*.md"),

@@ -107,7 +107,11 @@ def test_a_release_is_tested_built_published_and_announced_in_this_order():
     assert flow["jobs"]["announce"]["needs"] == "publish"
     lines = [step["run"] for step in flow["jobs"]["build"]["steps"] if "run" in step]
     assert lines[0] == 'python tools/release_notes.py --tag "$GITHUB_REF_NAME" > release_notes.md'
-    assert lines[-2:] == ["python -m build", "python -m twine check --strict dist/*"]
+    check = "python tools/release_check.py dist"
+    assert lines[-3:] == ["python -m build --no-isolation", "python -m twine check --strict dist/*", check]
+    made = (ROOT / "Makefile").read_text()
+    assert f"$(BIN)/{lines[-3]}\n" in made, "what CI builds is what a release builds"
+    assert f"$(BIN)/{check}\n" in made
 
 
 @pytest.mark.parametrize("file", FORMS)

@@ -13,7 +13,6 @@ from burnish.metrics import (
     best_and_worst,
     group_diversity,
     hacking_metrics,
-    is_time_column,
     reward_metrics,
     timing_metrics,
     validation_metrics,
@@ -23,6 +22,7 @@ from burnish.types.prompt import Prompt
 from burnish.types.rollout import Scores
 from burnish.types.structure import coarse
 from tests.conformance import case
+from tests.support.time_columns import is_time_column
 
 NAN = float("nan")
 

@@ -35,8 +35,13 @@ SECONDS = 900  # that a command may take
 SMALL = ("validation.max_prompts=4", "validation.n=2", "scoring.processes=0")
 RUNS = {
     "quickstart": ("data.train_batch_size=2", "rollout.n=4", "validation.reference_guidance=null"),
-    "vlm_quickstart": ("data.train_batch_size=4", "rollout.n=4", "trainer.mini_batch_size=null"),
-}
+    "vlm_quickstart": (
+        "data.train_batch_size=4",
+        "rollout.n=4",
+        "trainer.mini_batch_size=null",
+        "optimizer.warmup_steps=0",
+    ),
+}  # fmt: skip
 LOADED = {
     "quickstart": 'StableDiffusion3Pipeline.from_pretrained("me/quickstart", vae=None, text_encoder_3=None, '
     "tokenizer_3=None).transformer",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 
 SOLVERS = ("euler", "heun", "dpm2m")  # rollout.solver; options are not imported for --help
@@ -124,6 +125,8 @@ examples:
   burnish train quickstart rollout.save.every=5 output_dir=runs/kept
   burnish pairs runs/kept --output preferences --margin 0.2
   burnish train quickstart algorithm=diffusion_dpo algorithm.online=false data.train_files=preferences/pairs.jsonl
+  burnish pairs runs/kept --output best --form sft --at-least 0.9 --per-prompt 2
+  burnish pairs runs/kept --output scored --form scores        for a reward model: algorithm=score_regression
 """
 
 CHECK_REWARD = """\
@@ -252,6 +255,13 @@ def report(parser: argparse.ArgumentParser) -> None:
 def pairs(parser: argparse.ArgumentParser) -> None:
     """Of ``burnish pairs``."""
     parser.add_argument("run", metavar="RUN", help="folder of a run that kept samples (rollout.save.every=10)")
+    parser.add_argument(
+        "--form", choices=("pairs", "sft", "scores"), default="pairs",
+        help="pairs: best and worst samples of a prompt; sft: the best, to imitate; scores: all, scored (%(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--validation", action="store_true", help="of samples of validations (validation.save.prompts=64)"
+    )
     parser.add_argument("-o", "--output", metavar="DIR", required=True, help="new folder to write")
     parser.add_argument(
         "--by", metavar="NAME", default="reward", help="score that decides, or a component's (%(default)s)"
@@ -260,9 +270,12 @@ def pairs(parser: argparse.ArgumentParser) -> None:
         "--margin", type=_distance, default=0.0, metavar="X", help="least difference of a pair (above 0)"
     )
     parser.add_argument(
-        "--per-prompt", dest="most", type=_whole(1, 10_000), default=1, metavar="N",
-        help="pairs of a prompt and update at most (%(default)s)",
+        "--per-prompt", dest="most", type=_whole(1, 10_000), metavar="N",
+        help="records of a prompt and update at most (1, of scores all)",
     )  # fmt: skip
+    parser.add_argument(
+        "--at-least", dest="least", type=_number, metavar="X", help="sft: least score of a sample (any)"
+    )
 
 
 def tiny(parser: argparse.ArgumentParser) -> None:
@@ -352,6 +365,16 @@ def _guidance(text: str) -> float:
     if not 1 <= scale <= 1000:
         raise argparse.ArgumentTypeError(f"it is {text!r}, but must be a number >= 1 and <= 1000")
     return scale
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"it is {text!r}, but must be a number")
+    return value
 
 
 def _distance(text: str) -> float:

@@ -95,7 +95,7 @@ def _write(
     hub = config.model.path if is_hub_id(config.model.path) else None
     weights = Weights(
         repo=target.name, what=what, update=exported.update, library=assembly.library,
-        code=loading_code(assembly, target.name, what, hub), shell=serving_code(assembly, target.name, what, hub),
+        code=loading_code(assembly, target.name, what, hub), serving=serving_code(assembly, target.name, what, hub),
         licence=licence_of(config.model.path, config.model.revision, ask=ask),
     )  # fmt: skip
     text, files = card(folder, weights, samples=samples)

@@ -19,6 +19,7 @@ from burnish.controller import Controller
 from burnish.hooks import Hook
 from burnish.hooks.alarms import Alarms
 from burnish.hooks.checkpoints import BeforeValidation, Checkpoints
+from burnish.hooks.epochs import Epochs
 from burnish.hooks.expiry import Expiry, ReclaimTime, reclaim_time
 from burnish.hooks.failures import Failures, NothingLearned
 from burnish.hooks.metrics import MetricsLog
@@ -148,6 +149,7 @@ def _attempt(
         BeforeValidation(checkpoints),
         validation,
         Timeline(folder, controller.watch, controller.assembly.memory, local=config.runtime == "local"),
+        Epochs(folder, config, lambda: controller.items),
         groups := GroupLog(folder, lambda: controller.workers.credited),
         *alarms,
         MetricsLog(folder, resumed_at=recorded, names=config.trackers.names),

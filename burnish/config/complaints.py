@@ -21,6 +21,12 @@ OF_OTHERS = {
     "data.filter_overlong_prompts": "data.overlong=filter",
     "trainer.total_epochs": "data.epochs",
     "trainer.num_train_epochs": "data.epochs",
+    "trainer.logger": "trackers, for example trackers.wandb={}",
+    "trainer.project_name": "trackers.wandb.project, and so on by tracker",
+    "trainer.experiment_name": "trackers.wandb.name, and so on by tracker",
+    "trainer.log_val_generations": "trackers.samples",
+    "trainer.rollout_data_dir": "rollout.save, for example rollout.save.every=10",
+    "trainer.validation_data_dir": "validation.save, for example validation.save.prompts=64",
 }
 NAMED = 120  # most characters shown of an unknown option's name
 

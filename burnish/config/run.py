@@ -284,6 +284,13 @@ class RunConfig:
             )
         if self.rollout.save is not None and not self.online:
             yield f"rollout.save is given, but {name} samples nothing to learn from here; leave it out"
+        if self.validation.save is not None and not self.scored:
+            yield f"validation.save is given, but {name} samples nothing; leave it out"
+        if self.validation.save is not None and self.validation.every is None and not self.validation.before:
+            yield (
+                "validation.save is given, but nothing is validated, as validation.every is null and "
+                "validation.before false; set validation.every, or leave it out"
+            )
         if self.validation.suites and not self.scored:
             yield f"validation.suites is given, but {name} samples nothing; leave it out"
         if self.validation.suites and self.validation.every is None and not self.validation.before:

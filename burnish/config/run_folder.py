@@ -17,7 +17,7 @@ from burnish.config.user_code import digests
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json
-from burnish.utils.paths import CHECKPOINTS, CONFIG, KEPT, METRICS, holds_run
+from burnish.utils.paths import CHECKPOINTS, CONFIG, KEPT, METRICS, VALIDATED, VALIDATION, holds_run
 from burnish.utils.reading import checked_path, read_file
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ STEP = "training/global_step"  # first in every line of metrics.jsonl
 _MAY_CHANGE = re.compile(
     r"(steps|data\.epochs|output_dir|resume|runtime|forecast|plugins|pools\..*|ray\..*|pipeline\.(max_staleness|drop|timeout)"
     r"|checkpoint\..*|scoring\..*|alarms(\..*)?"
-    r"|validation\.(every|suites|suite_prompts)|sharding\..*|rollout\.(batch_size|save(\..*)?)"
+    r"|validation\.(every|suites|suite_prompts|save(\..*)?)|sharding\..*|rollout\.(batch_size|save(\..*)?)"
     r"|trainer\.micro_batch_(size|tokens)"
     r"|((critic\.)?|algorithm\.\w+_)optimizer\.schedule_updates|trainer\.(max_(skipped|empty)_updates|expires_at|reclaim_notices|expiry_margin)"
     r"|model\.(gradient_checkpointing|offload)|profiler(\..*)?|trackers(\..*)?)$"
@@ -47,6 +47,7 @@ class RunFolder:
         self.checkpoints = self.path / CHECKPOINTS
         self.profiles = self.path / "profiles"
         self.samples = self.path / KEPT
+        self.validation_samples = self.path / VALIDATED
         self.report = self.path / "report.html"
         self.failures = self.path / "failures.jsonl"
         self.groups = self.path / "groups.jsonl"
@@ -59,7 +60,7 @@ class RunFolder:
 
     def validation(self, update: int) -> Path:
         """Folder of the validation after ``update`` policy updates."""
-        return self.path / "validation" / f"{update:06d}"
+        return self.path / VALIDATION / f"{update:06d}"
 
     def alarm_sheet(self, name: str) -> Path:
         """Picture of some samples: of the first update, or of one at which an alarm was raised."""
@@ -67,7 +68,7 @@ class RunFolder:
 
     def validations(self) -> list[int]:
         """Updates with a validation, in order."""
-        found = (self.path / "validation").glob("[0-9]*/samples.jsonl")
+        found = (self.path / VALIDATION).glob("[0-9]*/samples.jsonl")
         return sorted(int(file.parent.name) for file in found)
 
     def has_run(self) -> bool:
@@ -210,11 +211,11 @@ class RunFolder:
 
     def _archive(self) -> None:
         """Move the files of an attempt without a checkpoint into ``earlier/``."""
-        validation = self.path / "validation"
+        validation = self.path / VALIDATION
         files = (
             self.metrics, self.tensorboard, self.reference, validation, self.profiles, self.report, self.failures,
             self.code, self.samples, self.groups, self.timeline, self.trackers, self.alarms, self.alarms_first.parent,
-            self.config,
+            self.validation_samples, self.config,
         )  # fmt: skip
         if not any(file.exists() for file in files):
             return

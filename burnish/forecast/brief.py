@@ -32,6 +32,7 @@ class Rests:
     shards: str = WEIGHTS  # of the networks that are trained
     gradients: str = GRADIENTS
     states: str = OPTIMIZER
+    average: str = WEIGHTS
 
 
 class BriefTrainer(Trainer):
@@ -167,12 +168,12 @@ class Once:
             before = self.counter.wire
             with self.counter.span() as span:
                 found = self.function(*args, **kwargs)
-            self.known[key] = (_shape(found), span, self.counter.wire - before)
+            self.known[key] = (shape_of(found), span, self.counter.wire - before)
             return found
         shape, span, wire = self.known[key]
         self.counter.received(wire)
         self.counter.repeated(span)
-        return _empty(shape)
+        return empty_like_shape(shape)
 
 
 def alike(network: nn.Module, counter: LiveBytes) -> None:
@@ -182,10 +183,10 @@ def alike(network: nn.Module, counter: LiveBytes) -> None:
         for block in owner if isinstance(owner, nn.ModuleList) else ():
             if isinstance(block.forward, Once):
                 continue  # networks may share blocks
-            block.forward = Once(block.forward, shapes, counter, kinds.setdefault(_kind(block), {}))
+            block.forward = Once(block.forward, shapes, counter, kinds.setdefault(kind_of(block), {}))
 
 
-def _kind(block: nn.Module) -> Any:
+def kind_of(block: nn.Module) -> Any:
     """Equal for modules of the same classes, settings and shapes; the place among the others is no setting."""
     held = tuple((name, one.shape, one.dtype) for name, one in block.named_parameters())
     settings = tuple(
@@ -218,8 +219,8 @@ class _Shape:
     device: torch.device
 
 
-def _shape(value: Any) -> Any:
-    """What ``_empty`` makes the like of again, without holding the tensors."""
+def shape_of(value: Any) -> Any:
+    """What ``empty_like_shape`` makes the like of again, without holding the tensors."""
 
     def described(one: Any) -> Any:
         return _Shape(one.shape, one.dtype, one.device) if is_fake(one) else one
@@ -227,7 +228,9 @@ def _shape(value: Any) -> Any:
     return tree_map(described, value)
 
 
-def _empty(shape: Any) -> Any:
+def empty_like_shape(shape: Any) -> Any:
+    """Tensors like those that ``shape_of`` has described."""
+
     def made(one: Any) -> Any:
         if isinstance(one, _Shape):
             return torch.empty(one.size, dtype=one.dtype, device=one.device)

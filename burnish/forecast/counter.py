@@ -90,6 +90,15 @@ class LiveBytes(TorchDispatchMode):
             self._risen()
 
     @contextmanager
+    def made_as(self, category: str) -> Iterator[None]:
+        """What is made in this context is of a category."""
+        before, self.category = self.category, category
+        try:
+            yield
+        finally:
+            self.category = before
+
+    @contextmanager
     def span(self) -> Iterator[Peak]:
         """The peak of what happens in this context, as what it adds to what was alive before."""
         before, parts = self.live, self.parts()

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from burnish.forecast.brief import Once, alike, shapes
 from burnish.forecast.counter import HOST, WEIGHTS, LiveBytes, Peak
+from burnish.forecast.fakes import is_fake
 from burnish.forecast.phases import ENCODE, LOAD, tensors_of
 from burnish.forecast.pretended import WORDS, made_up_prompts
+from burnish.forecast.recomputed import recompute_alike
 from burnish.models.flow.embedded import EmbeddedPipeline
 from burnish.models.flow.loading import family_of, read_index
 from burnish.tasks.flow.assembly import FlowAssembly
-from burnish.tasks.flow.engine import FlowEngine, FlowJob
+from burnish.tasks.flow.engine import BranchIds, FlowEngine, FlowJob
 from burnish.tasks.flow.roles import FlowRoles
+from burnish.types.clips import Clip
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Denoising
 from burnish.utils.errors import UserError
 
 PICTURE = (1024, 1024)  # height and width of what samples begin from, where no data is at hand
+CORNER = 16  # pixels
 DRAWN = ("latents", "state", "next_state", "time", "time_next", "logprob", "noised")  # fields of a trajectory
 
 
@@ -83,14 +91,16 @@ class FlowHalf:
         leave = self._put_away() if self.away else None
         roles: FlowRoles = self.assembly.roles
         model: Any = roles.model
-        for part in self.parts():
-            alike(part, self.counter)
         for name, part in model.pipeline.components.items():
             if name.startswith("text_encoder") and part is not None:
+                alike(part, self.counter)
                 part.forward = self.once(part.forward, shapes)
             elif hasattr(part, "decode") and isinstance(part, nn.Module):
                 part.decode = self.once(part.decode, shapes)  # type: ignore[assignment]
         for network in roles._networks.values():
+            alike(network, self.counter)
+            if self.assembly.ranks.size == 1:  # what ranks exchange for a block depends on its place
+                recompute_alike(network, self.counter)
             network.forward = self.once(network.forward, shapes)
         predict = self.once(model.predict, shapes)
         model.predict = predict if leave is None else lambda *args, **more: leave() or predict(*args, **more)
@@ -145,7 +155,9 @@ class FlowHalf:
 
 
 class BriefEngine(FlowEngine):
-    """Draws the first samples of a job; the rest of them are as large."""
+    """Draws the first samples of a job; the others are made up at once, and are as large."""
+
+    _tables: tuple[Any, ...] = ()  # of the job that is drawn: conditioning, unconditional, schedule
 
     def __init__(self, roles: FlowRoles, options: Any, seed: int, half: FlowHalf) -> None:
         super().__init__(roles, options, seed=seed)
@@ -153,9 +165,35 @@ class BriefEngine(FlowEngine):
         self._trajectory = half.once(self._drawn, lambda job, rows, *_: (job.purpose, rows.stop - rows.start))
 
     def sample(self, job: FlowJob) -> Generator[tuple[slice, Denoising, list[Any]]]:
-        for rows, trace, pictures in super().sample(job):
+        with closing(super().sample(job)) as parts:  # which holds the weights that are sampled with until the end
+            rows, trace, pictures = next(parts)
+            some = [_small(one) for one in pictures]
+            first = {name: getattr(trace, name) for name in DRAWN}
             trace.put_away = partial(self._put_away, trace)  # type: ignore[method-assign]
-            yield rows, trace, pictures
+            yield rows, trace, some
+            del trace
+            others = slice(rows.stop, len(job.prompts))
+            if others.start < others.stop:
+                count = others.stop - others.start
+                rest = self._made_up(job, others, first)
+                del first
+                yield others, rest, [some[i % len(some)] for i in range(count)]
+
+    def _made_up(self, job: FlowJob, rows: slice, like: dict[str, Tensor]) -> Denoising:
+        count, waits = rows.stop - rows.start, self.options.trajectories == "host"
+        with self.half.counter.made_as(HOST) if waits else nullcontext():
+            values = {name: _repeated(value, count) for name, value in like.items()}
+        conditioning, unconditional, schedule = self._tables
+        recorded = self._plan(job, schedule).recorded
+        made = Denoising(
+            conditioning=conditioning.select(rows),
+            unconditional=unconditional.select(rows),
+            node=BranchIds.of(job, recorded).within[:, 1:][recorded].view(len(recorded), -1)[rows],
+            schedule=schedule,
+            **values,
+        )
+        made.put_away = partial(self._put_away, made)  # type: ignore[method-assign]
+        return made
 
     def _put_away(self, trace: Denoising) -> Denoising:
         """In CPU memory, which the device that a forecast runs on can't be told from."""
@@ -164,6 +202,7 @@ class BriefEngine(FlowEngine):
         return there
 
     def _denoise(self, job: FlowJob, rows: slice, role: Any, plan: Any, branches: Any, *given: Any) -> Denoising:
+        self._tables = given
         values = self._trajectory(job, rows, role, plan, branches, *given)
         conditioning, unconditional, schedule = given
         return Denoising(
@@ -177,3 +216,17 @@ class BriefEngine(FlowEngine):
     def _drawn(self, *given: Any) -> dict[str, Tensor]:
         found = super()._denoise(*given)
         return {name: getattr(found, name) for name in DRAWN}
+
+
+def _repeated(value: Tensor, count: int) -> Tensor:
+    """The like of the first row, several times."""
+    if is_fake(value):
+        return torch.empty((count, *value.shape[1:]), dtype=value.dtype)
+    return value[:1].expand(count, *value.shape[1:]).contiguous()
+
+
+def _small(sample: Any) -> Any:
+    """A corner of a picture, or of the frames of a clip: what is made of samples is no memory of a GPU."""
+    if isinstance(sample, Clip):
+        return replace(sample, frames=sample.frames[:, :CORNER, :CORNER])
+    return sample[:CORNER, :CORNER] if isinstance(sample, np.ndarray) else sample

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -113,12 +114,17 @@ def forecast(config: RunConfig) -> Forecast:
         config: of the run. Of its model only the configuration files are read.
 
     Raises:
-        UserError: the model's configuration is not on this machine.
+        UserError: the model's configuration is not on this machine, or the forecast would be wrong.
     """
+    size = config.pools.train.size if config.runtime == "ray" else 1
+    if size == 1 and config.sharding.offload:
+        raise UserError(
+            "sharding.offload is true in a single process, and a forecast can't tell what is on the GPU then; leave it "
+            "out, or forecast several processes (runtime=ray pools.train.processes=2)"
+        )
     with TemporaryDirectory() as folder:
         config = located(config, Path(folder))
         apart = config.pools.rollout if config.runtime == "ray" else None
-        size = config.pools.train.size if config.runtime == "ray" else 1
         trained = config if apart is None else config.trainer_config
         pools = [_pool(trained, "train", size, samples=apart is None)]
         if apart is not None:
@@ -129,6 +135,8 @@ def forecast(config: RunConfig) -> Forecast:
 def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolForecast:
     counter, pretending = LiveBytes(), Pretending()
     with ExitStack() as contexts:
+        gc.freeze()  # what libraries hold is never garbage, and would be looked through again and again
+        contexts.callback(gc.unfreeze)
         ranks = contexts.enter_context(pretend_ranks(size if name == "train" else 1))
         contexts.enter_context(_quietly())
         contexts.enter_context(without_weights())
@@ -145,7 +153,10 @@ def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolFore
             shards=HOST if shards else WEIGHTS,
             gradients=HOST if shards else GRADIENTS,
             states=HOST if states else OPTIMIZER,
+            average=HOST if shards or (config.ema is not None and config.ema.offload) else WEIGHTS,
         )
+        if config.ema is not None:
+            config.ema.offload = False
         config.sharding.offload = False
         away, config.optimizer.offload = getattr(config.model, "offload", False), False
         if away:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from burnish.forecast.brief import Once
+from burnish.forecast.brief import Once, alike
 from burnish.forecast.counter import CACHES, LiveBytes
 from burnish.forecast.fakes import Pretending, is_fake
 from burnish.forecast.pretended import made_up_prompts
@@ -24,6 +24,7 @@ from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from burnish.types.prompt import Prompt
 
+WRITTEN = 3  # tokens of a response that are decoded in a forecast
 ORDINARY = 7  # a token that no response ends with
 SAID = "a response"
 
@@ -78,6 +79,8 @@ class LanguageHalf:
                 self.assembly.engine.encode = repeated
         if self.pretending is None:
             return
+        for part in self.parts():
+            alike(part, self.counter)
         every, run, credit = roles.distribute, roles.run, config.algorithm.credit
 
         def known(name: str, function: Callable[[Any], Any]) -> Any:
@@ -203,54 +206,52 @@ def outside_of_modes() -> Iterator[None]:
 
 @contextmanager
 def endless(counter: LiveBytes, *, skips: bool) -> Iterator[None]:
-    """Responses are written until their limit. With ``skips`` networks run only where the cache has changed its size:
-    in every other step a rank holds what it held in the last one."""
+    """Responses are written until their limit. With ``skips`` Burnish's own decoder writes their first tokens, and then
+    the last one, with a cache that has grown as it would have on the way."""
     import burnish.language.decoding as module
-    from burnish.language.decoding import DecodingRows
+    from burnish.language.fast_decoding import FastDecoder
     from burnish.language.layers import Layers
 
     replaced: Any = module
-    originals = replaced.choose, Layers.step, Layers.logits, DecodingRows.next_tokens
-    _, step, logits, next_tokens = originals
-    held: dict[int, int] = {}
-    skipped = False
-    last: Tensor | None = None
+    layers: Any = Layers
+    decoder: Any = FastDecoder
+    originals = replaced.choose, Layers.step, FastDecoder.run
+    _, step, run = originals
+    left = steps = 0  # tokens that are skipped, and steps until then
 
     def ordinary(weights: Tensor, noise: Tensor) -> Tensor:
         return torch.full((len(weights),), ORDINARY)
 
     def stepping(self: Layers, x: Tensor, rotation: Tensor, cache: Any) -> Tensor:
-        nonlocal skipped
-        own = [one for one in vars(cache).values() if isinstance(one, Tensor)]
-        size = sum(one.untyped_storage().nbytes() for one in own)
-        skipped = skips and held.get(id(cache)) == size
-        if skipped:
-            cache.advance()
-            return x
-        held[id(cache)] = size
-        counter.label(CACHES, own)
+        nonlocal left, steps
+        steps += 1
+        counter.label(CACHES, cache.memory)
+        if left and steps == WRITTEN - 1:
+            _lengthened(counter, cache, left)
+            left = 0
         return step(self, x, rotation, cache)
 
-    def scoring(self: Layers, x: Tensor) -> Tensor:
-        nonlocal last
-        if not skipped or last is None or len(last) != len(x):
-            last = logits(self, x)
-        return last
+    def briefly(self: FastDecoder, *given: Any) -> None:
+        nonlocal left, steps
+        left, steps = max(self.rows.longest - WRITTEN, 0), 0
+        self.rows.limits.clamp_(max=WRITTEN)
+        run(self, *given)
 
-    def choosing(self: DecodingRows, scores: Tensor, live: Any) -> Tensor:
-        if not skipped:
-            return next_tokens(self, scores, live)
-        live.count += ~live.done
-        live.position += ~live.done
-        live.done = live.count >= live.limit
-        return torch.full((len(live.count),), ORDINARY)
-
-    layers: Any = Layers
-    rows: Any = DecodingRows
     replaced.choose, layers.step = ordinary, stepping
     if skips:
-        layers.logits, rows.next_tokens = scoring, choosing
+        decoder.run = briefly
     try:
         yield
     finally:
-        replaced.choose, layers.step, layers.logits, rows.next_tokens = originals
+        replaced.choose, layers.step, decoder.run = originals
+
+
+def _lengthened(counter: LiveBytes, cache: Any, columns: int) -> None:
+    """Let a cache grow by so many columns, one after the other as far as memory is concerned."""
+    before, counter.category = counter.category, CACHES
+    try:
+        while cache.columns < cache.end + columns:
+            cache._reserve(cache.columns + 1)
+    finally:
+        counter.category = before
+    cache.end += columns

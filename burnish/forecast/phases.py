@@ -143,7 +143,7 @@ def _loaded(
         counter.label(rests.shards, (weight for one in shards for weight in one.parameters.values()))
         trainer = assembly.workers if trains else None
         if trains and assembly.ema is not None:
-            counter.label(WEIGHTS, assembly.ema.average.values())
+            counter.label(rests.average, assembly.ema.average.values())
     if assembly.ranks.size > 1:
         counter.peaks[LOAD].host = 0  # pages of files, which the kernel takes back
     if brief:

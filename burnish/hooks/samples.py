@@ -1,4 +1,4 @@
-"""The index of the samples that a run keeps."""
+"""The indices of the samples that a run keeps."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from burnish.tasks.kept import write_index
 
 
 class SampleIndex(Hook):
-    """Gathers what the rollout workers have written, after every update of which samples are kept."""
+    """Gathers what was written, after every update of which samples are kept and after every validation."""
 
     def __init__(self, config: RunConfig, folder: RunFolder) -> None:
-        self.options, self.folder = config.rollout.save, folder
+        self.training, self.validation, self.folder = config.rollout.save, config.validation.save, folder
 
     def __call__(self, update: int, metrics: dict[str, float]) -> None:
-        if self.options is not None and update > 0 and (update - 1) % self.options.every == 0:
+        if self.training is not None and update > 0 and (update - 1) % self.training.every == 0:
             write_index(self.folder.samples)
+        if self.validation is not None and self.folder.validation(update).is_dir():
+            write_index(self.folder.validation_samples)

@@ -25,6 +25,24 @@ class Surrogate:
     metrics: dict[str, Tensor]  # reported as means over actions
 
 
+def extremes_of(ratio: Tensor | None, difference: Tensor | None, mask: Tensor | None = None) -> dict[str, Tensor]:
+    """The largest and the smallest probability ratio, and the largest difference to the sampler's log-probs.
+
+    Args:
+        ratio: of the terms of a micro-batch; None where nothing is compared.
+        difference: absolute; None where the sampler is another policy.
+        mask: of those that count; None counts all.
+    """
+    found: dict[str, Tensor] = {}
+    wanted = {"actor/ratio_max": ratio, "actor/ratio_min": ratio, "rollout_corr/logprob_abs_diff_max": difference}
+    for name, values in wanted.items():
+        sign = -1 if name.endswith("_min") else 1
+        if values is not None and values.numel():
+            signed = sign * values.detach()
+            found[name] = sign * (signed if mask is None else signed.masked_fill(~mask, -torch.inf)).max()
+    return found
+
+
 def masked(values: Tensor, mask: Tensor) -> Tensor:
     """The values where ``mask``, exactly 0 elsewhere, in float32 at least.
 

@@ -113,7 +113,7 @@ class OptimizerOptions:
 
     offload: bool = False
     """Keep the optimizer's states in CPU memory and step there: a third to a half of the memory of trained weights, for
-    a slower step. Sharded runs have sharding.offload."""
+    a slower step. sharding.offload keeps them there with the weights."""
 
     @model_validator(mode="after")
     def _steps_make_sense(self) -> Self:

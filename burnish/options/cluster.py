@@ -142,7 +142,7 @@ class PipelineOptions:
 
 @options
 class ShardingOptions:
-    """FSDP2 sharding over the trainer's ranks; a single rank is not sharded.
+    """FSDP2 sharding over the trainer's ranks; a single rank is not sharded, and may only offload.
 
     Trained weights, gradients and optimizer states are float32, whatever the precision of the forward pass."""
 
@@ -154,7 +154,7 @@ class ShardingOptions:
     times the traffic."""
     offload: bool = False
     """Keep weights, gradients and optimizer states in CPU memory, and copy a block's weights to the GPU while it
-    runs."""
+    runs; on one GPU, too. Samples are made with the full network on the GPU."""
     shard_size: Count | None = None
     """Ranks per shard group, such as the GPUs of a machine; the weights are replicated across groups (HSDP). null
     shards over all ranks."""

@@ -19,7 +19,7 @@ from burnish.options import (
     Whole,
 )
 from burnish.options.data import OrderOptions, RecordOptions
-from burnish.options.samples import SaveOptions
+from burnish.options.samples import SaveOptions, ValidationSaveOptions
 from burnish.registry import options
 
 Solver = Literal["euler", "heun", "dpm2m"]
@@ -314,5 +314,7 @@ class ValidationOptions(SuiteOptions):
     """Image width in pixels; null takes rollout's."""
     max_prompts: Count | None = None
     """Use only the first N prompts; null uses all."""
+    save: ValidationSaveOptions | None = None
+    """Keep samples of validations as files, with every field of their records; null keeps the few that reports show."""
     reference_guidance: SomeGuidance | None = None
     """Also evaluate the untrained model at this guidance scale, as a baseline; null does not."""

@@ -21,7 +21,7 @@ from burnish.options import (
 )
 from burnish.options.data import OrderOptions, RecordOptions
 from burnish.options.flow import CommonModelOptions, FilterOptions, LoraOptions
-from burnish.options.samples import SaveOptions
+from burnish.options.samples import SaveOptions, ValidationSaveOptions
 from burnish.registry import options
 
 
@@ -161,6 +161,8 @@ class LanguageValidationOptions(SuiteOptions, SamplingOptions):
     """Responses per prompt."""
     max_prompts: Count | None = None
     """Use only the first N prompts; null uses all."""
+    save: ValidationSaveOptions | None = None
+    """Keep samples of validations as files, with every field of their records; null keeps the few that reports show."""
 
 
 @options

@@ -16,3 +16,13 @@ class SaveOptions:
     """Prompts of such an update whose samples are kept, all samples of each."""
     most_mb: Positive = 2000.0
     """Size of the folder in megabytes from which on no more are kept."""
+
+
+@options
+class ValidationSaveOptions(SaveOptions):
+    """Keep samples of validations as files in the run's folder, with everything that is known of them."""
+
+    every: Count = 1
+    """Validations after updates that this divides are kept, the one before training among them."""
+    prompts: Count = 64
+    """Prompts whose samples are kept, the first ones of the data, all samples of each."""

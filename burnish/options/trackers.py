@@ -66,7 +66,9 @@ class MlflowOptions:
 
     @field_validator("uri")
     @classmethod
-    def _uri_without_password(cls, value: str | None) -> str | None:
+    def _uri_fits(cls, value: str | None) -> str | None:
+        if value is not None and value != "databricks" and "://" not in value:
+            raise ValueError(f"uri is {value}, which is no address; give http://HOST:PORT, or leave it out for files")
         if value is not None and "@" in urlsplit(value).netloc:
             raise ValueError(
                 "uri contains a user name or password, which would be saved; set MLFLOW_TRACKING_USERNAME and "

@@ -37,7 +37,7 @@ class Weights:
     update: int
     library: str
     code: Sequence[str]  # Python that loads it
-    shell: Sequence[str]  # a command that serves it
+    serving: Sequence[str]  # a command that serves it
     licence: Licence | None  # of the base
 
 
@@ -245,9 +245,9 @@ def _said(side: Sequence[Sample]) -> str:
 def _loading(weights: Weights) -> Iterator[str]:
     yield "## How to load it"
     yield "\n".join(["```python", *weights.code, "```"])
-    if weights.shell:
+    if weights.serving:
         yield "With vLLM, where it has this architecture:"
-        yield "\n".join(["```bash", *weights.shell, "```"])
+        yield "\n".join(["```bash", *weights.serving, "```"])
 
 
 def _pipeline_tag(folder: RunFolder, run: Summary) -> str | None:

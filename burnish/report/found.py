@@ -23,7 +23,10 @@ DEEPEST = 4  # folders below the one that is looked through
 MOST_RUNS, MOST_FOLDERS = 1000, 20_000
 LARGEST = 256 << 20  # bytes of metrics.jsonl
 QUIET = 300.0  # seconds without a line after which a run of another machine counts as stopped
-WITHIN = {"validation", "reference", "checkpoints", "samples", "tensorboard", "profiles", "earlier", "alarms"}
+WITHIN = {
+    "validation", "reference", "checkpoints", "samples", "validation_samples", "tensorboard", "profiles", "earlier",
+    "alarms", "trackers",
+}  # fmt: skip
 TIME = re.compile(rb'"timing_s/(?:step|testing)": ([0-9.eE+-]+)')
 
 

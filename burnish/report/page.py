@@ -26,6 +26,7 @@ PARTS = {
     "reward": "Waiting for rewards",
     "old_log_prob": "Old log-probs",
     "ref": "Reference log-probs",
+    "values": "Value network",
     "adv": "Advantages",
     "update_actor": "Policy update",
     "publish": "Weight sync",

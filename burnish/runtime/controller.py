@@ -229,7 +229,8 @@ class RayController(Controller):
 
     def _save(self, update: int, score: float | None, unvalidated: Metrics | None, source: dict[str, Any]) -> Path:
         start, online = time.perf_counter(), self.config.online
-        path: Path = self.trainers.call("save", update, score, unvalidated, source if online else None)[0]
+        with self.watch("save_checkpoint"):
+            path: Path = self.trainers.call("save", update, score, unvalidated, source if online else None)[0]
         self._saving = max(self._saving, time.perf_counter() - start)
         return path
 

@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +24,6 @@ from burnish.data.order import limited
 from burnish.data.stream import Stream
 from burnish.evaluation.results import metrics_of
 from burnish.evaluation.suite import read_suite
-from burnish.options import StepOptions
 from burnish.rewards.mixing import check_mixing
 from burnish.rewards.normalising import Normaliser, normaliser_of, restore
 from burnish.rewards.probe import probe
@@ -36,21 +35,21 @@ from burnish.rollout.prompt_schedule import PromptSchedule
 from burnish.rollout.requests import RolloutRequest, RolloutWorker
 from burnish.tasks.evaluate import Evaluation
 from burnish.tasks.kept import SampleFiles
+from burnish.tasks.shares import steps_of_an_update
 from burnish.tasks.suites import SuiteRunner, runner_of, subset
 from burnish.training.auxiliary import AuxiliaryLoss
-from burnish.training.batching import learned_rows
 from burnish.training.ema import Ema
 from burnish.training.memory import PhaseMemory
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.peaks import device_peak
-from burnish.training.ranks import SINGLE_RANK, Ranks, group_of_one, shares
+from burnish.training.ranks import SINGLE_RANK, Ranks, group_of_one
 from burnish.training.roles import Publisher, TrainedRoles
 from burnish.training.trainer import Trainer
 from burnish.types.media import Media
 from burnish.types.rollout import Prompt
 from burnish.utils.errors import Cancelled, UserError
 from burnish.utils.hub import model_folder
-from burnish.utils.paths import KEPT, SUITES
+from burnish.utils.paths import KEPT, SUITES, VALIDATED
 from burnish.utils.reading import understood
 from burnish.utils.timer import Stopwatch
 
@@ -146,7 +145,7 @@ class Assembly:
             roles.measure(peak)
         if self.sharded:
             if self.ranks.size == 1:
-                self._until_closed.enter_context(group_of_one())
+                self._until_closed.callback(group_of_one())
             roles.shard(self.ranks, self.config.sharding)
         elif self.ranks.size > 1:
             roles.copied_on(self.ranks)
@@ -184,7 +183,7 @@ class Assembly:
             self.roles,
             config.algorithm,
             self.groups,
-            trainer=self.steps_of_an_update,
+            trainer=steps_of_an_update(config),
             ema=self.ema,
             seed=config.seed,
             watch=self.watch,
@@ -192,21 +191,6 @@ class Assembly:
             publisher=self.publisher,
             ranks=self.ranks,
         )
-
-    @property
-    def steps_of_an_update(self) -> StepOptions:
-        """How a batch becomes optimizer steps; a mini-batch is counted in rows of the batch."""
-        trainer, rows = self.config.trainer, self.config.rows_per_group
-        size = trainer.mini_batch_size
-        found: StepOptions = replace(trainer, mini_batch_size=size and size // rows)
-        return found
-
-    def own(self, records: Sequence[T], costs: Sequence[int], update: int | None = None) -> list[T]:
-        """Those of a batch of records that this rank will learn: in an update, or by default in one step."""
-        if update is None:
-            return list(records[shares(costs, self.ranks.size)[self.ranks.rank]])
-        learned = learned_rows(costs, self.steps_of_an_update, self.config.seed, update, self.ranks)
-        return [records[row] for row in learned]
 
     @property
     def publisher(self) -> Publisher | None:
@@ -272,6 +256,13 @@ class Assembly:
         """Where samples of training are kept, if they are."""
         options = self.config.rollout.save
         return None if options is None else SampleFiles(Path(self.config.output_dir) / KEPT, options)
+
+    @cached_property
+    def validation_files(self) -> SampleFiles | None:
+        """Where samples of validations are kept, if they are."""
+        options = self.config.validation.save
+        folder = Path(self.config.output_dir) / VALIDATED
+        return None if options is None else SampleFiles(folder, options, "validation.save", first=0)
 
     @cached_property
     def suites(self) -> list[SuiteRunner]:

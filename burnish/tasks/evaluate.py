@@ -19,6 +19,8 @@ from burnish.types.prompt import Prompt
 from burnish.types.rollout import Scores
 from burnish.utils.disk import writing
 from burnish.utils.errors import Cancelled
+from burnish.utils.paths import VALIDATION
+from burnish.utils.reading import checked_path
 
 SHOWN = 16  # prompts whose samples are kept
 FRAMES = 4  # of a prompt's video that are kept
@@ -63,6 +65,9 @@ class Evaluation:
             kept = list(self._samples(target, job, n, found))
             with writing(target):
                 _write(target / "samples.jsonl", kept, ascii=True)
+            own = checked_path(self.assembly.config.output_dir) / VALIDATION
+            if guidance is None and target.parent == own:  # a validation of the run's
+                self._keep_files(int(target.name), job, found)
         return (
             validation_metrics(found.scores, job.prompts)
             | self.metrics(job, found)
@@ -89,9 +94,29 @@ class Evaluation:
         """Write what the first samples show; what is recorded of each of them."""
         raise NotImplementedError
 
+    def keep_file(self, folder: Path, job: Job, found: Evaluated, row: int) -> Mapping[str, Any]:
+        """Write one sample in full; what is recorded of it."""
+        raise NotImplementedError
+
     def metrics(self, job: Job, found: Evaluated) -> Metrics:
         """What this task reports besides rewards."""
         raise NotImplementedError
+
+    @property
+    def shown(self) -> int:
+        """Prompts whose samples are kept, of whatever kind."""
+        files = self.assembly.validation_files
+        return SHOWN if files is None else max(SHOWN, files.options.prompts)
+
+    def _keep_files(self, update: int, job: Job, found: Evaluated) -> None:
+        """Keep samples as files with every field of their records, if the run says so."""
+        files, assembly = self.assembly.validation_files, self.assembly
+        if files is not None:
+            files.keep(
+                update, job.prompts, job.group, job.sample, found.scores,
+                lambda folder, row: self.keep_file(folder, job, found, row),
+                version=update, drawn=job.seeds(assembly.config.seed),
+            )  # fmt: skip
 
     def _all(self, ranks: Ranks, job: Job) -> Evaluated:
         """What all ranks make of their shares, in their order.

@@ -40,6 +40,10 @@ class Job:
             return [(seed, self.purpose, self.update, prompt.uid) for prompt in self.prompts]
         return [(*self.noise, prompt.question.uid) for prompt in self.prompts]
 
+    def seeds(self, seed: int) -> dict[str, Any]:
+        """The same for a record: with the prompt and the number of a sample it can be drawn again."""
+        return {"seed": seed, "purpose": self.purpose, "update": self.update}
+
     @classmethod
     def groups(cls, prompts: Sequence[Prompt], n: int, **options: Any) -> Self:
         """``n`` samples of each prompt. A prompt that occurs again gets further samples, not the same ones."""

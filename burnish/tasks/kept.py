@@ -1,8 +1,8 @@
-"""Samples of training that are kept as files: a folder per prompt of an update.
+"""Samples of training and of validations that are kept as files: a folder per prompt of an update.
 
-Whoever samples writes them, so pixels travel nowhere. A folder is written beside its place and renamed, so that one
-that is there is complete, and an update that is repeated after a crash replaces what it wrote before. One index of all
-is what the datasets library loads: it wants one type in a column, which a file of a prompt alone can't promise.
+Whoever samples for training writes them, so pixels travel nowhere. A folder is written beside its place and renamed,
+so that one that is there is complete, and an update that is repeated after a crash replaces what it wrote before. One
+index of all is what the datasets library loads: it wants one type in a column, which a file of a prompt can't promise.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class SampleFiles:
 
     folder: Path
     options: SaveOptions
+    section: str = "rollout.save"
+    first: int = 1  # update of which samples are kept
     _full: bool = field(default=False, init=False)
 
     def wanted(self, update: int, group: int) -> bool:
@@ -50,7 +52,7 @@ class SampleFiles:
             update: for which it is sampled.
             group: its number in the batch of that update.
         """
-        return (update - 1) % self.options.every == 0 and group < self.options.prompts
+        return (update - self.first) % self.options.every == 0 and group < self.options.prompts
 
     def keep(
         self,
@@ -62,6 +64,7 @@ class SampleFiles:
         write: Callable[[Path, int], Mapping[str, Any]],
         *,
         version: int,
+        drawn: Mapping[str, Any],
     ) -> None:
         """Write the wanted ones of a batch of samples.
 
@@ -73,6 +76,7 @@ class SampleFiles:
             scores: [B].
             write: writes what a row shows into a folder; what is recorded of it.
             version: policy updates behind the weights that sampled.
+            drawn: what decides, with the prompt and the number of the sample, the random draws: seed, purpose, update.
         """
         for number in dict.fromkeys(group.tolist()):
             if not self.wanted(update, number) or self._is_full():
@@ -86,6 +90,7 @@ class SampleFiles:
                 away.mkdir(parents=True)
                 shown = dict(_written(away, prompts[rows[0]]))
                 about = {"folder": target.name, "update": update, "version": version, "group": number}
+                about |= {"seed": drawn["seed"], "purpose": drawn["purpose"], "drawn_for": drawn["update"]}
                 about |= _about(prompts[rows[0]]) | shown
                 records = [
                     about | {"sample": int(sample[row])} | dict(write(away, row)) | _scored(scores, row) for row in rows
@@ -100,8 +105,9 @@ class SampleFiles:
         if not self._full and _size(self.folder) >= self.options.most_mb * 1e6:
             self._full = True
             log.warning(
-                "%s has reached rollout.save.most_mb=%g; no more samples are kept", self.folder, self.options.most_mb
-            )
+                "%s has reached %s.most_mb=%g; no more samples are kept",
+                self.folder, self.section, self.options.most_mb,
+            )  # fmt: skip
         return self._full
 
 

@@ -17,7 +17,7 @@ LIGHTRFT: list[tuple[str, str]] = [
     (r"actor/entropy", "train/entropy"),
     (r"critic/vf_loss", "train/critic_loss"),
     (r"critic/vpred_mean", "train/values"),
-    (r"value/lr|critic/lr", "train/critic_lr"),
+    (r"critic/lr", "train/critic_lr"),
     (r"critic/rewards/(mean|max|min)", r"train/step_reward_\1"),
     (r"critic/format/mean", "train/format_reward_mean"),
     (r"critic/(exact|numeric|accuracy)/mean", "train/accuracy_reward_mean"),

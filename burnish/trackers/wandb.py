@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from secrets import token_hex
@@ -19,6 +20,8 @@ class Wandb:
     def __init__(self, about: About) -> None:
         options, self._folder = about.options, about.folder
         self.id = about.id or token_hex(4)
+        if options["mode"] == "offline":  # what tables show waits for wandb sync there
+            os.environ.setdefault("WANDB_DATA_DIR", str(about.folder / "data"))
         self._run: Any = wandb.init(
             project=options["project"], entity=options["entity"], name=about.name, group=options["group"],
             tags=options["tags"] or None, mode=options["mode"], config=dict(about.config), dir=about.folder,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from burnish.training.sharding import copy_full, local_shard
+from burnish.utils.errors import UserError
 
 DecaySchedule = Literal["constant", "power", "linear", "piecewise_linear", "cosine", "warmup_cosine"]
 
@@ -21,7 +22,13 @@ class Ema:
     def __init__(
         self, parameters: Mapping[str, Tensor], decay: float, *, offload: bool = False, **schedule: Any
     ) -> None:
-        """Args: ``offload`` keeps the average in CPU memory."""
+        """Args: ``offload`` keeps the average in CPU memory.
+
+        Raises:
+            UserError: the weights are there already.
+        """
+        if offload and any(value.device.type == "cpu" for value in parameters.values()):
+            raise UserError("ema.offload is true, but the weights are on the CPU already; leave it out")
         self.parameters, self.decay, self.schedule, self.steps = dict(parameters), decay, schedule, 0
         where = "cpu" if offload else None
         self.average = {name: value.detach().to(where, torch.float32, copy=True) for name, value in parameters.items()}

@@ -25,6 +25,7 @@ class Meter:
         """Args: ``peak`` is what the device could do, in operations per second."""
         self.peak = peak
         self.counted = 0.0  # operations, until they are read
+        self.spent = 0.0  # seconds that counting took
         self.active = False  # whether what runs now counts
         self.works = True  # until something can't be counted
 
@@ -46,6 +47,7 @@ class Meter:
         """
         if not self.active:
             return
+        start = time.perf_counter()
         try:
             found = cost()
         except Exception as error:
@@ -53,6 +55,7 @@ class Meter:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             log.warning("perf/mfu isn't logged: the operations of the network can't be counted (%s)", reason)
             return
+        self.spent += time.perf_counter() - start
         self.counted += times * (found.forward + (found.backward if torch.is_grad_enabled() else 0.0))
 
 
@@ -125,10 +128,10 @@ class Usage:
         if self.meter is None:
             yield
             return
-        start = time.perf_counter()
+        start, spent = time.perf_counter(), self.meter.spent
         with self.meter.counting():
             yield
-        self._seconds[phase] = time.perf_counter() - start
+        self._seconds[phase] = time.perf_counter() - start - (self.meter.spent - spent)
         self._here |= self._taken(phase)
 
     @contextmanager

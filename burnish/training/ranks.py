@@ -241,9 +241,12 @@ def join_ranks(rank: int, size: int, address: str, port: int, device: str, timeo
     return ProcessRanks(timeout)
 
 
-@contextmanager
-def group_of_one() -> Iterator[None]:
-    """A process group of this process alone, which FSDP asks for also where it only keeps weights in CPU memory."""
+def group_of_one() -> Callable[[], None]:
+    """Make a process group of this process alone, which FSDP asks for also where it only keeps weights in CPU memory.
+
+    Returns:
+        What ends it.
+    """
     import torch.distributed as dist
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
@@ -255,11 +258,12 @@ def group_of_one() -> Iterator[None]:
     finally:
         if before is None:
             del os.environ[name]
-    try:
-        yield
-    finally:
+
+    def end() -> None:
         dist.destroy_process_group()
         _clear_sharding_prop_cache()  # what is remembered of this group would be taken for that of a later one
+
+    return end
 
 
 def distribute(ranks: Ranks, function: Callable[[P], T], items: Iterable[P]) -> list[T]:

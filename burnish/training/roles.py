@@ -43,6 +43,7 @@ class TrainedRoles:
     trained: tuple[str, ...] = ("policy",)  # roles that a checkpoint holds, the policy first
     sampled: tuple[str, ...] = ("policy",)  # roles whose weights are sent to engines in other processes
     draws: tuple[str, ...] = ("policy",)  # roles whose networks run while samples are made
+    counts_tokens = False  # whether batches are of texts, so that what a row costs is its tokens
     never_stepped: tuple[str, ...] = ("reference",)  # roles that all of their weights belong to, as none is learned
 
     balance: Balance | None = None  # of the experts of a mixture, if the network is one

@@ -240,7 +240,6 @@ def _shard_unit(unit: Any, how: Mapping[str, Any], rest: torch.device, device: t
     weights without memory in their place.
     """
     from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     places: dict[int, list[tuple[nn.Module, str]]] = {}  # of each weight; tied ones have several
@@ -265,11 +264,8 @@ def _shard_unit(unit: Any, how: Mapping[str, Any], rest: torch.device, device: t
         mesh, placements = sharded.device_mesh, sharded.placements
         shape, offset = compute_local_shape_and_global_offset(weight.shape, mesh, placements)
         own = weight.detach()[tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))]
-        local = torch.empty(own.shape, dtype=sharded.dtype, device=rest)
-        local.copy_(own)
-        share = DTensor.from_local(
-            local, mesh, placements, run_check=False, shape=weight.shape, stride=sharded.stride()
-        )
+        share: Any = torch.empty_like(sharded, device=rest, requires_grad=False)  # wherever the mesh computes
+        local_shard(share).copy_(own)
         parameter = nn.Parameter(share, requires_grad=weight.requires_grad)
         for module, name in places[key]:
             setattr(module, name, parameter)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from burnish.training.ranks import shares
+
+EXTREMES: dict[str, Callable[[Sequence[float]], float]] = {
+    "max": max,
+    "min": min,
+}  # of what a step reports; over the steps of an update, too
 
 
 def step_metrics(sums: Mapping[str, float]) -> dict[str, float]:
@@ -12,7 +20,41 @@ def step_metrics(sums: Mapping[str, float]) -> dict[str, float]:
     for name in [name for name in metrics if name.startswith("actor/ratio_square")]:
         variance = metrics.pop(name) - metrics[name.replace("square", "mean")] ** 2
         metrics[name.replace("square", "std")] = max(variance, 0.0) ** 0.5
+    for name, value in sums.items():
+        if name.startswith("extreme ") and math.isfinite(value):  # of a rank that had terms
+            metric = name.split(" ", 2)[2]
+            metrics[metric] = extreme_of(metric)([value, metrics.get(metric, value)])
     return metrics | {name.removeprefix("report "): value for name, value in sums.items() if name.startswith("report ")}
+
+
+def extreme_of(name: str) -> Callable[[Sequence[float]], float]:
+    """What several values of a metric become: of ratio_max and the like the extreme, else the mean."""
+    kind = name.rpartition("_")[2]
+    return EXTREMES[kind] if kind in EXTREMES and "/" in name else _mean
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def length_metrics(tokens: Sequence[int], ranks: int) -> dict[str, float]:
+    """verl's metrics of how the tokens of a mini-batch are shared out among ranks.
+
+    Args:
+        tokens: [B] of each sample, prompt and response.
+        ranks: that learn from it.
+    """
+    size = -(-len(tokens) // ranks)
+    given = [sum(tokens[start : start + size]) for start in range(0, size * ranks, size)]
+    balanced = [sum(tokens[rows]) for rows in shares(tokens, ranks)]
+    return {
+        "global_seqlen/min": float(min(given)),
+        "global_seqlen/max": float(max(given)),
+        "global_seqlen/minmax_diff": float(max(given) - min(given)),
+        "global_seqlen/balanced_min": float(min(balanced)),
+        "global_seqlen/balanced_max": float(max(balanced)),
+        "global_seqlen/mean": sum(given) / ranks,
+    }
 
 
 def signal_metrics(sums: Mapping[str, float], norm: float | None) -> dict[str, float]:

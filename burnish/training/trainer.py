@@ -20,7 +20,7 @@ from burnish.training.meter import Usage
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.training.roles import Publisher, TrainedRoles
-from burnish.training.step_metrics import signal_metrics, step_metrics
+from burnish.training.step_metrics import extreme_of, length_metrics, signal_metrics, step_metrics
 from burnish.types.batch import Batch, numbers, settle
 from burnish.types.rollout import Collected
 from burnish.utils.errors import UserError
@@ -99,7 +99,7 @@ class Trainer:
             self.roles.optimizer_steps = self.optimizer_steps
             after = self.algorithm.after_update(self.roles, update)
             settle(self.roles.device)
-        means = {name: sum(values) / len(values) for name, values in metrics.items()}
+        means = {name: extreme_of(name)(values) for name, values in metrics.items()}
         means["actor/skipped_updates"] = float(skipped or not metrics)  # or there was nothing to learn from
         means["actor/empty_updates"] = float(empty or not metrics)
         means.pop("actor/skipped", None)
@@ -131,6 +131,8 @@ class Trainer:
         self.roles.shards.settle_gradients(whole)
         total, metrics = whole["loss"] + whole.get("auxiliary", 0.0), step_metrics(whole)
         metrics["actor/loss"] = whole["loss"] / size
+        if self.roles.counts_tokens:
+            metrics |= length_metrics(mini.costs(), self.ranks.size)
         learning = [group for group in self.groups if group.learns(update)]
         norms = {}
         for group in learning:
@@ -141,8 +143,6 @@ class Trainer:
             return self._skip(total, norms)
         for group in learning:
             group.step()
-        for group in self.groups:
-            group.zero_grad()  # gradients would wait through all sampling for the next update
         self.optimizer_steps += 1
         self.skipped_in_a_row = 0
         if self.groups[0] in learning:
@@ -172,9 +172,13 @@ class Trainer:
                 sums.append(("loss", loss.total.detach()))
                 for name, (value, count) in loss.metrics.items():
                     sums += [(f"sum {name}", value), (f"count {name}", count)]
+                sums += [(f"extreme {self.ranks.rank} {name}", value) for name, value in loss.extremes.items()]
         # read only now, so that the GPU need not be waited for between micro-batches
         for (name, _), number in zip(sums, numbers([value for _, value in sums]), strict=True):
-            share[name] += number
+            if name.startswith("extreme "):
+                share[name] = extreme_of(name)([number, share.get(name, number)])
+            else:
+                share[name] += number
         reported = balance.metrics() if balance else {}
         return share | {f"report {name}": value for name, value in reported.items()}
 

@@ -366,3 +366,4 @@ class Loss:
 
     total: Tensor
     metrics: dict[str, tuple[Tensor | float, Tensor | float]] = field(default_factory=dict)
+    extremes: dict[str, Tensor] = field(default_factory=dict)  # names end in _max or _min; of all terms of a step

@@ -15,6 +15,8 @@ METRICS = "metrics.jsonl"
 CONFIG = "config.yaml"
 CHECKPOINTS = "checkpoints"
 KEPT = "samples"  # of training, in the folder of a run
+VALIDATED = "validation_samples"  # of validations, in the folder of a run
+VALIDATION = "validation"  # a folder for each, by its update
 SUITES = "suites"  # in the folder of a validation, by the names of suites
 
 

@@ -1,4 +1,4 @@
-"""Preference data of kept samples: what becomes a pair, what does not, and that training reads it as it is."""
+"""Data of kept samples: what becomes a record, what does not, and that training reads it as it is."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def kept(run, name, records, **about):
     (folder / "records.jsonl").write_text("".join(lines))
 
 
-def made(run, output="out", by="reward", margin=0.0, most=1):
-    assert pairs(str(run), output=str(run / output), by=by, margin=margin, most=most) == 0
-    return [json.loads(line) for line in (run / output / "pairs.jsonl").read_text().splitlines()]
+def made(run, output="out", by="reward", margin=0.0, most=1, form="pairs", **more):
+    assert pairs(str(run), output=str(run / output), by=by, margin=margin, most=most, form=form, **more) == 0
+    return [json.loads(line) for line in (run / output / f"{form}.jsonl").read_text().splitlines()]
 
 
 def rewards(*values):
@@ -81,6 +81,43 @@ def test_a_component_may_decide(tmp_path):
         made(tmp_path, "other", by="clip")
 
 
+def test_the_best_samples_are_there_to_be_imitated(tmp_path, capsys):
+    kept(tmp_path, "a", rewards(0.2, 0.9, 0.5, 0.7))
+    kept(tmp_path, "b", rewards(0.2, 0.3), prompt="another")
+    kept(tmp_path, "c", [{"reward": 1.0, "shade": 20}])  # the same picture of the same prompt again
+    found = made(tmp_path, form="sft", most=2, least=0.6)
+    assert [(one["reward"], one["image"]) for one in found] == [(0.9, "media/a-001.png"), (0.7, "media/a-003.png")]
+    said = capsys.readouterr().out
+    assert "2 samples to imitate of 3 prompts" in said
+    assert "left out: prompts whose best samples score below 0.6 (1)" in said
+    assert "left out: samples that came again (1)" in said
+    assert len(read_pictures(str(tmp_path / "out" / "sft.jsonl"), "pictures", size=None, keys=PromptOptions())) == 2
+
+
+def test_every_sample_has_its_score(tmp_path):
+    kept(tmp_path, "a", [said("yes", 0.25), said("cut", 0.9, finished=False), said("no", 1.0)])
+    found = made(tmp_path, form="scores", most=None)
+    assert [(one["prompt"], one["response"], one["score"]) for one in found] == [
+        ("the number 472", "no", 1.0), ("the number 472", "yes", 0.25),
+    ]  # fmt: skip
+
+
+def test_samples_of_validations(tmp_path):
+    kept(tmp_path, "a", rewards(0.0, 1.0))
+    with pytest.raises(UserError, match=r"no validation_samples: .*validation\.save\.prompts=64"):
+        made(tmp_path, validation=True)
+    (tmp_path / "samples").rename(tmp_path / "validation_samples")
+    assert len(made(tmp_path, validation=True)) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "option"), [({"form": "sft", "margin": 0.1}, "margin"), ({"least": 0}, "at-least")]
+)
+def test_what_a_form_never_reads_is_refused(tmp_path, options, option):
+    with pytest.raises(UserError, match=f"--{option} is read by"):
+        made(tmp_path, **options)
+
+
 def test_foreign_records_lead_nowhere(tmp_path):
     (tmp_path / "secret.png").write_bytes(b"secret")
     kept(tmp_path, "good", rewards(1.0, 0.0))
@@ -124,6 +161,7 @@ def test_pictures_and_responses_are_read_as_they_are(tmp_path):
 
 
 SMALL = ["steps=1", "validation.every=null", "validation.before=false", "scoring.processes=0", "checkpoint.every=1"]
+VALIDATED = [one for one in SMALL if not one.startswith("validation.every")] + ["validation.every=1"]
 KEEP = [*SMALL, "rollout.save.every=1", "rollout.save.prompts=2", "data.train_batch_size=2", "rollout.n=6"]
 
 
@@ -159,9 +197,52 @@ def test_dpo_and_reward_models_learn_from_the_pairs_of_a_run(tmp_path, algorithm
     assert metrics["actor/grad_norm"] > 0
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_sft_learns_from_the_best_pictures_of_training_and_of_validation(tmp_path):
+    run("quickstart", tmp_path / "run", [
+        *VALIDATED, *KEEP[len(SMALL):], "validation.reference_guidance=null", "validation.n=1",
+        "validation.max_prompts=3", "validation.save.prompts=2",
+    ])  # fmt: skip
+    validated = [json.loads(line) for line in (tmp_path / "run/validation_samples/metadata.jsonl").open()]
+    assert [(one["update"], one["group"], one["version"]) for one in validated] == [(1, 0, 1), (1, 1, 1)]
+    assert {one["purpose"] for one in validated} == {"validation"}
+    for number, validation in enumerate((False, True)):
+        name = f"out{number}"
+        assert made(tmp_path / "run", name, form="sft", most=2, validation=validation)
+        metrics = run("quickstart", tmp_path / f"sft{number}", [
+            *SMALL, "algorithm=sft", "validation.reference_guidance=null", "data.train_batch_size=1",
+            f"data.train_files={tmp_path / 'run' / name / 'sft.jsonl'}",
+        ])  # fmt: skip
+        assert metrics["actor/grad_norm"] > 0
+
+
+@pytest.mark.slow
+def test_sft_and_reward_models_learn_from_the_responses_of_a_run(tmp_path):
+    run("vlm_quickstart", tmp_path / "run", [
+        *VALIDATED, *KEEP[len(SMALL):], "trainer.mini_batch_size=null", "optimizer.warmup_steps=0",
+        "validation.max_prompts=2", "validation.save.most_mb=9",
+    ])  # fmt: skip
+    validated = [json.loads(line) for line in (tmp_path / "run/validation_samples/metadata.jsonl").open()]
+    assert all(isinstance(one["response"], str) and one["answer"] is not None for one in validated)
+    judging = [one for one in SMALL if "scoring" not in one]  # nothing is sampled, and nothing scored
+    judging += ["rewards.format=null", "rewards.exact=null", "trainer.mini_batch_size=null"]
+    for algorithm, form, given in (("sft", "sft", SMALL), ("score_regression", "scores", judging)):
+        assert made(tmp_path / "run", form, form=form, most=None)
+        metrics = run("vlm_quickstart", tmp_path / algorithm, [
+            *given, f"algorithm={algorithm}", "optimizer.warmup_steps=0", "data.train_batch_size=1",
+            *(f"data.{files}={tmp_path / 'run' / form / f'{form}.jsonl'}" for files in ("train_files", "val_files")),
+        ])  # fmt: skip
+        assert metrics["actor/grad_norm"] > 0
+
+
 @pytest.mark.parametrize(
     ("recipe", "given", "message"),
     [
+        ("vlm_quickstart", ["algorithm=bradley_terry", "validation.save.every=2"],
+         "validation.save is given, but bradley_terry samples nothing"),
+        ("quickstart", ["validation.every=null", "validation.before=false", "validation.save.every=2"],
+         "validation.save is given, but nothing is validated"),
         ("quickstart", ["algorithm=diffusion_dpo", "algorithm.online=false", "rollout.save.every=1"],
          "rollout.save is given, but diffusion_dpo samples nothing"),
         ("vlm_quickstart", ["algorithm=bradley_terry", "validation.suites=[vlm_quickstart]"],

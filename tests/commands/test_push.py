@@ -174,7 +174,7 @@ def test_what_is_public_already_is_not_pushed_to_by_mistake(hub, tmp_path, capsy
     assert hub.files("me/numbers") == {"README.md": b"mine"}
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_an_adapter_is_loaded_by_transformers_and_peft_alone(hub, tmp_path, capsys):
     """Its base is on the hub with a licence, so an adapter is what is pushed."""
     model = ASSETS / "vlm_quickstart" / "model"

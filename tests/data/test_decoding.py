@@ -17,6 +17,7 @@ from burnish.data.decoding import check_media
 from burnish.tasks import assemble
 from burnish.tasks.language.engine import Encoder, prompt_lengths
 from burnish.training.ranks import SINGLE_RANK
+from burnish.types import headers
 from burnish.types.media import Fit, Media
 from burnish.utils.errors import ConfigError, UserError
 
@@ -180,3 +181,21 @@ def test_lengths_of_prompts_are_those_of_the_processor_and_no_picture_is_decoded
     monkeypatch.setattr(Media, "image", None)
     assert prompt_lengths(encode, assembly.train_prompts, SINGLE_RANK) == expected
     assert len(set(expected)) > 1
+
+
+def test_a_picture_is_read_once_before_the_run(tmp_path, monkeypatch):
+    kinds = ("PNG", "JPEG")
+    pictures = {f"{i}.{kinds[i % 2].lower()}": encoded(kinds[i % 2], np.roll(SMALL, i)) for i in range(8)}
+    monkeypatch.setattr("burnish.data.decoding.DECODED", 1)
+    read: Counter[str] = Counter()
+
+    def counting(path, mode):
+        read[Path(path).name] += 1
+        return Path(path).open(mode)
+
+    monkeypatch.setattr(headers, "open", counting, raising=False)
+    monkeypatch.setattr(Path, "read_bytes", lambda path: counting(path, "rb").read())
+    assembly = seeing(tmp_path, pictures, "data.max_prompt_length=5000")
+    assembly.check_data()
+    assert [prompt.images[0].size() for prompt in assembly.train_prompts] == [(28, 28)] * 8
+    assert {name: read[name] for name in pictures} == dict.fromkeys(pictures, 1) | {"0.png": 2}, "one was decoded"

@@ -22,7 +22,7 @@ def on(ranks: int) -> list[str]:
     ("size", "options"),
     [
         pytest.param(1, [], id="lora"),
-        pytest.param(1, [*FULL, *BF16], id="full-bf16"),
+        pytest.param(1, [*FULL, *BF16, "model.gradient_checkpointing=true"], id="full-bf16-recomputed"),
         pytest.param(2, FULL, id="full-2", marks=pytest.mark.cluster),
         pytest.param(1, BF16, id="lora-bf16", marks=pytest.mark.thorough),
         pytest.param(2, BF16, id="lora-bf16-2", marks=[pytest.mark.cluster, pytest.mark.thorough]),
@@ -33,4 +33,14 @@ def test_forecasts_equal_counted_runs(size, options, tmp_path):
     given = [*SMALL, *options, *on(size)]
     real = counted_on(size, "quickstart", given, tmp_path)
     found = differences(real, foretold(size, "quickstart", given))
+    assert all(abs(error) < TOLERANCE for error in found.values()), found
+
+
+@pytest.mark.slow
+def test_a_forecast_of_a_quantised_base_equals_a_counted_run(tmp_path):
+    """Counted with the library's own layers, foretold with layers that only take their memory."""
+    pytest.importorskip("bitsandbytes", reason="needs burnish[quantization]")
+    options = [*SMALL, *BF16, "model.quantization.weights=nf4", "model.gradient_checkpointing=true"]
+    real = counted_on(1, "quickstart", options, tmp_path)
+    found = differences(real, foretold(1, "quickstart", options))
     assert all(abs(error) < TOLERANCE for error in found.values()), found

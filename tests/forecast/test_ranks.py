@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from burnish.config import load
+from burnish.forecast.forecast import forecast
 from burnish.tasks import assemble
 from burnish.training.ranks import SINGLE_RANK, Ranks
+from burnish.utils.errors import UserError
 from tests.support.forecasts import foretold
 from tests.support.rank_runs import together
 
@@ -26,3 +28,8 @@ def test_what_is_remembered_of_pretended_ranks_is_not_taken_for_real_ones(tmp_pa
     """Processes that are forked from this one would compute with shards of a group that never was."""
     foretold(2, "quickstart", OPTIONS)
     assert together(total, tmp_path) == [total(SINGLE_RANK)] * 2
+
+
+def test_one_process_that_keeps_its_weights_in_cpu_memory_is_not_forecast():
+    with pytest.raises(UserError, match=r"sharding\.offload is true in a single process, and a forecast can't tell"):
+        forecast(load("quickstart", ["sharding.offload=true", "model.device=cuda", "model.lora=null"]))

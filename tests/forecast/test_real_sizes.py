@@ -17,10 +17,6 @@ CASES = {  # recipe, options, memory of a GPU
         "qwen25_vl/ppo", [*EIGHT, "sharding.gather=compute", "rollout.batch_size=32"], "80GB",
     ),
     "Qwen2.5-VL-7B, GRPO, LoRA, one GPU": ("qwen25_vl/grpo", ["model.lora.rank=64", "rollout.batch_size=64"], "48GB"),
-    "Stable Diffusion 3.5 Medium, Flow-GRPO, LoRA, one GPU": ("sd35/flow_grpo", [], "80GB"),
-    "Qwen-Image, Flow-GRPO, LoRA, one GPU": ("qwen_image/flow_grpo", [], "80GB"),
-    "Wan 2.2 A14B, Flow-GRPO, LoRA, 8 GPUs": ("wan22/flow_grpo", EIGHT, "80GB"),
-    "Stable Diffusion XL, Flow-GRPO, LoRA, one GPU": ("sdxl/flow_grpo", [], "24GB"),
 }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from burnish.hooks import recorded
 from burnish.hooks.recorded import GroupLog, Timeline
 from burnish.hooks.report import SHARE, ReportWriter
 from burnish.report.trained import groups, time_data, trained_prompts
+from burnish.training.memory import PhaseMemory
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Rollouts, Scores
 from burnish.utils.timer import Stopwatch
@@ -86,7 +87,7 @@ def test_the_file_stays_small(folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 def test_processes_are_lanes_of_one_timeline(tmp_path: Path):
     folder = run_folder(tmp_path / "run", Story(updates=2, pictures=False, guided=False))
     watch = Stopwatch()
-    hook = Timeline(folder, watch, local=False)
+    hook = Timeline(folder, watch, PhaseMemory(), local=False)
     hook.start(0)
     with watch("step"), watch("gen"):
         time.sleep(0.01)
@@ -104,12 +105,18 @@ def test_processes_are_lanes_of_one_timeline(tmp_path: Path):
 
 
 def test_one_process_tells_its_memory(folder: RunFolder):
-    hook = Timeline(folder, Stopwatch(), local=True)
+    memory = PhaseMemory()
+    hook = Timeline(folder, Stopwatch(), memory, local=True)
     hook.start(0)
+    with memory.during("step"), memory.during("gen"):
+        pass
     metrics: dict[str, float] = {}
     hook(1, metrics)
-    hook.close()
     assert 0.01 < metrics["perf/max_cpu_memory_gb"] < 1000
+    assert 0.01 < metrics["perf/cpu_memory_gb/gen"] <= metrics["perf/cpu_memory_gb/step"] < 1000
+    hook(2, (later := {}))
+    hook.close()
+    assert "perf/cpu_memory_gb/gen" not in later
 
 
 def _summary(folder: RunFolder):

@@ -143,6 +143,19 @@ REFUSED: dict[str, list[str]] = {
     "export adapters that are not there": ["export", "{answers}", "-o", "out", "--format", "lora"],
     "export into a format of others": ["export", "{run}", "-o", "out", "--format", "gguf"],
     "export an enormous name": ["export", LONG, "-o", "out"],
+    "push nothing": ["push"],
+    "push to nowhere": ["push", "{run}"],
+    "push to an address": ["push", "{run}", "--to", "https://hub.example/me/x"],
+    "push to a name that leads out": ["push", "{run}", "--to", "../../x"],
+    "push to an enormous name": ["push", "{run}", "--to", f"me/{LONG}"],
+    "push with control characters": ["push", "{run}", "--to", "me/\x1b[31mx"],
+    "push a run that is not there": ["push", "runs/nothing", "--to", "me/x", "--dry-run", "-o", "out"],
+    "push without a network": ["push", "{run}", "--to", "me/x"],
+    "push a dry run into what is there": ["push", "{run}", "--to", "me/x", "--dry-run", "-o", "{place}"],
+    "push a dry run below a file": ["push", "{run}", "--to", "me/x", "--dry-run", "-o", "{place}/prompts.txt/x"],
+    "push what there is not": ["push", "{answers}", "--to", "me/x", "--dry-run", "-o", "out", "--format", "lora"],
+    "complete the options of nothing": ["completion", "zsh", "--", "train", "nothing", "rollout."],
+    "complete for another shell": ["completion", "tcsh"],
     "report nothing": ["report"],
     "report a run that is not there": ["report", "runs/nothing"],
     "report a file": ["report", "{place}/prompts.txt"],
@@ -166,6 +179,8 @@ WORKS: dict[str, list[str]] = {
     "eval of a checkpoint": ["eval", "{run}/checkpoints/00000002"],
     "sample with other digits": ["sample", "{run}", "a cat", "-n", "٣", "-o", "out"],
     "eval of a recipe": ["eval", "{drawing}"],
+    "complete an open quote": ["completion", "bash", "--", "burnish train '"],
+    "complete an enormous word": ["completion", "fish", "--", "export", LONG],
 }
 
 

@@ -32,6 +32,11 @@ WITH = {
     "ptx": ["ptx.train_files={place}/demonstrations-seeing.jsonl"],
     "critic": ["algorithm=ppo"],
     "model.quantization": ["model.quantization.weights=fp8_cast"],
+    "trackers.wandb": ["trackers.wandb.mode=offline"],
+    "trackers.swanlab": ["trackers.swanlab.mode=offline"],
+    "trackers.samples": ["trackers.tensorboard=true"],
+    "trackers.wait": ["trackers.tensorboard=true"],
+    "validation.save": ["validation.save.prompts=2"],
     "algorithm.splits": [],
     "algorithm.overlong": ["algorithm.overlong.buffer=2"],
 }

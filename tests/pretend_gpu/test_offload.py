@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
+from burnish.training.sharding import local_shard
 from tests.support.pretend_flow import options
 from tests.support.pretend_runs import train
 
@@ -32,3 +34,19 @@ def test_frozen_parts_and_optimizer_states_rest_in_cpu_memory(flow_folder: Path)
         ]
         assert where(states) == where(outcome.assembly.ema.average.values()) == {place}
         assert where(outcome.assembly.roles.parameters().values()) == {"cuda"}
+
+
+def test_what_is_trained_rests_in_cpu_memory_and_comes_block_by_block(flow_folder: Path) -> None:
+    recipe, given = options(flow_folder, "flow_grpo kl")
+    plain = train(recipe, given, device="cuda")
+    # FSDP finds weights that took the place of others, where PyTorch would keep the same objects
+    with mock.patch("torch.__future__.get_swap_module_params_on_conversion", return_value=False):
+        saved = train(recipe, [*given, "sharding.offload=true"], device="cuda")
+    try:
+        assert saved.metrics == [pytest.approx(told, rel=1e-4, abs=1e-6) for told in plain.metrics]
+        (group,) = saved.assembly.workers.groups
+        states = [v for one in group.optimizers for state in one.state.values() for v in state.values()]
+        for held in (saved.assembly.roles.parameters().values(), saved.assembly.ema.average.values(), states):
+            assert {value.device.type for value in map(local_shard, held)} == {"cpu"}
+    finally:
+        saved.assembly.close()

@@ -75,7 +75,7 @@ def test_the_licence_of_a_folder_is_in_its_card(tmp_path):
 
 
 def weights(update: int, **more) -> Weights:
-    given = {"repo": "me/numbers", "what": "merged", "library": "diffusers", "code": [], "shell": [], "licence": None}
+    given = {"repo": "me/numbers", "what": "merged", "library": "diffusers", "code": [], "serving": [], "licence": None}
     return Weights(**{**given, "update": update, **more})
 
 

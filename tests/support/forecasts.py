@@ -9,6 +9,7 @@ from burnish.forecast.counter import LiveBytes, Peak
 from burnish.forecast.fakes import Pretending
 from burnish.forecast.flow import FlowHalf
 from burnish.forecast.phases import LOAD, train_phases
+from burnish.forecast.quantized import stored_in_fewer_bits
 from burnish.forecast.ranks import pretend_ranks
 from burnish.tasks import assemble
 from burnish.training.ranks import SINGLE_RANK, Ranks
@@ -43,6 +44,7 @@ def foretold(size: int, recipe: str, options: Sequence[str]) -> dict[str, Peak]:
     with ExitStack() as contexts:
         ranks = contexts.enter_context(pretend_ranks(size))
         contexts.enter_context(without_weights())
+        contexts.enter_context(stored_in_fewer_bits())
         contexts.enter_context(Pretending().active())
         contexts.enter_context(counter)
         assembly = assemble(load(recipe, list(options)), ranks)

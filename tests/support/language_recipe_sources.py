@@ -54,6 +54,11 @@ SOURCES = {
             "critic.warmup_updates": 0, "steps": 15 * (2101 // 1024),
         }, ours=OURS,
     ),
+    "qwen25_vl_72b/grpo": Source(
+        TAKEN_OVER, {name: value for name, value in (GEOMETRY | GRPO).items() if name != "validation.every"},
+        ours=(*OURS, "validation.every", "validation.before", "rollout.engine", "rollout.vllm", "threads",
+              "trainer.micro_batch_tokens"),
+    ),
     "qwen3_vl/grpo": Source(
         f"{EASY}/config.yaml 0243608d, qwen3_vl_30b_geo3k_grpo.sh 4cafc912", GEOMETRY | GRPO, ours=OURS,
     ),

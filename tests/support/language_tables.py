@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -162,6 +163,7 @@ class Tables:
     """Roles of a worker whose policy has moved since it sampled."""
 
     on_policy, moved, fresh, sampler_rounds, micro_batch_size = False, True, False, False, 10_000
+    clock = nullcontext
 
     def __init__(self, memory: Any = None, heads: int = 1) -> None:
         self.memory, self.refreshed, self.heads = memory, 0, heads

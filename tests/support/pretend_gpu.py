@@ -373,6 +373,8 @@ _CUDA: dict[str, Any] = {
     "is_initialized": lambda: False,
     "device_count": lambda: 1,
     "current_device": lambda: 0,
+    "set_device": lambda _: None,
+    **{name: getattr(torch.cpu, name) for name in ("Stream", "Event", "stream", "current_stream")},  # without effect
     "is_bf16_supported": lambda *_, **__: True,
     "get_device_name": lambda *_: "a pretended GPU",
     "get_device_capability": lambda *_: (9, 0),

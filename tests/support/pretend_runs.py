@@ -16,10 +16,11 @@ import torch
 
 from burnish.config import load
 from burnish.loop import run
-from burnish.metrics import is_time_column
 from burnish.models.flow.loading import ANY
 from burnish.tasks import assemble
+from burnish.training.sharding import local_shard
 from tests.support.pretend_gpu import PretendGpu
+from tests.support.time_columns import is_time_column
 from tests.support.tiny_language import SEEING
 
 PRECISIONS = ["float32", "bfloat16"]
@@ -52,20 +53,21 @@ def train(recipe: Path, overrides: Sequence[str], *, device: str, updates: int =
     gpu = PretendGpu()
     with gpu if device == "cuda" else _nothing():
         assembly = assemble(load(str(recipe), [*overrides, f"model.device={device}"]))
+        assembly.trains = True
         assembly.check_data()
         assembly.check()
         assembly.watch.mark = gpu.during
         asked: Counter[str] = Counter()
         assembly.stop = lambda: bool(asked.update([gpu.phase]))
-        before = {name: value.detach().clone() for name, value in assembly.roles.parameters().items()}
+        before = {name: local_shard(value.detach()).clone() for name, value in assembly.roles.parameters().items()}
         told: list[dict[str, float]] = []
         run(
             range(1, updates + 1), assembly.source, assembly.workers, [lambda _, metrics: told.append(dict(metrics))],
             watch=assembly.watch, stop=lambda: False,
         )  # fmt: skip
-        after = assembly.roles.parameters()
+        after = {name: local_shard(value.detach()) for name, value in assembly.roles.parameters().items()}
         moved = sum(not torch.equal(value, before[name]) for name, value in after.items())
-        assert {value.device.type for value in after.values()} == {device}
+        assert {value.device.type for value in after.values()} == {"cpu" if assembly.sharded else device}
     return Outcome(assembly, [_timeless(one) for one in told], asked["gen"], moved, gpu)
 
 

@@ -348,6 +348,6 @@ SOURCES: dict[str, Source] = {
 OPERATIONAL = (
     "hardware",
     "extends", "output_dir", "rewards", "model.path", "model.dtype", "model.gradient_checkpointing", "data.val_files",
-    "data.train_files", "data.fit", "data.prompt_key", "data.images_key", "rollout.batch_size",
+    "data.train_files", "data.fit", "data.prompt_key", "data.images_key", "rollout.batch_size", "rollout.trajectories",
     "trainer.micro_batch_size", "validation", "checkpoint", "scoring", "algorithm.name",
 )  # fmt: skip

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from burnish.checkpoint.files import read
-from burnish.metrics import is_time_column
 from burnish.training.saved import in_memory
+from tests.support.time_columns import is_time_column
 
 
 class Runs:

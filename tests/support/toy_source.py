@@ -11,7 +11,6 @@ from concurrent.futures import Future
 import torch
 
 from burnish.data.stream import PromptStream
-from burnish.metrics import is_time_column
 from burnish.options.cluster import PipelineOptions
 from burnish.options.flow import FilterOptions
 from burnish.rollout.pipelined import PipelinedSource
@@ -20,6 +19,7 @@ from burnish.rollout.serialization import deserialize, serialize
 from burnish.types.batch import Gathered
 from burnish.types.rollout import Denoising, Embeddings, Prompt, Scored, Scores
 from burnish.utils import random
+from tests.support.time_columns import is_time_column
 
 PROMPTS = [Prompt(text=text) for text in ("one", "two", "three", "four", "five", "six", "seven")]
 DULL = ("two", "five")  # prompts whose samples are all worth the same

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytest
 
@@ -16,6 +16,7 @@ from burnish.config.text import fields
 from burnish.options import EmaOptions
 from burnish.training.ema import decay_at
 from burnish.utils.errors import ConfigError
+from tests.support.options import options_of
 from tests.support.tiny_language import tiny_language
 from tests.support.tiny_recipes import reward, write_lines, write_recipe, write_rewards
 
@@ -28,7 +29,6 @@ ELSEWHERE = {
     "profiler.worker": "tests/training/test_profiling.py",
     "profiler.controller": "tests/training/test_profiling.py",  # of Nsight Systems
     "profiler.max_entries": "tests/training/test_profiling.py",  # of a GPU
-    "data.workers": "tests/tasks/language/test_readers.py",  # of processes
     "rollout.engine": "tests/system/test_language_options.py",  # read when options are checked
     "optimizer.schedule_updates": "tests/system/test_stopping.py",  # read where the configuration counts steps
     "critic.optimizer.schedule_updates": "tests/system/test_stopping.py",
@@ -50,6 +50,7 @@ RUNS = {
         "algorithm=ppo", "trainer.mini_batch_size=2", "mixing.normalise.floor=0.1", "data.max_prompt_length=60",
         "data.overlong=filter", "ema.decay=0.5", "ptx.batch_size=1", "rollout.save.prompts=1",
         "profiler.steps=[1]", "trackers.tensorboard=true",
+        "validation.save.prompts=1",
         *(f"{section}.{option}" for section in ("optimizer", "critic.optimizer") for option in
           ("name=muon", "schedule=cosine", "min_lr=1e-6")),
     ],
@@ -58,25 +59,6 @@ RUNS = {
         "rollout.filter_groups.max_num_gen_batches=2", "model.quantization.weights=fp8_cast",
     ],
 }  # fmt: skip
-# sections that bring their own classes, and are tested with them
-BROUGHT = ("algorithm", "rewards", "environment")
-
-
-def options_of(kind: Any, prefix: str = "") -> dict[str, tuple[type, str]]:
-    """Dotted names of all options of the sections, with the class and the field that each is."""
-    found: dict[str, tuple[type, str]] = {}
-    hints = get_type_hints(kind)
-    for name in fields(kind):
-        inner = [one for one in (hints[name], *get_args(hints[name])) if dataclasses.is_dataclass(one)]
-        if not prefix and name in BROUGHT:
-            found[name] = (kind, name)
-        elif inner:
-            found |= options_of(inner[0], f"{prefix}{name}.")
-        else:
-            found[prefix + name] = (kind, name)
-    return found
-
-
 OPTIONS = options_of(LanguageConfig)
 
 

@@ -17,6 +17,7 @@ from burnish.types.prompt import Prompt
 from burnish.types.rollout import Scores
 
 NAN = float("nan")
+DRAWN = {"seed": 7, "purpose": "rollout", "update": 1}
 
 
 def picture(seed):
@@ -42,7 +43,7 @@ def keep(files, prompts, *, update=1, missing=(), rewards=None):
         return {"file_name": f"{row % 2:03d}.png"}
 
     found = scores(rewards or [row / 10 for row in range(len(rows))], missing)
-    files.keep(update, rows, numbers // 2, numbers % 2, found, write, version=update - 1)
+    files.keep(update, rows, numbers // 2, numbers % 2, found, write, version=update - 1, drawn=DRAWN)
 
 
 def records(folder):
@@ -66,6 +67,7 @@ def test_every_field_is_kept(tmp_path):
         "update": 1, "version": 0, "group": 0, "prompt": "a red cube", "negative_prompt": "blur", "answer": "cube",
         "data_source": "shapes", "label": "easy", "where": "a.jsonl:3", "uid": FULL.uid, "sample": 0, "reward": 0.0,
         "components": {"ocr": 0.0, "ocr_exact": 1.0}, "note": "read 0", "fault": "", "images": ["image-0.png"],
+        "seed": 7, "purpose": "rollout", "drawn_for": 1,
     }  # fmt: skip
     assert {name: first[name] for name in expected} == expected
     assert json.loads(first["record"]) == {"size": [1, 2]}

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from burnish.options import EmaOptions
 from burnish.training.ema import Ema, decay_at
+from burnish.utils.errors import UserError
 from tests.conformance import cases
 
 
@@ -158,3 +159,8 @@ def test_a_resumed_average_goes_on_bit_for_bit():
     for name, value in whole.average.items():
         assert torch.equal(value, resumed.average[name])
         assert not torch.equal(value, saved["average"][name]), "the saved average must not be shared"
+
+
+def test_an_average_of_weights_on_the_cpu_has_nowhere_to_be_kept_besides():
+    with pytest.raises(UserError, match=r"ema\.offload is true, but the weights are on the CPU already"):
+        Ema(network(), 0.9, offload=True)

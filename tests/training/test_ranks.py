@@ -25,7 +25,7 @@ from burnish.models.tiny import describe
 from burnish.models.tiny.build import write
 from burnish.options.cluster import ShardingOptions
 from burnish.training.batching import rank_micro_batches
-from burnish.training.ranks import SINGLE_RANK, RanksLost, distribute, join_ranks, own_rows, shares
+from burnish.training.ranks import SINGLE_RANK, RanksLost, distribute, group_of_one, join_ranks, own_rows, shares
 from burnish.training.sharding import mesh_of, shard
 from burnish.types.batch import Batch
 from burnish.utils.errors import UserError
@@ -121,6 +121,16 @@ def agree(ranks, folder):
         "sums": sums, "max": ranks.max(3 + ranks.rank), "gather": ranks.gather(torch.full((1,), ranks.rank)),
         "first": ranks.first(lambda: ranks.rank), "said": said, "listening": listening([os.getpid()]),
     }  # fmt: skip
+
+
+def test_a_group_of_one_is_reached_from_this_machine_alone():
+    end = group_of_one()
+    try:
+        where = [one.rpartition(":")[0] for one in listening([os.getpid()])]
+        assert not [one for one in where if ipaddress.ip_address(one).is_unspecified]
+        assert all(ipaddress.ip_address(one).is_loopback for one in where)
+    finally:
+        end()
 
 
 class Towered(torch.nn.Module):

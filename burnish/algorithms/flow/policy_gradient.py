@@ -205,6 +205,7 @@ class StepPolicyGradient(PolicyGradient):
         )
 
     def loss(self, part: StepTerms, roles: Roles) -> Loss:
+        from burnish.losses.policy import extremes_of
         from burnish.losses.variance_metrics import variance_proxies
         from burnish.types.rollout import Loss
 
@@ -224,7 +225,8 @@ class StepPolicyGradient(PolicyGradient):
             values["actor/kl_loss"] = kl = step_kl(form, step, part, logprob, old, self.density)
             loss = loss + self.kl_coef * kl
         metrics: dict[str, Any] = {name: (value.detach().sum(), count) for name, value in values.items()}
-        return Loss(loss.sum(), metrics | part.metrics_by_step(values))
+        extremes = extremes_of(values.get("actor/ratio_mean"), values.get("rollout_corr/logprob_abs_diff"))
+        return Loss(loss.sum(), metrics | part.metrics_by_step(values), extremes)
 
     def step_objective(
         self, part: StepTerms, step: Transition, logprob: Tensor, old: Tensor, old_mean: Tensor

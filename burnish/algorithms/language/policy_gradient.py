@@ -231,7 +231,7 @@ class TokenPolicyGradient(PolicyGradient):
 
     def policy_loss(self, part: TokenBatch, scores: TokenScores, roles: LanguageRoles) -> Loss:
         """Surrogate, KL and entropy of a micro-batch."""
-        from burnish.losses.policy import masked, terms
+        from burnish.losses.policy import extremes_of, masked, terms
         from burnish.types.batch import to_device
         from burnish.types.rollout import Loss
 
@@ -260,7 +260,8 @@ class TokenPolicyGradient(PolicyGradient):
         if self.kl is not None and not part.kl_measured and roles.fresh:
             estimate = self.kl.value(logprob.detach(), part.reference, mask)
             metrics["actor/kl_per_response"] = estimate.sum(), mask.any(1).sum()
-        return Loss(self.total(loss, part), metrics)
+        extremes = extremes_of(values.get("actor/ratio_mean"), values.get("rollout_corr/logprob_abs_diff"), mask)
+        return Loss(self.total(loss, part), metrics, extremes)
 
     def total(self, values: Tensor, part: TokenBatch) -> Tensor:
         """Losses of tokens [B, T] as the sum that is divided by the size of the batch."""

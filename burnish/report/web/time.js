@@ -2,7 +2,10 @@
 // Where time goes: phases of every update, who did what when during one, and memory.
 
 const PHASES = { gen: "sampling", reward: "waiting for rewards", ref: "reference log-probs", old_log_prob: "old log-probs", adv: "advantages",
-  update_actor: "policy update", publish: "weight sync", testing: "validation", encode: "encoding" };
+  update_actor: "policy update", publish: "weight sync", testing: "validation", encode: "encoding",
+  values: "value network", save_checkpoint: "saving a checkpoint", publish_vllm: "weight sync to vLLM", step: "the update" };
+const AFTER = ["testing", "save_checkpoint"]; // an update, and no part of it
+const HELD = { memory_allocated: "GPU, allocated", memory_reserved: "GPU, reserved", cpu_memory: "RAM" };
 
 const broad = () => (innerWidth < 560 ? 400 : 760);
 
@@ -10,7 +13,7 @@ board.views.time = async function (place, context) {
   const state = context.state;
   const found = await board.get("time", { run: context.id, update: state.update === undefined || state.update === "last" ? null : state.update });
   if (!found.x.length) { fill(place, element("p", {}, "No update has been timed yet.")); return; }
-  const names = Object.keys(found.phases).filter((name) => name !== "testing" && found.means[name] > 0)
+  const names = Object.keys(found.phases).filter((name) => !AFTER.includes(name) && found.means[name] > 0)
     .sort((a, b) => found.means[b] - found.means[a]);
   const main = names.slice(0, 7);
   const colour = new Map(main.map((name, i) => [name, `c${i}`]));
@@ -94,5 +97,34 @@ function timeline(found, colour, select) {
 function memory(curves) {
   const charts = curves.charts.filter((chart) => chart.part === "Memory");
   if (!charts.length) return element("p.soft", {}, "This run recorded no memory.");
-  return element("div.charts.small", {}, charts.map((chart) => drawChart(chart, curves.last)));
+  return element("div", {}, heldTable(curves, charts),
+    element("div.charts.small", {}, charts.filter((chart) => !heldName(chart.title)).map((chart) => drawChart(chart, curves.last))));
+}
+
+function heldName(name) {
+  const [, kind, phase] = /^perf\/(memory_allocated|memory_reserved|cpu_memory)_gb\/(.+)$/.exec(name) || [];
+  return kind && { kind, phase };
+}
+
+// what each phase held at most in the last update that told
+function heldTable(curves, charts) {
+  const phases = new Map(), kinds = new Set();
+  const note = (name, value) => {
+    const held = heldName(name);
+    if (!held) return;
+    kinds.add(held.kind);
+    phases.set(held.phase, { ...phases.get(held.phase), [held.kind]: value });
+  };
+  for (const chart of charts) {
+    const value = chart.series[0].y.filter((one) => one !== null).pop();
+    for (const name of [chart.title, ...chart.also]) note(name, value);
+  }
+  for (const [name, value] of Object.entries(curves.constant)) note(name, value);
+  if (!phases.size) return null;
+  const shown = Object.keys(HELD).filter((kind) => kinds.has(kind));
+  return element("div", {}, element("table", {},
+    element("thead", {}, element("tr", {}, element("th", {}, "most held in the last update"), shown.map((kind) => element("th.n", {}, HELD[kind])))),
+    element("tbody", {}, [...phases].sort(([one], [other]) => one < other ? -1 : 1).map(([phase, held]) => element("tr", {},
+      element("td", {}, PHASES[phase] || phase),
+      shown.map((kind) => element("td.n", {}, held[kind] === undefined ? "" : `${number(held[kind])} GB`)))))));
 }

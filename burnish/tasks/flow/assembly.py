@@ -29,6 +29,7 @@ from burnish.tasks.flow.evaluate import FlowEvaluation
 from burnish.tasks.flow.pictures import PictureFiles
 from burnish.tasks.flow.roles import FlowRoles
 from burnish.tasks.flow.rollouts import FlowRollouts
+from burnish.tasks.shares import learned_in_a_step, learned_in_an_update
 from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.types.clips import Clip, Sample, Sound
@@ -126,7 +127,7 @@ class FlowAssembly(Assembly):
         data = self.finished[0]
         batch = data.batch(records, self.offline_times, update=update, seed=self.config.seed)
         if self.ranks.size > 1:
-            data.ready(self.own(records, batch.costs(), update))
+            data.ready(learned_in_an_update(records, batch.costs(), self.config, self.ranks, update))
         return batch
 
     @cached_property
@@ -141,7 +142,7 @@ class FlowAssembly(Assembly):
             records = stream.batch(step)
             batch = data.batch(records, self.offline_times, update=step, seed=config.seed)
             if self.ranks.size > 1:
-                data.ready(self.own(records, batch.costs()))
+                data.ready(learned_in_a_step(records, batch.costs(), self.ranks))
             return batch
 
         return AuxiliaryLoss(SFT(time_shift=section.time_shift), draw, section.coef)

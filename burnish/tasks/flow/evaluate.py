@@ -14,7 +14,7 @@ import numpy as np
 from burnish.algorithms.base import Metrics
 from burnish.metrics import diversities, group_diversity
 from burnish.rewards.given import inputs_asked
-from burnish.tasks.evaluate import SHOWN, Evaluated, Evaluation
+from burnish.tasks.evaluate import Evaluated, Evaluation
 from burnish.tasks.flow.engine import FlowJob
 from burnish.tasks.flow.given import inputs_of
 from burnish.tasks.flow.samples import contact_sheet, write_inputs, write_sample
@@ -51,7 +51,7 @@ class FlowEvaluation(Evaluation):
         with closing(assembly.engine.sample(job)) as parts:
             for rows, trace, some in parts:
                 scoring.add(range(rows.start, rows.stop), some, inputs_of(trace, asked))
-                shown = (job.group[rows] < SHOWN).tolist()
+                shown = (job.group[rows] < self.shown).tolist()
                 drawn += [Drawn(one if kept else None, coarse(one)) for one, kept in zip(some, shown, strict=True)]
         return Evaluated(drawn, scoring.scores(assembly.between))
 
@@ -74,6 +74,11 @@ class FlowEvaluation(Evaluation):
                 records.append({"file": file} | ({"images": inputs} if inputs else {}))
             contact_sheet(samples, prompts, n).save(target / "grid.png")
         return records
+
+    def keep_file(self, folder: Path, job: Job, found: Evaluated, row: int) -> Mapping[str, Any]:
+        sample = found.samples[row].sample
+        assert sample is not None, "it is of a prompt that is shown"
+        return {"file_name": write_sample(folder, f"{int(job.sample[row]):03d}", sample)}
 
     def metrics(self, job: Job, found: Evaluated) -> Metrics:
         return {"val-aux/variety": group_diversity([drawn.structure for drawn in found.samples], job.group)}

@@ -121,7 +121,8 @@ class FlowRollouts:
             scores, ran = settled(scoring.scores(self.between), job.group)
         if files is not None:
             write = partial(_write, kept, job)
-            files.keep(job.update, job.prompts, job.group, job.sample, scores, write, version=version)
+            drawn = job.seeds(self.engine.seed)
+            files.keep(job.update, job.prompts, job.group, job.sample, scores, write, version=version, drawn=drawn)
         scored = Scored(
             prompts=job.prompts,
             group=job.group,

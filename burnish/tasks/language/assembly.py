@@ -35,11 +35,13 @@ from burnish.tasks.language.roles import LanguageRoles
 from burnish.tasks.language.rollouts import ResponseRollouts
 from burnish.tasks.language.shared_prompts import SharedPrompts
 from burnish.tasks.language.teachers import check_taught
+from burnish.tasks.shares import learned_in_an_update
 from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.ranks import SINGLE_RANK, Ranks, own_rows
 from burnish.types.media import Media
 from burnish.types.rollout import OfflineJudgements, OfflineResponses, Prompt
+from burnish.utils.errors import UserError
 from burnish.utils.recent import in_bytes
 
 DUMMY = "A placeholder response, to try the rewards before the run begins."
@@ -212,7 +214,8 @@ class LanguageAssembly(Assembly):
         batch: OfflineResponses | OfflineJudgements = self._data.batch(records, update=update, seed=self.config.seed)
         if self.ranks.size > 1:
             # what they show is read now; what else is needed of it, where it is
-            self.engine.encode(_prompts_of(self.own(records, batch.answers.costs(), update)))
+            own = learned_in_an_update(records, batch.answers.costs(), self.config, self.ranks, update)
+            self.engine.encode(_prompts_of(own))
         if self.reads_ahead:
             following = self.source.stream.peek(self.config.batches_per_update)
             self.engine.ahead(_prompts_of(following[own_rows(self.ranks, len(following))]))
@@ -278,6 +281,11 @@ class LanguageAssembly(Assembly):
         if self.config.rollout.vllm is not None:
             check_own_family(self.config.model)
         super().check_data()
+        if self.reads_ahead and next(self.media(), None) is None:
+            raise UserError(
+                f"data.workers is {self.config.data.workers}, but no record shows or plays anything that processes "
+                "could read ahead; leave it out"
+            )
 
     def check(self) -> None:
         super().check()

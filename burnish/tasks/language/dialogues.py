@@ -338,5 +338,6 @@ def dialogue_metrics(responses: Sequence[Response]) -> dict[str, float]:
     return {
         "dialogue/turns/mean": sum(turns) / len(turns),
         "dialogue/turns/max": float(max(turns)),
+        "dialogue/turns/min": float(min(turns)),
         "dialogue/broken_ratio": sum(bool(dialogue.error) for dialogue in dialogues) / len(dialogues),
     }

@@ -13,7 +13,7 @@ from burnish.tasks.evaluate import SAID, SHOWN, Evaluated, Evaluation, prompt_pi
 from burnish.tasks.job import Job
 from burnish.tasks.language.dialogues import dialogue_metrics
 from burnish.tasks.language.engine import ResponseJob
-from burnish.tasks.language.given import said_tokens, sampled_for, token_columns
+from burnish.tasks.language.given import response_columns, said_tokens, sampled_for, token_columns
 from burnish.types.prompt import Prompt
 from burnish.utils.disk import writing
 from burnish.utils.video import encode_sound
@@ -55,6 +55,10 @@ class LanguageEvaluation(Evaluation):
                 text | {"tokens": int(found.lengths.response[i]), "images": names} | token_columns(found.tokens[i])
             )
         return records
+
+    def keep_file(self, folder: Path, job: Job, found: Evaluated, row: int) -> Mapping[str, Any]:
+        assert found.lengths is not None, "responses have lengths"
+        return response_columns(found.samples[row], int(found.lengths.response[row])) | token_columns(found.tokens[row])
 
     def metrics(self, job: Job, found: Evaluated) -> Metrics:
         assert found.lengths is not None, "responses have lengths"

@@ -66,6 +66,14 @@ def token_columns(tokens: SaidTokens) -> dict[str, Any]:
     return found if any(map(math.isnan, entropies)) else found | {"token_entropies": entropies}
 
 
+def response_columns(response: Response, tokens: int) -> dict[str, Any]:
+    """A response as columns of a record."""
+    return {
+        "response": response.full_text, "finished": response.finished, "tokens": tokens,
+        "turns": 1 if response.dialogue is None else len(response.dialogue.responses),
+    }  # fmt: skip
+
+
 def sampled_for(
     job: ResponseJob, engine: ResponseEngine, scorer: AnyScorer
 ) -> tuple[Completion, list[Response], Collector]:

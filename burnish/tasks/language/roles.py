@@ -55,6 +55,7 @@ class TokenRole:
 class LanguageRoles(TrainedRoles):
     """Builds the networks that an algorithm needs and keeps them in step."""
 
+    counts_tokens = True
     model: LanguageModel
     meter: ResponseMeter | None = None
 

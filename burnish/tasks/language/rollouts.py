@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
 
 import torch
 
@@ -20,7 +19,7 @@ from burnish.rollout.requests import RolloutRequest
 from burnish.tasks.kept import SampleFiles
 from burnish.tasks.language.dialogues import dialogue_metrics
 from burnish.tasks.language.engine import ResponseEngine, ResponseJob
-from burnish.tasks.language.given import chosen_last, said_tokens, sampled_for, token_columns
+from burnish.tasks.language.given import chosen_last, response_columns, said_tokens, sampled_for, token_columns
 from burnish.types.completion import Completion
 from burnish.types.rollout import ScoredResponses, Scores, StepRewards, failures_of, settled
 from burnish.types.said import Quote
@@ -69,9 +68,9 @@ class ResponseRollouts:
             tokens = said_tokens(trace, kept, self.engine, self.sampling.scored_at)
             self.files.keep(
                 job.update, job.prompts, job.group, job.sample, scores,
-                lambda folder, row: _said(responses[row], int(trace.lengths.response[row]))
+                lambda folder, row: response_columns(responses[row], int(trace.lengths.response[row]))
                 | token_columns(tokens[row]),
-                version=request.version,
+                version=request.version, drawn=job.seeds(self.engine.seed),
             )  # fmt: skip
         spoken = {f"train/{name}": value for name, value in dialogue_metrics(responses).items()}
         dialogues = float(sum(response.dialogue is not None for response in responses))
@@ -89,7 +88,7 @@ class ResponseRollouts:
             version=request.version,
             seed=self.engine.seed,
             metrics=self.engine.metrics | spoken,
-            counts={name: dialogues for name in spoken if not name.endswith("/max")},
+            counts={name: dialogues for name in spoken if not name.endswith(("/max", "/min"))},
             failures=failures_of(job.prompts, job.sample, scores),
             execution=ran,
             said=[said(trace, row, response.full_text) for row, response in enumerate(responses)],
@@ -137,10 +136,3 @@ def _quotes(job: ResponseJob, responses: Sequence[Response], scores: Scores) -> 
             asked = prompt.turns[-1].text if prompt.messages else prompt.text
             reward = None if scores.missing[row] else float(scores.reward[row])
             yield Quote(asked[:LONGEST], response.full_text[:LONGEST], reward)
-
-
-def _said(response: Response, tokens: int) -> dict[str, Any]:
-    return {
-        "response": response.full_text, "finished": response.finished, "tokens": tokens,
-        "turns": 1 if response.dialogue is None else len(response.dialogue.responses),
-    }  # fmt: skip

@@ -81,7 +81,8 @@ class SharedPrompts:
             return known
         mine: list[Outline] | str
         try:
-            mine = [Outline.of(self.encode([prompts[uid]]).table) for uid in new[own_rows(self.ranks, len(new))]]
+            own = [prompts[uid] for uid in new[own_rows(self.ranks, len(new))]]
+            mine = self._looked_at(own) if own else []
         except UserError as error:
             mine = str(error)  # all ranks stop, and none waits for another
         gathered = self.ranks.gather(mine)
@@ -91,6 +92,10 @@ class SharedPrompts:
         for uid, outline in zip(new, every, strict=True):
             known[uid] = self._known.get(uid, partial(_given, outline))
         return known
+
+    def _looked_at(self, prompts: Sequence[Prompt]) -> list[Outline]:
+        encoded = self.encode(prompts).rows()  # together: other processes may read them at once
+        return [Outline.of(encoded.select([row])) for row in range(len(encoded))]
 
     def _lazily(self, prompt: Prompt, outline: Outline) -> Encoded:
         def rows_of(name: str, rows: Tensor) -> Tensor:

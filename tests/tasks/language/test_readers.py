@@ -173,6 +173,18 @@ time.sleep(60)
     until(lambda: not alive(pid))
 
 
+def test_processes_that_have_nothing_to_read_are_refused(tmp_path):
+    questions = tmp_path / "data.jsonl"
+    questions.write_text('{"prompt": "1 + 1?", "answer": "2"}\n' * 2)
+    given = [
+        f"data.train_files={questions}", "data.val_files=null", f"output_dir={tmp_path / 'run'}", "algorithm=grpo",
+        "data.train_batch_size=2", "data.workers=3", "trainer.mini_batch_size=null", "steps=1",
+        "optimizer.warmup_steps=0",
+    ]  # fmt: skip
+    with pytest.raises(UserError, match=r"data\.workers is 3, but no record shows or plays anything"):
+        assemble(load("vlm_quickstart", given)).check_data()
+
+
 @pytest.mark.slow
 def test_the_same_tensors_come_from_another_process(tmp_path):
     given = [

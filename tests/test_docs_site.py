@@ -1,0 +1,66 @@
+"""The documents as a site: every page is made, nothing on it is broken, and nothing is fetched from elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from burnish.config.flow import FlowConfig
+from burnish.config.language import LanguageConfig
+from burnish.config.load import recipe_names
+from burnish.registry import lookup, names
+from tests.support.options import options_of
+
+ROOT = Path(__file__).parents[1]
+pytest.importorskip("mkdocs", reason="needs mkdocs: pip install 'burnish[docs]'")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr[-3000:]
+    return folder
+
+
+@pytest.mark.slow
+def test_it_is_built_without_a_warning_and_fetches_nothing(site):
+    pages = [page.relative_to(site).as_posix() for page in site.rglob("*.html")]
+    assert {"index.html", "changelog.html", "papers.html", "recipes.html", "reference/options.html"} <= set(pages)
+    for page in site.rglob("*.html"):
+        fetched = re.findall(
+            r"<(?:script|link|img|iframe)[^>]+(?:src|href)=[\"']?(https?://[^\"' >]+)", page.read_text()
+        )
+        assert not fetched, f"{page.name} fetches {fetched[0]}"
+
+
+@pytest.mark.slow
+def test_every_option_recipe_and_function_has_its_place(site):
+    options = (site / "reference/options.html").read_text()
+    for path in options_of(FlowConfig) | options_of(LanguageConfig):
+        assert f"<code>{path}</code>" in options, path
+    recipes = (site / "recipes.html").read_text()
+    for name in recipe_names():
+        assert f"<code>{name}</code>" in recipes, name
+    assert "burnish.losses.policy" in (site / "reference/mathematics.html").read_text()
+
+
+def test_options_that_others_are_compared_with_exist():
+    known = options_of(FlowConfig) | options_of(LanguageConfig)
+    sections = {path.rpartition(".")[0] for path in known} | {"pools.train", "pools.reward", "trackers"}
+    algorithms = [
+        lookup(f"{half} algorithm", name) for half in ("flow", "language") for name in names(f"{half} algorithm")
+    ]
+    fields = {f"algorithm.{name}" for kind in algorithms for name in kind.__pydantic_fields__} | {"algorithm.name"}
+    text = (ROOT / "docs/coming_from.md").read_text()
+    for row in re.findall(r"^\|.*\|(.*)\|$", text, re.MULTILINE):
+        for named in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+|steps|resume|output_dir|rewards)[=`]", row):
+            assert named in {*known, *sections, *fields, "rewards"}, f"{named} is no option"
