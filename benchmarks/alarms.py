@@ -60,7 +60,6 @@ RUNS = {
         ["response_length", "response_truncated"],
     ),
     "honest_diffusion_nft": Run("quickstart", PICTURES),
-    "honest_flow_grpo": Run("quickstart", ["algorithm=flow_grpo", "steps=40", *PICTURES]),
     "honest_awm": Run("quickstart", ["algorithm=awm", *PICTURES]),
     "honest_grpo": Run("vlm_quickstart", []),
     "honest_ppo": Run("vlm_quickstart", ["algorithm=ppo"]),

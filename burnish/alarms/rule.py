@@ -16,7 +16,7 @@ from statistics import NormalDist
 
 FIRST, LAST = 2, 2  # updates that the start is the mean of, and those for which a statistic has to have moved
 PROMPTS, MOST = (16, 8), (8, 4)  # prompts of each together: where they are fewer it takes more updates, up to these
-LEAST = 0.02  # of the largest value of a statistic that is at most 1, and of any other at the start: smaller is nothing
+LEAST, SHARE = 0.05, 0.02  # smaller is nothing: of the start, and of the largest value of a statistic that is at most 1
 NORMAL = NormalDist()
 ENOUGH = 4  # second differences that say something
 MEDIAN = 0.6745 * math.sqrt(6)  # median of the absolute second difference of standard normal numbers
@@ -70,7 +70,7 @@ class Series:
         if len(self.means) < self.first + self.last:
             return None
         before, now = sum(self.means[: self.first]) / self.first, sum(self.means[-self.last :]) / self.last
-        least = LEAST * (1.0 if 0 <= before <= 1 else abs(before))
+        least = _least(before)
         spread = sum(self._spreads) / self.first
         enough = max(far * spread, least)
         way = math.copysign(1.0, now - before)
@@ -79,12 +79,12 @@ class Series:
         if abs(now - before) <= self._chance():
             return None
         half = next((n for n in range(len(self.means), 0, -1) if way * (self.means[n - 1] - before) < enough / 2), 0)
-        return Move(before, now, max(spread, least), self.updates[half])
+        return Move(before, now, spread or least, self.updates[half])
 
     def back(self, far: float) -> bool:
         """Whether the mean is less than half of ``far`` standard deviations from where it was, after a move."""
         before = sum(self.means[: self.first]) / self.first
-        least = LEAST * (1.0 if 0 <= before <= 1 else abs(before))
+        least = _least(before)
         enough = max(far * sum(self._spreads) / self.first, least)
         return all(abs(mean - before) < enough / 2 for mean in self.means[-self.last :])
 
@@ -99,6 +99,11 @@ class Series:
             return math.inf
         share = self.false_alarms / (updates * (updates + 1))
         return student(share, freedom) * math.sqrt(variance * (1 / self.first + 1 / self.last))
+
+
+def _least(before: float) -> float:
+    """The smallest move that is one, whatever the spread of samples is."""
+    return max(LEAST * abs(before), SHARE if 0 <= before <= 1 else 0.0)
 
 
 def student(share: float, freedom: float) -> float:
