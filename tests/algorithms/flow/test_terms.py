@@ -77,7 +77,7 @@ def test_blending_the_old_policy():
     c = case("credit", "nft/ema_update")
     network = nn.Linear(3, 1, bias=False)
     roles = FlowRoles(
-        SimpleNamespace(network=network, device=torch.device("cpu")), Needs(lagged=("old",)), None,
+        SimpleNamespace(network=network, device=torch.device("cpu"), runs_own=False), Needs(lagged=("old",)), None,
         guidance=1.0, micro_batch_size=4, on_policy=True, seed=0,
     )  # fmt: skip
     with torch.no_grad():

@@ -78,6 +78,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "pass_reward": ({}, 1.0),
     "preference_weight": ({}, 0.5),
     "quality_weight": ({}, 0.5),
+    "question": ({}, "Is this {prompt}?"),
     "ratio_limit": ({"divergence_limit": 1.0}, 1.01),
     "reference_free": ({}, None),
     "reference_point": ({}, "zero"),
