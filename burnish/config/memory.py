@@ -49,11 +49,6 @@ def _offloaded(config: RunConfig) -> Iterator[str]:
     """What can't be kept on the CPU."""
     shards = _ranks(config) > 1 and not has_quantized_weights(config)
     for section, optimizer in config.optimizers.items():
-        if optimizer.name == "adamw_8bit" and shards:
-            yield (
-                f"{section}.name is adamw_8bit, but the {_ranks(config)} processes of pools.train hold weights in "
-                f"shards, which bitsandbytes doesn't step; set {section}.name=adamw, whose states are shared out"
-            )
         if optimizer.offload and shards:
             yield (
                 f"{section}.offload is true, but the {_ranks(config)} processes of pools.train shard the states; set "

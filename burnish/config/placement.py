@@ -33,10 +33,10 @@ def placement_complaints(config: RunConfig, given: Collection[str]) -> Iterator[
     for section, optimizer in config.optimizers.items():
         if optimizer.name == "adamw" or has_quantized_weights(config):
             continue
-        if ranks > 1:
+        if ranks > 1 and optimizer.name == "adamw_8bit":
             yield (
-                f"{section}.name is {optimizer.name}, but the {ranks} processes of pools.train share out every weight, "
-                f"which it needs in full; set {section}.name=adamw, or train with one process"
+                f"{section}.name is adamw_8bit, but the {ranks} processes of pools.train hold weights in shards, which "
+                f"bitsandbytes doesn't step; set {section}.name=adamw, whose states are shared out"
             )
         elif config.sharding.offload:
             yield (
