@@ -17,7 +17,7 @@ from burnish.options.language import TokenTeacher
 from burnish.rewards.images.learned import CONFIG as MODEL_CONFIG
 from burnish.rewards.images.learned import LearnedReward, Source
 from burnish.rewards.judges.options import DecoderOptions
-from burnish.rewards.text.head_options import HeadOptions
+from burnish.rewards.text.loaded_options import HeadOptions
 from burnish.utils.errors import UserError
 from burnish.utils.hub import COMMIT, HubModel, hub_model, model_folder
 from burnish.utils.hub_data import hub_data

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from burnish.models.language.reward_head import about_picture, is_reward_model
 from burnish.registry import register
 from burnish.rewards.base import Reward, Verdict
-from burnish.rewards.text.head_options import HeadOptions
+from burnish.rewards.text.loaded_options import HeadOptions
 from burnish.rewards.text.reading_model import sees
 from burnish.types.media import Fit, Media
 from burnish.utils.errors import UserError

@@ -15,11 +15,10 @@ from burnish.rewards.base import Verdict
 from burnish.rewards.given import NOTHING, Compared, Given
 from burnish.rewards.judges import forms
 from burnish.rewards.judges.questions import Subject, compared, judged, matched
+from burnish.rewards.text.loaded_options import LoadedOptions
 from burnish.rewards.text.reading_model import load_reader, sees
 from burnish.utils.errors import UserError
-from burnish.utils.hub import model_folder
 from burnish.utils.paths import resolve
-from burnish.utils.weights import complaints_about
 
 if TYPE_CHECKING:
     from burnish.rewards.judges.decoder import DecoderOracle
@@ -136,49 +135,15 @@ class FormOptions:
 
 
 @options
-class DecoderOptions:
-    """A judge that Burnish loads."""
-
-    name: ClassVar[str]
-
-    path: str
-    """Directory of a language model in transformers layout, or org/name on the Hugging Face hub; one that sees is shown
-    the pictures."""
-    revision: str | None = None
-    """Branch, tag or commit of a model of the hub; null is its default branch."""
-    batch_size: Count = 8
-    """Questions per forward pass."""
-    max_length: Count = 4096
-    """Longest question in tokens; the reward of longer ones is missing."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the judge."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Device of the judge."""
-    put_away: bool = False
-    """Keep the weights in CPU memory while nothing is judged, so that a GPU is shared with training."""
-
-    @model_validator(mode="after")
-    def _is_put_away_from_a_gpu(self) -> Self:
-        if self.put_away and self.device == "cpu":
-            raise ValueError("put_away is true, but device is cpu, where the weights are anyway; leave it out")
-        return self
+class DecoderOptions(LoadedOptions):
+    """A judge that Burnish loads; one that sees is shown the pictures."""
 
     def _check_model(self) -> Path:
-        folder = self._folder()
-        if not (folder / "config.json").is_file():
-            raise UserError(
-                f"path of reward {self.name} is {self.path!r}, which has no config.json; give a language model"
-            )
-        if cut := list(complaints_about(folder)):
-            raise UserError(f"path of reward {self.name} is {self.path!r}: {'; '.join(cut)}")
-        return folder
+        return self._checked("a language model")
 
     @property
     def _sees(self) -> bool:
         return sees(self._folder())
-
-    def _folder(self) -> Path:
-        return model_folder(self.path, self.revision, index="config.json", option=f"path of reward {self.name}")
 
     def _reader(self) -> Any:
         return load_reader(self._folder(), self.dtype, self.device, self.put_away, headed=False)

@@ -14,7 +14,7 @@ from burnish.models.language.reward_head import is_reward_model
 from burnish.registry import register
 from burnish.rewards.base import Verdict
 from burnish.rewards.text.base import LanguageReward, Response
-from burnish.rewards.text.head_options import HeadOptions
+from burnish.rewards.text.loaded_options import HeadOptions
 from burnish.rewards.text.reading_model import awake, sees
 from burnish.rewards.text.steps import step_ends
 from burnish.utils.errors import UserError

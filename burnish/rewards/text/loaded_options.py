@@ -1,4 +1,4 @@
-"""What rewards have in common that read with the heads of a reward model that Burnish trained."""
+"""Options of rewards that load a language model: as a judge, or with the heads that Burnish trained."""
 
 from __future__ import annotations
 
@@ -18,34 +18,30 @@ from burnish.utils.weights import complaints_about
 
 
 @options
-class HeadOptions:
-    """A model that is loaded, and what its heads count."""
+class LoadedOptions:
+    """A language model that a reward loads."""
 
     name: ClassVar[str]
 
     path: str
-    """Directory of a reward model that burnish export wrote, or org/name on the Hugging Face hub."""
+    """Directory of a language model in transformers layout, or org/name on the Hugging Face hub."""
     revision: str | None = None
     """Branch, tag or commit of a model of the hub; null is its default branch."""
     batch_size: Count = 8
-    """Responses per forward pass, padded together; 1 makes scores bit for bit independent of the batch."""
+    """Samples per forward pass, padded together; 1 makes scores bit for bit independent of the batch."""
     max_length: Count = 4096
-    """Longest conversation in tokens; the reward of longer ones is missing, they are never truncated."""
+    """Longest text that is read, in tokens; the reward of longer ones is missing, they are never truncated."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the network."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device of the network."""
     put_away: bool = False
     """Keep the weights in CPU memory while nothing is scored, so that a GPU is shared with training."""
-    heads: dict[str, Finite] | None = None
-    """Weights of the heads in the sum, by name, for reward models of Burnish; null takes the mean of all."""
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def _is_put_away_from_a_gpu(self) -> Self:
         if self.put_away and self.device == "cpu":
             raise ValueError("put_away is true, but device is cpu, where the weights are anyway; leave it out")
-        if self.heads is not None and not any(self.heads.values()):
-            raise ValueError("heads has no weight but 0; give one a weight, or leave it out")
         return self
 
     def _folder(self) -> Path:
@@ -59,6 +55,20 @@ class HeadOptions:
         if cut := list(complaints_about(folder)):
             raise UserError(f"path of reward {self.name} is {self.path!r}: {'; '.join(cut)}")
         return folder
+
+
+@options
+class HeadOptions(LoadedOptions):
+    """A reward model, and what its heads count."""
+
+    heads: dict[str, Finite] | None = None
+    """Weights of the heads in the sum, by name, for reward models of Burnish; null takes the mean of all."""
+
+    @model_validator(mode="after")
+    def _some_head_counts(self) -> Self:
+        if self.heads is not None and not any(self.heads.values()):
+            raise ValueError("heads has no weight but 0; give one a weight, or leave it out")
+        return self
 
     def _about(self, folder: Path) -> HeadFile:
         """What the model says of its heads, which has all that are asked for."""
