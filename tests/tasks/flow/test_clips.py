@@ -44,10 +44,11 @@ def evaluation(draw: Callable[[int], Sample], rewards: dict[str, Any]) -> FlowEv
         ranks=SINGLE_RANK,
         val_prompts=PROMPTS,
         between=lambda: None,
-        config=SimpleNamespace(validation=NOTHING),
+        config=SimpleNamespace(validation=NOTHING, output_dir="elsewhere"),
         engine=SimpleNamespace(sample=sample),
         scorer=Scorer(rewards, ScoringOptions(processes=0)),
         normaliser=None,
+        validation_files=None,
     )
     return FlowEvaluation(assembly)
 
