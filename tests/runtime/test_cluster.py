@@ -41,6 +41,7 @@ def test_a_cluster_of_the_run_s_own_is_this_machine_s_alone_and_goes_with_the_ru
 
 
 @pytest.mark.cluster
+@pytest.mark.thorough
 def test_two_machines_of_which_one_is_lost(tmp_path):
     found = run("two_nodes", tmp_path / "found.json")
     assert found["machines"] == 2

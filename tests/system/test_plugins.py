@@ -75,7 +75,9 @@ def test_each_is_a_file_under_forty_lines():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize(
+    "run", [pytest.param(run, marks=[pytest.mark.thorough] if run == "seeing" else []) for run in RUNS]
+)
 def test_they_train_are_resumed_and_are_opened(run, place, monkeypatch):
     output = f"output_dir={run}"
     burnish(place, "train", *RUNS[run], output, "steps=1")

@@ -103,6 +103,7 @@ def test_a_run_on_this_machine_alone_listens_on_loopback_for_its_whole_life(fork
     assert reached_from_outside(seen()) == []
 
 
+@pytest.mark.thorough
 def test_ctrl_c_reaches_the_driver_alone(tmp_path):
     """A terminal sends it to all processes; the second one ends them at once, with nothing left behind."""
     process = start(tmp_path / "run", "pools.reward.processes=1", "scoring.processes=1", start_new_session=True)

@@ -66,6 +66,7 @@ def test_the_same_seed_gives_the_same_numbers(runs, uninterrupted, tmp_path):
     assert numbers(tmp_path / "other") != numbers(whole)
 
 
+@pytest.mark.thorough
 def test_killed_ten_times_at_random_moments(runs, uninterrupted, tmp_path):
     algorithm, whole, answer = uninterrupted
     draw = random.Random(algorithm)
