@@ -2,6 +2,6 @@
 
 from burnish.config.load import load
 from burnish.config.run import RunConfig
-from burnish.config.text import changes, describe, dump, fingerprint, to_dict
+from burnish.config.text import changes, describe, dump, to_dict
 
-__all__ = ["RunConfig", "changes", "describe", "dump", "fingerprint", "load", "to_dict"]
+__all__ = ["RunConfig", "changes", "describe", "dump", "load", "to_dict"]

@@ -12,8 +12,10 @@ from burnish.algorithms.flow.base import Needs, Teacher
 from burnish.algorithms.language.base import LanguageNeeds
 from burnish.config.run import RunConfig
 from burnish.config.yaml_text import parse
-from burnish.options.flow import ModelOptions
-from burnish.options.language import TokenTeacher
+from burnish.models.adapters import SETTINGS, WEIGHTS
+from burnish.models.flow.adapters import FILE
+from burnish.options.flow import LoraOptions, ModelOptions
+from burnish.options.language import LanguageLoraOptions, TokenTeacher
 from burnish.rewards.images.learned import CONFIG as MODEL_CONFIG
 from burnish.rewards.images.learned import LearnedReward, Source
 from burnish.rewards.judges.options import DecoderOptions
@@ -27,7 +29,7 @@ from burnish.utils.reading import checked_path, read_text
 log = logging.getLogger(__name__)
 
 Place = tuple[str | int, ...]  # of a section in the configuration
-Section = ModelOptions | Teacher | TokenTeacher | HeadOptions | DecoderOptions | LearnedReward
+Section = ModelOptions | LoraOptions | Teacher | TokenTeacher | HeadOptions | DecoderOptions | LearnedReward
 
 
 def with_models(config: RunConfig) -> RunConfig:
@@ -109,6 +111,9 @@ def _models(config: RunConfig) -> Iterator[tuple[Place, Section, Source, HubMode
     """Sections that name a model, by which options, and which of the hub it is; None for a directory."""
     trained = (Source(index=config.model_index),)
     sections: list[tuple[Place, Any, tuple[Source, ...]]] = [(("model",), config.model, trained)]
+    if config.model.lora is not None:
+        files = (SETTINGS, WEIGHTS) if isinstance(config.model.lora, LanguageLoraOptions) else (FILE,)
+        sections.append((("model", "lora"), config.model.lora, (Source(index=files[0], files=files),)))
     needs = config.algorithm.needs()
     if isinstance(needs, Needs | LanguageNeeds):
         sections += [(("algorithm", "teachers", i), teacher, trained) for i, teacher in enumerate(needs.teachers)]

@@ -1,11 +1,9 @@
-"""Configurations as text: explained YAML, fingerprints and differences."""
+"""Configurations as text: explained YAML, and differences."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,13 +15,6 @@ from burnish.config.run import RunConfig
 from burnish.config.yaml_text import show
 
 COLUMN = 34  # of the explanations
-
-# options that decide where and how fast a run works and how it is monitored, but not the trained weights
-_NOT_DECISIVE = re.compile(
-    r"(output_dir|resume|runtime|forecast|plugins|checkpoint\..*|scoring\..*|validation\..*|data\.(val_files|epochs)|rollout\.batch_size"
-    r"|rollout\.merge_lora|trainer\.micro_batch_(size|tokens)|trainer\.(max_(skipped|empty)_updates|expires_at|reclaim_notices|expiry_margin)"
-    r"|model\.(gradient_checkpointing|offload)|algorithm\.fold_timesteps|pipeline\.timeout|profiler(\..*)?|trackers(\..*)?)$"
-)
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
@@ -40,17 +31,6 @@ def to_dict(config: RunConfig) -> dict[str, Any]:
 def dump(config: RunConfig) -> str:
     """YAML that ``load`` reads as the same configuration."""
     return describe(config, "a run")
-
-
-def fingerprint(config: RunConfig) -> str:
-    """A hash of the options that decide the trained weights; equal for runs whose checkpoints are interchangeable.
-
-    ``steps`` counts only if the learning rate depends on it, so that a finished run can be extended.
-    """
-    decisive = {path: portable(path, value) for path, value in _flat(to_dict(config)) if not _NOT_DECISIVE.match(path)}
-    if config.optimizer.schedule == "constant" or config.optimizer.schedule_updates is not None:
-        del decisive["steps"]
-    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def changes(before: RunConfig, after: RunConfig) -> list[str]:

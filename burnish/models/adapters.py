@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.utils.errors import UserError
+from burnish.utils.hub import model_folder
 from burnish.utils.json_text import read_object
-from burnish.utils.paths import resolve
 from burnish.utils.weights import complaints_about
 
 if TYPE_CHECKING:
@@ -27,13 +27,22 @@ OTHERS: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
+def adapter_folder(options: LoraOptions, files: tuple[str, ...] = (SETTINGS, WEIGHTS)) -> Path:
+    """The folder of the adapter to go on from; one of the hub is fetched, its ``files`` alone.
+
+    Raises:
+        UserError: it can't be had.
+    """
+    return model_folder(str(options.path), options.revision, index=files[0], option=OPTION, files=files)
+
+
 def check_adapter_files(options: LoraOptions) -> None:
     """Refuse an adapter to go on from that does not fit the options, by its settings and its file's header alone.
 
     Raises:
         UserError: naming the option that differs, or the file that is damaged.
     """
-    folder = resolve(str(options.path))
+    folder = adapter_folder(options)
     if not folder.is_dir():
         raise UserError(f"{OPTION} is {options.path}, which is no folder; give the folder of an exported adapter")
     lacking = [name for name in (SETTINGS, WEIGHTS) if not (folder / name).is_file()]
@@ -132,6 +141,6 @@ def read_weights(file: Path, option: str) -> dict[str, Tensor]:
     return found
 
 
-def adapter_weights(path: str) -> dict[str, Tensor]:
+def adapter_weights(options: LoraOptions) -> dict[str, Tensor]:
     """The weights of the adapter that a language model goes on from."""
-    return read_weights(resolve(path) / WEIGHTS, OPTION)
+    return read_weights(adapter_folder(options) / WEIGHTS, OPTION)

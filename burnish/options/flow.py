@@ -47,8 +47,11 @@ class LoraOptions:
     """Also train the length of each row of an adapted weight (DoRA, Liu et al. 2024, arXiv:2402.09353): often better
     at low ranks, for more time and memory per layer."""
     path: str | None = None
-    """Folder of an adapter to go on from, as burnish export, diffusers or peft writes it, of the same rank, alpha and
-    targets; null begins with one that changes nothing. The reference stays the model without adapters."""
+    """Folder of an adapter to go on from, as burnish export, diffusers or peft writes it, or org/name on the Hugging
+    Face hub; of the same rank, alpha and targets. null begins with one that changes nothing. The reference stays the
+    model without adapters."""
+    revision: str | None = None
+    """Branch, tag or commit of an adapter of the hub; null is its default branch, whose commit a run records."""
 
 
 @options

@@ -13,6 +13,9 @@ from huggingface_hub import constants
 from burnish.cli import main
 from burnish.config import load
 from burnish.config.hub import missing_model, with_models
+from burnish.models.adapters import adapter_folder
+from burnish.models.flow.adapters import FILE
+from burnish.tasks import assemble
 from burnish.utils.errors import UserError
 from burnish.utils.paths import ASSETS
 from tests.support.fake_hub import FakeHub, Files, fake_hub, use
@@ -74,6 +77,29 @@ def test_a_run_keeps_the_commit_that_it_began_with(hub, recipe, capsys, monkeypa
     assert main(["sample", "run", "the number 3", "-n", "1"]) == 0
     assert main(["export", "run", "-o", "exported", "--format", "lora"]) == 0
     assert first in capsys.readouterr().out
+
+
+def test_an_adapter_of_the_hub_is_fetched_alone_and_its_commit_is_kept(hub, recipe, tmp_path):
+    from safetensors.torch import load_file
+
+    local = [f"model.path={MODEL}", "model.lora.rank=2"]
+    assert main(["train", recipe, *local, "output_dir=first"]) == 0
+    assert main(["export", "first", "-o", "adapter", "--format", "lora"]) == 0
+    files = {path.name: path.read_bytes() for path in Path("adapter").iterdir()}
+    commit = hub.publish("me/adapter", files | {"README.md": b"not asked for"})
+    config = with_models(load(recipe, [*local, "model.lora.path=me/adapter", "model.lora.alpha=4"]))
+    assert config.model.lora.revision == commit
+    folder = adapter_folder(config.model.lora, (FILE,))
+    assert [path.name for path in folder.iterdir()] == [FILE]
+    assembly = assemble(config)
+    given = load_file(folder / FILE)
+    ours = [value for name, value in assembly.roles.parameters().items() if "to_q.lora_B" in name]
+    assert any(value.abs().max() > 0 for value in ours), "it goes on from what was learned"
+    assert {tuple(value.shape) for value in ours} <= {tuple(value.shape) for value in given.values()}
+    with pytest.raises(UserError, match="revision is given without"):
+        with_models(load(recipe, ["model.lora.revision=main"]))
+    with pytest.raises(UserError, match="which is no model of the hub"):
+        with_models(load(recipe, [*local, "model.lora.path=./adapter", "model.lora.revision=main"]))
 
 
 def test_a_new_run_takes_what_a_branch_is_at(hub, recipe):

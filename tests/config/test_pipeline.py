@@ -2,7 +2,7 @@
 
 import pytest
 
-from burnish.config import fingerprint, load
+from burnish.config import load
 from burnish.config.derived import with_derived
 from burnish.config.tasks import TASKS
 from burnish.config.text import fields
@@ -33,15 +33,6 @@ def test_options_of_sampling_ahead_are_refused_where_nothing_is(recipe, option):
 def test_where_nothing_is_sampled_nothing_is_sampled_ahead(recipe):
     with pytest.raises(ConfigError, match="trains offline here and samples nothing"):
         load(recipe, ["algorithm=sft", "pipeline.depth=2"])
-
-
-def test_depth_decides_the_weights_and_the_deadline_does_not(recipe):
-    config = load(recipe)
-    before = fingerprint(config)
-    config.pipeline = PipelineOptions(timeout=5.0)
-    assert fingerprint(config) == before
-    config.pipeline = PipelineOptions(depth=1)
-    assert fingerprint(config) != before
 
 
 def corrected(task, algorithm, depth=1):

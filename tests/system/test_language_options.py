@@ -29,6 +29,7 @@ ELSEWHERE = {
     "profiler.worker": "tests/training/test_profiling.py",
     "profiler.controller": "tests/training/test_profiling.py",  # of Nsight Systems
     "profiler.max_entries": "tests/training/test_profiling.py",  # of a GPU
+    "model.lora.revision": "tests/config/test_hub.py",  # of an adapter to go on from
     "rollout.engine": "tests/system/test_language_options.py",  # read when options are checked
     "optimizer.schedule_updates": "tests/system/test_stopping.py",  # read where the configuration counts steps
     "critic.optimizer.schedule_updates": "tests/system/test_stopping.py",

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from burnish.models.adapters import WEIGHTS
+from burnish.models.adapters import WEIGHTS, adapter_folder
 from burnish.models.flow.adapters import FILE, check_adapter
 from burnish.models.flow.kernels import choose_attention, compile_blocks, recompute
 from burnish.models.flow.networks import by_name, denoisers, together
@@ -19,7 +19,6 @@ from burnish.models.placing import load_mapped, place, resting
 from burnish.models.processors import processors_without_torchvision
 from burnish.models.quantization import quantize
 from burnish.utils.errors import UserError
-from burnish.utils.paths import resolve
 from burnish.utils.weights import Agreed, refuse_non_finite, refuse_oversized
 
 if TYPE_CHECKING:
@@ -198,7 +197,7 @@ class LoadedPipeline:
         Raises:
             UserError: it doesn't fit the options or the network.
         """
-        given = check_adapter(resolve(str(options.path)), options, self.names).weights
+        given = check_adapter(adapter_folder(options, (FILE,)), options, self.names).weights
         mark = "" if len(self.names) > 1 else f"{self.names[0]}."
         return {name.removeprefix(mark): value for name, value in given.items()}
 

@@ -98,7 +98,7 @@ class LanguageRoles(TrainedRoles):
         self._add(added, reference=needs.reference, targets=targets, seed=seed, shared=shared)
         if lora is not None and lora.path is not None:
             # a reference that is refreshed begins as the model without adapters, too
-            self._go_on(adapter_weights(lora.path), ("policy", *(critics if own_trunk else ())))
+            self._go_on(adapter_weights(lora), ("policy", *(critics if own_trunk else ())))
         if lora is not None:
             model.network.requires_grad_(False)
             for name in ("policy", *(critics if own_trunk else ())):
