@@ -40,8 +40,9 @@ dist: $(VENV)/.installed-dev  ## what a release publishes: the source distributi
 release-check: dist  ## install that wheel into an empty environment, and use it there: about three minutes
 	TORCH="$(TORCH)" $(BIN)/python tools/release_check.py dist
 
-docs: $(VENV)/.installed-dev  ## the documents as a site: build/site/index.html
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+docs: $(VENV)/.installed-dev  ## the documents of this version as a site, beside those of others: build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --site-dir \
+		"build/site/$$($(BIN)/python -c 'import burnish; print(burnish.__version__)')"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

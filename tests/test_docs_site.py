@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from burnish import __version__
 from burnish.config.flow import FlowConfig
 from burnish.config.language import LanguageConfig
 from burnish.config.load import recipe_names
@@ -22,7 +24,10 @@ pytest.importorskip("mkdocs", reason="needs mkdocs: pip install 'burnish[docs]'"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("site")
+    folder = tmp_path_factory.mktemp("site") / __version__
+    earlier = folder.parent / "0.0.1"
+    earlier.mkdir()
+    (earlier / "index.html").write_text("an earlier one")
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
         cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, timeout=300,
@@ -40,6 +45,13 @@ def test_it_is_built_without_a_warning_and_fetches_nothing(site):
             r"<(?:script|link|img|iframe)[^>]+(?:src|href)=[\"']?(https?://[^\"' >]+)", page.read_text()
         )
         assert not fetched, f"{page.name} fetches {fetched[0]}"
+
+
+@pytest.mark.slow
+def test_versions_lie_beside_each_other_and_the_newest_is_opened(site):
+    listed = json.loads((site.parent / "versions.json").read_text())
+    assert [one["version"] for one in listed] == [__version__, "0.0.1"]
+    assert f"url={__version__}/index.html" in (site.parent / "index.html").read_text()
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ twice.
 
 from __future__ import annotations
 
+import json
 import os
 import posixpath
 import re
@@ -13,6 +14,9 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from mkdocs.structure.files import File, Files
+from packaging.version import Version
+
+from burnish import __version__
 
 ROOT = Path(__file__).parents[1]
 # documents beside docs/, and the pages that they become
@@ -55,6 +59,21 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
     pieces = re.split(r"(^```.*?^```[^\n]*$)", markdown, flags=re.DOTALL | re.MULTILINE)
     return "".join(piece if piece.startswith("```") else LINK.sub(moved, piece) for piece in pieces)
+
+
+def on_post_build(config: Any) -> None:
+    """List the versions beside this one, for the site's selector, and have the folder above lead to the newest."""
+    site = Path(config["site_dir"])
+    if site.name != __version__:  # built elsewhere, to look at
+        return
+    built = (folder.name for folder in site.parent.iterdir() if (folder / "index.html").is_file())
+    versions = sorted(built, key=Version, reverse=True)
+    listed = [{"version": one, "title": one, "aliases": []} for one in versions]
+    (site.parent / "versions.json").write_text(json.dumps(listed) + "\n", encoding="utf-8")
+    newest = (
+        f'<!doctype html><meta http-equiv="refresh" content="0; url={versions[0]}/index.html"><title>Burnish</title>\n'
+    )
+    (site.parent / "index.html").write_text(newest, encoding="utf-8")
 
 
 def recipes() -> str:
