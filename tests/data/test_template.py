@@ -52,7 +52,7 @@ def test_a_generator_s_prompts_have_templates_too(tmp_path):
         ("{{ choices.append(1) }}", r"does not fit data.template: access to attribute 'append'.*unsafe"),
         ("{% for x in range(10000000) %}{% endfor %}", r"does not fit data.template: .*range"),
         ("{% if %}", r"data.template is '\{% if %\}', which is no Jinja template: .*line 1"),
-        ("{{ content }}" * 200_000, r"becomes a question of 1200000 characters"),
+        ("{{ content * 200000 }}", r"becomes a question of 1200000 characters"),
         ("none.jinja", r"none.jinja can't be read: there is no such file"),
         ("{{ ' ' }}", r"has an empty prompt"),
     ],

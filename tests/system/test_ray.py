@@ -176,6 +176,7 @@ def test_workers_that_sample_and_judge_are_replaced_and_nothing_changes(options,
     assert_same(tmp_path / "run", undisturbed)
 
 
+@pytest.mark.thorough
 def test_ranks_that_sample_give_up_and_make_the_same_samples_again(options, reference, notes, fate, tmp_path):
     undisturbed, given = reference("colocated"), options("colocated")
     fate.plan("train", "generate", 4, rank=1, blow=terminate)
@@ -216,6 +217,7 @@ def test_a_trainer_that_loses_a_rank_goes_on_from_its_checkpoint(options, refere
     assert_same(tmp_path / "run", undisturbed)
 
 
+@pytest.mark.thorough
 def test_a_trainer_that_dies_too_often_leaves_its_checkpoint(options, reference, machines, fate, tmp_path):
     fate.plan("train", "update", 3, 4)
     again = [*options("adapter"), *machines.options(max_restarts=1)]
