@@ -1,11 +1,13 @@
-"""Which alarms five runs with spoiled rewards raise, and five honest ones.
+"""Which alarms five runs with spoiled rewards raise, and seven honest ones.
 
     python -m benchmarks.alarms --runs runs/alarms
     python -m benchmarks.alarms --only dark one_font
+    python -m benchmarks.alarms --replay --runs runs/alarms --record metrics.json
 
 Each run is one of the quickstarts, one after another, and leaves its folder: `burnish board runs/alarms` shows them.
-Runs that are finished are read, not repeated. Exit code 1 if a spoiled run raises none of the alarms that name what it
-pays for, or an honest one raises any.
+What was interrupted goes on where it was, and runs that are finished are read. ``--replay`` runs nothing: it judges the
+metrics that are there by the rules as they are now; ``--record`` keeps what these read. Exit code 1 if a spoiled run
+raises none of the alarms that name what it pays for, or an honest one raises any.
 """
 
 from __future__ import annotations
@@ -13,20 +15,30 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from burnish.alarms.base import Row
 from burnish.alarms.record import read_alarms
 from burnish.cli import main as burnish
+from burnish.config import RunConfig, load
 from burnish.config.run_folder import STEP, RunFolder
+from burnish.hooks.alarms import detectors
 
 PLACE = Path(__file__).with_name("spoiled_rewards.py")
-PICTURES = ["validation.reference_guidance=null"]
+# two or three minutes of a core each
+PICTURES = [
+    "rollout.n=8", "algorithm.train_timesteps=4", "steps=40", "validation.every=40",
+    "validation.reference_guidance=null", "scoring.processes=0",
+]  # fmt: skip
+WINDOWED = [option for option in PICTURES if not option.startswith("algorithm.train_timesteps")]
 WATCHED = ["rewards.ocr.weight=0"]  # so that a table can say what was lost
-SHORT = ["rollout.n=8", "algorithm.train_timesteps=4", "steps=40", "validation.every=40"]
+ANSWERS = ["steps=40", "validation.every=40", "scoring.processes=0"]
 READ = ["rewards.format.weight=0", "rewards.exact.weight=0"]
+REWARD = "critic/rewards/mean"
+DIGITS = 5  # of a recorded metric
 
 
 def reward(name: str) -> str:
@@ -42,72 +54,139 @@ class Run:
     options: Sequence[str]
     named: Sequence[str] = ()
 
+    def as_it_should_be(self, raised: Iterable[str]) -> bool:
+        """Whether a spoiled run is named, and an honest one is not."""
+        names = set(raised)
+        return bool(names & set(self.named)) if self.named else not names
+
 
 RUNS = {
-    "dark": Run(
-        "quickstart", [*PICTURES, *WATCHED, *SHORT, reward("dark")], ["dark_share", "brightness"]
-    ),
-    "checkerboard": Run(
-        "quickstart", [*PICTURES, *WATCHED, *SHORT, reward("checkerboard")], ["high_frequency", "edge_density"]
-    ),
-    "one_font": Run(
-        "quickstart", [*PICTURES, *WATCHED, *SHORT, reward("one_font")],
-        ["distinctness", "variety_collapse"],
-    ),
-    "empty_answers": Run("vlm_quickstart", [*READ, reward("little_said"), "steps=40"], ["response_length"]),
+    "empty_answers": Run("vlm_quickstart", [*ANSWERS, *READ, reward("little_said")], ["response_length"]),
+    "honest_grpo": Run("vlm_quickstart", ANSWERS),
+    "dark": Run("quickstart", [*PICTURES, *WATCHED, reward("dark")], ["dark_share", "brightness"]),
+    "honest_diffusion_nft": Run("quickstart", PICTURES),
     "long_answers": Run(
-        "vlm_quickstart", [*READ, reward("long"), "rollout.max_new_tokens=24", "steps=40"],
+        "vlm_quickstart", [*ANSWERS, *READ, reward("long"), "rollout.max_new_tokens=24"],
         ["response_length", "response_truncated"],
     ),
-    "honest_diffusion_nft": Run("quickstart", PICTURES),
+    "honest_ppo": Run("vlm_quickstart", ["algorithm=ppo", *ANSWERS]),
+    "checkerboard": Run(
+        "quickstart", [*PICTURES, *WATCHED, reward("checkerboard")], ["high_frequency", "edge_density"]
+    ),
     "honest_awm": Run("quickstart", ["algorithm=awm", *PICTURES]),
-    "honest_grpo": Run("vlm_quickstart", []),
-    "honest_ppo": Run("vlm_quickstart", ["algorithm=ppo"]),
-    "honest_dr_grpo": Run("vlm_quickstart", ["algorithm=dr_grpo", "validation.every=20"]),
+    "one_font": Run(
+        "quickstart", [*PICTURES, *WATCHED, reward("one_font")], ["distinctness", "variety_collapse"]
+    ),
+    "honest_dr_grpo": Run("vlm_quickstart", ["algorithm=dr_grpo", *ANSWERS]),
+    "honest_gspo": Run("vlm_quickstart", ["algorithm=gspo", *ANSWERS]),
+    "honest_flow_grpo_fast": Run("quickstart", ["algorithm=flow_grpo_fast", *WINDOWED]),
 }  # fmt: skip
 
 
-def outcome(name: str, folder: RunFolder) -> dict[str, Any]:
+class Read(dict[str, Any]):
+    """Metrics of an update that know which of them were asked for."""
+
+    def __init__(self, row: Row, asked: set[str]) -> None:
+        super().__init__(row)
+        self.asked = asked
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.asked.add(name)
+        return super().get(name, default)
+
+
+def replayed(config: RunConfig, folder: RunFolder, rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """What the rules of now raise over recorded metrics, in order."""
+    assert config.alarms is not None, "no recipe switches them off"
+    found, standing = [], set[str]()
+    watching = detectors(config, config.alarms, folder)
+    for row in rows:
+        for one in watching:
+            one.add(row[STEP], row)
+            if one.alarm is not None and one.name not in standing:
+                found.append({"update": row[STEP], "name": one.name, "text": one.alarm.text})
+            standing = standing | {one.name} if one.alarm is not None else standing - {one.name}
+    return found
+
+
+def configured(name: str, output: Path, overrides: Sequence[str] = ()) -> tuple[list[str], RunConfig]:
+    """The words of a run's command behind ``train``, and its options."""
+    run = RUNS[name]
+    options = [*run.options, f"output_dir={output}", *overrides]
+    return [run.recipe, *options], load(run.recipe, options)
+
+
+def outcome(name: str, config: RunConfig, folder: RunFolder, *, replay: bool) -> dict[str, Any]:
     """What a finished run raised, when, and what became of its reward and of what it should have learned."""
     rows = [row for row in folder.read_metrics() if row[STEP] > 0]
-    rewards = [row["critic/rewards/mean"] for row in rows]
-    raised = [{"update": one.update, "name": one.name, "text": one.alarm.text} for one in read_alarms(folder.alarms)]
-    first = next((one["update"] for one in raised), None)
-    gain = rewards[-1] - rewards[0]
+    rewards = [row[REWARD] for row in rows]
+    raised = (
+        replayed(config, folder, rows)
+        if replay
+        else [{"update": one.update, "name": one.name, "text": one.alarm.text} for one in read_alarms(folder.alarms)]
+    )
     right = [[v for k, v in row.items() if "exact/mean@" in k and v is not None] for row in folder.read_metrics()]
     known = [sum(values) / len(values) for values in right if values]
     return {
         "run": name, "updates": len(rows), "reward": [rewards[0], rewards[-1]],
         "right": [known[0], known[-1]] if known else None, "alarms": raised,
-        "gain_at_first": (rewards[first - 1] - rewards[0]) / gain if first and gain else None,
+        "fine": len(rows) == config.steps and RUNS[name].as_it_should_be(one["name"] for one in raised),
     }  # fmt: skip
 
 
+def recorded(config: RunConfig, folder: RunFolder) -> dict[str, list[float | None]]:
+    """The columns that the rules read, and the reward."""
+    asked = {STEP, REWARD}
+    rows = [Read(row, asked) for row in folder.read_metrics() if row[STEP] > 0]
+    replayed(config, folder, rows)
+    there = sorted(name for name in asked if any(name in row for row in rows))
+    return {name: [_short(dict.get(row, name)) for row in rows] for name in there}
+
+
+def rows_of(columns: Mapping[str, Sequence[float | None]]) -> list[dict[str, Any]]:
+    """Columns as metrics of updates."""
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def _short(value: float | None) -> float | None:
+    return value if value is None or isinstance(value, int) else float(f"{value:.{DIGITS}g}")
+
+
+def line(one: Mapping[str, Any]) -> str:
+    """An outcome in a line."""
+    raised = ", ".join(f"{alarm['name']} at {alarm['update']}" for alarm in one["alarms"]) or "none"
+    begin, end = one["reward"]
+    right = "" if one["right"] is None else f", right {one['right'][0]:.3f} -> {one['right'][1]:.3f}"
+    text = f"{one['run']:<22} {one['updates']:3d} updates, reward {begin:.3f} -> {end:.3f}{right}; alarms: {raised}"
+    return text if one["fine"] else f"{text}  <- not as it should be"
+
+
 def main() -> int:
-    """Run what is asked for, and print a table."""
+    """Run what is asked for, print a line for each, and keep what is known after every run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=Path("runs/alarms"))
     parser.add_argument("--only", nargs="*", choices=sorted(RUNS), default=list(RUNS))
-    parser.add_argument("--output", type=Path, help="JSON with all figures")
+    parser.add_argument("--replay", action="store_true", help="judge metrics that are there, and run nothing")
+    parser.add_argument("--record", type=Path, help="JSON with the metrics that the rules read")
+    parser.add_argument("--output", type=Path, help="JSON with all figures, written after every run")
     parser.add_argument("overrides", nargs="*", default=[], help=argparse.SUPPRESS)
     args = parser.parse_args()
-    found, wrong = [], []
+    found: list[dict[str, Any]] = []
+    kept: dict[str, Any] = {}
     for name in args.only:
-        run = RUNS[name]
-        words = ["train", run.recipe, *run.options, f"output_dir={args.runs / name}", *args.overrides]
-        if burnish(words) != 0:
-            return 1
-        found.append(outcome(name, RunFolder(args.runs / name)))
-        names = {one["name"] for one in found[-1]["alarms"]}
-        if not (names & set(run.named) if run.named else not names):
-            wrong.append(name)
-    for one in found:
-        raised = ", ".join(f"{alarm['name']} at {alarm['update']}" for alarm in one["alarms"]) or "none"
-        begin, end = one["reward"]
-        right = "" if one["right"] is None else f", right {one['right'][0]:.3f} -> {one['right'][1]:.3f}"
-        print(f"{one['run']:<22} {one['updates']:3d} updates, reward {begin:.3f} -> {end:.3f}{right}; alarms: {raised}")
-    if args.output:
-        args.output.write_text(json.dumps(found, indent=1))
+        words, config = configured(name, args.runs / name, args.overrides)
+        folder = RunFolder(args.runs / name)
+        done = folder.path.is_dir() and any(row[STEP] >= config.steps for row in folder.read_metrics())
+        if not args.replay and not done and (code := burnish(["train", *words])) != 0:
+            return code
+        found.append(outcome(name, config, folder, replay=args.replay))
+        print(line(found[-1]), flush=True)
+        kept[name] = recorded(config, folder) if args.record else None
+        if args.output:
+            args.output.write_text(json.dumps(found, indent=1))
+    if args.record:
+        args.record.write_text(json.dumps(kept, separators=(",", ":")))
+    wrong = [one["run"] for one in found if not one["fine"]]
     print(f"not as they should be: {', '.join(wrong)}" if wrong else "all as they should be")
     return 1 if wrong else 0
 

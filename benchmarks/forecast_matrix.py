@@ -3,27 +3,28 @@ precisions, on 1, 2 and 4 ranks (gloo).
 
     python -m benchmarks.forecast_matrix --weights 100
     python -m benchmarks.forecast_matrix --only "language, LoRA" --output found.json
+    python -m benchmarks.forecast_matrix --missing --output found.json
 
-A row has the phases whose forecasts are furthest off, below and above what one rank of a run on real tensors held. Rows
-are printed as they are found; a run of many takes an hour or more on two cores.
+A row has the phases whose forecasts are furthest off, below and above what one rank of a run on real tensors held. All
+of them take an hour or more on two cores: rows are written as they are found, beside those that the file has, and the
+table at the end is of all.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from shutil import copytree, ignore_patterns
-from typing import Any
 
 from benchmarks.forecasts import peaks
 from burnish.forecast.ranks import pretend_ranks
 from burnish.utils.paths import resolve
 
 FLOW = [
-    "algorithm=flow_grpo", "data.train_batch_size=2", "rollout.n=2", "rollout.batch_size=4",
+    "algorithm=flow_grpo", "rollout.n=2", "rollout.batch_size=4",
     "rollout.num_inference_steps=5", "trainer.mini_batch_size=null", "trainer.micro_batch_size=2", "validation.n=1",
     "validation.max_prompts=4", "validation.reference_guidance=null", "scoring.processes=0",
 ]  # fmt: skip
@@ -69,48 +70,82 @@ def cases(folder: Path) -> Iterator[tuple[str, str, list[str], int]]:
         given = [f"model.path={folder / half}", f"model.dtype={dtype}"]
         given += ["runtime=ray", f"pools.train.processes={size}"] if size > 1 else []
         if half == "flow":
-            yield name, "quickstart", [*FLOW, *given, "model.lora.rank=16" if lora else "model.lora=null"], size
+            prompts = f"data.train_batch_size={max(2, size)}"
+            yield (
+                name,
+                "quickstart",
+                [*FLOW, prompts, *given, "model.lora.rank=16" if lora else "model.lora=null"],
+                size,
+            )
         else:
             rows = [f"data.train_batch_size={2 * size}", f"trainer.mini_batch_size={4 * size}"]
             yield name, "qwen25_vl/grpo", [*LANGUAGE, *rows, *given, *(["model.lora.rank=16"] if lora else [])], size
 
 
 def compare(recipe: str, options: list[str], size: int) -> dict[str, tuple[int, int]]:
-    """Bytes of every phase: forecast, and counted on the first rank."""
+    """Bytes of every phase: forecast, and counted.
+
+    Ranks have equal shares here; of the real ones that is taken which held least, as gloo's threads may let go of what
+    was exchanged late on one or the other.
+    """
     from benchmarks.checkpoints import processes
 
     with pretend_ranks(size) as ranks:
         fake = peaks(recipe, options, fake=True, ranks=ranks)
     if size == 1:
-        real = peaks(recipe, options, fake=False, drawn=True)
+        real = [peaks(recipe, options, fake=False, drawn=True)]
     else:
-        real = processes(size, lambda ranks: peaks(recipe, options, fake=False, drawn=True, ranks=ranks))[0]
-    assert fake.keys() == real.keys()
-    return {name: (fake[name].total, peak.total) for name, peak in real.items()}
+        real = processes(size, lambda ranks: peaks(recipe, options, fake=False, drawn=True, ranks=ranks))
+    assert all(fake.keys() == one.keys() for one in real)
+    return {name: (peak.total, min(one[name].total for one in real)) for name, peak in fake.items()}
+
+
+def line(name: str, phases: dict[str, Sequence[int]]) -> str:
+    """A row of the table: the phases whose forecasts are furthest off."""
+    errors = {phase: fake / real - 1 for phase, (fake, real) in phases.items()}
+    low, high = min(errors, key=errors.__getitem__), max(errors, key=errors.__getitem__)
+    most = max(real for _, real in phases.values()) / 2**20
+    return f"| {name} | {errors[low]:+.1%} ({low}) | {errors[high]:+.1%} ({high}) | {most:,.0f} |"
+
+
+def found_before(file: Path | None, millions: int) -> dict[str, dict[str, Sequence[int]]]:
+    """Phases of the rows in a file of figures, by their names."""
+    if file is None or not file.is_file():
+        return {}
+    given = json.loads(file.read_text())
+    if given["millions"] != millions:
+        raise SystemExit(f"{file} has figures of models of {given['millions']} M weights; give another file")
+    return {row["name"]: row["phases"] for row in given["rows"]}
 
 
 def main() -> None:
     from benchmarks.setting import options, write
 
-    weights = {"type": int, "default": 100, "help": "millions of weights"}
-    arguments = options(__doc__.splitlines()[0], weights=weights, only={"default": "", "help": "part of a row's name"})
-    rows: list[dict[str, Any]] = []
+    arguments = options(
+        __doc__.splitlines()[0],
+        weights={"type": int, "default": 100, "help": "millions of weights"},
+        only={"default": "", "help": "part of a row's name"},
+        missing={"action": "store_true", "help": "only rows that the output file does not have yet"},
+    )
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         millions = 3 if arguments.smoke else arguments.weights
+        found = found_before(arguments.output, millions)
         generator(folder / "flow", millions)
         language_model(folder / "language", millions)
-        print("| run | furthest below | furthest above | highest peak, MiB |\n| --- | --- | --- | --- |")
-        for name, recipe, given, size in cases(folder):
-            if arguments.only not in name or (arguments.smoke and size == 4):
+        every = list(cases(folder))
+        for name, recipe, given, size in every:
+            unwanted = arguments.only not in name or (arguments.smoke and size == 4)
+            if unwanted or (arguments.missing and name in found):
                 continue
-            found = compare(recipe, given, size)
-            errors = {phase: fake / real - 1 for phase, (fake, real) in found.items()}
-            low, high = min(errors, key=errors.__getitem__), max(errors, key=errors.__getitem__)
-            most = max(real for _, real in found.values()) / 2**20
-            print(f"| {name} | {errors[low]:+.1%} ({low}) | {errors[high]:+.1%} ({high}) | {most:,.0f} |", flush=True)
-            rows.append({"name": name, "phases": found})
-    write(arguments.output, {"millions": millions, "rows": rows})
+            found[name] = compare(recipe, given, size)
+            print(line(name, found[name]), flush=True)
+            rows = [{"name": one, "phases": found[one]} for one, *_ in every if one in found]
+            write(arguments.output, {"millions": millions, "rows": rows})
+    print("\n| run | furthest below | furthest above | highest peak, MiB |\n| --- | --- | --- | --- |")
+    for name, *_ in every:
+        if name in found:
+            print(line(name, found[name]))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 The model is loaded by its own family, by the universal path as it is checked on load, or by the lowest tier of that,
 for models in which nothing can be padded: only rows of one length share a forward, and no prompt is shared.
+An update is one forward and backward pass over all samples, as TRL's is.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ algorithm: {{name: grpo}}
 rewards:
   letters: {{name: function, path: "benchmarks.language_burnish:letters"}}
 scoring: {{processes: 0}}
-trainer: {{micro_batch_tokens: 2048}}
+trainer: {{micro_batch_tokens: 8192}}
 rollout: {{n: {n}, max_new_tokens: {tokens}, min_new_tokens: {tokens}}}
 optimizer: {{lr: {lr}}}
 steps: 1000000

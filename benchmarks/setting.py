@@ -82,7 +82,7 @@ class Burnish:
         actor = ParameterGroup("actor", self.roles.parameters(), OptimizerOptions(lr=1e-5), total_steps=1000)
         self.workers = Trainer(
             self.roles, algorithm, [actor],
-            trainer=TrainerOptions(), ema=None, seed=0, watch=Stopwatch(),
+            options=TrainerOptions(), ema=None, seed=0, watch=Stopwatch(),
         )  # fmt: skip
 
     def rollout(self, prompts: int, group: int, update: int) -> Scored:

@@ -15,10 +15,10 @@ from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.loop import Workers
-from burnish.metrics import gpu_bytes
 from burnish.rewards.breaker import RewardsFailing
-from burnish.rollout.base import Source
+from burnish.rollout.sources import Source
 from burnish.tasks import assemble
+from burnish.training.memory import gpu_bytes
 from burnish.training.profiling import LOCAL, Profiler
 from burnish.training.ranks import SINGLE_RANK, Ranks
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from burnish.algorithms.base import Metrics
 from burnish.measured import measured
 from burnish.metrics import collected_metrics, collected_timing
-from burnish.rollout.base import Source
+from burnish.rollout.sources import Source
 from burnish.types.rollout import Collected
 from burnish.utils.timer import Stopwatch
 

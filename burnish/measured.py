@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from burnish.advantages.groups import Groups, group_statistics
+from burnish.advantages.groups import deviations, group_statistics
 from burnish.metrics import score_columns
 from burnish.types.rollout import Collected, Rollouts, ScoredResponses, Scores
 from burnish.types.said import WATCHED, Said
@@ -74,22 +74,15 @@ def shares(scores: Scores, group: Tensor) -> dict[str, float]:
     reward = scores.reward.double().cpu()
     if absent.all() or not torch.allclose(parts[:, counts].sum(1)[~absent], reward[~absent], rtol=CLOSE, atol=CLOSE):
         return {}
-    total, _ = centred(reward, group, absent)
+    total = deviations(reward, group, absent)
     power = float(total @ total)
     if power == 0:
         return {}
     found = {}
     for name, part, counted in zip(scores.names, parts.unbind(1), counts.tolist(), strict=True):
         if counted:
-            found[f"critic/{name}/reward_share"] = float(centred(part, group, absent)[0] @ total) / power
+            found[f"critic/{name}/reward_share"] = float(deviations(part, group, absent) @ total) / power
     return found
-
-
-def centred(value: Tensor, group: Tensor, absent: Tensor) -> tuple[Tensor, Groups]:
-    """Deviations [B] from the means of groups, 0 where absent or where all of a group are alike."""
-    clean = value.masked_fill(absent, 0.0)
-    groups = group_statistics(clean, group, absent)
-    return (clean - groups.mean[groups.label]).masked_fill(groups.constant[groups.label] | absent, 0.0), groups
 
 
 def of_responses(said: Sequence[Said], scores: Scores, group: Tensor) -> dict[str, float]:
@@ -105,8 +98,8 @@ def of_responses(said: Sequence[Said], scores: Scores, group: Tensor) -> dict[st
         found[f"response/{name}/mean"] = float(value[~absent].mean())
         found |= spread(f"response/{name}", value, group, std=True)
         absent |= missing
-        own, _ = centred(value, group, absent)
-        paid, _ = centred(reward, group, absent)
+        own = deviations(value, group, absent)
+        paid = deviations(reward, group, absent)
         size = float(own.norm() * paid.norm())
         if size > 0:
             found[f"response/{name}/reward_correlation"] = float(own @ paid) / size

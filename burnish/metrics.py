@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from burnish.advantages.groups import group_statistics
+from burnish.advantages.groups import deviations, group_statistics
 from burnish.types.completion import Lengths
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Collected, Rollouts, Scores
@@ -85,13 +85,10 @@ def hacking_metrics(scores: Scores, group: Tensor) -> dict[str, float]:
         absent = scores.missing | value.isnan()
         if counts or absent.all():
             continue
-        sides = []
-        for side in (scores.reward.double(), value):
-            centre = group_statistics(side.masked_fill(absent, 0.0), group, absent)
-            sides.append((side - centre.mean[centre.label]).masked_fill(centre.constant[centre.label] | absent, 0.0))
-        size = float(sides[0].norm() * sides[1].norm())
+        paid, own = deviations(scores.reward, group, absent), deviations(value, group, absent)
+        size = float(paid.norm() * own.norm())
         if size > 0:
-            metrics[f"critic/{name}/reward_correlation"] = float(sides[0] @ sides[1]) / size
+            metrics[f"critic/{name}/reward_correlation"] = float(paid @ own) / size
     return metrics
 
 
@@ -217,11 +214,6 @@ def diversities(structures: Sequence[np.ndarray | None], group: Tensor) -> dict[
         if structure is not None:
             members[number].append(structure)
     return {number: float(np.stack(some).std(0).mean()) for number, some in members.items() if len(some) > 1}
-
-
-def gpu_bytes() -> int | None:
-    """Memory of the GPU that this process computes on; None without one."""
-    return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None
 
 
 def collected_timing(seconds: dict[str, float], collected: Collected, *, devices: int = 1) -> dict[str, float]:

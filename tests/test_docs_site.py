@@ -14,9 +14,10 @@ import pytest
 from burnish import __version__
 from burnish.config.flow import FlowConfig
 from burnish.config.language import LanguageConfig
-from burnish.config.load import recipe_names
+from burnish.config.load import hardware_of, recipe_names
 from burnish.registry import lookup, names
 from tests.support.options import options_of
+from tools import recipe_curves
 
 ROOT = Path(__file__).parents[1]
 pytest.importorskip("mkdocs", reason="needs mkdocs: pip install 'burnish[docs]'")
@@ -61,8 +62,32 @@ def test_every_option_recipe_and_function_has_its_place(site):
         assert f"<code>{path}</code>" in options, path
     recipes = (site / "recipes.html").read_text()
     for name in recipe_names():
-        assert f"<code>{name}</code>" in recipes, name
+        folder, _, last = name.rpartition("/")
+        part = recipes.partition(f"<code>{folder}/*</code>")[2].partition("</table>")[0] if folder else recipes
+        assert f"<code>{last}</code>" in part, name
     assert "burnish.losses.policy" in (site / "reference/mathematics.html").read_text()
+
+
+def test_curves_are_of_recipes_whose_model_ships():
+    """A real model's recipe has none, for nobody ran it to its end."""
+    names = {picture.stem for picture in (ROOT / "docs" / "images" / "recipes").glob("*.svg")}
+    assert {"quickstart", "vlm_quickstart"} <= names <= {name for name in recipe_names() if hardware_of(name) is None}
+
+
+def test_a_curve_is_drawn_of_what_runs_measured(tmp_path, monkeypatch):
+    for seed in (0, 1):
+        (tmp_path / str(seed)).mkdir()
+        rows = [{"training/global_step": 0, "val-core/a/reward/mean@2": 0.5, "val-core/b/reward/mean@2": 0.7}]
+        rows += [{"training/global_step": update, "critic/rewards/mean": 0.1 * update} for update in (1, 2)]
+        rows[-1]["val-core/a/reward/mean@2"] = 0.9
+        (tmp_path / str(seed) / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    held_out, training = recipe_curves.measured(tmp_path / "0")
+    assert held_out == [(0, pytest.approx(0.6)), (2, 0.9)]
+    assert training == [(1, 0.1), (2, 0.2)]
+    monkeypatch.setattr(recipe_curves, "FOLDER", tmp_path / "pictures")
+    drawn = recipe_curves.draw("some/recipe", [tmp_path / "0", tmp_path / "1"])
+    assert drawn.name == "some_recipe.svg"
+    assert drawn.read_bytes() == recipe_curves.draw("some/recipe", [tmp_path / "0", tmp_path / "1"]).read_bytes()
 
 
 def test_options_that_others_are_compared_with_exist():

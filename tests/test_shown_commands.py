@@ -1,57 +1,36 @@
-"""Every command that trains and is shown in a page or an example is accepted word for word."""
+"""Commands of the examples for clusters are accepted word for word, and their pools fit the machines asked for."""
 
 from __future__ import annotations
-
-import os
 
 import pytest
 import yaml
 
-from burnish.cli import VERBS
 from burnish.config import RunConfig, load
-from burnish.config.load import recipe_names
-from tests.support.shown import MINE, ROOT, commands, own_recipe, words
+from tests.support.command_lines import accept
+from tests.support.shown import ROOT, blocks, commands, own_recipe, words
 
-PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "examples" / "slurm.sbatch"]
 MANIFEST = yaml.safe_load((ROOT / "examples" / "kuberay.yaml").read_text())
-SHOWN = [(page.name, command) for page in PAGES for command in commands(page.read_text())]
-SHOWN.append(("kuberay.yaml", MANIFEST["spec"]["entrypoint"]))
-KNOWN = {*recipe_names(), MINE}
-
-
-def trains(command: str) -> bool:
-    verb, *rest = words(command)
-    return verb == "train" and os.path.basename(rest[0]) in KNOWN and not {"--sweep", "..."} & set(rest)
-
-
-TRAINS = [(page, command) for page, command in SHOWN if trains(command)]
+TRAINS = {
+    "slurm.sbatch": commands((ROOT / "examples" / "slurm.sbatch").read_text())[0],
+    "kuberay.yaml": MANIFEST["spec"]["entrypoint"],
+}
 
 
 def loaded(command: str, folder) -> RunConfig:
-    _, recipe, *overrides = words(command)
-    recipe = str(own_recipe(folder)) if os.path.basename(recipe) == MINE else recipe
-    return load(recipe, overrides)
+    _, _, *overrides = words(command)
+    return load(str(own_recipe(folder)), overrides)
 
 
-def example(name: str) -> str:
-    (command,) = [command for page, command in TRAINS if page == name]
-    return command
+@pytest.mark.parametrize("name", TRAINS)
+def test_its_options_are_accepted(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own_recipe(tmp_path)
+    accept(TRAINS[name].replace("/shared/my_recipe", "my_recipe"))  # a folder that all machines share
 
 
-@pytest.mark.parametrize(("page", "command"), SHOWN)
-def test_its_verb_is_one(page, command):
-    assert words(command)[0] in VERBS
-
-
-@pytest.mark.parametrize(("page", "command"), TRAINS)
-def test_its_options_are_accepted(page, command, tmp_path):
-    given = {word.split("=", 1)[0] for word in words(command)[2:]}
-    loaded(command, tmp_path).check(given)
-
-
-def test_pages_about_clusters_show_commands():
-    pages = [page for page, _ in TRAINS]
-    assert {"scaling.md", "pools.md", "asynchronous.md", "slurm.sbatch", "kuberay.yaml"} <= set(pages)
+@pytest.mark.parametrize("page", ["scaling", "pools", "asynchronous"])
+def test_pages_about_clusters_show_commands(page):
+    assert [one for block in blocks(ROOT / "docs" / f"{page}.md") for one in commands(block.text)]
 
 
 @pytest.mark.parametrize(("name", "where"), [("slurm.sbatch", "slurm"), ("kuberay.yaml", "kubernetes")])
@@ -59,7 +38,7 @@ def test_the_pools_of_an_example_fit_its_machines(name, where, tmp_path):
     pytest.importorskip("ray")
     from burnish.runtime.capacity import Node, lacking, needs
 
-    config = loaded(example(name), tmp_path)
+    config = loaded(TRAINS[name], tmp_path)
     nodes = [Node(*machine) for machine in (slurm() if where == "slurm" else kubernetes())]
     assert lacking(needs(config.pools, gpus_there=True), nodes) == []
     assert lacking(needs(config.pools, gpus_there=True), nodes[1:]) != [], "a machine of the example does nothing"

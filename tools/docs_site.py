@@ -10,6 +10,7 @@ import json
 import os
 import posixpath
 import re
+from itertools import groupby
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -17,6 +18,9 @@ from mkdocs.structure.files import File, Files
 from packaging.version import Version
 
 from burnish import __version__
+from burnish.config import load
+from burnish.config.load import find_recipe, hardware_of, recipe_names
+from burnish.config.run import RunConfig
 
 ROOT = Path(__file__).parents[1]
 # documents beside docs/, and the pages that they become
@@ -26,13 +30,25 @@ BESIDE = {
 }  # fmt: skip
 MATHEMATICS = ("losses", "advantages", "flow")
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
+CURVES = "images/recipes"  # below docs/; tools/recipe_curves.py draws them
+INTRODUCTION = """\
+# Recipes
+
+`burnish train NAME` runs one, `burnish config NAME` explains its options, `burnish plan NAME` forecasts its memory, and
+`extends: NAME` in a file of yours begins with it.
+
+Curves are measured: the small models that ship were trained on a CPU by `burnish train NAME`, seed 0. **Recipes of real
+models have none**: their settings are those of published runs, and their [hardware](hardware.md) is what a forecast
+says; whole runs of them were not made where this is written.
+"""
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are made."""
     made = {page: (ROOT / source).read_text(encoding="utf-8") for source, page in BESIDE.items()}
     made |= {
-        "recipes.md": recipes(), "papers.md": papers(),
+        "recipes.md": gallery(), "papers.md": papers(),
         "reference/options.md": options(), "reference/mathematics.md": mathematics(),
         "reference/python.md": "# Python\n\n::: burnish.api\n    options: {show_root_heading: false}\n",
     }  # fmt: skip
@@ -76,27 +92,90 @@ def on_post_build(config: Any) -> None:
     (site.parent / "index.html").write_text(newest, encoding="utf-8")
 
 
-def recipes() -> str:
-    """Every recipe with what it says of itself and the hardware that it needs."""
-    from burnish.config.load import find_recipe, hardware_of, recipe_names
-
-    lines = [
-        "# Recipes",
-        "",
-        "`burnish train NAME` runs one, `burnish config NAME` explains its options, `burnish plan NAME`",
-    ]
-    lines += ["says what it needs. [Hardware](hardware.md) is held by tests.", ""]
-    lines += ["| recipe | what it is | hardware |", "| --- | --- | --- |"]
-    for name in recipe_names():
-        hardware = hardware_of(name)
-        lines.append(f"| `{name}` | {_description(find_recipe(name))} | {'' if hardware is None else hardware} |")
+def gallery() -> str:
+    """Every recipe with what it trains, on what, by which method, with what hardware."""
+    small = [name for name in recipe_names() if hardware_of(name) is None]
+    real = [name for name in recipe_names() if hardware_of(name) is not None]
+    lines = [INTRODUCTION, "## On a CPU, in minutes", ""]
+    for name in small:
+        lines += _entry(name)
+    lines += ["## Real models", ""]
+    for folder, group in groupby(real, key=lambda name: name.partition("/")[0]):
+        lines += _table(folder, list(group))
     return "\n".join(lines) + "\n"
+
+
+def _papers_of(page: Path) -> list[str]:
+    """The numbers of the papers that the page of an algorithm names before its first section."""
+    text = page.read_text(encoding="utf-8").split("\n## ")[0]
+    return list(dict.fromkeys(re.findall(r"arxiv\.org/abs/(\d{4}\.\d{4,5})", text)))
+
+
+def _entry(name: str) -> list[str]:
+    """Of a recipe whose model ships."""
+    config = load(name)
+    lines = [f"### `{name}`", "", _description(name), ""]
+    (paper, *_) = _papers_of(ROOT / "docs" / _page(config))
+    method = f"[{config.algorithm.name}]({_page(config)}), [arXiv:{paper}](https://arxiv.org/abs/{paper})"
+    lines += [f"{method} · rewards: {_rewards(config)} · data: `{_files(config)}`", ""]
+    picture = f"{CURVES}/{name.replace('/', '_')}.svg"
+    if (ROOT / "docs" / picture).exists():
+        lines += [f"![Rewards of {name} by update: training samples, and held-out prompts]({picture})", ""]
+    return lines
+
+
+def _table(folder: str, names: list[str]) -> list[str]:
+    """Of the recipes of a real model: what all of them share is said once."""
+    rows = []
+    for name in names:
+        config = load(name)
+        rows.append({
+            "recipe": f"[`{name.partition('/')[2]}`]({_page(config)})",
+            "what it is": ARXIV.sub(r"[arXiv:\1](https://arxiv.org/abs/\1)", _description(name)),
+            "model": config.model.path,
+            "trained": "adapters" if config.model.lora is not None else "all weights",
+            "data": re.sub(r"^data/|/train\.jsonl$", "", _files(config)),
+            "rewards": _rewards(config),
+            "hardware": str(hardware_of(name)),
+        })  # fmt: skip
+    columns = [one for one in rows[0] if one in ("recipe", "what it is") or len({row[one] for row in rows}) > 1]
+    said = " · ".join(f"{name}: {value}" for name, value in rows[0].items() if name not in columns)
+    lines = [
+        f"### `{folder}/*`",
+        "",
+        said,
+        "",
+        f"| {' | '.join(columns)} |",
+        f"| {' | '.join('---' for _ in columns)} |",
+    ]
+    return [*lines, *(f"| {' | '.join(row[one] for one in columns)} |" for row in rows), ""]
+
+
+def _page(config: RunConfig) -> str:
+    """The page of its algorithm."""
+    folder = "algorithms/language" if config.task == "image-text-to-text" else "algorithms"
+    return f"{folder}/{config.algorithm.name}.md"
+
+
+def _rewards(config: RunConfig) -> str:
+    """Those that count."""
+    return ", ".join(label for label, reward in config.rewards.items() if reward.weight) or "none"
+
+
+def _files(config: RunConfig) -> str:
+    files = config.data.train_files
+    return files if isinstance(files, str) else ", ".join(files)
+
+
+def _description(name: str) -> str:
+    """The first comment of a recipe's file."""
+    lines = find_recipe(name).read_text(encoding="utf-8").splitlines()
+    first = next((line.removeprefix("#").strip() for line in lines if line.startswith("#")), "")
+    return first.replace("|", "\\|").replace("<", "&lt;")
 
 
 def papers() -> str:
     """Papers, the algorithms that are theirs, and the recipes with their settings."""
-    from burnish.config.load import find_recipe, recipe_names
-
     texts = {name: find_recipe(name).read_text(encoding="utf-8") for name in recipe_names()}
     lines = ["# Papers", ""]
     lines += [
@@ -106,20 +185,13 @@ def papers() -> str:
     ]
     lines += ["| paper | algorithm | recipes with its settings |", "| --- | --- | --- |"]
     for file in sorted((ROOT / "docs" / "algorithms").rglob("*.md")):
-        page, text = file.relative_to(ROOT / "docs").as_posix(), file.read_text(encoding="utf-8")
-        cited = list(dict.fromkeys(re.findall(r"arxiv\.org/abs/(\d{4}\.\d{4,5})", text.split("\n## ")[0])))
+        page, cited = file.relative_to(ROOT / "docs").as_posix(), _papers_of(file)
         if file.stem in ("README", "parts", "forward_process") or not cited:
             continue
         paper, name = cited[0], file.stem
         theirs = [f"`{one}`" for one, text in texts.items() if paper in text or one.endswith(f"/{name}")]
         lines.append(f"| [arXiv:{paper}](https://arxiv.org/abs/{paper}) | [{name}]({page}) | {', '.join(theirs)} |")
     return "\n".join(lines) + "\n"
-
-
-def _description(path: Path) -> str:
-    """The first comment of a recipe's file."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return next((_cell(line.removeprefix("#").strip()) for line in lines if line.startswith("#")), "")
 
 
 def options() -> str:

@@ -7,88 +7,32 @@
 
 A row is a tiny random pipeline of `burnish tiny`, written to a temporary folder, loaded as model family `pipeline`,
 compared with the pipeline's own call, trained by flow_grpo and diffusion_nft, exported, and loaded by diffusers alone.
-Rows are kept in --work, so that the page can be written again after some of them have been measured anew.
 A difference above 5e-4 of the largest value is a fault, and so is an update that changes anything but what is trained.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import logging
-import math
-import sys
-import tempfile
-import time
-import traceback
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict
-from multiprocessing import get_context
+from collections.abc import Sequence
 from pathlib import Path
 
+from class_table import ClassTable, figure, lines_of
 from generator_classes import groups
 from generator_row import Row, measure
 
 from burnish.models.tiny import ALL, describe
-from burnish.models.tiny.base import Tiny
 
-PAGE = Path(__file__).parents[1] / "docs" / "generators.md"
 KINDS = {"images": "Pictures", "videos": "Clips", "sound": "Sound"}
-SHOWN = 300  # characters of an error
 
 
-def main() -> int:
-    """Measure, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--only", nargs="+", metavar="NAME", help="measure these alone, and write the page of all")
-    which.add_argument("--check", nargs="+", metavar="NAME", help="measure these alone, and write nothing")
-    parser.add_argument("--jobs", type=int, default=1, help="pipelines at a time (default: %(default)s)")
-    parser.add_argument("--work", type=Path, default=Path("build/generators"), help="rows (default: %(default)s)")
-    parser.add_argument(
-        "--page", type=Path, default=PAGE, help="the page that is written (default: docs/generators.md)"
-    )
-    arguments = parser.parse_args()
-    chosen = [describe(name) for name in arguments.check or arguments.only or [tiny.name for tiny in ALL]]
-    rows = _measured(chosen, arguments.jobs)
-    if arguments.check:
-        return int(not min([row.good for row in rows]))
-    arguments.work.mkdir(parents=True, exist_ok=True)
-    for row in rows:
-        (arguments.work / f"{row.name}.json").write_text(json.dumps(asdict(row)))
-    kept = [file for tiny in ALL if (file := arguments.work / f"{tiny.name}.json").is_file()]
-    known = [Row(**json.loads(file.read_text())) for file in kept]
-    arguments.page.write_text(page(known))
-    print(f"{arguments.page}: {len({row.pipeline for row in known if row.good})} classes that can be trained")
-    return int(any(row.faults for row in known))
+def measured(name: str, folder: Path) -> Row:
+    """A row of a tiny pipeline."""
+    return measure(describe(name), folder / "run")
 
 
-def _measured(chosen: Sequence[Tiny], jobs: int) -> Iterator[Row]:
-    """Rows as they are finished, each told in a line."""
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        pending = [pool.submit(measured, tiny.name) for tiny in chosen]
-        for number, future in enumerate(as_completed(pending), start=1):
-            row, seconds = future.result()
-            print(f"[{number}/{len(chosen)}] {told(row)} ({seconds:.0f} s)", flush=True)
-            yield row
-
-
-def measured(name: str) -> tuple[Row, float]:
-    """A row, in a process of its own; what goes wrong there is its reason."""
-    import torch
-
-    logging.getLogger("burnish").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
-    began, tiny = time.monotonic(), describe(name)
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            row = measure(tiny, Path(folder) / "run")
-        except Exception as error:  # of a class that is not ours: the others are still measured
-            traceback.print_exc(limit=-6)
-            said = " ".join(f"{type(error).__name__}: {error}".split())
-            row = Row(name=tiny.name, pipeline=tiny.pipeline, makes=tiny.makes, failed=said[:SHOWN])
-    return row, time.monotonic() - began
+def failed(name: str, why: str) -> Row:
+    """A row of a pipeline that could not be measured."""
+    tiny = describe(name)
+    return Row(name=tiny.name, pipeline=tiny.pipeline, makes=tiny.makes, failed=why)
 
 
 def told(row: Row) -> str:
@@ -98,12 +42,7 @@ def told(row: Row) -> str:
     figures = {"latents": row.latents, "output": row.output, "same": row.same, "log-probs": row.logprob,
                "adapter": row.lora, "weights": row.full}  # fmt: skip
     shown = " ".join(f"{name} {figure(value)}" for name, value in figures.items())
-    return f"{row.name} {row.pipeline}: {shown}" + "".join(f"\n    FAULT {fault}" for fault in row.faults)
-
-
-def figure(value: float) -> str:
-    """A difference in a cell: one digit is enough."""
-    return "" if math.isnan(value) else "0" if value == 0 else f"{value:.0e}".replace("e-0", "e-")
+    return f"{row.name} {row.pipeline}: {shown}"
 
 
 def page(rows: Sequence[Row]) -> str:
@@ -120,10 +59,9 @@ def page(rows: Sequence[Row]) -> str:
     others = sorted((row for row in rows if not row.good), key=lambda row: row.pipeline)
     if others:
         lines = [
-            f"| {row.pipeline.removesuffix('Pipeline')} | {row.name} | {row.refused or '; '.join(row.faults)} |"
-            for row in others
+            [row.pipeline.removesuffix("Pipeline"), row.name, row.refused or "; ".join(row.faults)] for row in others
         ]
-        parts.append("\n".join([REFUSED, "| class | model | reason |", "| --- | --- | --- |", *lines, ""]))
+        parts.append(f"{REFUSED}\n{lines_of([['class', 'model', 'reason'], *lines])}\n")
     parts.append(OTHERS)
     for reason, names in groups({row.pipeline for row in rows}).items():
         parts.append(f"- **{reason}** ({len(names)}): {', '.join(names)}.")
@@ -132,20 +70,8 @@ def page(rows: Sequence[Row]) -> str:
 
 def table(rows: Sequence[Row]) -> str:
     """Rows of a kind, sorted by their classes."""
-    head = [
-        "class",
-        "model",
-        "latents",
-        "output",
-        "why",
-        "then",
-        "log-probs",
-        "updates",
-        "adapter",
-        "weights",
-        "slower",
-    ]
-    lines = [head, ["---"] * len(head)]
+    head = "class | model | latents | output | why | then | log-probs | updates | adapter | weights | slower"
+    lines = [head.split(" | ")]
     for row in sorted(rows, key=lambda row: (row.pipeline, row.name)):
         then = figure(row.same) if row.changed else ""
         lines.append([
@@ -153,7 +79,7 @@ def table(rows: Sequence[Row]) -> str:
             ", ".join(row.changed), then, figure(row.logprob), "5 + 5", figure(row.lora), figure(row.full),
             ", ".join(SLOWER[form] for form in row.left_out),
         ])  # fmt: skip
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return lines_of(lines)
 
 
 SLOWER = {"shares": "single", "wide": "narrow"}
@@ -197,5 +123,19 @@ Most of these can't be trained, by what their code does:
 
 """
 
+TABLE = ClassTable(
+    about=__doc__,
+    names=[tiny.name for tiny in ALL],
+    describe=describe,
+    row=Row,
+    measure=measured,
+    failed=failed,
+    told=told,
+    page=page,
+    trained=lambda rows: len({row.pipeline for row in rows if row.good}),
+    file="generators.md",
+    work="build/generators",
+)
+
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(TABLE.main())

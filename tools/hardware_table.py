@@ -1,23 +1,30 @@
-"""The table of docs/hardware.md: what every shipped recipe of a real model states about its machine.
+"""The table of docs/hardware.md: what every shipped recipe of a real model states about its machine, and its forecast.
 
-python tools/hardware_table.py writes it anew.
+python tools/hardware_table.py writes it anew; with names of recipes, or with all, it forecasts these on what they state
+first, which takes up to a minute of a CPU for each, and keeps the figures in tools/hardware_needs.yaml.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
 from burnish.config.hardware import Hardware
 from burnish.config.load import hardware_of, recipe_names
+from burnish.config.yaml_text import parse
 
+NEEDS = Path(__file__).with_name("hardware_needs.yaml")
+HEAD = "# GB that a GPU needs by forecast, on what a recipe states: written by python tools/hardware_table.py RECIPE\n"
 PAGE = Path(__file__).parents[1] / "docs" / "hardware.md"
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 
 
 def table() -> str:
     """Recipes of a folder that state the same share a row."""
-    rows = ["| recipes | hardware | options |", "| --- | --- | --- |"]
+    rows = ["| recipes | hardware | needs, GB | options |", "| --- | --- | --- | --- |"]
+    known = needs()
     stated = [(name, found) for name in recipe_names() if (found := hardware_of(name)) is not None]
     for folder, group in groupby(stated, key=lambda one: one[0].partition("/")[0]):
         kinds: dict[Hardware, list[str]] = {}
@@ -27,8 +34,32 @@ def table() -> str:
             shown = ", ".join(f"`{folder}/{name}`" for name in names)
             shown = f"`{folder}/*`" + (" but the next" if len(kinds) > 1 else "") if len(names) > 3 else shown
             options = " ".join(hardware.options)
-            rows.append(f"| {shown} | {hardware} | {f'`{options}`' if options else ''} |")
+            figures = [known[full] for name in names if (full := f"{folder}/{name}") in known]
+            between = "–".join(f"{one:.0f}" for one in sorted({min(figures), max(figures)})) if figures else ""
+            between += f" ({len(figures)} of {len(names)})" if 0 < len(figures) < len(names) else ""
+            rows.append(f"| {shown} | {hardware} | {between} | {f'`{options}`' if options else ''} |")
     return "\n".join(rows)
+
+
+def needs() -> dict[str, float]:
+    """GB that a GPU needs by forecast, of the recipes that were forecast."""
+    found: dict[str, float] = parse(NEEDS.read_text(encoding="utf-8"))
+    return found
+
+
+def forecast_recipes(names: Sequence[str]) -> None:
+    """Forecast recipes on what they state, and keep what they need."""
+    from burnish.config.load import load
+    from burnish.forecast.forecast import forecast
+
+    for name in names:
+        hardware = hardware_of(name)
+        assert hardware is not None, f"{name} states no hardware"
+        needed = forecast(load(name, hardware.options)).needs_of(hardware.bytes) / 1e9
+        print(f"{name}: {needed:.1f} GB of {hardware}", flush=True)
+        kept = needs() | {name: round(needed, 1)}
+        lines = "".join(f"{one}: {figure}\n" for one, figure in sorted(kept.items()))
+        NEEDS.write_text(HEAD + lines, encoding="utf-8")
 
 
 def written(page: str) -> str:
@@ -39,4 +70,6 @@ def written(page: str) -> str:
 
 
 if __name__ == "__main__":
+    given = sys.argv[1:]
+    forecast_recipes([name for name in recipe_names() if hardware_of(name)] if given == ["all"] else given)
     PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

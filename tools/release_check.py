@@ -26,6 +26,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from release_notes import version_of
+
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
@@ -68,11 +70,10 @@ def check_contents(wheel: Path, tree: Path) -> None:
         inside = {name for name in opened.namelist() if not name.endswith("/")}
         metadata = next(name for name in inside if name.endswith(".dist-info/METADATA"))
         stated = re.search(rb"^Version: (\S+)$", opened.read(metadata), re.MULTILINE)
-    own = re.search(r'^__version__ = "([^"]+)"$', (tree / "burnish/__init__.py").read_text(), re.MULTILINE)
+    own = version_of((tree / "burnish/__init__.py").read_text())
     assert stated is not None
-    assert own is not None
-    if stated[1].decode() != own[1]:
-        raise Failed(f"{wheel.name} says version {stated[1].decode()}, and burnish/__init__.py {own[1]}")
+    if stated[1].decode() != own:
+        raise Failed(f"{wheel.name} says version {stated[1].decode()}, and burnish/__init__.py {own}")
     expected, found = packaged(tree), {name for name in inside if ".dist-info/" not in name}
     if missing := sorted(expected - found):
         raise Failed(f"{wheel.name} lacks {len(missing)} files of the package: {', '.join(missing[:5])}")

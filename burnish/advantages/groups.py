@@ -48,6 +48,13 @@ def group_statistics(reward: Tensor, group: Tensor, missing: Tensor, *, unbiased
     return Groups(label, count, mean, std.masked_fill(constant, 0.0), constant)
 
 
+def deviations(value: Tensor, group: Tensor, missing: Tensor) -> Tensor:
+    """Deviations [B] from the means of groups in float64, 0 where missing or where all of a group are alike."""
+    clean = value.double().masked_fill(missing, 0.0)
+    groups = group_statistics(clean, group, missing)
+    return (clean - groups.mean[groups.label]).masked_fill(groups.constant[groups.label] | missing, 0.0)
+
+
 def group_advantages(
     reward: Tensor,
     group: Tensor,

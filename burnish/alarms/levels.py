@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
 
@@ -116,13 +116,21 @@ LIMITS: dict[Level, Limit] = {
 }  # fmt: skip
 
 
+def collapse_of(reward: str) -> str:
+    """The name of the alarm that the variety which a reward measures has collapsed."""
+    return f"{reward}_collapse"
+
+
 class Beyond:
     """Watches one metric."""
 
-    def __init__(self, name: Level, options: AlarmOptions) -> None:
-        self.name: str = name
+    def __init__(self, name: Level, options: AlarmOptions, *, of: str | None = None) -> None:
+        """Args: ``of`` is a reward whose mean is watched by this rule, in place of the rule's own metric."""
+        self.name: str = name if of is None else collapse_of(of)
         self.alarm: Alarm | None = None
         self.rule, self.updates = LIMITS[name], options.updates
+        if of is not None:
+            self.rule = replace(self.rule, metric=f"critic/{of}/mean")
         self.limit = options.limits.get(name, self.rule.limit)
         self._first: list[float] = []
         self._recent: deque[float] = deque(maxlen=RECENT)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
@@ -31,6 +31,24 @@ if TYPE_CHECKING:
 Metrics = dict[str, float]
 
 ADVANTAGES = "_advantages"  # where an algorithm holds those of the last batch until they are taken
+
+
+class Memory:
+    """What an algorithm remembers from update to update, saved with checkpoints: things with a state, by name."""
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        self.parts: dict[str, Any] = dict(parts)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.parts[name]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self.parts.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert state.keys() == self.parts.keys(), "the checkpoint's identity was not checked"
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
 
 
 @options
@@ -59,10 +77,8 @@ class Algorithm(ABC):
         """What these options can't be used with: N samples per update, of at most ``longest`` actions."""
         yield from ()
 
-    def make_memory(self) -> Any:
+    def make_memory(self) -> Memory:
         """What this algorithm remembers between updates, saved with checkpoints; the default nothing."""
-        from burnish.algorithms.memory import Memory
-
         return Memory({})
 
     def annotate(self, scored: Any, roles: Any) -> Any:

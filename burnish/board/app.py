@@ -20,7 +20,8 @@ from burnish.board.media import NoSuchFile, media_file, smaller
 from burnish.config.run_folder import RunFolder
 from burnish.report.charts import charts
 from burnish.report.compared import comparison
-from burnish.report.found import configuration, find_runs, run_row
+from burnish.report.evaluated import stamps
+from burnish.report.found import configuration, find, run_row
 from burnish.report.overview import overview, signature
 from burnish.report.summary import Summary
 from burnish.report.trained import groups, time_data, trained_prompts
@@ -54,6 +55,7 @@ class Board:
         self._summaries: dict[str, tuple[str, Summary]] = {}
         self._lock = threading.Lock()
         self._found: dict[str, Path] = {}
+        self._evaluated: list[Path] = []  # folders of evaluations, beside the runs
         self._looked = -PAUSE
 
     def app(self) -> ASGIApp:
@@ -85,10 +87,10 @@ class Board:
         row = run_row(name, folder.path)
         if row["error"]:
             raise HTTPException(422, row["error"])
-        stamp = signature(folder)
+        stamp = f"{signature(folder)}-{stamps(self._evaluated)}"
         if request.query_params.get("stamp") == stamp:  # the page has the rest
             return {"row": row, "stamp": stamp}
-        return {"row": row, "stamp": stamp} | overview(folder, self._summary(name, folder))
+        return {"row": row, "stamp": stamp} | overview(folder, self._summary(name, folder), self._evaluated)
 
     def curves(self, request: Request) -> Any:
         name, folder = self._asked(request)
@@ -121,7 +123,7 @@ class Board:
             raise HTTPException(400, f"{len(names)} runs; at most {MOST_COMPARED} can be compared")
         if not known:
             raise HTTPException(404, "no such run")
-        return comparison({name: known[name] for name in names if name in known})
+        return comparison({name: known[name] for name in names if name in known}, self._evaluated)
 
     def media(self, request: Request) -> Response:
         """A picture, a clip or a sound of a run; ``side`` asks for a small copy of a picture."""
@@ -148,7 +150,8 @@ class Board:
         """The runs, looked for again after a moment: a page asks for many things at once."""
         with self._lock:
             if time.monotonic() > self._looked + PAUSE:
-                self._found, self._looked = find_runs(self.root), time.monotonic()
+                self._found, self._evaluated = find(self.root)
+                self._looked = time.monotonic()
             return self._found
 
     def _summary(self, name: str, folder: RunFolder) -> Summary:

@@ -196,7 +196,8 @@ def sample(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompts", metavar="PROMPT", nargs="*", help="prompts, in quotes")
     parser.add_argument(
         "-i", "--image", dest="images", metavar="FILE", action="append", default=[],
-        help="image that the prompts are about, or that samples begin from; may be given several times",
+        help="image that the prompts are about, or that samples begin from; burnish:PATH ships with Burnish; may be "
+        "given several times",
     )  # fmt: skip
     for kind, what in (("video", "video"), ("audio", "sound")):
         parser.add_argument(

@@ -192,6 +192,9 @@ def _own(
         texts = max(max(column) - min(column) for column in zip(*table, strict=True))
         yield Finding("prompts", "ok" if texts > 0 else "fail", f"change it by up to {texts:.3g} for a picture")
         yield _ranks(table, prompts, len(images))
+    if reward.compares() != "samples":
+        yield Finding("batches", "info", f"not looked at: it compares {reward.compares()}, and none is alone")
+        return
     alone = max(
         abs(_scores(reward, [one], prompts[:1])[0] - value) for one, value in zip(images, table[0], strict=True)
     )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from burnish.config import load
 from burnish.config.load import recipe_names
 from burnish.config.tasks import task_named
 from burnish.data.sets import SETS, prepare, prepared
+from burnish.data.sets.catalogue import FOLDER
 from burnish.types.prompt import Prompt
 from burnish.utils import terminal
 from burnish.utils.errors import UserError
@@ -58,7 +58,7 @@ def _list() -> int:
 def _prepare(name: str, output: str | None) -> int:
     if name not in SETS:
         raise UserError(f"{name} is no set that Burnish knows; sets are {', '.join(SETS)}")
-    written = prepare(name, Path("data") if output is None else checked_path(output, "--output"))
+    written = prepare(name, FOLDER if output is None else checked_path(output, "--output"))
     console = terminal.console(highlight=False)
     for path, count in written:
         console.print(f"{count} records in {path}", soft_wrap=True, markup=False)

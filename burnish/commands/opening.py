@@ -28,7 +28,7 @@ from burnish.tasks import Assembly, assemble
 from burnish.types.media import Kind, Media
 from burnish.utils.errors import UserError
 from burnish.utils.hub import is_hub_id
-from burnish.utils.paths import resolve
+from burnish.utils.paths import PREFIX, resolve
 from burnish.utils.reading import checked_path
 
 log = logging.getLogger(__name__)
@@ -62,9 +62,10 @@ def given_media(path: str, kind: Kind) -> Media:
         UserError: it can't be read.
     """
     option, what = f"--{kind}", NAMES[kind].replace("picture", "image")
+    file = resolve(path) if path.startswith(PREFIX) else checked_path(path, option)
     try:
-        media = Media.file(checked_path(path, option), kind)
-        media.check()
+        media = Media.file(file, kind)
+        (media.decode if kind == "image" else media.check)()  # a picture's header alone may look right
     except ImportError as error:
         raise UserError(f"{option} is {path}, but {error}") from None
     except (OSError, ValueError, SyntaxError) as error:

@@ -66,10 +66,9 @@ def compare(first: str, others: Sequence[str]) -> int:
     names = list(dict.fromkeys([first, *others]))
     if len(names) < 2:
         raise UserError("compare needs two different runs; give the folders of some")
-    folders = [RunFolder(name) for name in names]
-    for name, folder in zip(names, folders, strict=True):
-        if not folder.has_run():
-            raise UserError(f"{name} is not the folder of a run; give one that burnish train wrote (output_dir)")
+    folders = []
+    for name in names:
+        folders.append(folder := RunFolder.of_run(name))
         if error := configuration(folder).get("error"):
             raise UserError(error)
     console = terminal.console(highlight=False)

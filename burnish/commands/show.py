@@ -13,7 +13,6 @@ from burnish.config.run_folder import RunFolder
 from burnish.config.yaml_text import parse
 from burnish.report import write_report
 from burnish.utils import terminal
-from burnish.utils.errors import UserError
 from burnish.utils.paths import RECIPES
 
 
@@ -84,8 +83,6 @@ def _lacking(path: Path) -> str:
 
 def report(run: str) -> int:
     """Write report.html into the folder of a run, finished or not."""
-    folder = RunFolder(run)
-    if not folder.has_run():
-        raise UserError(f"{run} is not the folder of a run; give one that burnish train wrote (output_dir)")
+    folder = RunFolder.of_run(run)
     terminal.console().print(f"The report is {write_report(folder)}", soft_wrap=True, markup=False, highlight=False)
     return 0

@@ -16,8 +16,8 @@ from burnish.commands.resuming import interrupted, starting_point
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.controller import Controller
-from burnish.hooks import Hook
-from burnish.hooks.alarms import Alarms
+from burnish.hooks import Hook, Observed
+from burnish.hooks.alarms import Alarms, Forms
 from burnish.hooks.checkpoints import BeforeValidation, Checkpoints
 from burnish.hooks.epochs import Epochs
 from burnish.hooks.expiry import Expiry, ReclaimTime, reclaim_time
@@ -26,8 +26,7 @@ from burnish.hooks.metrics import MetricsLog
 from burnish.hooks.notices import Notices
 from burnish.hooks.progress import Progress
 from burnish.hooks.recorded import GroupLog, Timeline
-from burnish.hooks.report import ReportWriter
-from burnish.hooks.samples import SampleIndex
+from burnish.hooks.report import ReportWriter, SampleIndex
 from burnish.hooks.stop import EXIT_STOPPED, StopRequest
 from burnish.hooks.trackers import Trackers
 from burnish.hooks.validation import Validation
@@ -144,16 +143,18 @@ def _attempt(
         early=expected is not None or notices.asks,
         unvalidated=done if metrics is not None and here else None,
     )
-    alarms = [] if config.alarms is None else [Alarms(config, folder, config.alarms)]
+    forms = Forms(folder)
+    watched = [] if config.alarms is None else [forms]
     hooks: list[Hook] = [
+        *watched,
         BeforeValidation(checkpoints),
         validation,
         Timeline(folder, controller.watch, controller.assembly.memory, local=config.runtime == "local"),
         Epochs(folder, config, lambda: controller.items),
-        groups := GroupLog(folder, lambda: controller.workers.credited),
-        *alarms,
+        GroupLog(folder, lambda: controller.workers.credited),
+        *([] if config.alarms is None else [Alarms(config, folder, config.alarms, forms.first)]),
         MetricsLog(folder, resumed_at=recorded, names=config.trackers.names),
-        failures := Failures(folder, config.trainer, steps=config.steps),
+        Failures(folder, config.trainer, steps=config.steps),
         checkpoints,
         SampleIndex(config, folder),
         ReportWriter(folder),
@@ -177,11 +178,8 @@ def _attempt(
                     hook(done, first)
         if not stopping():
             with suppress(Cancelled):
-                source = groups.watched(failures.watched(controller.source))
-                for one in alarms:
-                    source = one.watched(source)
                 run(
-                    range(done + 1, config.steps + 1), source, controller.workers, hooks,
+                    range(done + 1, config.steps + 1), Observed(controller.source, hooks), controller.workers, hooks,
                     watch=controller.watch, stop=stopping, around=controller.profiler.during, devices=config.devices,
                 )  # fmt: skip
         for hook in hooks:

@@ -5,20 +5,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, get_args
 
 from burnish.options.alarms import Level
+from burnish.rewards.images.image_variety import ImageVariety
 from burnish.types.said import WATCHED
 
 if TYPE_CHECKING:
     from burnish.config.run import RunConfig
 
+NOTHING = (
+    "trackers.tensorboard is true, trackers.samples is 0 and alarms is null: nothing would be written; leave one of "
+    "them out"
+)
 OTHERS = ("one_reward_rules", "narrowing")
 
 
 def alarm_complaints(config: RunConfig) -> list[str]:
     """What is wrong with them."""
     if config.alarms is None:
-        return []
+        shown = config.trackers
+        return [NOTHING] if shown.tensorboard and not shown.samples else []
     found = []
     known = {*get_args(Level), *OTHERS, *(f"response_{name}" for name in WATCHED), *config.rewards}
+    known |= {f"{name}_collapse" for name, one in config.rewards.items() if isinstance(one, ImageVariety)}
     for name in config.alarms.off:
         if name not in known:
             names = ", ".join(sorted(known))

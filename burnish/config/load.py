@@ -111,24 +111,7 @@ def _shipped() -> list[str]:
 
 def _layers(path: Path) -> Layers:
     """A recipe and, recursively, the recipes that it extends."""
-    layers, seen = [], []
-    while path.resolve() not in seen:
-        seen.append(path.resolve())
-        layers.append((_shown(path), read_recipe(path)))
-        if (stated := layers[-1][1].pop(KEY, None)) is not None:
-            read_hardware(stated, _shown(path))
-        extended = layers[-1][1].pop("extends", None)
-        if extended is None:
-            return layers
-        where = f"extends is {show(extended)} (in {_shown(path)})"
-        if not isinstance(extended, str):
-            raise ConfigError(f"{where}; it must be the name of a recipe, or the path of a .yaml file from this one")
-        beside = path.parent / extended
-        try:
-            path = beside if beside.is_file() else find_recipe(extended)
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from None
-    raise ConfigError(f"{where}, which extends this recipe in turn; remove one of the two")
+    return [(file, content) for file, content, _ in _extended(path)]
 
 
 def hardware_of(recipe: str) -> Hardware | None:
@@ -140,15 +123,29 @@ def hardware_of(recipe: str) -> Hardware | None:
     Raises:
         ConfigError: what it states is malformed.
     """
-    path: Path | None = find_recipe(recipe)
-    while path is not None:
-        content = read_recipe(path)
-        if content.get(KEY) is not None:
-            return read_hardware(content[KEY], _shown(path))
-        extended = content.get("extends")
-        beside = path.parent / str(extended)
-        path = None if extended is None else beside if beside.is_file() else find_recipe(extended)
-    return None
+    return next((stated for *_, stated in _extended(find_recipe(recipe)) if stated is not None), None)
+
+
+def _extended(path: Path) -> Iterator[tuple[str, dict[str, Any], Hardware | None]]:
+    """File, options and machine of a recipe and, recursively, of the recipes that it extends."""
+    seen: list[Path] = []
+    where = ""
+    while path.resolve() not in seen:
+        seen.append(path.resolve())
+        file, content = _shown(path), read_recipe(path)
+        stated, extended = content.pop(KEY, None), content.pop("extends", None)
+        yield file, content, None if stated is None else read_hardware(stated, file)
+        if extended is None:
+            return
+        where = f"extends is {show(extended)} (in {file})"
+        if not isinstance(extended, str):
+            raise ConfigError(f"{where}; it must be the name of a recipe, or the path of a .yaml file from this one")
+        beside = path.parent / extended
+        try:
+            path = beside if beside.is_file() else find_recipe(extended)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+    raise ConfigError(f"{where}, which extends this recipe in turn; remove one of the two")
 
 
 def _shown(path: Path) -> str:
@@ -224,7 +221,7 @@ def _for_parts(tree: dict[str, Any], layers: Layers, parts: dict[str, type]) -> 
             layer = layer | {"algorithm": kept}
             for kind in parts.keys() & own.keys() - mentioned:
                 mentioned.add(kind)
-                replaced |= set(fields(parts[kind])) if own[kind] is not None else set()
+                replaced |= fields(parts[kind]).keys() - {"name"} if own[kind] is not None else set()
         fitting.append((file, layer))
     return fitting[1:]
 

@@ -43,6 +43,7 @@ def placement_complaints(config: RunConfig, given: Collection[str]) -> Iterator[
                 f"{section}.name is {optimizer.name}, but sharding.offload keeps every weight in CPU memory as FSDP "
                 f"does, which it can't step; set {section}.name=adamw, or leave sharding.offload out"
             )
+    yield from _contexts(config, ranks, given)
     size = config.sharding.shard_size
     if ranks > 1 and size is not None and ranks % size:
         yield (
@@ -62,6 +63,26 @@ def _sharding(config: RunConfig, ranks: int, given: Sequence[str]) -> Iterator[s
         yield (
             f"{given[0]} is given, but model.quantization.weights is {config.model.quantization.weights}, and each of "
             f"the {ranks} processes of pools.train holds all quantised weights: nothing is sharded; leave it out"
+        )
+
+
+def _contexts(config: RunConfig, ranks: int, given: Collection[str]) -> Iterator[str]:
+    """Groups of ranks that split sequences, where they can't."""
+    size = config.sharding.context_parallel
+    if size == 1 or has_quantized_weights(config):
+        return
+    what = f"sharding.context_parallel is {size}"
+    if ranks == 1 and "sharding.context_parallel" not in given:
+        why = "runtime is local" if config.runtime == "local" else "pools.train has one process"
+        yield f"{what}, but {why}, which has nobody to split sequences with; set it to 1"
+    elif ranks % size:
+        yield f"{what}, which does not divide the {ranks} processes of pools.train; give a divisor, or 1"
+    if config.task != "text-to-image":
+        yield f"{what}, but only generators split their sequences over ranks; set it to 1"
+    elif config.algorithm.needs().reward_gradients:
+        yield (
+            f"{what}, but {config.algorithm.name} follows gradients of rewards through the steps of sampling, of which "
+            "each rank would have those of its own tokens only; set it to 1"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -10,15 +11,17 @@ import shutil
 import socket
 import stat
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from burnish.config import RunConfig, changes, dump, load
-from burnish.config.user_code import digests
+from burnish.config.plugins import chosen_by_path, portable
+from burnish.config.text import to_dict
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json
 from burnish.utils.paths import CHECKPOINTS, CONFIG, KEPT, METRICS, VALIDATED, VALIDATION, holds_run
 from burnish.utils.reading import checked_path, read_file
+from burnish.utils.user_code import code_of
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +73,18 @@ class RunFolder:
         """Updates with a validation, in order."""
         found = (self.path / VALIDATION).glob("[0-9]*/samples.jsonl")
         return sorted(int(file.parent.name) for file in found)
+
+    @classmethod
+    def of_run(cls, path: str) -> Self:
+        """The folder of a run, started at least.
+
+        Raises:
+            UserError: it is none.
+        """
+        folder = cls(path)
+        if not folder.has_run():
+            raise UserError(f"{path} is not the folder of a run; give one that burnish train wrote (output_dir)")
+        return folder
 
     def has_run(self) -> bool:
         """Whether a run was started here."""
@@ -232,3 +247,14 @@ class RunFolder:
 def is_row(value: Any) -> bool:
     """Whether a parsed line is metrics: numbers by name, None for missing ones."""
     return isinstance(value, dict) and all(one is None or type(one) in (int, float) for one in value.values())
+
+
+def digests(config: RunConfig) -> dict[str, str]:
+    """Hash of the file of each function and plugin by the option that names it; imports of it are not followed."""
+    paths = {f"{caller} ({path})": path for caller, paths in config.user_code().items() for path in paths}
+    paths |= {f"plugins ({Path(where).name})": where for where in config.plugins}
+    for place, _, name in chosen_by_path(to_dict(config)):
+        option = ".".join(place)
+        paths[f"{option} ({portable(option, name)})"] = name
+    found = {who: code_of(path) for who, path in paths.items()}
+    return {who: hashlib.sha256(code).hexdigest()[:16] for who, code in found.items() if code is not None}

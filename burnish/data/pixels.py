@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from burnish.data.values import shown
-from burnish.types.media import Kind, Media
+from burnish.types.media import HIGHEST_RATE, Kind, Media
+from burnish.utils.containers import DEFAULT_FPS
+from burnish.utils.pictures import as_rgb
 
+SLOWEST = 1e-3  # frames per second
 NAMES: dict[Kind, str] = {"image": "picture", "video": "video", "audio": "sound"}
 
 
@@ -75,15 +78,18 @@ def _image(value: Any, folder: Path) -> Media:
 
 
 def _video(value: Any, folder: Path) -> Media:
-    fps: dict[str, float] = {}
+    fps = DEFAULT_FPS
     if isinstance(value, Mapping):
-        if isinstance(value.get("fps"), int | float):
-            fps = {"fps": float(value["fps"])}
+        fps = fps if value.get("fps") is None else value["fps"]
         value = _inside(value, ("bytes", "base64", "path", "video", "frames", "url"), "video")
     if isinstance(value, list):
         if not value:
             raise ValueError("has a video without frames")
-        return Media.movie([_image(frame, folder) for frame in value], **fps)
+        if isinstance(fps, bool) or not isinstance(fps, int | float) or not SLOWEST <= fps <= HIGHEST_RATE:
+            raise ValueError(
+                f"has a video of {shown(fps)} frames per second; it must be a number from {SLOWEST} to {HIGHEST_RATE}"
+            )
+        return Media.movie([_image(frame, folder) for frame in value], float(fps))
     return _checked(_encoded(value, "video", folder))
 
 
@@ -145,7 +151,7 @@ def _base64(text: str, what: str) -> bytes:
 def _array(value: Any) -> Media:
     import numpy as np
 
-    pixels = np.asarray(value.convert("RGB") if hasattr(value, "getbands") else value)
+    pixels = np.asarray(as_rgb(value) if hasattr(value, "getbands") else value)
     if pixels.dtype.kind in "iu" and pixels.size and pixels.min() >= 0 and pixels.max() <= 255:
         pixels = pixels.astype(np.uint8)  # Parquet returns lists of numbers without their type
     if pixels.ndim == 3 and pixels.shape[2] == 1:

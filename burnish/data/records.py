@@ -67,7 +67,7 @@ def read_records(path: Path, prompt: str = PROMPT[0]) -> Iterator[Record]:
     elif not path.exists() and (own := own_data(name)) is not None:
         yield from _of_code(own)
     elif not path.exists() and (hub := hub_data(name)) is not None:
-        yield from _rows(hub.path, path.parent, rows_of(hub.load()))
+        yield from _rows(hub.path, path.parent, rows_of(hub.load(), hub.path))
     elif not path.exists():
         raise UserError(f"{path} can't be read: there is no such file; correct the path")
     elif path.suffix == ".txt":

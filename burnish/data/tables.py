@@ -69,11 +69,13 @@ def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
     number = 0
     try:
         with parquet.ParquetFile(path) as table:
+            names = table.schema_arrow.names
+            if twice := next((name for name in names if names.count(name) > 1), None):
+                raise UserError(f"{path} has two columns {twice!r}; keep one")
             for group in range(table.num_row_groups):  # one after the other: all at once would be in memory
                 for batch in table.iter_batches(batch_size=ROWS, row_groups=[group]):
-                    for values in batch.to_pylist():
-                        number += 1
-                        yield values
+                    yield from _objects(batch, str(path), number)
+                    number += len(batch)
                 arrow.default_memory_pool().release_unused()  # or it keeps what pictures took
     except (OSError, arrow.ArrowException) as error:
         raise UserError(f"{path} can't be read after row {number}: {error}; restore it") from None
@@ -98,11 +100,42 @@ def read_saved(path: Path) -> Iterator[dict[str, Any]]:
         raise UserError(
             f"{path} was not saved by the datasets library ({error}); give a file, or a folder that save_to_disk wrote"
         ) from None
-    return rows_of(table)
+    return rows_of(table, str(path))
 
 
-def rows_of(table: Any) -> Iterator[dict[str, Any]]:
-    """The rows of a table of the datasets library."""
+def rows_of(table: Any, name: str) -> Iterator[dict[str, Any]]:
+    """The rows of a table of the datasets library.
+
+    Args:
+        table: of one split.
+        name: of the data set, for messages.
+
+    Raises:
+        UserError: a value can't be read.
+    """
     stored = table.with_format("arrow")  # as stored: pictures stay encoded
     for start in range(0, len(table), ROWS):
-        yield from stored[start : start + ROWS].to_pylist()
+        yield from _objects(stored[start : start + ROWS], name, start)
+
+
+def _objects(batch: Any, name: str, before: int) -> list[dict[str, Any]]:
+    """The rows of a part of a table as Python objects; ``before`` are the rows above them."""
+    try:
+        found: list[dict[str, Any]] = batch.to_pylist()
+    except (ValueError, OverflowError) as error:  # texts that are not UTF-8, dates that no calendar has
+        row, column = _unreadable(batch)
+        raise UserError(
+            f"{name}, row {before + row}: {column!r} can't be read: {error}; correct it, or leave that column out"
+        ) from None
+    return found
+
+
+def _unreadable(batch: Any) -> tuple[int, str]:
+    """The first row with a value that Python can't hold, from 1, and the column that it is in."""
+    for row in range(len(batch)):
+        for column in batch.column_names:
+            try:
+                batch.column(column)[row].as_py()
+            except (ValueError, OverflowError):
+                return row + 1, column
+    raise AssertionError("the table was not converted, but each of its values is")

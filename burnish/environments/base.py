@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from burnish.options import Count, NonNegative, Seconds
 from burnish.registry import Named, options
+from burnish.utils.pictures import as_rgb
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,10 +65,10 @@ def _part(part: Any) -> Any:
     from PIL import Image
 
     if isinstance(part, Image.Image):
-        return part.convert("RGB")
+        return as_rgb(part)
     try:
-        return Image.fromarray(part).convert("RGB")
-    except (AttributeError, TypeError, ValueError) as error:
+        return as_rgb(Image.fromarray(part))
+    except (AttributeError, TypeError, ValueError, OSError) as error:
         raise TypeError(
             f"an observation holds {type(part).__name__}, which is neither text nor a picture: {error}"
         ) from None
@@ -103,15 +104,24 @@ class Environment(Named, ABC):
     """Tokens of a dialogue after its prompt, the environment's included; a longer one is truncated. null sets no limit
     beyond max_turns responses of rollout.max_new_tokens each."""
 
+    history: Literal["tokens", "template"] = "tokens"
+    """What a turn sees of the turns before it. tokens: token for token what was sampled, thoughts included. template:
+    what the chat template writes of the conversation then; where that drops thoughts of earlier turns (Qwen3, GLM), the
+    turn learns after the conversation as it was shown."""
     concurrency: Count = 1
     """Dialogues that are answered at the same time, in threads: for environments that wait for something, such as
     tools or a server. Episodes must not share what they change."""
     kept_gb: NonNegative | None = None
     """GiB of keys and values that are kept on the device from one turn to the next, so that only what is new is
-    computed; more is computed again. null: 1, where the model runs in Burnish's own decoder. vLLM keeps its own."""
+    computed; more is computed again. null: 1, where the model can go on from it. vLLM keeps its own."""
     deadline: Seconds | None = None
     """Seconds that an environment may take for an answer; the rewards of a dialogue that waits longer are missing.
     null waits for ever."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that may be kept from one turn to the next."""
+        return int((1.0 if self.kept_gb is None else self.kept_gb) * 2**30)
 
     @abstractmethod
     def episode(self) -> Episode:

@@ -34,7 +34,7 @@ def answer(ask: Asked) -> Any:
 
 
 def answers(
-    asked: Sequence[Asked], *, concurrency: int, deadline: float | None, between: Callable[[], None]
+    asked: Sequence[Asked], *, concurrency: int, deadline: float | None, check_cancelled: Callable[[], None]
 ) -> list[Any]:
     """What each question gives, in order; an exception where one fails or takes too long.
 
@@ -42,18 +42,18 @@ def answers(
         asked: questions.
         concurrency: how many are asked at a time. One at a time and without a deadline, all are asked in this thread.
         deadline: seconds that one may take; its thread is left behind then.
-        between: is called again and again; what it raises ends the wait.
+        check_cancelled: is called again and again; what it raises ends the wait.
     """
     if concurrency == 1 and deadline is None:
         found = []
         for ask in asked:
-            between()
+            check_cancelled()
             found.append(answer(ask))
         return found
     results: dict[int, Any] = {}
     waiting, under_way = list(range(len(asked)))[::-1], dict[int, _Answer]()
     while len(results) < len(asked):
-        between()
+        check_cancelled()
         while waiting and len(under_way) < concurrency:
             number = waiting.pop()
             under_way[number] = _Answer(asked[number])

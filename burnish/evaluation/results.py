@@ -68,7 +68,12 @@ def compared(
 ) -> dict[str, Estimate]:
     """What changed between two evaluations: overall, and by task."""
     column = column or header.number
-    was, now = by_task(before, column), by_task(after, column)
+    return changes(header, by_task(before, column), by_task(after, column), column)
+
+
+def changes(header: Header, was: ByTask, now: ByTask, column: str | None = None) -> dict[str, Estimate]:
+    """The same of the means of prompts."""
+    column = column or header.number
     found = {"overall": difference(was, now, header.overall, name=column)}
     for task in sorted(was.keys() & now.keys()):
         found[task] = difference({task: was[task]}, {task: now[task]}, "prompts", name=column)

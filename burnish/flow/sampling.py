@@ -122,20 +122,19 @@ def _predict(velocity: Velocity, x: Tensor, plan: Plan, i: int, rows: Tensor) ->
     return v[to_device(source, x.device)]
 
 
-def guide(conditional: Tensor, unconditional: Tensor, scale: float, *, rescale: bool = False, axis: int = 1) -> Tensor:
+def guide(conditional: Tensor, unconditional: Tensor, scale: float, *, rescale: bool = False) -> Tensor:
     """Classifier-free guidance: unconditional + scale * (conditional - unconditional).
 
-    With ``rescale`` the result gets the norm of ``conditional`` along ``axis`` (channels), as in Qwen-Image.
+    With ``rescale`` the result gets the norm of ``conditional`` over channels, as in Qwen-Image.
     In the space of clean images it is the same formula, since x_0 is linear in v.
 
     Args:
         conditional, unconditional: [M, C, ...] velocities of pictures or videos.
         scale: 1 is no guidance.
         rescale: see above.
-        axis: along which norms are taken.
     """
     guided = unconditional + scale * (conditional - unconditional)
     if rescale:
-        norm = guided.norm(dim=axis, keepdim=True).clamp_min(SMALLEST_NORM)
-        guided = guided * (conditional.norm(dim=axis, keepdim=True) / norm)
+        norm = guided.norm(dim=1, keepdim=True).clamp_min(SMALLEST_NORM)
+        guided = guided * (conditional.norm(dim=1, keepdim=True) / norm)
     return guided

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_map
 from burnish.algorithms.base import Metrics
 from burnish.forecast.counter import GRADIENTS, OPTIMIZER, WEIGHTS, LiveBytes, Peak
 from burnish.forecast.fakes import is_fake
+from burnish.training.exchange import bring
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.trainer import Trainer
 from burnish.types.batch import Batch
@@ -84,7 +86,7 @@ class BriefTrainer(Trainer):
     def _micro_batches(self, mini: Batch) -> Iterator[tuple[Batch, float]]:
         """The first ones. Those that are left out would have other ranks send as much as the last."""
         every, counter, done, one = super()._micro_batches(mini), self._counter, 0, 0
-        first = next(every)
+        first = next(every, None) or self._any_row(mini)
         left = 1 if self._primed and next(every, None) is not None else 0
         if left:
             for group in self.groups:  # an earlier micro-batch has left these
@@ -99,6 +101,12 @@ class BriefTrainer(Trainer):
                 break
         if one:
             counter.received(one * (left + sum(1 for _ in every)))
+
+    def _any_row(self, mini: Batch) -> tuple[Batch, float]:
+        """A row of another rank, where there are fewer rows than ranks and this one has none."""
+        own = bring(mini, self.ranks, [slice(0, 1)] * self.ranks.size)
+        part = next(self.algorithm.micro_batches(own, self.roles.micro_batch_size))
+        return part.to(self.roles.device), 1.0
 
     def _step(self, mini: Batch, update: int) -> Metrics:
         self._steps += 1
@@ -161,8 +169,8 @@ class Once:
         self.known = {} if known is None else known
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled() or any(hasattr(one, "get_seq_length") for one in (*args, *kwargs.values())):
-            return self.function(*args, **kwargs)  # a cache of keys and values is filled by every call
+        if torch.is_grad_enabled() or any(map(is_filled, (*args, *kwargs.values()))):
+            return self.function(*args, **kwargs)
         key = self.key(*args, **kwargs)
         if key not in self.known:
             before = self.counter.wire
@@ -174,6 +182,11 @@ class Once:
         self.counter.received(wire)
         self.counter.repeated(span)
         return empty_like_shape(shape)
+
+
+def is_filled(argument: Any) -> bool:
+    """Whether every call adds to an argument: a cache of keys and values, or those that layers share."""
+    return hasattr(argument, "get_seq_length") or isinstance(argument, UserDict)
 
 
 def alike(network: nn.Module, counter: LiveBytes) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -16,10 +16,14 @@ from burnish.forecast.brief import Once, alike, shapes
 from burnish.forecast.counter import HOST, WEIGHTS, LiveBytes, Peak
 from burnish.forecast.fakes import is_fake
 from burnish.forecast.phases import ENCODE, LOAD, tensors_of
-from burnish.forecast.pretended import WORDS, made_up_prompts
+from burnish.forecast.pretended import WORDS, MadeUpPictures, made_up_prompts
 from burnish.forecast.recomputed import recompute_alike
+from burnish.models.flow.called import CalledPipeline
 from burnish.models.flow.embedded import EmbeddedPipeline
+from burnish.models.flow.encoding import Arrangement
 from burnish.models.flow.loading import family_of, read_index
+from burnish.models.flow.runs import leave as leave_run
+from burnish.models.flow.universal import Universal
 from burnish.tasks.flow.assembly import FlowAssembly
 from burnish.tasks.flow.engine import BranchIds, FlowEngine, FlowJob
 from burnish.tasks.flow.roles import FlowRoles
@@ -40,14 +44,23 @@ class FlowHalf:
         """Args: ``away`` is whether parts that are not trained rest in CPU memory (model.offload)."""
         self.assembly, self.counter, self.away = assembly, counter, away
 
-    def prompts(self, count: int) -> list[Prompt]:
-        """Made-up prompts, with a picture where the pipeline needs one."""
+    def data(self, count: int) -> dict[str, Any]:
+        """Made-up prompts, and finished pictures of the size that the run draws where it learns from such."""
+        prompts, shades = self._prompts(count), self.assembly.dummy_sample()
+        members = {"prompts": 0, "pictures": 1, "pairs": 2}[self.assembly.needs.data]
+        if not members or not isinstance(shades, np.ndarray):
+            return {"train_prompts": prompts}
+        return {"train_prompts": prompts, "pictures": MadeUpPictures.of(prompts, members, shades)}
+
+    def _prompts(self, count: int) -> list[Prompt]:
+        """Made-up prompts, with a picture where the pipeline needs one, or data.images_key says that there are some."""
         config = self.assembly.config
         _, index = read_index(config.model)
         family = family_of(config.model, index)
         # embeddings that are padded are as long for any prompt, and small models read few tokens
         words = "" if issubclass(family, EmbeddedPipeline) else WORDS
-        for picture in (None, PICTURE):
+        # some pipelines take prompts alone by their signature, and fail without a picture
+        for picture in (None, PICTURE) if config.data.images_key is None else (PICTURE, None):
             found = made_up_prompts(count, picture, words=words)
             try:
                 family.check_inputs(index, config.rollout, found)
@@ -71,20 +84,28 @@ class FlowHalf:
         model: Any = self.assembly.roles.model
         parts = model.pipeline.components.items()
         frozen = [part for name, part in parts if isinstance(part, nn.Module) and name not in model.names]
-        held = [weight for part in frozen for weight in part.parameters()]
+        here = {id(part): True for part in frozen}
 
-        def leave(*_: Any) -> None:
-            self.counter.label(HOST, held)
+        def leave(given: Iterable[Any]) -> None:
+            for part in given:
+                if here.get(id(part)):
+                    here[id(part)] = False
+                    self.counter.label(HOST, part.parameters())
+
+        def come(part: nn.Module) -> None:
+            if not here[id(part)]:
+                leave(model.never_beside(part))
+                here[id(part)] = True
+                self.counter.label(WEIGHTS, part.parameters())
 
         for part in frozen:
-            own = list(part.parameters())
             for module in part.modules():
-                module.register_forward_pre_hook(lambda *_, own=own: self.counter.label(WEIGHTS, own))
+                module.register_forward_pre_hook(lambda *_, part=part: come(part))
         for network in self.assembly.roles._networks.values():
-            network.register_forward_pre_hook(leave)
-        leave()
+            network.register_forward_pre_hook(lambda *_: leave(frozen))
+        leave(frozen)
         self.counter.peaks[LOAD] = Peak(self.counter.live, self.counter.parts())  # the device has never seen them
-        return leave
+        return partial(leave, frozen)
 
     def shorten(self) -> None:
         """Do once what is done for every prompt, every sample and every step."""
@@ -92,24 +113,35 @@ class FlowHalf:
         roles: FlowRoles = self.assembly.roles
         model: Any = roles.model
         for name, part in model.pipeline.components.items():
-            if name.startswith("text_encoder") and part is not None:
-                alike(part, self.counter)
-                part.forward = self.once(part.forward, shapes)
-            elif hasattr(part, "decode") and isinstance(part, nn.Module):
+            if not isinstance(part, nn.Module) or name in model.names:
+                continue
+            if hasattr(part, "decode"):
                 part.decode = self.once(part.decode, shapes)  # type: ignore[assignment]
+                continue
+            # text encoders, and networks that are not trained: pipelines of two experts call both in every run
+            alike(part, self.counter)
+            part.forward = self.once(part.forward, shapes)
         for network in roles._networks.values():
             alike(network, self.counter)
             if self.assembly.ranks.size == 1:  # what ranks exchange for a block depends on its place
                 recompute_alike(network, self.counter)
             network.forward = self.once(network.forward, shapes)
-        predict = self.once(model.predict, shapes)
+        # a pipeline whose fast forms fail finds that out by trying them
+        predict = self.once(model.predict, lambda *args, **more: (_form(model), shapes(*args, **more)))
         model.predict = predict if leave is None else lambda *args, **more: leave() or predict(*args, **more)
         if leave is not None and isinstance(model, EmbeddedPipeline):
             model.condition = self._encoding(model.condition, leave)  # type: ignore[method-assign]
         model.decode = self.once(model.decode, shapes)
+        model.encode_pictures = torch.no_grad()(self.once(model.encode_pictures, _sizes))
+        if isinstance(model, CalledPipeline):
+            model._arrangement = partial(_arrangement, model)  # type: ignore[method-assign]
+        if isinstance(model, EmbeddedPipeline):
+            model.encode = torch.no_grad()(self.once(model.encode, shapes))  # type: ignore[method-assign]
         for name in ("distribute", "kept"):
             setattr(roles, name, partial(self._brief_parts, getattr(roles, name)))
         self.assembly.engine = BriefEngine(roles, self.assembly.config.rollout, self.assembly.config.seed, self)
+        for data in self.assembly.finished:
+            data.check()  # which ranks that learn from the same pictures rely on
 
     def _encoding(self, condition: Callable[..., Any], leave: Callable[..., None]) -> Callable[..., Any]:
         """A phase of its own: encoders leave when the network runs next, and nothing is scored before that."""
@@ -141,7 +173,7 @@ class FlowHalf:
 
     def validate(self) -> None:
         assembly = self.assembly
-        job = assembly.evaluation(assembly).job(assembly.config.validation.n, None).share(assembly.ranks)
+        job = assembly.evaluation(assembly).job(assembly.config.validation.n, None).share(assembly.ranks.rows)
         rows = slice(0, assembly.config.rollout.batch_size)
         for _ in assembly.engine.sample(job.select(rows)):
             pass
@@ -213,9 +245,37 @@ class BriefEngine(FlowEngine):
             **values,
         )
 
-    def _drawn(self, *given: Any) -> dict[str, Tensor]:
-        found = super()._denoise(*given)
-        return {name: getattr(found, name) for name in DRAWN}
+    def _drawn(self, job: FlowJob, rows: slice, role: Any, plan: Any, *given: Any) -> dict[str, Tensor]:
+        found = super()._denoise(job, rows, role, plan, *given)
+        drawn = {name: getattr(found, name) for name in DRAWN}
+        count = len(plan.recorded)
+        for name, times in (("time", plan.times[:-1]), ("time_next", plan.times[1:])):
+            # with values, for a time may decide which of a pipeline's networks is called
+            drawn[name] = times.expand(count, -1)[plan.recorded].view(count, -1)
+        return drawn
+
+
+def _form(model: Any) -> Any:
+    """How a model puts rows together."""
+    return (model.wide, model.shares) if isinstance(model, Universal) else None
+
+
+def _sizes(pictures: Sequence[np.ndarray], *_: Any) -> Any:
+    return tuple(picture.shape for picture in pictures)
+
+
+def _arrangement(model: CalledPipeline, request: Any) -> Arrangement:
+    """How a picture becomes a state, which is found by values that nobody knows; here it stays as it is."""
+    shape, taken = tuple(model.first(request, 0).shape), []
+
+    def take(latents: Tensor, *_: Any, **__: Any) -> None:
+        taken.append(latents.shape)
+        leave_run()
+
+    with torch.no_grad():
+        model.tail(request, torch.zeros(1, *shape), take)
+    place = torch.arange(taken[0].numel()).view(taken[0])
+    return Arrangement(torch.ones(taken[0]), torch.zeros(taken[0]), place, shape)
 
 
 def _repeated(value: Tensor, count: int) -> Tensor:

@@ -23,6 +23,7 @@ from burnish.forecast.published import located
 from burnish.forecast.quantized import stored_in_fewer_bits
 from burnish.forecast.ranks import pretend_ranks
 from burnish.forecast.scorers import Scorers, scorers_of
+from burnish.forecast.tiers import known_tiers
 from burnish.forecast.vllm import VllmForecast, vllm_forecast
 from burnish.tasks import assemble
 from burnish.tasks.flow.assembly import FlowAssembly
@@ -138,7 +139,9 @@ def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolFore
         gc.freeze()  # what libraries hold is never garbage, and would be looked through again and again
         contexts.callback(gc.unfreeze)
         ranks = contexts.enter_context(pretend_ranks(size if name == "train" else 1))
+        ranks = ranks.in_contexts(config.sharding.context_parallel)
         contexts.enter_context(_quietly())
+        contexts.enter_context(known_tiers(config, counter, shared=ranks.size > 1))
         contexts.enter_context(without_weights())
         contexts.enter_context(stored_in_fewer_bits())
         contexts.enter_context(pretending.active())

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from burnish.forecast.brief import Once, alike
-from burnish.forecast.counter import CACHES, LiveBytes
+from burnish.forecast.counter import LiveBytes
+from burnish.forecast.decoding import ORDINARY, endless
 from burnish.forecast.fakes import Pretending, is_fake
 from burnish.forecast.pretended import made_up_prompts
 from burnish.forecast.prompts import Shape, longest_prompt
+from burnish.forecast.recomputed import recompute_alike
 from burnish.rewards.text.base import Response
 from burnish.tasks.language.assembly import LanguageAssembly
 from burnish.tasks.language.engine import LanguageEngine, ResponseEngine, ResponseJob
@@ -24,8 +26,6 @@ from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from burnish.types.prompt import Prompt
 
-WRITTEN = 3  # tokens of a response that are decoded in a forecast
-ORDINARY = 7  # a token that no response ends with
 SAID = "a response"
 
 
@@ -51,9 +51,9 @@ class LanguageHalf:
         if assembly.has_separate_engine:  # which would be started
             assembly.engine = GivenResponses(self)
 
-    def prompts(self, count: int) -> list[Prompt]:
+    def data(self, count: int) -> dict[str, Any]:
         """Made-up prompts; all are encoded as the longest one."""
-        return made_up_prompts(count)
+        return {"train_prompts": made_up_prompts(count)}
 
     def parts(self) -> Iterator[nn.Module]:
         """Everything that has weights."""
@@ -81,6 +81,7 @@ class LanguageHalf:
             return
         for part in self.parts():
             alike(part, self.counter)
+            recompute_alike(part, self.counter)  # ranks exchange weights around layers, never inside of them
         every, run, credit = roles.distribute, roles.run, config.algorithm.credit
 
         def known(name: str, function: Callable[[Any], Any]) -> Any:
@@ -104,6 +105,21 @@ class LanguageHalf:
     def caches(self) -> Iterator[Any]:
         """What is kept from one batch to the next: tokens and pixels of prompts, in the memory of the machine."""
         return iter(())
+
+    def in_full(self, job: ResponseJob) -> tuple[ResponseJob, int, int]:
+        """A job whose responses are all turns of a dialogue; tokens that are kept between turns, and most bytes of it.
+
+        What an environment says counts as the policy's, as far as a dialogue's own limit allows.
+        """
+        environment, sampling = self.assembly.config.environment, job.sampling
+        if environment is None:
+            return job, 0, 0
+        longest = environment.longest(sampling.max_new_tokens)
+        encode: Any = self.assembly.engine.encode  # what ``shorten`` has put in its place
+        kept, prompt = 0, encode.length
+        if environment.max_turns > 1 and self.assembly.roles.model.keeps_turns:
+            kept = len(job.prompts) * (prompt + max(longest - sampling.max_new_tokens, 0))
+        return replace(job, sampling=replace(sampling, max_new_tokens=longest)), kept, environment.kept_bytes
 
     def again(self) -> None:
         """Another round begins."""
@@ -133,7 +149,7 @@ class GivenResponses(ResponseEngine):
         return roles
 
     def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
-        return responses(self.encode(job.prompts), job, self.roles.model.axes)
+        return responses(self.encode(job.prompts), self.half.in_full(job)[0], self.roles.model.axes)
 
 
 class BriefDecoding(LanguageEngine):
@@ -146,11 +162,12 @@ class BriefDecoding(LanguageEngine):
 
     def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
         half, pretending = self.half, self.half.pretending
+        job, kept, most = half.in_full(job)
         found = responses(self.encode(job.prompts), job, self.roles.model.axes)
         half.decoded = half.rounds
         first = replace(job.select(slice(0, self.batch_size)), finished=None)
         before = 0 if pretending is None else pretending.integer
-        with endless(half.counter, skips=pretending is not None):
+        with endless(half.counter, skips=pretending is not None, kept=kept, most=most):
             if pretending is not None:
                 pretending.integer = 0  # of responses with odd log-probs
             super().sample(first)
@@ -202,56 +219,3 @@ def outside_of_modes() -> Iterator[None]:
 
     with _disable_current_modes():
         yield
-
-
-@contextmanager
-def endless(counter: LiveBytes, *, skips: bool) -> Iterator[None]:
-    """Responses are written until their limit. With ``skips`` Burnish's own decoder writes their first tokens, and then
-    the last one, with a cache that has grown as it would have on the way."""
-    import burnish.language.decoding as module
-    from burnish.language.fast_decoding import FastDecoder
-    from burnish.language.layers import Layers
-
-    replaced: Any = module
-    layers: Any = Layers
-    decoder: Any = FastDecoder
-    originals = replaced.choose, Layers.step, FastDecoder.run
-    _, step, run = originals
-    left = steps = 0  # tokens that are skipped, and steps until then
-
-    def ordinary(weights: Tensor, noise: Tensor) -> Tensor:
-        return torch.full((len(weights),), ORDINARY)
-
-    def stepping(self: Layers, x: Tensor, rotation: Tensor, cache: Any) -> Tensor:
-        nonlocal left, steps
-        steps += 1
-        counter.label(CACHES, cache.memory)
-        if left and steps == WRITTEN - 1:
-            _lengthened(counter, cache, left)
-            left = 0
-        return step(self, x, rotation, cache)
-
-    def briefly(self: FastDecoder, *given: Any) -> None:
-        nonlocal left, steps
-        left, steps = max(self.rows.longest - WRITTEN, 0), 0
-        self.rows.limits.clamp_(max=WRITTEN)
-        run(self, *given)
-
-    replaced.choose, layers.step = ordinary, stepping
-    if skips:
-        decoder.run = briefly
-    try:
-        yield
-    finally:
-        replaced.choose, layers.step, decoder.run = originals
-
-
-def _lengthened(counter: LiveBytes, cache: Any, columns: int) -> None:
-    """Let a cache grow by so many columns, one after the other as far as memory is concerned."""
-    before, counter.category = counter.category, CACHES
-    try:
-        while cache.columns < cache.end + columns:
-            cache._reserve(cache.columns + 1)
-    finally:
-        counter.category = before
-    cache.end += columns

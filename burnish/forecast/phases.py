@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import fields, is_dataclass
 from typing import Any, Protocol
@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from burnish.forecast.brief import BriefTrainer, Rests, phases_of_updates
 from burnish.forecast.counter import BATCH, BUFFERS, HOST, WEIGHTS, LiveBytes
-from burnish.forecast.pretended import FixedScores
+from burnish.forecast.pretended import FixedScores, at_hand
 from burnish.rollout.requests import RolloutRequest, join, split
 from burnish.tasks import Assembly
-from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
 
 LOAD, RECEIVE, ENCODE, SAMPLE, ANNOTATE = "load", "receive", "encode", "sample", "annotate"
@@ -27,8 +26,8 @@ ROUNDS = 2  # policy updates: optimizers have their states from the first one on
 class Half(Protocol):
     """What a task's forecast has of its own."""
 
-    def prompts(self, count: int) -> list[Prompt]:
-        """Made-up prompts, where the data of the run is not at hand."""
+    def data(self, count: int) -> Mapping[str, Any]:
+        """Attributes of an assembly that are made up where the data of the run is not at hand: train_prompts first."""
         ...
 
     def parts(self) -> Iterable[nn.Module]:
@@ -130,21 +129,21 @@ def _loaded(
     assembly: Assembly, counter: LiveBytes, half: Half, *, brief: bool, trains: bool = True, rests: Rests = RESTS
 ) -> Any:
     config = assembly.config
-    assembly.scorer = FixedScores(config.rewards, config.mixing)  # type: ignore[assignment]
+    rewards = {label: at_hand(reward) for label, reward in config.rewards.items()}
+    assembly.scorer = FixedScores(rewards, config.mixing)  # type: ignore[assignment]
     _find_prompts(assembly, half)
-    if assembly.ranks.size > 1:
+    mapped = assembly.ranks.size > 1 or not trains  # what a worker samples with is converted on its way to the GPU
+    if mapped:
         _map_files(assembly, counter)
     with counter.phase(LOAD, WEIGHTS):
         roles = assembly.roles
-        if not trains:
-            roles.rest()
         counter.label(WEIGHTS, (one for part in half.parts() for one in (*part.parameters(), *part.buffers())))
         shards = roles.shards.networks.values()
         counter.label(rests.shards, (weight for one in shards for weight in one.parameters.values()))
         trainer = assembly.workers if trains else None
         if trains and assembly.ema is not None:
             counter.label(rests.average, assembly.ema.average.values())
-    if assembly.ranks.size > 1:
+    if mapped:
         counter.peaks[LOAD].host = 0  # pages of files, which the kernel takes back
     if brief:
         half.shorten()
@@ -153,7 +152,7 @@ def _loaded(
 
 
 def _map_files(assembly: Assembly, counter: LiveBytes) -> None:
-    """Have networks that ranks share lie on no GPU until they are sharded: their files are mapped, and not read."""
+    """Have networks lie on no GPU until they are sharded or placed: their files are mapped, and not read."""
     load = assembly.load_roles
 
     def mapped() -> Any:
@@ -166,11 +165,11 @@ def _map_files(assembly: Assembly, counter: LiveBytes) -> None:
 def _find_prompts(assembly: Assembly, half: Half) -> None:
     """Use the prompts of the run, or made-up ones where they are not on this machine."""
     try:
-        _ = assembly.train_prompts
+        _ = assembly.train_prompts, assembly.val_prompts
     except (UserError, OSError):
         config = assembly.config
-        prompts = half.prompts(config.data.train_batch_size * config.batches_per_update)
-        vars(assembly).update(train_prompts=prompts, val_prompts=prompts[: config.validation.max_prompts])
+        found = half.data(config.data.train_batch_size * config.batches_per_update)
+        vars(assembly).update(found, val_prompts=found["train_prompts"][: config.validation.max_prompts])
 
 
 def _request(assembly: Assembly, update: int) -> RolloutRequest:
@@ -198,8 +197,10 @@ def _collected(assembly: Assembly, counter: LiveBytes, update: int) -> Any:
         scored = assembly.source.collect(update)
         counter.label(BATCH, tensors_of(scored), but=HOST)
         return scored
-    parts = split(_request(assembly, update), ranks.size)
+    parts = split(_request(assembly, update), ranks.rows.size)
     own = assembly.generate(parts[0])
+    answered = ranks.context.gather(own)[0]  # of ranks that drew the same the first one answers, and all learn from it
+    own = answered if own is None else own
     # samples of all ranks travel through the memory of their machines
     counter.label(HOST, tensors_of(own))
     return join([own] * len(parts))

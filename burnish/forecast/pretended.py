@@ -9,6 +9,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from burnish.data.flow.offline import EncodedPictures
+from burnish.data.flow.pictures import PictureRecord
 from burnish.options.mixing import MixingOptions
 from burnish.rewards.base import AnyReward, Verdict
 from burnish.rewards.given import NOTHING, Given
@@ -16,9 +20,52 @@ from burnish.rewards.mixing import mix
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Scores
+from burnish.utils.errors import UserError
 
 WORDS = "a red cube on a blue table beside a window, number "
 VALUES = 7  # different rewards, so that groups have something to compare
+
+
+class Unwritten:
+    """A reward of the user's whose function is not on this machine: it asks for nothing."""
+
+    def __init__(self, reward: AnyReward) -> None:
+        self._reward = reward
+
+    def asks(self) -> tuple[str, ...]:
+        return ()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reward, name)
+
+
+def at_hand(reward: AnyReward) -> Any:
+    """A reward, or what stands in for it."""
+    try:
+        reward.asks()
+    except UserError:
+        return Unwritten(reward)
+    return reward
+
+
+@dataclass(frozen=True)
+class MadeUpPictures:
+    """Pictures of a data set to learn from, where it is not at hand."""
+
+    records: Sequence[PictureRecord]
+
+    @classmethod
+    def of(cls, prompts: Sequence[Prompt], members: int, pixels: np.ndarray) -> MadeUpPictures:
+        """Args: ``members`` pictures like ``pixels`` to each prompt."""
+        picture = Media.encoded(_grey(*pixels.shape[:2]))
+        return cls([PictureRecord(prompt, (picture,) * members, "made up") for prompt in prompts])
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        return [record.prompt for record in self.records]
+
+    def learned_by(self, engine: Any, *, shared: bool) -> EncodedPictures:
+        return EncodedPictures(self.records, engine, crop=None, shared=shared)
 
 
 @dataclass

@@ -98,6 +98,8 @@ def located(config: Any, scratch: Path) -> Any:
             described.write(folder)
         section.path, section.revision = str(folder), None
     found.model.device = "cpu"
+    if found.model.lora is not None:
+        found.model.lora.path = None  # the weights of an adapter to go on from take no memory of their own
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -18,8 +18,27 @@ class PretendRanks(SingleRank):
 
     timeout = 1.0
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, group: Any = None) -> None:
+        self.size, self.group = size, group
+        self._rows: Ranks = self
+        self._context: Ranks = SINGLE_RANK
+
+    @property
+    def rows(self) -> Ranks:
+        return self._rows
+
+    @property
+    def context(self) -> Ranks:
+        return self._context
+
+    def in_contexts(self, size: int) -> Ranks:
+        import torch.distributed as dist
+
+        found = PretendRanks(self.size)
+        if size > 1:
+            found._rows = PretendRanks(self.size // size) if size < self.size else SINGLE_RANK
+            found._context = PretendRanks(size, dist.new_group(list(range(size))))
+        return found
 
     def gather(self, value: T) -> list[T]:
         return [value] * self.size

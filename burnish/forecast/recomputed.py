@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import _engine_run_backward
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from burnish.forecast.brief import empty_like_shape, kind_of, shape_of, shapes
+from burnish.forecast.brief import empty_like_shape, is_filled, kind_of, shape_of, shapes
 from burnish.forecast.counter import LiveBytes, Peak
 
 
@@ -39,17 +39,30 @@ class Recomputed:
         self.contexts: Callable[[], tuple[AbstractContextManager[None], ...]] = original.keywords["context_fn"]
         self.known: dict[Any, _Known] = {}
 
-    def __call__(self, block: Any, *args: Any) -> Any:
-        leaves = [one for one in tree_leaves(args) if isinstance(one, Tensor) and one.requires_grad]
-        weights = [one for one in block.parameters() if one.requires_grad] if isinstance(block, nn.Module) else []
-        if not torch.is_grad_enabled() or not (leaves or weights) or not isinstance(block, nn.Module):
-            return self.original(block, *args)
-        key = kind_of(block), shapes(*args), tuple(one.requires_grad for one in (*leaves, *block.parameters()))
-        return _Block.apply(self, key, block, args, len(leaves), *leaves, *weights)  # type: ignore[no-untyped-call]
+    def __call__(self, called: Any, *args: Any) -> Any:
+        block, compute, more = called, called, {}
+        if isinstance(called, partial) and len(called.args) == 1:  # of a layer's forward, with what it takes by name
+            (block,), more = called.args, called.keywords
+            compute = partial(called.func, block)
+        filled = any(map(is_filled, (*args, *more.values())))
+        if filled or not torch.is_grad_enabled() or not isinstance(block, nn.Module):
+            return self.original(called, *args)
+        leaves = [one for one in tree_leaves((args, more)) if isinstance(one, Tensor) and one.requires_grad]
+        weights = [one for one in block.parameters() if one.requires_grad]
+        if not (leaves or weights):
+            return self.original(called, *args)
+        needed = tuple(one.requires_grad for one in (*leaves, *block.parameters()))
+        key = kind_of(block), shapes(*args, **more), needed
+        return _Block.apply(  # type: ignore[no-untyped-call]
+            self, key, compute, (args, more), len(leaves), *leaves, *weights
+        )
 
 
 def recompute_alike(network: nn.Module, counter: LiveBytes) -> None:
-    """Have equal blocks of a network that recomputes activations compute once."""
+    """Have equal blocks of a network that recomputes activations compute once.
+
+    Nothing may be exchanged between ranks inside of what is recomputed.
+    """
     made: dict[int, Recomputed] = {}
     for module in network.modules():
         func = vars(module).get("_gradient_checkpointing_func")
@@ -60,8 +73,9 @@ def recompute_alike(network: nn.Module, counter: LiveBytes) -> None:
 
 class _Block(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, run: Recomputed, key: Any, block: nn.Module, args: Any, inputs: int, *tensors: Tensor) -> Any:
-        ctx.run, ctx.key, ctx.block, ctx.args = run, key, block, args
+    def forward(ctx: Any, run: Recomputed, key: Any, compute: Any, given: Any, inputs: int, *tensors: Tensor) -> Any:
+        """Args: ``given`` are arguments and those by name, ``inputs`` how many of the ``tensors`` are among them."""
+        ctx.run, ctx.key, ctx.compute, ctx.arguments = run, key, compute, given
         ctx.given, ctx.weights = tensors[:inputs], tensors[inputs:]
         ctx.again = run.contexts()[1]
         ctx.autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
@@ -70,7 +84,7 @@ class _Block(torch.autograd.Function):
             run.counter.repeated(known.forward)
             return empty_like_shape(known.outputs)
         with run.counter.span() as span:
-            found = block(*args)
+            found = compute(*given[0], **given[1])
         run.known[key] = _Known(shape_of(found), span)
         return found
 
@@ -92,7 +106,7 @@ def _measured(ctx: Any, known: _Known, gradients: tuple[Tensor | None, ...]) -> 
     """Compute a block again and go back through it; gradients of its weights are added to them here."""
     weights: tuple[Tensor, ...] = ctx.weights
     learned: set[int] = set()
-    leaves, tree = tree_flatten(ctx.args)
+    leaves, tree = tree_flatten(ctx.arguments)
     places = [i for i, one in enumerate(leaves) if isinstance(one, Tensor) and one.requires_grad]
     with ExitStack() as stack:
         for weight in weights:
@@ -104,7 +118,8 @@ def _measured(ctx: Any, known: _Known, gradients: tuple[Tensor | None, ...]) -> 
         for i in places:
             leaves[i] = leaves[i].detach().requires_grad_()
         with torch.autocast("cpu", dtype, enabled=enabled, cache_enabled=False):
-            found = tree_leaves(ctx.block(*tree_unflatten(leaves, tree)))
+            args, more = tree_unflatten(leaves, tree)
+            found = tree_leaves(ctx.compute(*args, **more))
         both = zip(found, gradients, strict=True)  # some blocks return no state of the text
         pairs = [(one, g) for one, g in both if isinstance(one, Tensor) and one.requires_grad and g is not None]
         del found

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from burnish.rollout.sources import Source
+    from burnish.types.rollout import Collected
+
 
 class Hook:
     """Called after every update with its metrics, to which it may add for later hooks."""
 
     def start(self, done: int) -> None:
         """Before the first update of this process, after ``done`` updates of earlier ones."""
+
+    def observe(self, update: int, collected: Collected) -> None:
+        """With the batch of an update, before anything is learned from it."""
 
     def __call__(self, update: int, metrics: dict[str, float]) -> None:
         """After ``update`` policy updates; 0 is before the first one."""
@@ -17,3 +27,16 @@ class Hook:
 
     def close(self) -> None:
         """Release resources, also after an error."""
+
+
+class Observed:
+    """A source whose batches hooks get to see."""
+
+    def __init__(self, source: Source, hooks: Sequence[Hook]) -> None:
+        self._source, self._hooks = source, hooks
+
+    def collect(self, update: int) -> Collected:
+        collected = self._source.collect(update)
+        for hook in self._hooks:
+            hook.observe(update, collected)
+        return collected

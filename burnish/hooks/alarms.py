@@ -22,10 +22,9 @@ from burnish.config import RunConfig
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.hooks import Hook
 from burnish.hooks.narrowing import Narrowing
-from burnish.hooks.observed import Observed
 from burnish.hooks.recorded import Lines
 from burnish.options.alarms import AlarmOptions
-from burnish.rollout.base import Source
+from burnish.rewards.images.image_variety import ImageVariety
 from burnish.types.rollout import Collected, Rollouts, ScoredResponses
 from burnish.types.said import WATCHED, Quote
 from burnish.utils.disk import write_atomically, writing
@@ -58,22 +57,44 @@ def detectors(config: RunConfig, options: AlarmOptions, folder: RunFolder) -> li
     if len(weights) > 1:
         found.append(Ruling(weights, options, prompts=config.records))
     found += [Beyond(name, options) for name in LIMITS]
+    varied = [name for name, one in watched.items() if isinstance(one, ImageVariety)]
+    found += [Beyond("variety_collapse", options, of=name) for name in varied]
     found.append(Narrowing(folder))
     return [one for one in found if one.name not in options.off]
 
 
-class Alarms(Hook):
-    """Observes every batch of the source that ``watched`` wraps, and every update as a hook."""
+class Forms(Hook):
+    """How familiar the forms of responses are; it stands before checkpoints, which keep what it says of an update."""
 
-    def __init__(self, config: RunConfig, folder: RunFolder, options: AlarmOptions) -> None:
+    def __init__(self, folder: RunFolder) -> None:
+        self.first = FirstUpdates(folder)
+        self._unfamiliar: float | None = None
+
+    def start(self, done: int) -> None:
+        self.first.begin(done)
+
+    def observe(self, update: int, collected: Collected) -> None:
+        self._unfamiliar = None
+        if isinstance(collected, ScoredResponses):
+            self._unfamiliar = self.first.unfamiliar(update, [one.outline for one in collected.said], collected.quotes)
+
+    def __call__(self, update: int, metrics: dict[str, float]) -> None:
+        if self._unfamiliar is not None:
+            metrics["response/unfamiliar_form"] = self._unfamiliar
+
+
+class Alarms(Hook):
+    """Observes every batch, and every update."""
+
+    def __init__(self, config: RunConfig, folder: RunFolder, options: AlarmOptions, first: FirstUpdates) -> None:
+        """Args: ``first`` is what the first updates were like."""
         self.folder = folder
         self.detectors = detectors(config, options, folder)
         self.lines = Lines(folder.alarms)
         self._standing: set[str] = set()
-        self._first = FirstUpdates(folder)
+        self._first = first
         self._pictures: list[bytes] = []  # PNG files of the batch under way
         self._quotes: list[Quote] = []
-        self._unfamiliar: float | None = None
 
     def start(self, done: int) -> None:
         """Go on from the metrics and the alarms of earlier attempts."""
@@ -86,28 +107,20 @@ class Alarms(Hook):
         for one in self.detectors:
             one.alarm = standing.get(one.name)
         self._standing = set(standing)
-        self._first.begin(done)
-
-    def watched(self, source: Source) -> Source:
-        """The source, with its batches observed."""
-        return Observed(source, self.observe)
 
     def observe(self, update: int, collected: Collected) -> None:
-        """Keep what some samples look like, and how familiar the forms of responses are."""
-        self._pictures, self._quotes, self._unfamiliar = [], [], None
+        """Keep what some samples look like."""
+        self._pictures, self._quotes = [], []
         if not isinstance(collected, Rollouts):
             return
         self._pictures, self._quotes = collected.glimpses, collected.quotes
         if self._pictures and not self.folder.alarm_sheet("first").exists():
             self._write("first")
-        if isinstance(collected, ScoredResponses):
-            self._unfamiliar = self._first.unfamiliar(update, [one.outline for one in collected.said], self._quotes)
 
     def __call__(self, update: int, metrics: dict[str, float]) -> None:
         if update > 0:
-            row = metrics if self._unfamiliar is None else metrics | {"response/unfamiliar_form": self._unfamiliar}
             for one in self.detectors:
-                one.add(update, row)
+                one.add(update, metrics)
                 if one.alarm is not None and one.name not in self._standing:
                     self._raise(update, one.alarm)
                 elif one.alarm is None and one.name in self._standing:

@@ -7,9 +7,7 @@ import logging
 
 from burnish.config.run_folder import RunFolder
 from burnish.hooks import Hook
-from burnish.hooks.observed import Observed
 from burnish.options import StepOptions
-from burnish.rollout.base import Source
 from burnish.types.rollout import Collected, Failure, Rollouts
 from burnish.utils.errors import UserError
 
@@ -24,7 +22,7 @@ class NothingLearned(UserError):
 
 
 class Failures(Hook):
-    """Observes every batch of the source that ``watched`` wraps, and every update as a hook."""
+    """Observes every batch, and every update."""
 
     def __init__(self, folder: RunFolder, options: StepOptions, *, steps: int) -> None:
         """Args: ``steps`` is the number of updates of the run."""
@@ -39,10 +37,6 @@ class Failures(Hook):
 
     def start(self, done: int) -> None:
         self._learned = done > 0
-
-    def watched(self, source: Source) -> Source:
-        """The source, with its batches observed."""
-        return Observed(source, self.observe)
 
     def observe(self, update: int, collected: Collected) -> None:
         """Record the missing rewards of a batch."""

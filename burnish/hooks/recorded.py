@@ -12,8 +12,6 @@ from typing import IO, Any
 
 from burnish.config.run_folder import RunFolder
 from burnish.hooks import Hook
-from burnish.hooks.observed import Observed
-from burnish.rollout.base import Source
 from burnish.training.memory import PhaseMemory
 from burnish.types.rollout import Collected, Rollouts
 from burnish.utils.disk import write_atomically, writing
@@ -85,10 +83,6 @@ class GroupLog(Hook):
 
     def start(self, done: int) -> None:
         self.lines.begin(done)
-
-    def watched(self, source: Source) -> Source:
-        """The source, with its batches observed."""
-        return Observed(source, self.observe)
 
     def observe(self, update: int, collected: Collected) -> None:
         """Remember a batch until it is learned from."""

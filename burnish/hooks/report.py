@@ -1,4 +1,4 @@
-"""The report, written during the run."""
+"""What is written for readers during the run: the report, and the indices of kept samples."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import logging
 import time
 from collections.abc import Callable
 
+from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.hooks import Hook
 from burnish.hooks.checkpoints import validation_reward
 from burnish.report import write_report
+from burnish.tasks.kept import write_index
 from burnish.utils.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -34,3 +36,16 @@ class ReportWriter(Hook):
             log.warning("the report can't be written now: %s", error)
         took = self.clock() - begun
         self._next = begun + took / SHARE
+
+
+class SampleIndex(Hook):
+    """Gathers what was written, after every update of which samples are kept and after every validation."""
+
+    def __init__(self, config: RunConfig, folder: RunFolder) -> None:
+        self.training, self.validation, self.folder = config.rollout.save, config.validation.save, folder
+
+    def __call__(self, update: int, metrics: dict[str, float]) -> None:
+        if self.training is not None and update > 0 and (update - 1) % self.training.every == 0:
+            write_index(self.folder.samples)
+        if self.validation is not None and self.folder.validation(update).is_dir():
+            write_index(self.folder.validation_samples)

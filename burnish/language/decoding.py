@@ -105,7 +105,7 @@ class DecodingRows:
         self.limits = torch.tensor(limits if limits is not None else [longest] * count, device=device)
         self.longest = longest = int(self.limits.max()) if count else 0
         self.waiting = [row for row, limit in enumerate(self.limits.tolist()) if limit > 0]
-        self.noise = torch.from_numpy(uniforms(keys, 0, longest + 1)).to(device)
+        self.noise = torch.from_numpy(uniforms(keys, longest + 1)).to(device)
         # the last column takes what rows write after they have ended
         self.ids = torch.zeros(count, longest + 1, dtype=torch.long, device=device)
         self.logprob = torch.zeros(count, longest + 1, device=device)

@@ -104,7 +104,8 @@ class FastDecoder:
             columns = prompts.lengths[prompt] + count - 1  # nothing has read the last token
             if turn.kept.has_room(columns * column):
                 ids = torch.cat([prompts.ids[prompt], self.rows.ids[row, : count - 1].cpu()])
-                turn.kept.put(turn.rows[row].name, ids, cache.read(place, columns))
+                own = cache.read(place, columns)
+                turn.kept.put(turn.rows[row].name, ids, own, own.nbytes)
 
     def _begun(self, prompt: int) -> tuple[Tensor | None, Features]:
         """Keys and values of the beginning of a prompt, if they were kept, and the media of the rest."""

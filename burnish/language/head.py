@@ -51,11 +51,13 @@ class _Scores(torch.autograd.Function):
         entropy = torch.cat(entropies)
         ctx.save_for_backward(hidden, weight, ids, banned, torch.cat(normalisers), entropy, *kept)
         ctx.temperature, ctx.size, ctx.cap = temperature, size, cap
+        ctx.set_materialize_grads(False)  # an entropy that is only logged costs nothing here
         return torch.cat(logprobs), entropy
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, by_logprob: Tensor | None, by_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, ids, banned, normaliser, entropy, *kept = ctx.saved_tensors
+        by_logprob = torch.zeros_like(entropy) if by_logprob is None else by_logprob
         to_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         to_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         for number, start in enumerate(range(0, len(ids), ctx.size)):
@@ -65,11 +67,13 @@ class _Scores(torch.autograd.Function):
             else:
                 logits = scaled_logits(hidden[rows], weight, ctx.temperature, banned, ctx.cap)
                 probabilities = logits.sub_(normaliser[rows, None]).exp_()
-            by_logprob, by_entropy = gradients[0][rows, None], gradients[1][rows, None]
             # d log p(id) = 1[id] - p;  d entropy = -p (log p + entropy)
-            surprise = probabilities.clamp_min(1e-38).log_().add_(entropy[rows, None]).mul_(by_entropy)
-            slope = surprise.add_(by_logprob).mul_(probabilities).neg_()
-            slope.scatter_add_(1, ids[rows, None], by_logprob)
+            if by_entropy is None:
+                slope = probabilities * -by_logprob[rows, None]
+            else:
+                surprise = probabilities.clamp_min(1e-38).log_().add_(entropy[rows, None]).mul_(by_entropy[rows, None])
+                slope = surprise.add_(by_logprob[rows, None]).mul_(probabilities).neg_()
+            slope.scatter_add_(1, ids[rows, None], by_logprob[rows, None])
             slope = slope.div_(ctx.temperature)
             if ctx.cap is not None:
                 capped = scaled_logits(hidden[rows], weight, 1.0, banned[:0], ctx.cap)

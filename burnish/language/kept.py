@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,35 +13,35 @@ from burnish.types.completion import Features
 
 
 class Kept:
-    """Keys and values of conversations by their names, at most so many bytes; what has no room is computed again."""
+    """What was computed of conversations, by their names, at most so many bytes; what has no room is computed again."""
 
     def __init__(self, most: int) -> None:
         self.most, self.used = most, 0
-        self._held: dict[Hashable, tuple[Tensor, Tensor]] = {}  # ids [L], and keys and values [layers, 2, K, L, W]
+        self._held: dict[Hashable, tuple[Tensor, Any, int]] = {}  # ids [L], what the decoder has of them, its bytes
 
     def has_room(self, size: int) -> bool:
         """Whether as many bytes would be kept."""
         return self.used + size <= self.most
 
-    def put(self, name: Hashable, ids: Tensor, cached: Tensor) -> None:
-        """Keep a conversation that there is room for; its name holds nothing."""
+    def put(self, name: Hashable, ids: Tensor, cached: Any, size: int) -> None:
+        """Keep of a conversation what there is room for; its name holds nothing."""
         assert name not in self._held, "a conversation goes on once a turn"
-        self._held[name] = ids, cached
-        self.used += cached.nbytes
+        self._held[name] = ids, cached, size
+        self.used += size
 
-    def take(self, name: Hashable, ids: Tensor) -> Tensor | None:
-        """What is kept of a conversation, if ids [N] go on with it; it is kept no longer."""
-        known, cached = self._held.pop(name, (ids, None))
+    def take(self, name: Hashable, ids: Tensor) -> Any:
+        """What is kept of a conversation, if ids [N] go on with it, else None; it is kept no longer."""
+        known, cached, size = self._held.pop(name, (ids, None, 0))
+        self.used -= size
         if cached is None:
             return None
-        self.used -= cached.nbytes
         goes_on = len(known) < len(ids) and torch.equal(ids[: len(known)], known)
         return cached if goes_on else None
 
     def drop_others(self, names: Collection[Hashable]) -> None:
         """Forget the conversations that are over."""
         for name in self._held.keys() - set(names):
-            self.used -= self._held.pop(name)[1].nbytes
+            self.used -= self._held.pop(name)[2]
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from burnish.language.contexts import unfolded
 from burnish.language.head import chosen_scores, scores_of_logits
 from burnish.language.model import LanguageModel
 from burnish.language.rows import Layout
@@ -50,7 +51,9 @@ def response_states(
         layout: of the forward pass, which changes values by rounding only: ``padded``, ``packed``, ``shared``
             (responses share their prompt), or ``auto`` for the cheapest that the model can do.
     """
-    return model.response_states(network, completion, layout=layout)
+    rows = unfolded(completion)
+    states = model.response_states(network, rows, layout=layout)
+    return states if rows is completion else replace(states, mask=to_device(completion.mask, states.hidden.device))
 
 
 def response_logprobs(

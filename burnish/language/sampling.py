@@ -115,14 +115,14 @@ def _locate(cumulative: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     return index.clamp_max(cumulative.shape[-1] - 1), target  # the clamp is for NaN weights
 
 
-def uniforms(keys: Sequence[int], start: int, count: int) -> np.ndarray:
+def uniforms(keys: Sequence[int], count: int) -> np.ndarray:
     """Uniform numbers in [0, 1): [len(keys), count] float64 with 53 random bits.
 
-    Element [i, j] depends on ``keys[i]`` (63 bits) and on the counter ``start + j`` alone, not on any other draw.
+    Element [i, j] depends on ``keys[i]`` (63 bits) and on ``j`` alone, not on any other draw.
     """
     shape = (len(keys), count)
     seeds = np.asarray(keys, dtype=np.uint64)[:, None]
-    counter = np.broadcast_to(np.arange(start, start + count, dtype=np.uint64), shape)
+    counter = np.broadcast_to(np.arange(count, dtype=np.uint64), shape)
     zero = np.zeros(shape, dtype=np.uint64)
     high, low, _, _ = philox((seeds & _LOW, seeds >> _HALF), (counter, zero, zero, zero))
     bits = (high << np.uint64(21)) ^ (low >> np.uint64(11))

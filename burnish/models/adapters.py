@@ -133,7 +133,7 @@ def read_weights(file: Path, option: str) -> dict[str, Tensor]:
             found = {name.removeprefix(PREFIX): opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError) as error:
         raise UserError(f"{option} is {file.parent}: {file.name} can't be read: {error}; export it again") from None
-    if broken := [name for name, value in found.items() if not bool(value.isfinite().all())]:
+    if broken := [name for name, value in found.items() if not bool(value.float().isfinite().all())]:
         raise UserError(f"{option} is {file.parent}, which holds NaN or infinite values in {broken[0]}; give another")
     if not any(".lora_A." in name for name in found):
         raise UserError(f"{option} is {file.parent}, which holds {next(iter(found), 'nothing')}, but no lora_A: it is "

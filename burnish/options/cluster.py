@@ -158,3 +158,7 @@ class ShardingOptions:
     shard_size: Count | None = None
     """Ranks per shard group, such as the GPUs of a machine; the weights are replicated across groups (HSDP). null
     shards over all ranks."""
+    context_parallel: Count = 1
+    """Neighbouring ranks that split the token sequence of each sample (Ulysses context parallelism): activations per
+    rank shrink by as much, and each such group learns its own rows. For generators of long sequences, of FLUX and Wan;
+    a divisor of the number of ranks and of the network's attention heads. 1 splits nothing."""

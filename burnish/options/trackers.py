@@ -93,7 +93,7 @@ class TrackioOptions:
 
 @options
 class TrackersOptions:
-    """Where else metrics and samples of validations are shown. A tracker that fails never stops or slows the run."""
+    """Where else metrics, samples of validations and alarms are shown. One that fails never stops or slows the run."""
 
     wandb: WandbOptions | None = None
     """Weights & Biases; null leaves it out."""
@@ -104,7 +104,7 @@ class TrackersOptions:
     trackio: TrackioOptions | None = None
     """Trackio; null leaves it out."""
     tensorboard: bool = False
-    """Also write samples of validations for TensorBoard, beside the curves that it always gets."""
+    """Also write samples of validations, and alarms, for TensorBoard, beside the curves that it always gets."""
     names: Literal["verl", "lightrft"] = "verl"
     """Names that trackers and TensorBoard get metrics under; metrics.jsonl keeps verl's."""
     samples: Whole = 8
@@ -118,8 +118,6 @@ class TrackersOptions:
 
     @model_validator(mode="after")
     def _are_read(self) -> Self:
-        if self.tensorboard and not self.samples:
-            raise ValueError("tensorboard is true and samples is 0: nothing would be written; leave one of them out")
         if self.tensorboard or self.libraries():
             return self
         for name, default in (("samples", 8), ("wait", 30.0)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,6 @@ import yaml
 from burnish import __version__
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.report.card_pictures import asked, curves, sheet
-from burnish.report.card_text import shown, table
 from burnish.report.licence import Licence
 from burnish.report.overview import numbers
 from burnish.report.samples import Sample, Samples, read_samples
@@ -21,11 +21,14 @@ from burnish.report.verdict import headline, verdict
 from burnish.utils.hub import COMMIT, is_hub_id
 from burnish.utils.hub_data import hub_data
 from burnish.utils.paths import PREFIX
+from burnish.utils.terminal import printable
 
 CURVES, SHEET = "card/curves.png", "card/before_after.jpg"
 QUESTIONS, ANSWERS = 4, 2  # questions that are shown, and responses of each side
 LONGEST, LABEL = 600, 120  # characters of a prompt or a response, of a name
 Files = dict[str, bytes]  # by their path in the folder
+# what has a meaning in Markdown, HTML or an address; a numeric reference never has one
+_MEANING = re.compile(r"[\\`*_{}\[\]<>#&|~^$@\"']|:(?=\S)|\.(?=[^\W\d])|/(?=/)")
 
 
 @dataclass(frozen=True)
@@ -262,3 +265,18 @@ def _pipeline_tag(folder: RunFolder, run: Summary) -> str | None:
     if drawn is None:
         return None
     return f"{'image' if one.shown else 'text'}-to-{drawn}"
+
+
+def shown(text: str, most: int) -> str:
+    """A text of others as part of a paragraph or a table, cut to ``most`` characters."""
+    if len(text) > most:
+        text = f"{text[:most]}… ({len(text) - most} more characters)"
+    lines = printable(text).replace("\t", " ").split("\n")
+    return "<br>".join(_MEANING.sub(lambda found: f"&#{ord(found[0])};", line) for line in lines)
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of an HTML table of cells that are HTML. One line per row, so that no blank one ends it."""
+    top = "".join(f"<th>{head}</th>" for head in heads)
+    body = [f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows]
+    return ["<table>", *([f"<tr>{top}</tr>"] if any(heads) else []), *body, "</table>"]

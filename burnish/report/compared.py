@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from burnish.config.run_folder import RunFolder
 from burnish.report.charts import charts
 from burnish.report.found import configuration, run_row
+from burnish.report.suites import ABOUT, suites_beside
 from burnish.report.summary import Summary
 from burnish.report.validated import chosen, cut, prompt_texts
 
@@ -18,8 +19,13 @@ POINTS = 200  # of a curve
 LONGEST = 300  # characters of an option's value
 
 
-def comparison(runs: Mapping[str, Path]) -> dict[str, Any]:
-    """Everything that a page shows of several runs; ``runs`` are folders by name."""
+def comparison(runs: Mapping[str, Path], evaluated: Sequence[Path] = ()) -> dict[str, Any]:
+    """Everything that a page shows of several runs.
+
+    Args:
+        runs: folders by name.
+        evaluated: folders that may be evaluations of them.
+    """
     folders = {name: RunFolder(path) for name, path in runs.items()}
     options = {name: flat(configuration(folder)) for name, folder in folders.items()}
     found = []
@@ -28,7 +34,8 @@ def comparison(runs: Mapping[str, Path]) -> dict[str, Any]:
         found.append(run_row(name, runs[name]) | {"curves": [_only(chart) for chart in curves["charts"]]})
     return {
         "runs": found, "differences": differences(options), "seeds": same_but_seed(options),
-        "prompts": _prompts(folders),
+        "prompts": _prompts(folders), "suites_about": ABOUT,
+        "suites": suites_beside({name: (folder, evaluated) for name, folder in folders.items()}),
     }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.config.run_folder import STEP, RunFolder, is_row
+from burnish.evaluation.records import HEADER
 from burnish.report.points import Points, series
 from burnish.report.reading import read_configuration
 from burnish.utils.errors import UserError
@@ -32,13 +33,22 @@ TIME = re.compile(rb'"timing_s/(?:step|testing)": ([0-9.eE+-]+)')
 
 def find_runs(root: Path) -> dict[str, Path]:
     """Folders of runs by their path from ``root``, which may be one itself; links are not followed."""
+    return find(root)[0]
+
+
+def find(root: Path) -> tuple[dict[str, Path], list[Path]]:
+    """Folders of runs, and those of evaluations beside them."""
     found: dict[str, Path] = {}
+    evaluated: list[Path] = []
     waiting, seen = [(root, 0)], 0
     while waiting and len(found) < MOST_RUNS and seen < MOST_FOLDERS:
         folder, depth = waiting.pop(0)
         seen += 1
         if is_run(folder):
             found[folder.relative_to(root).as_posix()] = folder
+            continue
+        if (folder / HEADER).is_file():
+            evaluated.append(folder)
             continue
         try:
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -49,7 +59,7 @@ def find_runs(root: Path) -> dict[str, Path]:
             for entry in entries
             if depth < DEEPEST and entry.name not in WITHIN and not entry.name.startswith(".") and _is_folder(entry)
         ]
-    return found
+    return found, evaluated
 
 
 def is_run(folder: Path) -> bool:

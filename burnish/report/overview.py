@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.report.alarms import ABOUT, alarm_data
 from burnish.report.found import stamp
+from burnish.report.suites import ABOUT as SUITES_ABOUT
+from burnish.report.suites import suite_data
 from burnish.report.summary import PLUS_MINUS, REWARD, SPACE, Measure, Summary, next_steps
 from burnish.report.verdict import headline, verdict
 
@@ -21,13 +25,14 @@ WORDS = {
 LONGEST = 1 << 20  # characters of a configuration
 
 
-def overview(folder: RunFolder, run: Summary) -> dict[str, Any]:
-    """Everything but curves, samples and prompts."""
+def overview(folder: RunFolder, run: Summary, evaluated: Iterable[Path] = ()) -> dict[str, Any]:
+    """Everything but curves, samples and prompts; ``evaluated`` are folders that may be evaluations of the run."""
     return {
         "title": folder.path.resolve().name, "sentence": run.sentence(), "headline": headline(run),
         "numbers": numbers(run), "sources": sources(run),
         "verdict": [{"kind": WORDS[one.kind][0], "word": WORDS[one.kind][1], "text": one.text} for one in verdict(run)],
         "warnings": run.warnings(), "alarms": alarm_data(folder, run), "alarms_about": ABOUT,
+        "suites": suite_data(folder, evaluated), "suites_about": SUITES_ABOUT,
         "updates": run.updates, "steps": run.planned, "samples": run.words.samples, "gallery": run.words.gallery,
         "same": run.words.same, "unit": run.words.unit, "validations": folder.validations(),
         "config": folder.config.read_text(encoding="utf-8")[:LONGEST] if folder.config.is_file() else "",

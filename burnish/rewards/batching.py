@@ -74,8 +74,8 @@ class Collector:
         full = {number for number in touched if not self._left[number]}
         self._submit([row for row, number in enumerate(self._group) if number in full])
 
-    def scores(self, between: Callable[[], None]) -> Scores:
-        """The scores of all rows, in order; ``between`` is called while they are waited for, and may end that.
+    def scores(self, check_cancelled: Callable[[], None]) -> Scores:
+        """The scores of all rows, in order; ``check_cancelled`` is called while they are waited for, and may end that.
 
         Raises:
             RewardsFailing: a reward failed more often than the run allows.
@@ -85,8 +85,8 @@ class Collector:
         assert len(self._there) == len(self._prompts), "samples are missing"
         self._submit(sorted(self._samples))
         if not self._pending:  # nothing was sampled
-            return awaited(self._scorer.submit([], []), between)
-        found = Scores.cat([awaited(pending, between) for _, pending in self._pending])
+            return awaited(self._scorer.submit([], []), check_cancelled)
+        found = Scores.cat([awaited(pending, check_cancelled) for _, pending in self._pending])
         order = [row for rows, _ in self._pending for row in rows]
         if order == sorted(order):
             return found

@@ -24,7 +24,7 @@ LONG = 10.0  # seconds after which it is told what is waited for
 
 
 def probe(
-    scorer: AnyScorer, prompts: Sequence[Prompt], sample: Any, *, timeout: float, between: Callable[[], None]
+    scorer: AnyScorer, prompts: Sequence[Prompt], sample: Any, *, timeout: float, check_cancelled: Callable[[], None]
 ) -> None:
     """Have real prompts' made-up samples judged, by those who will judge all others.
 
@@ -35,7 +35,7 @@ def probe(
         prompts: the first ones are asked about.
         sample: a picture or a response.
         timeout: seconds of one reward, for the message to those who wait.
-        between: is called while waiting; what it raises ends the wait.
+        check_cancelled: is called while waiting; what it raises ends the wait.
 
     Raises:
         UserError: a reward raised, died, took too long, or gave what is no number.
@@ -47,7 +47,7 @@ def probe(
 
     def tell() -> None:
         nonlocal until
-        between()
+        check_cancelled()
         if time.monotonic() > until:
             until = math.inf
             labels = ", ".join(scorer.rewards)

@@ -277,11 +277,11 @@ class Scorer:
                 log.warning("further reasons why reward %s is missing are not logged", label)
 
 
-def awaited(scores: PendingScores | Future[Scores], between: Callable[[], None]) -> Scores:
-    """Wait for what ``submit`` gave; ``between`` is called before and meanwhile, and what it raises ends the wait."""
-    between()
+def awaited(scores: PendingScores | Future[Scores], check_cancelled: Callable[[], None]) -> Scores:
+    """Wait for what ``submit`` gave; ``check_cancelled`` is called before and meanwhile, and may end it by an error."""
+    check_cancelled()
     while not (wait([scores], timeout=POLL).done if isinstance(scores, Future) else scores.wait(POLL)):
-        between()
+        check_cancelled()
     return scores.result()
 
 

@@ -264,6 +264,7 @@ SCORERS = (
     TinyScorer("imagereward", _image_reward, BESIDE),
     TinyScorer("aesthetic", _aesthetic, {"path": "DIR", "head": "DIR/head"}),
     TinyScorer("image_similarity", _dino, {"path": "DIR"}),
+    TinyScorer("image_variety", _dino, {"path": "DIR"}),
     TinyScorer("geneval_mask2former", _mask2former, {"path": "DIR", "clip": "DIR/clip"}),
     TinyScorer("hpsv3", headed.hpsv3, headed.options()),
     TinyScorer("editreward", headed.editreward, headed.options(template=["DIR/template_0.txt", "DIR/template_1.txt"])),

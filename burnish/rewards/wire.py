@@ -16,11 +16,11 @@ import numpy as np
 from burnish.rewards.base import Verdict
 from burnish.rewards.text.base import Response
 from burnish.types.clips import Clip, Sound
-from burnish.types.media import Media
+from burnish.types.media import HIGHEST_RATE, Media
 from burnish.types.prompt import Message, Part, Prompt
+from burnish.utils.pictures import as_rgb
 
 FORMATS = ("png", "jpeg", "webp")  # of pictures; safetensors beside them
-HIGHEST_RATE = 1e6  # of frames and of sound
 NOTE = 1000  # characters of a note that are sent
 
 
@@ -107,12 +107,12 @@ def decode_sample(value: Any, limits: Limits) -> Any:
         return decode_picture(about, limits)
     tensors = _tensors(about.get("safetensors"), limits)
     if name == "sound":
-        return Sound.of(_wave(tensors), round(_rate(about.get("rate"), "rate")))
+        return Sound.of(_wave(tensors), _whole_rate(about.get("rate")))
     frames = tensors.get("frames")
     if frames is None or frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3 or 0 in frames.shape:
         raise ValueError("frames must be a tensor of uint8 [F, H, W, 3]")
     _check_pixels(frames.shape[2], frames.shape[1], limits)
-    sound = Sound.of(_wave(tensors), round(_rate(about.get("rate"), "rate"))) if "sound" in tensors else None
+    sound = Sound.of(_wave(tensors), _whole_rate(about.get("rate"))) if "sound" in tensors else None
     return Clip(frames=frames, fps=_rate(about.get("fps"), "fps"), sound=sound)
 
 
@@ -127,6 +127,9 @@ def decode_prompt(value: Any, limits: Limits) -> Prompt:
     images = value.get("images") or []
     if not isinstance(images, list):
         raise ValueError("images must be a list")
+    messages = value.get("messages") or []
+    if not isinstance(messages, list):
+        raise ValueError("messages must be a list")
     return Prompt(
         text=_text(value, "text"),
         negative=_text(value, "negative", ""),
@@ -134,7 +137,7 @@ def decode_prompt(value: Any, limits: Limits) -> Prompt:
         source=_text(value, "source", "default"),
         label=_text(value, "label", None),
         extra=json.dumps(info, sort_keys=True) if info else "",
-        messages=tuple(_message(one) for one in value.get("messages") or ()),
+        messages=tuple(_message(one) for one in messages),
         images=tuple(_given(one, limits) for one in images),
     )
 
@@ -175,7 +178,7 @@ def decode_picture(about: Mapping[str, Any], limits: Limits) -> np.ndarray:
         with Image.open(io.BytesIO(data), formats=[name.upper() for name in FORMATS]) as opened:
             _check_pixels(opened.width, opened.height, limits)
             limits.reserve(3 * opened.width * opened.height)
-            return np.asarray(opened.convert("RGB"))
+            return np.asarray(as_rgb(opened))
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise ValueError(f"the picture can't be read: {str(error)[:200]}") from None
 
@@ -274,6 +277,8 @@ def _text(value: Mapping[str, Any], name: str, default: Any = ...) -> Any:
     found = value.get(name, default)
     if found is ... or (found is not default and not isinstance(found, str)):
         raise ValueError(f"{name} must be a text")
+    if isinstance(found, str) and any("\ud800" <= letter <= "\udfff" for letter in found):
+        raise ValueError(f"{name} holds half of a surrogate pair, which is not a character")
     return found
 
 
@@ -287,6 +292,13 @@ def _rate(value: Any, name: str) -> float:
     if not _is_number(value) or not 0 < value <= HIGHEST_RATE:
         raise ValueError(f"{name} must be a number > 0 and <= {HIGHEST_RATE:g}")
     return float(value)
+
+
+def _whole_rate(value: Any) -> int:
+    rate = round(_rate(value, "rate"))
+    if rate < 1:
+        raise ValueError(f"rate is {value}; a sound has 1 sample per second or more")
+    return rate
 
 
 def _is_number(value: Any) -> bool:

@@ -19,9 +19,8 @@ from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig
 from burnish.controller import Controller
 from burnish.rewards.breaker import RewardsFailing
-from burnish.rollout.base import Source
-from burnish.rollout.online import OnlineSource
 from burnish.rollout.pipelined import PipelinedSource
+from burnish.rollout.sources import OnlineSource, SavedSource, Source
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import Call
 from burnish.runtime.cluster import cluster
@@ -59,7 +58,7 @@ class RayController(Controller):
         self.workers: TrainerGroup
         self._saving = 0.0
         self._numbers = PromptNumbers(lambda: self.assembly.train_prompts)
-        self._source: Source
+        self._source: SavedSource
         self.trainers: ActorGroup
         self.samplers: RolloutPool | None = None
         self._end: Exception | None = None  # of a publication, until somebody is to sample
@@ -141,7 +140,7 @@ class RayController(Controller):
         """Have the ranks load everything: each returns the number of training prompts or records."""
         return self.trainers.submit("check", seconds=self.config.ray.start_timeout, option="ray.start_timeout")
 
-    def _make_source(self) -> Source:
+    def _make_source(self) -> SavedSource:
         config, assembly = self.config, self.assembly
         if not config.online:
             return RankSource(self.trainers)
@@ -151,7 +150,13 @@ class RayController(Controller):
         if self.samplers is None:
             return OnlineSource(
                 assembly.prompt_schedule,
-                TrainerRolloutWorker(self.trainers, self.watch, lambda: self.assembly.stop(), self._numbers),
+                TrainerRolloutWorker(
+                    self.trainers,
+                    self.watch,
+                    lambda: self.assembly.stop(),
+                    self._numbers,
+                    together=config.sharding.context_parallel,
+                ),
                 assembly.normaliser,
             )
         if config.pipeline.depth == 0:
@@ -258,9 +263,3 @@ class ErrorRelay:
     def collect(self, update: int) -> Collected:
         self._announce()
         return self._source.collect(update)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._source.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._source.load_state_dict(state)

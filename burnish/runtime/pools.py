@@ -12,11 +12,11 @@ from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from burnish.metrics import gpu_bytes
 from burnish.options.cluster import RayOptions
 from burnish.runtime.actor import environment
 from burnish.runtime.capacity import Need, amounts
 from burnish.runtime.faults import Unschedulable
+from burnish.training.memory import gpu_bytes
 
 log = logging.getLogger(__name__)
 

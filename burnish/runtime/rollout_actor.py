@@ -37,7 +37,6 @@ class RolloutActor:
         assembly.scorer.start()
         # its weights are compared when they are published, for afterwards the network gets those of the next version
         assembly.example = Prompt(text="What is this?")
-        assembly.roles.rest()
         _ = assembly.engine
         weights = assembly.roles.sampler_weights(full=True)
         engine = assembly.publisher.publish if assembly.publisher and assembly.has_separate_engine else None

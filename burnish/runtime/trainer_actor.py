@@ -43,7 +43,8 @@ class TrainerActor:
             versions: how many published versions of the weights may be requested again.
         """
         self.config, self.versions, self.seconds = config, versions, config.ray.call_timeout
-        self.ranks = join_ranks(place.rank, place.size, place.address, place.port, place.device, self.seconds)
+        ranks = join_ranks(place.rank, place.size, place.address, place.port, place.device, self.seconds)
+        self.ranks = ranks.in_contexts(config.sharding.context_parallel)
         store = CheckpointStore(RunFolder(config.output_dir).checkpoints, config.checkpoint, self.ranks)
         self.controller = LocalController(config, store, self.ranks)
         self.assembly = self.controller.assembly

@@ -53,10 +53,19 @@ class TrainerGroup:
 class TrainerRolloutWorker:
     """The ranks sample themselves, each its part, with weights that are gathered for that long."""
 
-    def __init__(self, ranks: ActorGroup, watch: Stopwatch, stop: Callable[[], bool], numbers: PromptNumbers) -> None:
+    def __init__(
+        self,
+        ranks: ActorGroup,
+        watch: Stopwatch,
+        stop: Callable[[], bool],
+        numbers: PromptNumbers,
+        *,
+        together: int = 1,
+    ) -> None:
         """Args: ``stop`` says whether samples that nobody has learned from are to be cancelled; ``numbers`` are the
-        prompts'."""
+        prompts'; ``together`` is how many neighbouring ranks draw the same, of which the first one answers."""
         self.ranks, self.watch, self.stop, self.numbers = ranks, watch, stop, numbers
+        self.together = together
 
     def generate(self, request: RolloutRequest) -> Rollouts:
         """Samples of the present weights.
@@ -64,9 +73,10 @@ class TrainerRolloutWorker:
         Raises:
             Cancelled: the run is to stop.
         """
-        size = len(self.ranks)
-        parts: list[RolloutRequest | None] = [*split(self.numbers.numbered(request), size)]
-        parts += [None] * (size - len(parts))
+        size = len(self.ranks) // self.together
+        groups: list[RolloutRequest | None] = [*split(self.numbers.numbered(request), size)]
+        groups += [None] * (size - len(groups))
+        parts = [part for part in groups for _ in range(self.together)]
         calls = [self.ranks.submit_one(rank, "generate", part, keep=True) for rank, part in enumerate(parts)]
         if cancelled(self.ranks, calls, self.stop):
             raise Cancelled

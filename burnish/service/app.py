@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -78,7 +79,9 @@ class Service:
             samples, prompts = await to_thread.run_sync(self._decode, body, taken.take, limiter=self._decoders)
             del body
             verdicts = await self.batcher.verdicts(samples, prompts)
-            reply = JSONResponse({"scores": [encode_verdict(verdict) for verdict in verdicts]})
+            # ASCII: a reward's note may hold half of a surrogate pair, which UTF-8 can't
+            content = json.dumps({"scores": [encode_verdict(verdict) for verdict in verdicts]}, allow_nan=False)
+            reply = Response(content, media_type="application/json")
             self.numbers.answered(200, time.perf_counter() - begun)
             return reply
         except Full as error:

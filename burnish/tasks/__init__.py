@@ -17,6 +17,7 @@ def assemble(config: RunConfig, ranks: Ranks = SINGLE_RANK, *, only_samples: boo
         only_samples: nothing is trained or evaluated with it, so that it needs no network but those that sample.
     """
     assembly: Assembly = task_named(config.task).assembly(config, ranks)
+    assembly.only_samples = only_samples
     if only_samples:
         assembly.needs = assembly.needs.to_sample()
     return assembly

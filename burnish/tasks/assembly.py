@@ -24,11 +24,9 @@ from burnish.rewards.mixing import check_mixing
 from burnish.rewards.normalising import Normaliser, normaliser_of, restore
 from burnish.rewards.probe import probe
 from burnish.rewards.scoring import AnyScorer, Scorer
-from burnish.rollout.base import StreamSource
-from burnish.rollout.offline import OfflineSource
-from burnish.rollout.online import OnlineSource
 from burnish.rollout.prompt_schedule import PromptSchedule
 from burnish.rollout.requests import RolloutRequest, RolloutWorker
+from burnish.rollout.sources import OfflineSource, OnlineSource, StreamSource
 from burnish.tasks.evaluate import Evaluation
 from burnish.tasks.kept import SampleFiles
 from burnish.tasks.shares import steps_of_an_update
@@ -74,6 +72,7 @@ class Assembly:
         self.stop: Callable[[], bool] = lambda: False  # whether to stop sampling, as nobody would learn from it
         self.measures_prompts = False  # whether only the model's processor can tell which prompts are short enough
         self.trains = False  # whether weights are learned, not only read
+        self.only_samples = False  # whether nothing is trained or evaluated here
         self._until_closed = ExitStack()
         self.reads_ahead = False  # whether other processes read what prompts show before it is needed
         self.has_separate_engine = False  # whether the engine has weights of its own, so that these stay sharded
@@ -179,7 +178,7 @@ class Assembly:
             self.roles,
             config.algorithm,
             self.groups,
-            trainer=steps_of_an_update(config),
+            options=steps_of_an_update(config),
             ema=self.ema,
             seed=config.seed,
             watch=self.watch,
@@ -329,7 +328,7 @@ class Assembly:
         """
         prompts = [*(self.train_prompts if self.config.online else ()), *self.val_prompts]
         timeout = self.config.scoring.timeout
-        probe(self.scorer, prompts, self.dummy_sample(), timeout=timeout, between=self.between)
+        probe(self.scorer, prompts, self.dummy_sample(), timeout=timeout, check_cancelled=self.check_cancelled)
 
     def dummy_sample(self) -> Any:
         """A placeholder sample, to try the rewards on."""
@@ -346,8 +345,8 @@ class Assembly:
         """Sample once, as briefly as possible: options that the network can't work with fail here, not in training."""
         raise NotImplementedError
 
-    def between(self) -> None:
-        """The cancel callback of sampling, called between steps.
+    def check_cancelled(self) -> None:
+        """Called between steps of sampling, and while others are waited for.
 
         Raises:
             Cancelled: the run is to stop.

@@ -56,7 +56,7 @@ class Evaluation:
             guidance: classifier-free guidance of a generator; None takes the run's.
         """
         ranks, job = self.assembly.ranks, self.job(n, guidance)
-        found = self._all(ranks, job)
+        found = self._all(ranks.rows, job)
         if target is not None and ranks.rank == 0:
             with writing(target):
                 (target / "pictures").mkdir(parents=True, exist_ok=True)

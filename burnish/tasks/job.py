@@ -27,7 +27,7 @@ class Job:
     sample: Tensor  # [B] long
     purpose: Purpose
     update: int
-    between: Callable[[], None] = lambda: None  # called before every step or token; what it raises ends the job
+    check_cancelled: Callable[[], None] = lambda: None  # called before every step or token; what it raises ends the job
     noise: tuple[random.Part, ...] | None = None  # of a suite: seeds in place of the run's, the same in every run
 
     def keys(self, seed: int) -> list[tuple[random.Part, ...]]:

@@ -22,13 +22,13 @@ from burnish.evaluation.records import Folder, Header, Record
 from burnish.evaluation.results import metrics_of, result_of, sampled_settings
 from burnish.evaluation.suite import REWARD, Suite, read_suite
 from burnish.rewards.scoring import Scorer, awaited
-from burnish.training.ranks import Ranks
+from burnish.tasks.evaluate import SHOWN
+from burnish.training.ranks import Ranks, by_first
 from burnish.types.rollout import Scores
 from burnish.utils.disk import writing
 from burnish.utils.errors import Cancelled, UserError
 from burnish.utils.paths import SUITES
 
-SHOWN = 16  # prompts whose samples are kept
 HASHED = 1 << 16  # numbers of a tensor that tell it from others
 
 Shard = tuple[int, int]  # number and count, counted from 1
@@ -92,9 +92,10 @@ class SuiteRunner:
             Cancelled: on all ranks, where one was cancelled; what is recorded stays.
             UserError: the folder holds something else.
         """
-        ranks, folder = self.assembly.ranks, Folder(target)
+        every, folder = self.assembly.ranks, Folder(target)
+        ranks = every.rows
         header = self.header(source, update, shard)
-        left = ranks.first(lambda: folder.begin(header))
+        left = every.first(lambda: folder.begin(header))
         total = len(header.own())
         for start in range(0, len(left), ranks.size):
             units = left[start : start + ranks.size]
@@ -102,11 +103,11 @@ class SuiteRunner:
             shares = ranks.gather(self._attempt(header, mine, folder))
             if not all(shares):
                 raise Cancelled
-            if ranks.rank == 0:
+            if every.rank == 0:
                 for (records,) in shares:
                     folder.append(records)
                 progress(total - len(left) + start + len(units), total)
-        if ranks.rank:
+        if every.rank:
             return {}
         result = result_of(header, folder.complete())
         folder.finish(result)
@@ -133,7 +134,7 @@ class SuiteRunner:
                 every = rows(asked)
                 with self.scorer.silent():
                     pending = self.scorer.submit([sample for sample, _ in every], [prompt for _, prompt in every])
-                    scores = awaited(pending, self.assembly.between)
+                    scores = awaited(pending, self.assembly.check_cancelled)
                 found = wrong_answers(asked, _columns(scores))
             self._asked = found, unwatched(self.suite, asked)
         return self._asked
@@ -177,7 +178,7 @@ class SuiteRunner:
         numbers = torch.arange(len(prompts))
         job = self.job({
             "prompts": prompts, "group": numbers // n, "sample": numbers % n, "purpose": "validation", "update": 0,
-            "between": self.assembly.between, "noise": self.suite.noise,
+            "check_cancelled": self.assembly.check_cancelled, "noise": self.suite.noise,
         })  # fmt: skip
         found = self.sampled(job)
         columns = _columns(found.scores)
@@ -227,10 +228,12 @@ class DrawingRunner(SuiteRunner):
         )  # fmt: skip
 
     def sampled(self, job: Any) -> Outcome:
+        context = self.assembly.ranks.context  # ranks that draw the same, of which the first scores and keeps it
         with closing(self.assembly.engine.sample(job)) as parts:
             drawn = [one for _, _, some in parts for one in some]
-        scores = awaited(self.scorer.submit(drawn, job.prompts), self.assembly.between)
-        return Outcome(scores, [{}] * len(drawn), drawn)
+        check_cancelled = self.assembly.check_cancelled
+        scores = by_first(context, lambda: awaited(self.scorer.submit(drawn, job.prompts), check_cancelled))
+        return Outcome(scores, [{}] * len(drawn), [] if context.rank else drawn)
 
     def write(self, folder: Path, stem: str, sample: Any) -> str:
         from burnish.tasks.flow.samples import write_sample
@@ -269,7 +272,7 @@ class RespondingRunner(SuiteRunner):
 
     def sampled(self, job: Any) -> Outcome:
         completion, responses = self.assembly.engine.sample(job)
-        scores = awaited(self.scorer.submit(responses, job.prompts), self.assembly.between)
+        scores = awaited(self.scorer.submit(responses, job.prompts), self.assembly.check_cancelled)
         lengths = completion.lengths.response.tolist()
         said = [
             {"response": one.text, "finished": one.finished, "tokens": tokens}

@@ -12,6 +12,7 @@ Outcome = Literal["finished", "stopped", "failed"]
 GENERATIONS = "val/generations"  # verl's name of the table of validation samples
 COLUMNS = ("step", "input", "output", "score")  # of that table
 SAMPLES = "val/samples"  # what was drawn, one after another
+ALARMS = "alarms"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,26 @@ class Sample:
         return f"{'missing' if self.score is None else f'{self.score:.4g}'} | {self.prompt}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """An alarm that was raised, or one that is over."""
+
+    update: int
+    name: str
+    text: str  # what was said when it was raised
+    over: bool
+
+    @property
+    def title(self) -> str:
+        """One line."""
+        return f"alarm {self.name} is over" if self.over else f"alarm {self.name}"
+
+    @property
+    def said(self) -> str:
+        """All of it."""
+        return f"over since update {self.update}; raised because {self.text}" if self.over else self.text
+
+
 class Tracker(Protocol):
     """A run as a tracker's own library writes it. It is opened where it is made, with what ``About`` says."""
 
@@ -60,6 +81,10 @@ class Tracker(Protocol):
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
         """Samples of a validation."""
+        ...
+
+    def alarm(self, notice: Notice) -> None:
+        """An alarm, after the metrics of its update."""
         ...
 
     def close(self, outcome: Outcome) -> None:

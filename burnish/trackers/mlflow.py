@@ -12,11 +12,12 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
-from burnish.trackers.base import GENERATIONS, SAMPLES, About, Outcome, Sample
+from burnish.trackers.base import GENERATIONS, SAMPLES, About, Notice, Outcome, Sample
 from burnish.trackers.media import kind_of, picture
 
 MOST = 100  # parameters of a request
 LONGEST = 500  # characters of a parameter that every server takes
+LONGEST_NAME, LONGEST_TAG = 250, 5000  # characters of a tag, the same
 STATES = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 
@@ -58,6 +59,10 @@ class Mlflow:
             else:
                 self._client.log_artifact(self.id, str(one.file), f"{SAMPLES}/step_{step:06d}")
         self._client.log_text(self.id, json.dumps(rows, indent=1), f"{GENERATIONS}/step_{step:06d}.json")
+
+    def alarm(self, notice: Notice) -> None:
+        text = notice.said if notice.over else f"since update {notice.update}: {notice.said}"
+        self._client.set_tag(self.id, _allowed(f"alarm.{notice.name}")[:LONGEST_NAME], text[:LONGEST_TAG])
 
     def close(self, outcome: Outcome) -> None:
         self._client.set_terminated(self.id, status=STATES[outcome])

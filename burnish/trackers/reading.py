@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from burnish.trackers.base import Sample
+from burnish.trackers.base import Notice, Sample
 from burnish.utils.json_text import parse_json
 from burnish.utils.reading import read_file
 
 STEP = "training/global_step"
 LARGEST = 64 << 20  # bytes of the samples of a validation
+NAMED, SAID = 200, 4000  # characters of an alarm's name and text
 FILE = 32 << 20  # bytes of a picture, clip or sound that is sent
 
 
@@ -64,6 +65,47 @@ class Rows:
                 if row is not None and row[STEP] > self.after:
                     self.after = row.pop(STEP)
                     yield self.after, {name: value for name, value in row.items() if value is not None}
+
+
+class Notices:
+    """Lines of alarms.jsonl, read as they are written."""
+
+    def __init__(self, file: Path, after: int) -> None:
+        """Args: ``after`` is the last update whose alarms need no reading any more."""
+        self.file, self.after = file, after
+        self._offset = 0
+        self._texts: dict[str, str] = {}  # of the alarms that were raised
+
+    def upto(self, update: int) -> Iterator[Notice]:
+        """The next alarms, raised or over, up to an update; lines that no run wrote are left out."""
+        if not self.file.is_file() or self.file.is_symlink():
+            return
+        with self.file.open("rb") as lines:
+            lines.seek(self._offset)
+            for line in lines:
+                notice = self._notice(line)
+                if not line.endswith(b"\n") or (notice is not None and notice.update > update):
+                    return
+                self._offset += len(line)
+                if notice is None:
+                    continue
+                self._texts[notice.name] = notice.text
+                if notice.update > self.after:
+                    yield notice
+
+    def _notice(self, line: bytes) -> Notice | None:
+        try:
+            found = parse_json(line)
+        except ValueError:
+            return None
+        if not isinstance(found, dict) or type(found.get("update")) is not int:
+            return None
+        over = "over" in found
+        name = found.get("over" if over else "name")
+        text = self._texts.get(name) if over and isinstance(name, str) else found.get("text")
+        if not isinstance(name, str) or not isinstance(text, str):
+            return None
+        return Notice(update=found["update"], name=name[:NAMED], text=text[:SAID], over=over)
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import swanlab
 
-from burnish.trackers.base import COLUMNS, GENERATIONS, SAMPLES, About, Outcome, Sample
+from burnish.trackers.base import ALARMS, COLUMNS, GENERATIONS, SAMPLES, About, Notice, Outcome, Sample
 from burnish.trackers.media import gif, kind_of
 
 
@@ -41,6 +41,9 @@ class Swanlab:
         table = swanlab.echarts.Table()
         table.add(headers=list(COLUMNS), rows=rows)
         self._run.log({GENERATIONS: table} | ({SAMPLES: drawn} if drawn else {}), step=step)
+
+    def alarm(self, notice: Notice) -> None:
+        self._run.log({f"{ALARMS}/{notice.name}": swanlab.Text(notice.said, caption=notice.title)}, step=notice.update)
 
     def close(self, outcome: Outcome) -> None:
         state = {"finished": "success", "stopped": "aborted", "failed": "crashed"}[outcome]

@@ -15,7 +15,7 @@ from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from burnish.trackers.base import GENERATIONS, SAMPLES, About, Outcome, Sample
+from burnish.trackers.base import ALARMS, GENERATIONS, SAMPLES, About, Notice, Outcome, Sample
 from burnish.trackers.media import gif, kind_of, picture
 
 RGB = 3  # TensorBoard's number of that colour space
@@ -36,7 +36,7 @@ class Tensorboard:
         """Nothing: the run has written them."""
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
-        values = [_text(samples)]
+        values = [_text(GENERATIONS, _table(samples))]
         for number, one in enumerate(samples):
             if one.file is not None:
                 values.append(_media(f"{SAMPLES}/{number}", one.file))
@@ -46,6 +46,12 @@ class Tensorboard:
             ]  # fmt: skip
         for value in values:
             self._write(Event(step=step, summary=Summary(value=[value])))
+        self._file.flush()
+
+    def alarm(self, notice: Notice) -> None:
+        said = f"**{notice.title}**\n\n{_verbatim(notice.said)}"
+        value = _text(f"{ALARMS}/{notice.name}", said)
+        self._write(Event(step=notice.update, summary=Summary(value=[value])))
         self._file.flush()
 
     def close(self, outcome: Outcome) -> None:
@@ -77,7 +83,7 @@ def _media(tag: str, file: Path) -> Any:
     )
 
 
-def _text(samples: Sequence[Sample]) -> Any:
+def _table(samples: Sequence[Sample]) -> str:
     """A table in Markdown, indented so that what models say is shown as it is."""
     parts = []
     for number, one in enumerate(samples):
@@ -85,12 +91,16 @@ def _text(samples: Sequence[Sample]) -> Any:
         score = "missing" if one.score is None else f"{one.score:.4g}"
         said = {"input": one.prompt, "output": made or "", "score": score, "note": one.note}
         parts.append("\n\n".join(f"**{name}**\n\n{_verbatim(value)}" for name, value in said.items() if value))
+    return "\n\n---\n\n".join(parts)
+
+
+def _text(tag: str, markdown: str) -> Any:
     text = TensorProto(
-        dtype=DT_STRING, string_val=["\n\n---\n\n".join(parts).encode()],
+        dtype=DT_STRING, string_val=[markdown.encode()],
         tensor_shape=TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)]),
     )  # fmt: skip
     about = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-    return Summary.Value(tag=GENERATIONS, metadata=about, tensor=text)
+    return Summary.Value(tag=tag, metadata=about, tensor=text)
 
 
 def _verbatim(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import trackio
 
-from burnish.trackers.base import COLUMNS, GENERATIONS, SAMPLES, About, Outcome, Sample
+from burnish.trackers.base import COLUMNS, GENERATIONS, SAMPLES, About, Notice, Outcome, Sample
 from burnish.trackers.media import kind_of, playable
 
 
@@ -37,6 +37,10 @@ class Trackio:
             rows.append([step, one.prompt, one.said if made is None else made, one.score])
             drawn |= {} if made is None else {f"{SAMPLES}/{number}": made}
         self._run.log({GENERATIONS: trackio.Table(columns=list(COLUMNS), data=rows), **drawn}, step=step)
+
+    def alarm(self, notice: Notice) -> None:
+        level = trackio.AlertLevel.INFO if notice.over else trackio.AlertLevel.WARN
+        self._run.alert(notice.title, notice.said, level=level, step=notice.update)
 
     def close(self, outcome: Outcome) -> None:
         self._run.finish()

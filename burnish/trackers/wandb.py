@@ -10,8 +10,11 @@ from typing import Any
 
 import wandb
 
-from burnish.trackers.base import COLUMNS, GENERATIONS, SAMPLES, About, Outcome, Sample
+from burnish.trackers.base import COLUMNS, GENERATIONS, SAMPLES, About, Notice, Outcome, Sample
 from burnish.trackers.media import kind_of, playable
+
+LONGEST_TITLE = 63  # characters of an alert's
+BETWEEN = 1  # seconds within which a second alert of a title is dropped
 
 
 class Wandb:
@@ -47,6 +50,11 @@ class Wandb:
             table.add_data(step, one.prompt, *picture, one.said if made is None else made, one.score)
             drawn += [] if made is None else [made]
         self._run.log({GENERATIONS: table} | ({SAMPLES: drawn} if drawn else {}), step=step)
+
+    def alarm(self, notice: Notice) -> None:
+        level = "INFO" if notice.over else "WARN"
+        text = f"update {notice.update}: {notice.said}"
+        self._run.alert(title=notice.title[:LONGEST_TITLE], text=text, level=level, wait_duration=BETWEEN)
 
     def close(self, outcome: Outcome) -> None:
         self._run.finish(exit_code=1 if outcome == "failed" else 0)

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from burnish.trackers.base import About, Outcome, Tracker
 from burnish.trackers.names import renamed
-from burnish.trackers.reading import STEP, Progress, Rows, read_samples
+from burnish.trackers.reading import STEP, Notices, Progress, Rows, read_samples
 from burnish.trackers.secrets import redacted
 from burnish.utils.json_text import parse_json
 
@@ -97,6 +97,7 @@ def track(told: dict[str, Any], orders: Orders, say: Callable[..., None]) -> Non
     progress.write(tracker.id, progress.step)
     say(opened=redacted(tracker.url or ""), step=progress.step)
     rows, said = Rows(run / "metrics.jsonl", progress.step), 0.0
+    notices = Notices(run / "alarms.jsonl", progress.step)
     while True:
         orders.changed.clear()
         outcome = orders.outcome
@@ -107,6 +108,8 @@ def track(told: dict[str, Any], orders: Orders, say: Callable[..., None]) -> Non
                     tracker.samples(step, samples)
             except Exception as error:  # of one file, which would fail again
                 say(warning=redacted(f"samples of update {step}: {type(error).__name__}: {error}")[:500])
+            for notice in notices.upto(step):
+                tracker.alarm(notice)
             progress.write(tracker.id, step)
             if time.monotonic() - said > OFTEN:
                 said = time.monotonic()

@@ -38,8 +38,7 @@ class PhaseMemory:
     def metrics(self) -> dict[str, float]:
         """In GB: the peaks of the run so far, and of each phase since the last call."""
         self._note()
-        unit = 1 if sys.platform == "darwin" else 1024
-        found = {"perf/max_cpu_memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9}
+        found = {"perf/max_cpu_memory_gb": _most_resident() / 1e9}
         found |= {f"perf/max_{name}": value for name, value in self._most.items()}
         for phase, values in self._phases.items():
             found |= {f"perf/{name}/{phase}": value for name, value in values.items()}
@@ -63,7 +62,12 @@ def resident() -> int:
     try:
         return int(STATUS.read_text().split()[1]) * resource.getpagesize()
     except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return _most_resident()
+
+
+def _most_resident() -> int:
+    """The most bytes of RAM that this process has held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _raise(most: dict[str, float], values: dict[str, float]) -> None:
@@ -73,3 +77,8 @@ def _raise(most: dict[str, float], values: dict[str, float]) -> None:
 
 def _on_gpu() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_initialized()
+
+
+def gpu_bytes() -> int | None:
+    """Memory of the GPU that this process computes on; None without one."""
+    return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None

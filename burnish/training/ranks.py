@@ -15,6 +15,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from burnish.utils.errors import Cancelled
+
 T = TypeVar("T")
 P = TypeVar("P")
 
@@ -41,6 +43,22 @@ class Ranks(Protocol):
     @property
     def group(self) -> Any:
         """Process group of torch.distributed; None is the default group."""
+
+    @property
+    def rows(self) -> Ranks:
+        """Ranks that rows are shared out to: of every context group the one at this rank's place; by default all."""
+
+    @property
+    def context(self) -> Ranks:
+        """Ranks that work on the same rows, each on a part of every sequence; by default this one alone."""
+
+    def in_contexts(self, size: int) -> Ranks:
+        """The same ranks, in context groups of so many neighbours; a collective operation.
+
+        Args:
+            size: a divisor of the number of ranks; 1 makes no groups.
+        """
+        ...
 
     def clone_group(self) -> Ranks:
         """The same ranks with a new gloo process group, for a background thread; a collective operation."""
@@ -75,15 +93,22 @@ class Ranks(Protocol):
         """Run an action on rank 0 alone; its result, or its exception, is that of all ranks."""
         ...
 
-    def barrier(self, what: str) -> None:
-        """Wait for all ranks; ``what`` names the point in errors."""
-        ...
-
 
 class SingleRank:
     """The only rank: collective operations are trivial."""
 
     rank, size, timeout, group = 0, 1, 0.0, None
+
+    @property
+    def rows(self) -> Ranks:
+        return self
+
+    @property
+    def context(self) -> Ranks:
+        return SINGLE_RANK
+
+    def in_contexts(self, size: int) -> Ranks:
+        return self
 
     def clone_group(self) -> Ranks:
         return self
@@ -106,9 +131,6 @@ class SingleRank:
     def first(self, action: Callable[[], T]) -> T:
         return action()
 
-    def barrier(self, what: str) -> None:
-        """Nothing to wait for."""
-
 
 SINGLE_RANK = SingleRank()
 
@@ -121,8 +143,23 @@ class ProcessRanks:
         import torch.distributed as dist
 
         self._dist, self.timeout, self.group = dist, timeout, group
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.rows: Ranks = self
+        self.context: Ranks = SINGLE_RANK
         self._names: list[str] = []  # of all sums so far, in the same order on all ranks
+
+    def in_contexts(self, size: int) -> Ranks:
+        if size == 1:
+            return self
+        groups, wait = torch.arange(self.size).view(-1, size), timedelta(seconds=self.timeout)
+        found = ProcessRanks(self.timeout, self.group)
+        context, _ = self._dist.new_subgroups_by_enumeration(groups.tolist(), timeout=wait)
+        found.context = ProcessRanks(self.timeout, context)
+        found.rows = SINGLE_RANK
+        if len(groups) > 1:
+            rows, _ = self._dist.new_subgroups_by_enumeration(groups.T.tolist(), timeout=wait)
+            found.rows = ProcessRanks(self.timeout, rows)
+        return found
 
     def clone_group(self) -> Ranks:
         limit = timedelta(seconds=self.timeout)
@@ -173,14 +210,11 @@ class ProcessRanks:
             except Exception as error:
                 outcome[1] = error
         with self._waiting("a broadcast from rank 0"):
-            self._dist.broadcast_object_list(outcome, src=0, group=self.group)
+            self._dist.broadcast_object_list(outcome, group_src=0, group=self.group)
         if outcome[1] is not None:
             raise outcome[1]
         value: T = outcome[0]
         return value
-
-    def barrier(self, what: str) -> None:
-        self._reduce(torch.zeros(1), what)
 
     def close(self) -> None:
         """Destroy the process group."""
@@ -264,6 +298,21 @@ def group_of_one() -> Callable[[], None]:
         _clear_sharding_prop_cache()  # what is remembered of this group would be taken for that of a later one
 
     return end
+
+
+def by_first(ranks: Ranks, action: Callable[[], T]) -> T:
+    """``ranks.first`` of an action that may be cancelled, which cancels all ranks."""
+
+    def attempt() -> list[T]:
+        try:
+            return [action()]
+        except Cancelled:
+            return []
+
+    found = ranks.first(attempt)
+    if not found:
+        raise Cancelled
+    return found[0]
 
 
 def distribute(ranks: Ranks, function: Callable[[P], T], items: Iterable[P]) -> list[T]:

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from burnish.models.adapters import saved_name
 from burnish.models.lora import adapter_parameters, add_adapters, carriers, merged, switch_adapter
-from burnish.models.placing import place, rest_frozen, twin, unshare
+from burnish.models.placing import rest_frozen, twin, unshare
 from burnish.options.cluster import ShardingOptions
 from burnish.options.flow import LoraOptions
 from burnish.training.balance import Balance
 from burnish.training.copies import Copies
 from burnish.training.meter import Meter
-from burnish.training.ranks import Ranks
+from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.training.sharding import Shards, copy_full, mesh_of, shard
 from burnish.utils import random
 from burnish.utils.errors import UserError
@@ -65,6 +65,7 @@ class TrainedRoles:
         self.optimizer_steps = 0  # of the run so far
         self.device: torch.device = model.device  # where the networks compute
         self.shards = Shards()  # how they lie on the ranks
+        self.context: Ranks = SINGLE_RANK  # that run them together, each for a part of every sequence
         self._networks: dict[str, nn.Module] = {"policy": model.network}
         self._adapters: Sequence[str] = ()
         self._active = "policy"
@@ -101,13 +102,6 @@ class TrainedRoles:
             peak: of the device, in operations per second.
         """
         raise NotImplementedError
-
-    def rest(self) -> None:
-        """Hold networks that nobody trains here in the precision that they compute in, where that moves no bit."""
-        if self.lora is None:
-            for network in self._networks.values():
-                rest_frozen(network, self.model.compute)
-                place(network, self.device)
 
     def _go_on(self, given: Mapping[str, Tensor], roles: Sequence[str]) -> None:
         """Begin with the weights of an adapter.
@@ -167,7 +161,7 @@ class TrainedRoles:
 
     def shard(self, ranks: Ranks, options: ShardingOptions) -> None:
         """Shard all networks over the ranks, before anything is made of their weights."""
-        self.shards = Shards(ranks)
+        self.shards, self.context = Shards(ranks.rows), ranks.context
         mesh = mesh_of(ranks, options.shard_size, self.device.type)
         for name, network in self._networks.items():
             self.shards.networks[name] = shard(

@@ -43,7 +43,7 @@ class Trainer:
     algorithm: Algorithm
     groups: Sequence[ParameterGroup]  # what learns, the actor first
     _: KW_ONLY
-    trainer: StepOptions  # how a batch becomes optimizer steps
+    options: StepOptions  # how a batch becomes optimizer steps
     ema: Ema | None  # of the actor's weights
     seed: int
     watch: Stopwatch
@@ -55,9 +55,11 @@ class Trainer:
     skipped_in_a_row: int = field(default=0, init=False)
     credited: list[float] | None = field(default=None, init=False)  # advantage of each sample of the last batch
     usage: Usage = field(init=False)
+    rows: Ranks = field(init=False)  # those that share out the rows of a mini-batch
 
     def __post_init__(self) -> None:
         self.usage = Usage(self.roles.meter, self.ranks.size)
+        self.rows = self.ranks.rows
         self.roles.clock = self._part
 
     def annotate(self, scored: Collected) -> Any:
@@ -89,7 +91,7 @@ class Trainer:
         metrics: defaultdict[str, list[float]] = defaultdict(list)
         skipped = empty = 0
         with self.watch("update_actor"), self.usage.during("actor"):
-            for mini in mini_batches(batch, self.trainer, self.seed, update):
+            for mini in mini_batches(batch, self.options, self.seed, update):
                 step = self._step(mini, update)
                 del mini  # before the next one is made
                 skipped += "actor/skipped" in step
@@ -124,15 +126,15 @@ class Trainer:
             group.zero_grad()
         share = self._backward(mini, size)
         if self.auxiliary is not None:
-            share["auxiliary"], reported = self.auxiliary.backward(self.optimizer_steps, self.roles, self.ranks)
+            share["auxiliary"], reported = self.auxiliary.backward(self.optimizer_steps, self.roles, self.rows)
             share |= {f"report {name}": value for name, value in reported.items()}
-        whole = self.ranks.sum(share | self.usage.share("actor") | self.roles.shards.learned())
+        whole = self.rows.sum(share | self.usage.share("actor") | self.roles.shards.learned())
         self.usage.add(whole)
         self.roles.shards.settle_gradients(whole)
         total, metrics = whole["loss"] + whole.get("auxiliary", 0.0), step_metrics(whole)
         metrics["actor/loss"] = whole["loss"] / size
         if self.roles.counts_tokens:
-            metrics |= length_metrics(mini.costs(), self.ranks.size)
+            metrics |= length_metrics(mini.costs(), self.rows.size)
         learning = [group for group in self.groups if group.learns(update)]
         norms = {}
         for group in learning:
@@ -161,7 +163,7 @@ class Trainer:
                 for part, weight in self._micro_batches(mini):
                     with self._balanced(weight):
                         self.algorithm.loss(part, self.roles)
-            balance.agree(self.ranks)
+            balance.agree(self.rows)
         with balance.learning() if balance else nullcontext():
             for part, weight in self._micro_batches(mini):
                 with self._balanced(weight):
@@ -172,7 +174,7 @@ class Trainer:
                 sums.append(("loss", loss.total.detach()))
                 for name, (value, count) in loss.metrics.items():
                     sums += [(f"sum {name}", value), (f"count {name}", count)]
-                sums += [(f"extreme {self.ranks.rank} {name}", value) for name, value in loss.extremes.items()]
+                sums += [(f"extreme {self.rows.rank} {name}", value) for name, value in loss.extremes.items()]
         # read only now, so that the GPU need not be waited for between micro-batches
         for (name, _), number in zip(sums, numbers([value for _, value in sums]), strict=True):
             if name.startswith("extreme "):
@@ -184,7 +186,7 @@ class Trainer:
 
     def _micro_batches(self, mini: Batch) -> Iterator[tuple[Batch, float]]:
         """This rank's micro-batches of a mini-batch, on the networks' device, each with its weight."""
-        for part, weight in rank_micro_batches(self.algorithm, mini, self.roles.micro_batch_size, self.ranks):
+        for part, weight in rank_micro_batches(self.algorithm, mini, self.roles.micro_batch_size, self.rows):
             yield part.to(self.roles.device), weight
 
     @contextmanager
@@ -203,11 +205,11 @@ class Trainer:
         self.skipped_in_a_row += 1
         for group in self.groups:
             group.zero_grad()
-        if self.skipped_in_a_row > self.trainer.max_skipped_updates:
+        if self.skipped_in_a_row > self.options.max_skipped_updates:
             shown = ", ".join(f"{name} {norm}" for name, norm in norms.items())
             raise Diverged(
                 f"loss {total} and gradient norm ({shown}) were not finite for {self.skipped_in_a_row} optimizer "
-                f"steps in a row (trainer.max_skipped_updates={self.trainer.max_skipped_updates}); "
+                f"steps in a row (trainer.max_skipped_updates={self.options.max_skipped_updates}); "
                 "lower optimizer.lr, and resume from the last checkpoint"
             )
         return {"actor/skipped": 1.0}

@@ -15,6 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
+from burnish.utils.pictures import open_picture
+
 ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}  # what stands near the end of a complete file
 TAIL = 64  # bytes in which it is looked for
 ORIENTATION, SIDEWAYS = 0x112, (5, 6, 7, 8)  # of EXIF: those that swap width and height
@@ -131,12 +133,12 @@ def header_of_content(digest: str, read: Callable[[], bytes]) -> Header:
 
 def _header(file: BinaryIO, data: bytes | None = None) -> tuple[Header | None, str]:
     """A picture's header, or why there is none; ``data`` is all of the file, where that is in memory."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import UnidentifiedImageError
 
     sideways = None
     try:
         file.seek(0)
-        with Image.open(file) as opened:
+        with open_picture(file) as opened:
             (width, height), kind = opened.size, str(opened.format)
             if kind == "JPEG":
                 sideways = opened.getexif().get(ORIENTATION, 1) in SIDEWAYS

@@ -14,12 +14,14 @@ from burnish.types.headers import SIDEWAYS, Header, digest_of, header_of_content
 from burnish.utils.containers import (
     DEFAULT_FPS,
     all_frames,
+    check_room,
     check_sound,
     check_video,
     choose_frames,
     read_sound,
-    video_size,
+    video_shape,
 )
+from burnish.utils.pictures import as_rgb, open_picture
 from burnish.utils.spool import Spool, Unread
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["image", "video", "audio"]
 MOST_CHANNELS = 8
+HIGHEST_RATE = 10**6  # of frames, and of samples of a sound, per second
 CHECKED_RATE = 16000  # samples per second at which a sound is decoded to see whether it can be
 
 
@@ -135,8 +138,12 @@ class Media:
         """
         import numpy as np
 
-        if samples.dtype.kind not in "fiu" or samples.ndim not in (1, 2) or not samples.size or rate <= 0:
-            raise ValueError(f"an array of {samples.dtype} {list(samples.shape)} at {rate} Hz is not a sound")
+        if samples.dtype.kind not in "fiu" or samples.ndim not in (1, 2) or not samples.size:
+            raise ValueError(f"an array of {samples.dtype} {list(samples.shape)} is not a sound")
+        if not 0 < rate <= HIGHEST_RATE:
+            raise ValueError(
+                f"it has {rate:.6g} samples per second, which is not a sound: that must be from 1 to {HIGHEST_RATE}"
+            )
         wave = np.atleast_2d(samples)
         if samples.dtype.kind in "iu":
             wave = wave / np.iinfo(samples.dtype).max
@@ -163,10 +170,10 @@ class Media:
         Raises:
             OSError: it can't be read or decoded.
         """
-        from PIL import Image, ImageOps
+        from PIL import ImageOps
 
-        with Image.open(io.BytesIO(self.read())) as opened:
-            return self.fit.picture(ImageOps.exif_transpose(opened).convert("RGB"))
+        with open_picture(io.BytesIO(self.read())) as opened:
+            return self.fit.picture(as_rgb(ImageOps.exif_transpose(opened)))
 
     def audio(self, rate: int) -> np.ndarray:
         """The sound in one channel, float32 [N], at ``rate`` samples per second.
@@ -228,10 +235,9 @@ class Media:
         header = self._header()
         width, height, turned = header.width, header.height, header.sideways
         if turned is None:
-            from PIL import Image
             from PIL.ExifTags import Base
 
-            with Image.open(io.BytesIO(self.read())) as opened:
+            with open_picture(io.BytesIO(self.read())) as opened:
                 turned = opened.getexif().get(Base.Orientation, 1) in SIDEWAYS
         return self.fit.size(height, width) if turned else self.fit.size(width, height)
 
@@ -270,7 +276,7 @@ class Media:
         Raises:
             OSError, ImportError, ValueError: as ``image``, ``video`` and ``audio``; decoders may raise others.
         """
-        from PIL import Image, ImageOps
+        from PIL import ImageOps
 
         if self.frames:
             sizes = {frame.decode() for frame in self.frames}
@@ -278,15 +284,17 @@ class Media:
                 raise ValueError(f"its frames differ in size: {', '.join(f'{w}x{h}' for w, h in sorted(sizes))}")
             return sizes.pop()
         if self.kind == "video":
-            return video_size(self.read())
+            width, height, count, fps = video_shape(self.read())
+            check_room(len(self.fit.chosen(count, fps)), width, height)
+            return width, height
         if self.kind == "audio":
             self.audio(CHECKED_RATE)
             return 0, 0
-        with Image.open(io.BytesIO(self.read())) as opened:
+        with open_picture(io.BytesIO(self.read())) as opened:
             width, height = opened.size
             # JPEG: draft mode reads all of the data, and decodes at an eighth of the size
             opened.draft("RGB", (max(width // 8, 1), max(height // 8, 1)))
-            ImageOps.exif_transpose(opened).convert("RGB")
+            as_rgb(ImageOps.exif_transpose(opened))
         return width, height
 
 

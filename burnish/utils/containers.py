@@ -18,6 +18,7 @@ VIDEOS = (
 )  # fmt: skip
 SOUNDS = ("wav", "w64", "flac", "mp3", "ogg", "mov", "mp4", "m4a", "matroska", "webm", "aac", "aiff", "au", "caf")
 LONGEST = 3600  # seconds of a sound: what is longer is refused, not cut
+LARGEST = 8 << 30  # bytes of a video's frames in memory: a file of a megabyte may hold thousands of large ones
 
 
 def choose_frames(data: bytes, choose: Callable[[int, float], Sequence[int]]) -> tuple[list[np.ndarray], float, int]:
@@ -35,7 +36,7 @@ def choose_frames(data: bytes, choose: Callable[[int, float], Sequence[int]]) ->
         total = sum(1 for _ in _frames(av, data, pixels=False))
         rate = _rate(av, data)
         kept = set(choose(total, rate))
-        frames = list(_chosen(av, data, kept))
+        frames = list(_bounded(_chosen(av, data, kept)))
         if not frames:
             raise IndexError("it has no frames")
     return frames, rate, total
@@ -48,7 +49,7 @@ def all_frames(data: bytes) -> tuple[list[np.ndarray], float]:
         OSError, ImportError: as ``choose_frames``.
     """
     with _decoder("video") as av:
-        frames = list(_frames(av, data))
+        frames = list(_bounded(_frames(av, data)))
         if not frames:
             raise IndexError("it has no frames")
         return frames, _rate(av, data)
@@ -64,8 +65,8 @@ def check_video(data: bytes) -> None:
         next(_frames(av, data))
 
 
-def video_size(data: bytes) -> tuple[int, int]:
-    """Width and height of a video, after every frame was decoded once.
+def video_shape(data: bytes) -> tuple[int, int, int, float]:
+    """Width, height, number of frames and frames per second of a video, after every frame was decoded once.
 
     Raises:
         OSError, ImportError: as ``choose_frames``.
@@ -74,8 +75,20 @@ def video_size(data: bytes) -> tuple[int, int]:
         sizes = list(_frames(av, data, pixels=False))
         if not sizes:
             raise IndexError("it has no frames")
-    width, height = sizes[0]
-    return width, height
+        return *sizes[0], len(sizes), _rate(av, data)
+
+
+def check_room(count: int, width: int, height: int) -> None:
+    """Refuse frames that take too much memory together.
+
+    Raises:
+        OSError: they do.
+    """
+    if count * width * height * 3 > LARGEST:
+        raise OSError(
+            f"{count} frames of {width} x {height} take more than {LARGEST >> 30} GiB of memory; give a "
+            "shorter or smaller one, or let a model that sees take fewer: data.video_max_frames, data.video_fps"
+        )
 
 
 def read_sound(data: bytes, rate: int) -> np.ndarray:
@@ -133,6 +146,12 @@ def _chosen(av: Any, data: bytes, kept: Collection[int]) -> Iterator[np.ndarray]
                 yield frame.to_ndarray(format="rgb24")
             if number >= last:
                 return
+
+
+def _bounded(frames: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+    for number, frame in enumerate(frames, 1):
+        check_room(number, frame.shape[1], frame.shape[0])
+        yield frame
 
 
 def _rate(av: Any, data: bytes) -> float:

@@ -46,32 +46,20 @@ class HttpError(OSError):
         return self.status is not None and self.status < 500 and self.status not in TRY_AGAIN
 
 
-def post_json(
-    url: str, body: Any, *, deadline: float, retries: int, token: str | None = None, largest: int = LARGEST
-) -> Any:
-    """Post JSON and return the JSON of the reply. Any number of threads may call this at once.
-
-    Args:
-        url: http:// or https://.
-        body: is sent as JSON.
-        deadline: seconds for everything, tries, pauses and reading of replies included.
-        retries: tries after the first one, if the server can't be reached, is busy, fails, or its reply is no JSON.
-        token: goes into the Authorization header, to this server alone: redirects are not followed.
-        largest: bytes of the reply.
-
-    Raises:
-        HttpError: there is no usable reply; the message says why.
-    """
-    return Servers([url], token=token, largest=largest).post_json(body, deadline=deadline, retries=retries)
-
-
 def check_url(url: str, option: str) -> None:
-    """Refuse an address that would be saved with a password.
+    """Refuse an address that is none, or that would be saved with a password.
 
     Raises:
-        UserError: it has a user name or password.
+        UserError: it has a user name or password, no host, or a port that there is not; a password is not shown.
     """
-    if "@" in urlsplit(url).netloc:
+    try:
+        address = urlsplit(url)
+        given, host, _ = "@" in address.netloc, address.hostname, address.port
+    except ValueError:  # a bracket that is not closed, a port that is no number
+        given, host = "@" in url, None
+    if not given and not host:
+        raise UserError(f"{option} is {url!r:.200}, which is no address; write http://HOST:PORT or https://HOST/PATH")
+    if given:
         raise UserError(f"{option} contains a user name or password, which would be saved; use token_variable")
 
 
@@ -116,8 +104,8 @@ class Servers:
     """
 
     urls: Sequence[str]
-    token: str | None = field(default=None, repr=False)
-    largest: int = LARGEST
+    token: str | None = field(default=None, repr=False)  # for the Authorization header, to these servers alone
+    largest: int = LARGEST  # bytes of a reply
     health: Callable[[str], str] | None = None  # URL that says whether a server is well again, of its own URL
     _servers: list[_Server] = field(init=False, repr=False)
     _lock: threading.Lock = field(init=False, repr=False, default_factory=threading.Lock)
@@ -131,7 +119,7 @@ class Servers:
         Args:
             body: is sent as JSON.
             deadline: seconds for everything, tries, pauses and reading of replies included.
-            retries: tries after the first one, at any server.
+            retries: tries after the first one, at any server: one is away, busy, fails, or its reply is no JSON.
             patience: seconds for one try.
             path: is added to the URL.
 
@@ -166,11 +154,6 @@ class Servers:
             return found
         raise HttpError(f"gave up after {tries} tries within {round(deadline, 2):g} s (deadline): {why}")
 
-    def unwell(self, *, seconds: float = HEALTH_PATIENCE) -> list[str]:
-        """What is wrong with each server that does not answer its health check; empty if all do, or have none."""
-        problems = [(server.url, self._ailment(server, seconds)) for server in self._servers]
-        return [f"{url}: {problem}" for url, problem in problems if problem]
-
     def _choose(self, until: float) -> _Server:
         """The one with the fewest requests under way, of those that don't rest; the first to rise where all do."""
         now = time.monotonic()
@@ -179,7 +162,7 @@ class Servers:
             chosen = order[0]
             chosen.under_way += 1
         # it has failed before and there are others: it must first show that it is well
-        if chosen.failures and len(order) > 1 and self._ailment(chosen, min(HEALTH_PATIENCE, until - now)):
+        if chosen.failures and len(order) > 1 and not self._is_well(chosen, min(HEALTH_PATIENCE, until - now)):
             self._settle(chosen, well=False)
             with self._lock:
                 now = time.monotonic()
@@ -187,14 +170,13 @@ class Servers:
                 chosen.under_way += 1
         return chosen
 
-    def _ailment(self, server: _Server, seconds: float) -> str:
-        if self.health is None:
-            return ""
-        try:
-            request("GET", self.health(server.url), content=None, seconds=max(seconds, 0.01), token=self.token)
-        except HttpError as error:
-            return str(error)
-        return ""
+    def _is_well(self, server: _Server, seconds: float) -> bool:
+        if self.health is not None:
+            try:
+                request("GET", self.health(server.url), content=None, seconds=max(seconds, 0.01), token=self.token)
+            except HttpError:
+                return False
+        return True
 
     def _settle(self, server: _Server, *, well: bool) -> None:
         with self._lock:
@@ -251,9 +233,8 @@ async def _ask(
     try:
         async with client.stream(method, url, content=content, headers=headers) as reply:
             if reply.is_redirect:
-                where = urlsplit(reply.headers.get("Location", ""))
                 raise HttpError(
-                    f"status {reply.status_code} redirect to {where.scheme}://{where.hostname} not followed",
+                    f"status {reply.status_code} redirect to {_site(reply.headers.get('Location', ''))} not followed",
                     status=reply.status_code,
                 )
             read = bytearray()
@@ -268,6 +249,15 @@ async def _ask(
         if isinstance(error, HttpError):
             raise
         raise HttpError(str(error) or type(error).__name__) from None
+
+
+def _site(location: str) -> str:
+    """Where a redirect leads, without what may be secret."""
+    try:
+        where = urlsplit(location)
+        return f"{where.scheme}://{where.hostname}"
+    except ValueError:
+        return "no address"
 
 
 def _refusal(status: int, reason: str, content: bytes | bytearray, retry_after: str) -> HttpError:

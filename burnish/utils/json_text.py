@@ -11,6 +11,7 @@ from burnish.utils.errors import UserError
 from burnish.utils.reading import read_file
 
 DEEPEST = 100  # nesting depth
+LONGEST = 308  # characters of a whole number: float() and math.isfinite() raise OverflowError for longer ones
 LARGEST = 64 << 20  # bytes of a model's JSON file; vocabularies have a few MB
 
 
@@ -25,13 +26,19 @@ def parse_json(content: str | bytes | bytearray, pairs: Callable[[list[tuple[str
         ValueError: it is not JSON (json.JSONDecodeError), not UTF-8, or nested too deeply.
     """
     try:
-        value = json.loads(content, object_pairs_hook=pairs)
+        value = json.loads(content, object_pairs_hook=pairs, parse_int=_whole)
     except RecursionError:
         raise ValueError("is nested too deeply to be read") from None
     opening = ("[", "{") if isinstance(content, str) else (b"[", b"{")
     if sum(map(content.count, opening)) > DEEPEST and _is_deep(value):  # type: ignore[arg-type]
         raise ValueError("is nested too deeply to be read")
     return value
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > LONGEST:
+        raise ValueError(f"has a whole number of {len(digits)} digits, larger than any float")
+    return int(digits)
 
 
 def _is_deep(value: Any) -> bool:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 Agreed = Callable[[list[str]], list[str]]
 log = logging.getLogger(__name__)
 
-MOST = {"layer|depth|block": 10_000, "num_train_timesteps": 1_000_000}  # values of a config.json
+# values of a config.json: numbers of layers, but no sizes of what each has, such as vocab_size_per_layer_input
+MOST = {"^(?!.*size).*(layer|depth|block)": 10_000, "num_train_timesteps": 1_000_000}
 NAMED = 3  # tensors that a message names
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")  # not inspected
 VOCABULARIES = ("tokenizer.json", "*.model", "vocab.txt", "tekken.json", "*.tiktoken")

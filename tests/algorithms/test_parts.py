@@ -89,6 +89,13 @@ def test_what_can_not_be_is_refused_by_name(half, options, message):
         load(recipe, [algorithm, *(f"algorithm.{option}" for option in options)])
 
 
+@pytest.mark.parametrize("recipe", ["vlm_quickstart", "sd35/flow_grpo"])
+def test_a_part_may_be_chosen_without_the_algorithm(recipe):
+    config = load(recipe, ["algorithm.advantage=leave_one_out", "algorithm.surrogate={name: gspo, clip: 0.01}"])
+    assert config.algorithm.name == load(recipe).algorithm.name
+    assert (config.algorithm.advantage.name, config.algorithm.surrogate.name) == ("leave_one_out", "gspo")
+
+
 def test_a_reward_by_itself_has_nothing_to_be_compared_with():
     alone = [TOKENS[1], "rewards.format.weight=0", "algorithm.advantage_aggregation=each"]
     with pytest.raises(ConfigError, match="the only reward with a weight"):

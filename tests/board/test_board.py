@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
@@ -15,6 +16,7 @@ from burnish.report import write_report
 from tests.support.boards import EVIL, board, long_run, recorded, scored
 from tests.support.browser import Browser, browser
 from tests.support.clips import moving_square
+from tests.support.evaluations import HEADER_OF, evaluated, evaluation
 from tests.support.reports import Story, draw_instead, run_folder
 
 pytestmark = pytest.mark.slow
@@ -51,6 +53,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             overrides=(f"seed={seed}", "optimizer.schedule=constant"),
         ))  # fmt: skip
         recorded(folder, 3)
+        for update in folder.validations():
+            evaluated(folder.path, update, 0.1 * (1 + seed) * (update > 0))
+        evaluation(root / f"judged{seed}", 0.0, replace(HEADER_OF, suite="full", update=20, source=str(folder.path)))
     clips = run_folder(root / "clips", SMALL)
     draw_instead(clips, lambda update, sample: moving_square(4))
     return root
@@ -112,6 +117,24 @@ def test_two_seeds_are_a_band(page: Browser, port: int):
     page.until("document.querySelectorAll('.beside .side img').length === 12")
     page.ask("document.querySelector('.toggle input').click()")
     page.until("document.querySelectorAll('figure.chart')[0].querySelectorAll('path.line.c1').length > 0")
+
+
+def test_suites_have_intervals_and_runs_are_compared_by_them(page: Browser, port: int):
+    go(page, port, "#/run?run=seed0")
+    page.until("document.querySelector('#panel table.suite')")
+    heads, rows = (
+        "[...document.querySelectorAll('table.suite th')]",
+        "document.querySelectorAll('table.suite tbody tr')",
+    )
+    said = page.ask(f"{heads}.map((one) => one.textContent)")
+    assert said == ["", "after 20 updates, judged0", "", "after 0 updates", "after 20 updates", "change"]
+    assert "0.275[0." in page.ask(f"{rows}[3].innerText.replaceAll(/\\s/g, '')")
+    assert page.ask("document.querySelector('.suites figure.chart path.band').getAttribute('d').length") > 20
+    go(page, port, "#/compare?run=seed0&run=seed1")
+    page.until("document.querySelectorAll('table.suite').length === 2")
+    said = page.ask(f"{heads}.slice(5).map((one) => one.textContent)")
+    assert said == ["seed0, after 20 updates", "seed1, after 20 updates", "seed1 − seed0"]
+    assert "+0.100[+0.100,+0.100]" in page.ask(f"{rows}[3].innerText.replaceAll(/\\s/g, '')")
 
 
 def test_prompts_are_sorted_and_only_those_in_view_are_made(page: Browser, tmp_path: Path):

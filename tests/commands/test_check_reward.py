@@ -111,6 +111,13 @@ def test_what_is_refused(given, said, capsys):
     assert said in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_scorer_that_compares_pictures_is_not_asked_about_one_alone(capsys):
+    assert main(arguments("image_variety")) == 0
+    told = capsys.readouterr().out
+    assert "ok   pictures: change it by" in told
+    assert "info batches: not looked at: it compares groups, and none is alone" in told
+
+
 @pytest.mark.parametrize("name", MINE)
 def test_tiny_writes_them(name, tmp_path, capsys):
     folder = tmp_path / name

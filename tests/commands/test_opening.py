@@ -44,3 +44,12 @@ def test_it_is_said_before_anything_runs_and_only_where_something_will(foreign, 
         opening.open_run("run", samples=samples)
     assert ("run/config.yaml makes this machine use rewards.mine.path=mine.py:score" in caplog.text) == samples
     assert not (foreign / "ran").exists()
+
+
+def test_a_picture_of_the_command_line_ships_with_burnish_or_is_decoded_before_a_model_is_loaded(tmp_path):
+    shipped = opening.given_media("burnish:vlm_quickstart/images/0099.png", "image")
+    assert shipped.image().size == (28, 28)
+    (tmp_path / "half.png").write_bytes(shipped.read()[:-40])
+    for path in (str(tmp_path / "half.png"), "burnish:../../README.md", "nothing.png", ""):
+        with pytest.raises(UserError):
+            opening.given_media(path, "image")

@@ -19,8 +19,9 @@ from PIL import Image
 from burnish.cli import main
 from burnish.commands.loading_code import loading_code
 from burnish.utils.paths import ASSETS
-from tests.support.fake_hub import serving, use
+from tests.support.fake_hub import use
 from tests.support.fake_hub_writes import TOKEN, WritableHub, writable_hub
+from tests.support.http_servers import serving
 from tests.support.reports import Story, run_folder
 from tests.support.tiny_recipes import reward, write_recipe, write_rewards
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from huggingface_hub import constants
 
@@ -19,7 +20,13 @@ from burnish.tasks import assemble
 from burnish.utils.errors import UserError
 from burnish.utils.paths import ASSETS
 from tests.support.fake_hub import FakeHub, Files, fake_hub, use
-from tests.support.tiny_recipes import reward, write_recipe, write_rewards
+from tests.support.tiny_recipes import (
+    language_recipe,
+    reward,
+    write_language_models,
+    write_recipe,
+    write_rewards,
+)
 
 NAME = "makers/quickstart"
 MODEL = ASSETS / "quickstart" / "model"
@@ -100,6 +107,23 @@ def test_an_adapter_of_the_hub_is_fetched_alone_and_its_commit_is_kept(hub, reci
         with_models(load(recipe, ["model.lora.revision=main"]))
     with pytest.raises(UserError, match="which is no model of the hub"):
         with_models(load(recipe, [*local, "model.lora.path=./adapter", "model.lora.revision=main"]))
+
+
+@pytest.mark.slow
+def test_a_language_model_goes_on_from_an_adapter_of_the_hub(hub, tmp_path):
+    write_language_models(tmp_path, ["qwen2_5_vl"])
+    words = str(write_recipe(tmp_path / "words.yaml", language_recipe(tmp_path, "qwen2_5_vl")))
+    local = ["algorithm=grpo", "validation.every=0", "model.device=cpu"]
+    assert main(["train", words, *local, "output_dir=first"]) == 0
+    assert main(["export", "first", "-o", "adapter", "--format", "lora"]) == 0
+    files = {path.name: path.read_bytes() for path in Path("adapter").iterdir()}
+    commit = hub.publish("me/words", files)
+    config = with_models(load(words, [*local, "model.lora.path=me/words", "model.lora.alpha=4"]))
+    assert config.model.lora.revision == commit
+    learned = assemble(config).roles.parameters()
+    there = assemble(load(words, [*local, "model.lora.path=./adapter", "model.lora.alpha=4"])).roles.parameters()
+    assert any(value.abs().max() > 0 for name, value in learned.items() if "lora_B" in name)
+    assert all(torch.equal(value, there[name]) for name, value in learned.items())
 
 
 def test_a_new_run_takes_what_a_branch_is_at(hub, recipe):

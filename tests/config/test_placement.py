@@ -39,6 +39,21 @@ REFUSED = {
         [RAY, "pools.train.processes=3", "sharding.shard_size=2"],
         "sharding.shard_size is 2, which does not divide the 3 processes",
     ),
+    "sequences split by one": (
+        ["sharding.context_parallel=2"], "sharding.context_parallel is given, but runtime is local",
+    ),
+    "groups of two among three": (
+        [RAY, "pools.train.processes=3", "sharding.context_parallel=2"],
+        "sharding.context_parallel is 2, which does not divide the 3 processes",
+    ),
+    "rewards followed through part of the tokens": (
+        [RAY, "pools.train.processes=2", "sharding.context_parallel=2", "algorithm=draft"],
+        "draft follows gradients of rewards through the steps of sampling",
+    ),
+    "sequences of quantised weights": (
+        [RAY, "pools.train.processes=2", "sharding.context_parallel=2", "model.quantization.weights=fp8_cast"],
+        "sharding.context_parallel is given, but model.quantization.weights is fp8_cast",
+    ),
     "ahead in one process": (["pipeline.depth=1"], "pipeline.depth is 1, but runtime is local"),
     "ahead by those that learn": ([RAY, "pipeline.depth=1"], "pipeline.depth is 1, but there is no rollout pool"),
     "ahead of data": ([RAY, SUPERVISED, "pipeline.depth=1"], "pipeline.depth is 1, but sft trains offline"),
@@ -94,6 +109,12 @@ def test_one_process_keeps_its_weights_in_cpu_memory(recipe):
 @pytest.mark.parametrize("overrides", TAKEN.values(), ids=TAKEN)
 def test_taken(recipe, overrides):
     assert load(recipe, overrides).runtime == "ray"
+
+
+def test_texts_are_not_split():
+    options = [RAY, "pools.train.processes=2", "sharding.context_parallel=2"]
+    with pytest.raises(ConfigError, match=r"sharding\.context_parallel is 2, but only generators split"):
+        load("vlm_quickstart", options)
 
 
 SLEEPER = [RAY, "rollout.engine=vllm", "rollout.vllm={python: /usr/bin/python3, sleep: true}"]

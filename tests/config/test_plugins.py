@@ -13,8 +13,7 @@ import pytest
 
 from burnish.commands.opening import open_run
 from burnish.config import changes, describe, dump, load
-from burnish.config.run_folder import RunFolder
-from burnish.config.user_code import digests
+from burnish.config.run_folder import RunFolder, digests
 from burnish.registry import KINDS, names
 from burnish.report import write_report
 from burnish.utils.errors import ConfigError, UserError

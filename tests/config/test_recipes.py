@@ -171,7 +171,7 @@ def test_a_published_recipe_answers_and_learns(recipe, folder, monkeypatch):
 
 
 def test_the_page_on_models_names_every_folder_of_recipes_and_what_it_trains():
-    page = "".join((ROOT / "docs" / name).read_text() for name in ("models.md", "own_vlm.md"))
+    page = "".join((ROOT / "docs" / name).read_text() for name in ("models.md", "language.md"))
     for recipe in PUBLISHED:
         row = next((line for line in page.splitlines() if f"| `{recipe.partition('/')[0]}/*` |" in line), None)
         assert row is not None, f"docs/models.md says nothing of {recipe}"

@@ -294,6 +294,16 @@ def test_a_model_of_a_family_that_is_not_supported(recipe, tmp_path):
     assert "install a version of diffusers that has it" in message
 
 
+def test_a_family_that_calls_another_network_is_refused_before_it_is_loaded(recipe, tmp_path):
+    (tmp_path / "other" / "transformer").mkdir(parents=True)
+    index = '{"_class_name": "FluxPipeline", "transformer": ["diffusers", "FluxTransformer2DModel"]}'
+    (tmp_path / "other" / "model_index.json").write_text(index)
+    message = refusal(recipe, ["model.path=other", "model.family=sd3"])
+    assert "model.family is sd3, which calls a SD3Transformer2DModel" in message
+    assert "a FluxPipeline with FluxTransformer2DModel; leave model.family out" in message
+    check_disk(load(recipe, ["model.path=other", "model.family=flux"]))
+
+
 def test_half_precision_and_null_are_fine(recipe):
     overrides = [
         "model.dtype=bfloat16",

@@ -9,14 +9,14 @@ from burnish.cli import main
 from tests.support.shown import ROOT
 
 PAGE = (ROOT / "docs" / "data_forms.md").read_text()
-EXAMPLES = re.findall(r"^`([a-z]\w*\.\w+)`.*?\n```\w+\n(.*?)```\n```\n(.*?)```", PAGE, re.S | re.M)
+EXAMPLES = re.findall(r"^`([a-z]\w*\.\w+)`.*?\n```\w+\n(.*?)```\n```text\n(.*?)```", PAGE, re.S | re.M)
 
 
 def test_every_form_is_there():
     names = [name.partition(".")[0] for name, _, _ in EXAMPLES]
     assert names == ["table", "lines", "verl", "trl", "trl_parts", "swift", "swift_query", "alpaca", "sharegpt",
                      "llava", "mine"]  # fmt: skip
-    assert PAGE.count("```\n```") == len(EXAMPLES)
+    assert PAGE.count("```\n```text") == len(EXAMPLES)
 
 
 @pytest.mark.parametrize(("name", "content", "expected"), EXAMPLES, ids=[name for name, _, _ in EXAMPLES])

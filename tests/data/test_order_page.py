@@ -1,19 +1,15 @@
 """The page on order: its sampler chooses what it says, and its commands are accepted."""
 
-import re
-
 import pytest
 
 from burnish.data.sets import SETS
 from burnish.data.stream import PromptStream
 from burnish.types.prompt import Prompt
-from tests.support.shown import ROOT
-
-PAGE = (ROOT / "docs" / "data_order.md").read_text()
+from tests.support.shown import ROOT, blocks
 
 
 def test_the_sampler_of_the_page_takes_what_is_half_solved_first(tmp_path):
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    (code,) = (block.text for block in blocks(ROOT / "docs" / "data_order.md") if block.title == "mine.py")
     (tmp_path / "mine.py").write_text(code)
     prompts = [Prompt(text=f"prompt {i}") for i in range(4)]
     stream = PromptStream(prompts, 2, seed=0, shuffle=True, sampler=f"{tmp_path / 'mine.py'}:choose")

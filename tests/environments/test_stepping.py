@@ -32,7 +32,7 @@ def test_answers_come_in_the_order_of_the_questions_though_all_wait_for_each_oth
         return number
 
     questions = [lambda number=number: asked(number) for number in range(4)]
-    assert answers(questions, concurrency=4, deadline=None, between=nothing) == [0, 1, 2, 3]
+    assert answers(questions, concurrency=4, deadline=None, check_cancelled=nothing) == [0, 1, 2, 3]
 
 
 def test_one_that_fails_or_never_ends_is_alone_with_that():
@@ -41,7 +41,7 @@ def test_one_that_fails_or_never_ends_is_alone_with_that():
 
     ended = threading.Event()
     questions = [lambda: 1, ended.wait, fails, lambda: exit(3), lambda: 5]
-    first, late, failed, left, last = answers(questions, concurrency=2, deadline=0.5, between=nothing)
+    first, late, failed, left, last = answers(questions, concurrency=2, deadline=0.5, check_cancelled=nothing)
     ended.set()
     assert (first, last) == (1, 5)
     assert "longer than 0.5 s (environment.deadline)" in str(late)
@@ -60,7 +60,7 @@ def test_no_more_are_asked_at_a_time_than_the_option_says():
         with lock:
             under_way[0] -= 1
 
-    answers([ask] * 9, concurrency=3, deadline=None, between=nothing)
+    answers([ask] * 9, concurrency=3, deadline=None, check_cancelled=nothing)
     assert most[0] <= 3
 
 
@@ -71,7 +71,7 @@ def test_a_stop_ends_the_wait():
         raise Cancelled
 
     with pytest.raises(Cancelled):
-        answers([ended.wait], concurrency=2, deadline=None, between=stop)
+        answers([ended.wait], concurrency=2, deadline=None, check_cancelled=stop)
     ended.set()
 
 
@@ -112,7 +112,7 @@ def test_tools_run_in_as_many_processes_as_are_asked_at_once():
     try:
         assert tools.answer(Call("add", {"a": 1, "b": 2})) == ["3"]
         calls = [lambda: tools.answer(Call("add", {"a": 1, "b": 2}))] * 7
-        assert answers(calls, concurrency=3, deadline=None, between=nothing) == [["3"]] * 7
+        assert answers(calls, concurrency=3, deadline=None, check_cancelled=nothing) == [["3"]] * 7
         assert len(tools.processes) == 3
     finally:
         tools.close()

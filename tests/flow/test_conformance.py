@@ -166,7 +166,9 @@ def test_guidance(case):
         sigma = given["sigma"]
         x0 = guide(given["sample"] - sigma * given["pos"], given["sample"] - sigma * given["neg"], given["scale"])
         case.close((given["sample"] - x0) / sigma, case.expected["out"])
-    case.close(guide(given["pos"], given["neg"], given["scale"], rescale=rescale, axis=-1), case.expected["out"])
+    towards, away = given["pos"].movedim(-1, 1), given["neg"].movedim(-1, 1)
+    found = guide(towards, away, given["scale"], rescale=rescale).movedim(1, -1)
+    case.close(found, case.expected["out"])
 
 
 def test_progressive_window_of_verl_omni():

@@ -2,6 +2,9 @@
 
 import pytest
 
+from burnish.config import load
+from burnish.forecast.brief import BACKWARD
+from burnish.forecast.forecast import forecast
 from tests.support.forecasts import counted_on, differences, foretold
 
 SMALL = [
@@ -44,3 +47,15 @@ def test_a_forecast_of_a_quantised_base_equals_a_counted_run(tmp_path):
     real = counted_on(1, "quickstart", options, tmp_path)
     found = differences(real, foretold(1, "quickstart", options))
     assert all(abs(error) < TOLERANCE for error in found.values()), found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", [["algorithm=sft", *on(2)], ["algorithm=diffusion_dpo", "algorithm.online=false"]])
+def test_a_forecast_needs_no_data_no_reward_and_no_adapter(given):
+    """Pictures are made up; the adapter to go on from and a function of the user have no memory of their own."""
+    absent = [
+        "data.train_files=nowhere.jsonl", "data.val_files=nowhere.jsonl", "model.lora.path=nowhere",
+        "rewards.mine={name: function, path: nowhere.py:mine}",
+    ]  # fmt: skip
+    (pool,) = forecast(load("quickstart", [*given, *absent])).pools
+    assert pool.phases[BACKWARD].parts["activations"] > pool.phases[BACKWARD].parts["weights"]

@@ -9,10 +9,12 @@ import pytest
 from burnish.config.load import load
 from burnish.forecast.counter import LiveBytes
 from burnish.forecast.fakes import Pretending
+from burnish.forecast.forecast import forecast
 from burnish.forecast.language import LanguageHalf
-from burnish.forecast.phases import train_phases
+from burnish.forecast.phases import LOAD, train_phases
 from burnish.forecast.published import Published
 from burnish.forecast.ranks import pretend_ranks
+from burnish.forecast.tiers import known_tiers, measured
 from burnish.tasks import assemble
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.utils.weights import without_weights
@@ -58,10 +60,12 @@ def peaks(options: list[str], ranks: Ranks, folder: Path, *, pretending: Pretend
     ]  # fmt: skip
     config = load("qwen25_vl/grpo", [*small, *options])
     with ExitStack() as stack:
+        counter = LiveBytes()
         if pretending is not None:
+            stack.enter_context(known_tiers(config, counter, shared=size > 1))
             stack.enter_context(pretending.active())
         stack.enter_context(without_weights())
-        counter = stack.enter_context(LiveBytes())
+        stack.enter_context(counter)
         assembly = assemble(config, ranks)
         half = LanguageHalf(assembly, counter, pretending)
         train_phases(assembly, counter, half, samples=True, primed=pretending is not None)
@@ -114,6 +118,62 @@ def test_a_forecast_of_a_larger_model_is_what_a_real_run_holds(tmp_path: Path, n
 def test_a_forecast_of_several_ranks_is_what_each_holds(tmp_path: Path, name: str, size: int) -> None:
     model(tmp_path / "model", hidden=256, layers=4, words=4096)
     compare(SETTINGS[name], tmp_path, size=size)
+
+
+@pytest.mark.slow
+def test_a_class_with_a_cache_of_its_own_is_what_a_real_run_holds(tmp_path: Path) -> None:
+    """Qwen3.5, most of whose layers are recurrent: a forecast decodes three tokens, the real run all of them."""
+    about = {
+        "model_type": "qwen3_5", "weights": 0,
+        "config": {
+            "text_config": {
+                "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4,
+                "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 4096, "linear_num_key_heads": 2,
+                "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [3, 3, 2],
+                                    "partial_rotary_factor": 0.25},
+            },
+            "vision_config": {
+                "depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2, "out_hidden_size": 128,
+                "patch_size": 16, "num_position_embeddings": 64,
+            },
+        },
+        "processor": {
+            "image_processor": {"patch_size": 16, "temporal_patch_size": 2, "merge_size": 2,
+                                "size": {"shortest_edge": 4096, "longest_edge": 1 << 20}},
+        },
+    }  # fmt: skip
+    Published("a small one", "config.json", about).write(tmp_path / "model")
+    tiers, _ = measured("qwen3_5") or pytest.fail("there is no tiny one")
+    assert tiers.padded
+    assert not tiers.fast
+    options = ["model.dtype=float32"]
+    real = peaks(options, SINGLE_RANK, tmp_path)
+    fake = peaks(options, SINGLE_RANK, tmp_path, pretending=Pretending())
+    assert fake.keys() == real.keys()
+    shown = {name: (one / 2**20, fake[name] / 2**20) for name, one in real.items()}
+    for name in real.keys() - {LOAD}:  # in which the real run compares what the class can do
+        assert fake[name] == pytest.approx(real[name], rel=NEAR), (name, shown)
+
+
+def test_a_worker_that_samples_is_loaded_in_the_precision_that_it_rests_in(tmp_path: Path) -> None:
+    model(tmp_path / "model", hidden=128, layers=3, words=512)
+    ray = ["runtime=ray", "pools.train.processes=1", "pools.rollout.processes=1", "rollout.max_new_tokens=16"]
+    given = [f"model.path={tmp_path / 'model'}", *ray, "rollout.batch_size=1", "data.train_batch_size=1", "rollout.n=2"]
+    _, worker = forecast(load("qwen25_vl/grpo", [*given, "trainer.mini_batch_size=null"])).pools
+    _, wide = forecast(load("qwen25_vl/grpo", [*given, "trainer.mini_batch_size=null", "model.dtype=float32"])).pools
+    assert worker.phases[LOAD].total < 0.7 * wide.phases[LOAD].total
+
+
+def test_turns_that_are_kept_are_counted(tmp_path: Path) -> None:
+    model(tmp_path / "model", hidden=128, layers=3, words=512)
+    options = ["model.dtype=float32"]
+    options += ["environment.name=function", "environment.path=tests.support.games:Show", "environment.max_turns=3"]
+    found = {}
+    for kept in (0.0, 0.0005):
+        more = [*options, f"environment.kept_gb={kept}"]
+        found[kept] = peaks(more, SINGLE_RANK, tmp_path, pretending=Pretending())["sample"]
+    assert found[0.0005] - found[0.0] == pytest.approx(0.0005 * 2**30, rel=0.02)
 
 
 def test_ranks_that_sample_gather_the_policy_alone(tmp_path: Path) -> None:

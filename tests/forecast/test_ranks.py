@@ -10,7 +10,8 @@ from burnish.forecast.forecast import forecast
 from burnish.tasks import assemble
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.utils.errors import UserError
-from tests.support.forecasts import foretold
+from tests.support.factory import tiny_flux
+from tests.support.forecasts import counted_on, differences, foretold
 from tests.support.rank_runs import together
 
 OPTIONS = ["algorithm=flow_grpo", "model.lora=null", "data.train_batch_size=2", "rollout.n=2", "scoring.processes=0"]
@@ -33,3 +34,15 @@ def test_what_is_remembered_of_pretended_ranks_is_not_taken_for_real_ones(tmp_pa
 def test_one_process_that_keeps_its_weights_in_cpu_memory_is_not_forecast():
     with pytest.raises(UserError, match=r"sharding\.offload is true in a single process, and a forecast can't tell"):
         forecast(load("quickstart", ["sharding.offload=true", "model.device=cuda", "model.lora=null"]))
+
+
+@pytest.mark.cluster
+def test_ranks_that_split_sequences_are_foretold(tmp_path):
+    options = [
+        *OPTIONS, f"model.path={tiny_flux(tmp_path, vae=False)}", "rollout.height=64", "rollout.width=64",
+        "rollout.max_sequence_length=64", "rollout.num_inference_steps=3", "algorithm.window.size=1", "runtime=ray",
+        "rollout.batch_size=2", "pools.train.processes=2", "trainer.micro_batch_size=2", "sharding.context_parallel=2",
+    ]  # fmt: skip
+    differing = differences(counted_on(2, "quickstart", options, tmp_path), foretold(2, "quickstart", options))
+    assert abs(differing["update, forward"]) < 0.1
+    assert abs(differing["update, backward"]) < 0.1

@@ -6,12 +6,12 @@ import json
 import threading
 import time
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from burnish.hooks import notices
 from burnish.hooks.notices import Notices
+from tests.support.http_servers import send, serving
 
 NOW, NOON = 1_769_860_000.0, 1_769_860_800.0  # 2026-01-31T12:00:00Z
 
@@ -21,33 +21,14 @@ def service(cloud, monkeypatch, answer):
     """A metadata service: ``answer`` gives (status, body, *headers) for a method, a path and headers."""
     asked = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do(self):
-            asked.append((self.command, self.path, dict(self.headers)))
-            status, body, *headers = answer(self.command, self.path, self.headers)
-            self.send_response(status)
-            for name, value in headers:
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def reply(request):
+        asked.append((request.command, request.path, dict(request.headers)))
+        status, body, *headers = answer(request.command, request.path, request.headers)
+        send(request, status, body, dict(headers))
 
-        do_GET = do_PUT = do
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    monkeypatch.setitem(notices.HOSTS, cloud, f"http://127.0.0.1:{server.server_port}")
-    try:
+    with serving(reply) as url:
+        monkeypatch.setitem(notices.HOSTS, cloud, url)
         yield asked
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(5)
 
 
 def found(cloud):

@@ -45,7 +45,7 @@ def test_a_penalty_makes_seen_tokens_less_likely_whatever_their_sign():
 def test_choices_follow_the_weights():
     draws = 20000
     weights = torch.tensor([[0.0, 3.0, 1.0, 0.0, 6.0, 0.0]])
-    uniform = torch.from_numpy(uniforms([7], 0, draws)[0])
+    uniform = torch.from_numpy(uniforms([7], draws)[0])
     tokens = choose(weights.expand(draws, -1), uniform)
     frequency = torch.bincount(tokens, minlength=6) / draws
     torch.testing.assert_close(frequency, weights[0] / 10, rtol=0, atol=0.01)

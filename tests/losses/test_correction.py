@@ -4,8 +4,13 @@ import pytest
 import torch
 
 from burnish.losses.correction import importance_weights, rejection_mask
-from burnish.losses.correction_metrics import correction_metrics, rejected_fractions, rejection_metrics, weight_metrics
-from burnish.losses.variance_metrics import variance_proxies
+from burnish.losses.correction_metrics import (
+    correction_metrics,
+    rejected_fractions,
+    rejection_metrics,
+    variance_proxies,
+    weight_metrics,
+)
 from burnish.training.step_metrics import signal_metrics
 from tests.conformance import Case, case, cases
 

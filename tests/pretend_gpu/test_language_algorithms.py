@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 
 from burnish.registry import names
-from tests.support.pretend_language import CASES, options
+from tests.support.pretend_language import CASES, SLOW, options
 from tests.support.pretend_runs import PRECISIONS, check
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough if name in SLOW else ()) for name in CASES]
+)
 def test_a_run(name: str, precision: str, language_folder: Path) -> None:
     recipe, given = options(language_folder, name)
     check(recipe, given, precision, beside_cpu=" " not in name)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from markdown_it import MarkdownIt
 
-from burnish.report.card import Weights, card, head
-from burnish.report.card_text import shown, table
+from burnish.report.card import Weights, card, head, shown, table
 from burnish.report.licence import OURS, Licence, licence_of, read_licence
 from tests.support.reports import Story, run_folder
 

@@ -8,23 +8,9 @@ from dataclasses import replace
 import pytest
 
 from burnish.config.run_folder import RunFolder
-from burnish.evaluation.records import HEADER, RECORDS, Folder, Header
-from burnish.report.suites import suites_section
-
-HEADER_OF = Header(
-    suite="mine", version=1, changed=[], digest="d", prompts_digest="p", prompts=12, n=1, number="ocr",
-    overall="tasks", unit=4, settings={}, source="run", model={}, wrong=[], unwatched=[],
-)  # fmt: skip
-
-
-def evaluated(run, update, value, header=HEADER_OF):
-    folder = Folder(run / "validation" / f"{update:06d}" / "suites" / header.suite)
-    for unit in folder.begin(header):
-        folder.append([
-            {"index": i, "sample": 0, "unit": unit, "key": f"k{i}", "task": "<b>" if i % 2 else "even",
-             "values": {"ocr": i / 20 + value}} for i in header.rows(unit)
-        ])  # fmt: skip
-    return folder
+from burnish.evaluation.records import HEADER, RECORDS
+from burnish.report.suites import suite_data, suites_beside, suites_section
+from tests.support.evaluations import HEADER_OF, evaluated, evaluation
 
 
 def test_before_and_after_with_paired_intervals(tmp_path):
@@ -67,3 +53,50 @@ def test_what_is_damaged_incomplete_or_leads_elsewhere_is_left_out(tmp_path, fil
     assert suites_section(run) == ""
     (tmp_path / "run" / "validation" / "0x" / "suites").mkdir(parents=True)
     assert suites_section(run) == ""
+
+
+def test_every_validation_is_on_the_curve(tmp_path):
+    for update, value in ((0, 0.0), (10, 0.3), (20, 0.1)):
+        evaluated(tmp_path, update, value)
+    (one,) = suite_data(RunFolder(tmp_path))
+    line = one["series"]
+    assert line["x"] == [0, 10, 20]
+    assert [high - low > 0.05 for low, high in zip(line["low"], line["high"], strict=True)] == [True] * 3
+    assert line["y"][1] - line["y"][0] == pytest.approx(0.3)
+    (tmp_path / "validation" / "000010" / "suites" / "mine" / "result.json").write_text('{"overall": {"value": "1"}}')
+    assert suite_data(RunFolder(tmp_path))[0]["series"]["x"] == [0, 20]
+
+
+def test_evaluations_beside_a_run_are_its_own_where_they_say_so(tmp_path):
+    run, others = tmp_path / "run", [tmp_path / name for name in ("judged", "other", "shard", "model", "odd")]
+    run.mkdir()
+    its = replace(HEADER_OF, source=str(run), update=20, suite="full")
+    evaluation(run / "before", 0.0, replace(its, update=0, source=str(run / "checkpoints" / "000000")))
+    evaluation(others[0], 0.2, its)
+    evaluation(others[1], 0.4, replace(its, source=str(tmp_path / "another")))
+    evaluation(others[2], 0.4, replace(its, shard=[1, 1]))
+    evaluation(others[3], 0.4, replace(its, update=None))
+    evaluation(others[4], 0.4, replace(its, source="a\0b"))
+    (one,) = suite_data(RunFolder(run), others)
+    assert one["heads"] == ["after 0 updates, before", "after 20 updates, judged", "change"]
+    assert one["rows"][0]["cells"][2] == {"text": "+0.200", "note": "[+0.200, +0.200]"}
+    assert suite_data(RunFolder(run))[0]["heads"] == ["after 0 updates, before"]
+
+
+def test_runs_are_compared_on_the_same_prompts(tmp_path):
+    runs = {name: (RunFolder(tmp_path / name), ()) for name in "abc"}
+    guided = replace(HEADER_OF, settings={"guidance_scale": 3.0})
+    evaluated(tmp_path / "a", 10, 0.1, guided)
+    evaluated(tmp_path / "b", 0, 0.0, guided)
+    evaluated(tmp_path / "b", 20, 0.4, guided)
+    evaluated(tmp_path / "c", 20, 0.4, replace(HEADER_OF, prompts_digest="q"))
+    assert suites_beside({name: runs[name] for name in "ac"}) == []
+    (one,) = suites_beside(runs)
+    assert one["heads"] == ["a, after 10 updates", "b, after 20 updates", "b − a"]
+    assert [row["title"] for row in one["rows"]] == ["overall", "<b>", "even"]
+    assert one["rows"][0]["cells"][2] == {"text": "+0.300", "note": "[+0.300, +0.300]"}
+    assert one["doubts"] == []
+    evaluated(tmp_path / "a", 10, 0.1, replace(HEADER_OF, settings={"guidance_scale": 1.0}, suite="other"))
+    evaluated(tmp_path / "b", 10, 0.1, replace(guided, suite="other"))
+    other = next(one for one in suites_beside(runs) if one["name"] == "other")
+    assert other["doubts"] == ["Not the model alone: guidance_scale is 1.0 in a and 3.0 in b"]

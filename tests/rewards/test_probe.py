@@ -23,9 +23,9 @@ def function(name: str, kind: str = "flow reward", **arguments):
     return lookup(kind, "function")(path=f"tests.support.bad_rewards:{name}", arguments=arguments)
 
 
-def tried(processes: int, sample=PICTURE, timeout: float = 60.0, between=lambda: None, **rewards) -> None:
+def tried(processes: int, sample=PICTURE, timeout: float = 60.0, check_cancelled=lambda: None, **rewards) -> None:
     with Scorer(rewards, ScoringOptions(processes=processes, timeout=timeout)) as scorer:
-        probe(scorer, PROMPTS, sample, timeout=timeout, between=between)
+        probe(scorer, PROMPTS, sample, timeout=timeout, check_cancelled=check_cancelled)
 
 
 HERE = {  # what fails in the run's own process, too, and why
@@ -110,7 +110,7 @@ def test_each_reward_is_asked_about_a_prompt_that_it_judges():
         Scorer(rewards, ScoringOptions(processes=0)) as scorer,
         pytest.raises(UserError, match=r"reward numbers: .* of prompt 'b'"),
     ):
-        probe(scorer, prompts, Response("c"), timeout=60.0, between=lambda: None)
+        probe(scorer, prompts, Response("c"), timeout=60.0, check_cancelled=lambda: None)
 
 
 def test_a_run_that_is_to_stop_does_not_wait_for_a_reward():
@@ -122,5 +122,5 @@ def test_a_run_that_is_to_stop_does_not_wait_for_a_reward():
 
     begun = time.monotonic()
     with pytest.raises(Stop):
-        tried(1, mine=function("never_ends"), between=stop)
+        tried(1, mine=function("never_ends"), check_cancelled=stop)
     assert time.monotonic() - begun < 30

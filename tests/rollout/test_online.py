@@ -11,8 +11,8 @@ from burnish.loop import run
 from burnish.options import ScoringOptions
 from burnish.options.flow import CandidateOptions, FilterOptions, RolloutOptions
 from burnish.rewards.scoring import Scorer
-from burnish.rollout.online import OnlineSource
 from burnish.rollout.prompt_schedule import PromptSchedule
+from burnish.rollout.sources import OnlineSource
 from burnish.tasks.flow.engine import FlowJob
 from burnish.tasks.flow.rollouts import FlowRollouts
 from burnish.types.rollout import Denoising

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
-from burnish.rollout.online import OnlineSource
+from burnish.rollout.sources import OnlineSource
 from burnish.utils.errors import UserError
 from tests.support.toy_source import (
     START,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from burnish.rollout.online import OnlineSource
+from burnish.rollout.sources import OnlineSource
 from tests.support.toy_source import Here, RemoteBatch, facts, pipelined, prompt_schedule, train
 
 CODE = '''

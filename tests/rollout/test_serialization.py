@@ -6,7 +6,6 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from burnish.checkpoint.snapshot import Snapshot
 from burnish.rollout.serialization import deserialize, serialize
@@ -14,28 +13,8 @@ from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, Features
 from burnish.types.media import Media
 from burnish.types.rollout import Prompt, ScoredResponses, Scores
+from tests.support.equality import same
 from tests.support.toy_source import START, prompt_schedule, sampled, saved
-
-
-def same(one, other) -> None:
-    """Equal in type and in every bit, however deep."""
-    assert type(one) is type(other)
-    if isinstance(one, Tensor):
-        assert one.dtype == other.dtype
-        assert one.shape == other.shape
-        assert one.contiguous().numpy().tobytes() == other.contiguous().numpy().tobytes()
-    elif dataclasses.is_dataclass(one):
-        for field in dataclasses.fields(one):
-            same(getattr(one, field.name), getattr(other, field.name))
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(other)
-        for pair in zip(one, other, strict=True):
-            same(*pair)
-    elif isinstance(one, dict):
-        assert list(one) == list(other)
-        same(list(one.values()), list(other.values()))
-    else:
-        assert one == other or one != one
 
 
 def answered() -> ScoredResponses:

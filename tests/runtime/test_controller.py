@@ -6,7 +6,7 @@ import pytest
 
 from burnish.checkpoint.store import CheckpointStore
 from burnish.config import load
-from burnish.rollout.online import OnlineSource
+from burnish.rollout.sources import OnlineSource
 
 pytest.importorskip("ray")
 

@@ -1,6 +1,5 @@
 """Batches by reference: what is read is what was stored, bit for bit, and nobody else's."""
 
-import dataclasses
 import pickle
 from dataclasses import dataclass
 
@@ -12,10 +11,10 @@ from torch import Tensor
 
 from burnish.runtime.transfer import Pointers, Stored, pack, resolved
 from burnish.types.batch import Batch, Gathered, shared
-from burnish.types.columns import Column, LazyTensors
 from burnish.types.completion import Completion, Encoded, Features
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Embeddings
+from tests.support.equality import same
 
 DTYPES = [torch.bool, torch.int64, torch.uint8, torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
@@ -56,30 +55,6 @@ def everything(count: int = 5, start: int = 0) -> Everything:
         schedule=torch.tensor([1.0, float("nan"), -0.0]),
         names=("a", "b"),
     )
-
-
-def same(one, other) -> None:
-    one, other = ((value.values() if isinstance(value, Column) else value) for value in (one, other))
-    one, other = ((dict(value) if isinstance(value, LazyTensors) else value) for value in (one, other))
-    assert type(one) is type(other)
-    if isinstance(one, Tensor):
-        assert (one.dtype, one.shape) == (other.dtype, other.shape)
-        if one.numel():
-            bits = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in (one, other)]
-            assert torch.equal(*bits)
-    elif isinstance(one, np.ndarray):
-        np.testing.assert_array_equal(one, other)
-    elif isinstance(one, Batch | Features):
-        for field in dataclasses.fields(one):
-            same(getattr(one, field.name), getattr(other, field.name))
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(other)
-        for pair in zip(one, other, strict=True):
-            same(*pair)
-    elif isinstance(one, dict):
-        same(list(one.items()), list(other.items()))
-    else:
-        assert one == other
 
 
 def test_a_batch_comes_back_bit_for_bit():

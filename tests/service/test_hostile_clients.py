@@ -11,7 +11,9 @@ import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from tests.support.reward_service import Started, get, post, raw, served
 
@@ -49,6 +51,10 @@ def image(width: int, height: int, content: bytes = b"") -> str:
     return base64.b64encode(data).decode()
 
 
+def sound() -> str:
+    return base64.b64encode(save({"sound": np.zeros((1, 8), np.float32)})).decode()
+
+
 def asking(**sample) -> dict:
     return {"samples": [sample], "prompts": [{"text": "?"}]}
 
@@ -81,6 +87,10 @@ def asking(**sample) -> dict:
         (asking(clip={"fps": 8, "safetensors": base64.b64encode(b"\xff" * 64).decode()}), 400, "safetensors can't"),
         ({"samples": [{"text": "a"}], "prompts": [{"text": "?", "images": [{"png": "no"}]}]}, 400, "prompts[0]"),
         ({"samples": [{"text": "a"}], "prompts": [{"text": "?", "messages": [1]}]}, 400, "messages must have"),
+        ({"samples": [{"text": "a"}], "prompts": [{"text": "?", "messages": 5}]}, 400, "messages must be a list"),
+        (asking(text="a\ud800"), 400, "half of a surrogate pair"),
+        (asking(sound={"rate": 0.3, "safetensors": sound()}), 400, "1 sample per second or more"),
+        (b'{"samples": [{"sound": {"rate": 1' + b"0" * 400 + b"}}]}", 400, "401 digits"),
     ],
     ids=lambda value: str(value)[:30],
 )

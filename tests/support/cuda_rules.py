@@ -55,6 +55,8 @@ WIDEST = words("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index
 FLOAT32_INSIDE = words(
     "square rdiv rtruediv rpow normalize cross_entropy interpolate pairwise_distance"
 )  # fmt: skip
+# ... and these run products of LOWER alone
+LOWER_INSIDE = words("multi_head_attention_forward")
 PYTHON_NAMES = {"rmatmul": "matmul"}
 
 
@@ -70,7 +72,7 @@ def autocast_rule(name: str) -> str | None:
     elif name.endswith("_"):
         return None  # what works in place keeps its dtype
     name = PYTHON_NAMES.get(name, name)
-    if name in LOWER:
+    if name in LOWER or name in LOWER_INSIDE:
         return "lower"
     if name in FLOAT32 or name in FLOAT32_INSIDE:
         return "float32"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
+
+from tests.support.http_servers import send, serving
 
 if TYPE_CHECKING:
     import pytest
@@ -55,21 +56,21 @@ class FakeHub:
         name, rest = "/".join(words[:2]), words[2:]
         if name in self.refusals or name not in self.commits:
             status, code = self.refusals.get(name, (401, "RepoNotFound"))
-            return _send(request, status, b"no", {"X-Error-Code": code, "X-Error-Message": "refused"})
+            return send(request, status, b"no", {"X-Error-Code": code, "X-Error-Message": "refused"})
         commit = self._at(name, rest[1] if rest else "main")
         if commit is None:
-            return _send(request, 404, b"no", {"X-Error-Code": "RevisionNotFound"})
+            return send(request, 404, b"no", {"X-Error-Code": "RevisionNotFound"})
         files = self.commits[name][commit]
         if api:
-            return _send(request, 200, json.dumps(self.listed(rest, name, commit, files)).encode())
+            return send(request, 200, self.listed(rest, name, commit, files))
         file = "/".join(rest[2:])
         if file not in files:
-            return _send(request, 404, b"no", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
-        content, headers = files[file], {"X-Repo-Commit": commit, "ETag": f'"{_digest(files[file])}"'}
+            return send(request, 404, b"no", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
+        content, headers = files[file], {"X-Repo-Commit": commit, "ETag": f'"{digest(files[file])}"'}
         if file.endswith(".safetensors"):
             headers |= {"X-Linked-Size": str(len(content)), "X-Linked-Etag": headers["ETag"]}
-            return _send(request, 302, b"", {**headers, "Location": f"{self.storage}/{name}/{commit}/{file}"})
-        return _send(request, 200, content, headers)
+            return send(request, 302, b"", {**headers, "Location": f"{self.storage}/{name}/{commit}/{file}"})
+        return send(request, 200, content, headers)
 
     def listed(self, rest: list[str], name: str, commit: str, files: Files) -> Any:
         """What the hub says of a model, or of a folder in it."""
@@ -78,10 +79,10 @@ class FakeHub:
             folders = {path[: path.index("/", len(inside))] for path in files
                        if path.startswith(inside) and "/" in path[len(inside) :]}  # fmt: skip
             return [{"type": "directory", "path": path, "oid": ""} for path in sorted(folders)] + [
-                {"type": "file", "path": path, "size": len(one), "oid": _digest(one)}
+                {"type": "file", "path": path, "size": len(one), "oid": digest(one)}
                 for path, one in files.items() if path.startswith(inside)
             ]  # fmt: skip
-        siblings = [{"rfilename": path, "size": len(one), "blobId": _digest(one)} for path, one in files.items()]
+        siblings = [{"rfilename": path, "size": len(one), "blobId": digest(one)} for path, one in files.items()]
         private, card = self.private.get(name, False), self.cards.get(name, {})
         return {"id": name, "modelId": name, "sha": commit, "private": private, "tags": [], "siblings": siblings,
                 "cardData": card}  # fmt: skip
@@ -100,56 +101,18 @@ class FakeHub:
             request.close_connection = True
             return
         start = int(request.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
-        _send(request, 206 if start else 200, content[start:], {"ETag": f'"{_digest(content)}"'})
+        send(request, 206 if start else 200, content[start:], {"ETag": f'"{digest(content)}"'})
 
 
-def _digest(content: bytes) -> str:
+def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def _send(request: BaseHTTPRequestHandler, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-    request.send_response(status)
-    for name, value in (headers or {}).items():
-        request.send_header(name, value)
-    request.send_header("Content-Length", str(len(body)))
-    request.end_headers()
-    if request.command != "HEAD":
-        request.wfile.write(body)
-
-
-@contextmanager
-def serving(answer: Any, host: str) -> Iterator[str]:
-    """Answer requests on loopback until the context ends."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        timeout = 30
-
-        def do_GET(self) -> None:
-            answer(self)
-
-        do_HEAD = do_POST = do_PUT = do_GET
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer((host, 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://{host}:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(10)
 
 
 @contextmanager
 def fake_hub() -> Iterator[FakeHub]:
     """A hub, and another host on which it keeps large files."""
     hub = FakeHub()
-    with serving(hub.answer, "127.0.0.1") as hub.url, serving(hub.hand_out, "127.0.0.2") as hub.storage:
+    with serving(hub.answer) as hub.url, serving(hub.hand_out, "127.0.0.2") as hub.storage:
         yield hub
 
 

@@ -112,7 +112,7 @@ class Bench:
                     *((name, name, one) for name, one in self.needs.networks.items() if one is not None),
                 )
             ],
-            trainer=TrainerOptions(mini_batch_size=mini, epochs=epochs), ema=Ema(self.roles.parameters(), 0.9),
+            options=TrainerOptions(mini_batch_size=mini, epochs=epochs), ema=Ema(self.roles.parameters(), 0.9),
             seed=0, watch=Stopwatch(), ranks=ranks,
         )  # fmt: skip
 

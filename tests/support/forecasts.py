@@ -19,9 +19,10 @@ from tests.support.rank_runs import together
 
 def counted(recipe: str, options: Sequence[str], ranks: Ranks = SINGLE_RANK) -> dict[str, Peak]:
     """The peaks of a run on real tensors, all of it done."""
-    counter = LiveBytes()
+    counter, config = LiveBytes(), load(recipe, list(options))
+    ranks = ranks.in_contexts(config.sharding.context_parallel)
     with counter:
-        assembly = assemble(load(recipe, list(options)), ranks)
+        assembly = assemble(config, ranks)
         train_phases(assembly, counter, FlowHalf(assembly, counter), samples=True, brief=False)
     return counter.peaks
 
@@ -40,14 +41,14 @@ def counted_on(size: int, recipe: str, options: Sequence[str], folder: Path) -> 
 
 def foretold(size: int, recipe: str, options: Sequence[str]) -> dict[str, Peak]:
     """The peaks of the same run on fake tensors, on one of ``size`` ranks, with CPUs' choices of precision."""
-    counter = LiveBytes()
+    counter, config = LiveBytes(), load(recipe, list(options))
     with ExitStack() as contexts:
-        ranks = contexts.enter_context(pretend_ranks(size))
+        ranks = contexts.enter_context(pretend_ranks(size)).in_contexts(config.sharding.context_parallel)
         contexts.enter_context(without_weights())
         contexts.enter_context(stored_in_fewer_bits())
         contexts.enter_context(Pretending().active())
         contexts.enter_context(counter)
-        assembly = assemble(load(recipe, list(options)), ranks)
+        assembly = assemble(config, ranks)
         train_phases(assembly, counter, FlowHalf(assembly, counter), samples=True)
     return counter.peaks
 

@@ -65,8 +65,11 @@ def written(responses: list[Response], prompts: list[Prompt]) -> list[float]:
 class Roles:
     """A network that samples."""
 
-    def __init__(self, family: str) -> None:
-        self.model = model_of(family) if family in FAMILIES else universal_model(family)
+    def __init__(self, family: Any) -> None:
+        """Args: ``family`` is a name, or a model."""
+        if isinstance(family, str):
+            family = model_of(family) if family in FAMILIES else universal_model(family)
+        self.model = family
 
     def sampling(self, *, merge: bool | None = None) -> Any:
         return nullcontext(self.model.network)
@@ -81,7 +84,7 @@ def prompts(family: str = "qwen2_5_vl") -> list[Prompt]:
     return [Prompt(text="One?", messages=(Message("user", parts),), images=(seen,)), Prompt(text="Two?")]
 
 
-def play(environment: Environment, asked: list[Prompt], *, family: str = "qwen2_5_vl", n: int = 2, **more: Any) -> Any:
+def play(environment: Environment, asked: list[Prompt], *, family: Any = "qwen2_5_vl", n: int = 2, **more: Any) -> Any:
     own = LanguageEngine(Roles(family), batch_size=more.pop("batch_size", 256), seed=0)
     engine = Dialogues(own, environment)
     job = ResponseJob.groups(asked, n, purpose="rollout", update=1, sampling=more.pop("sampling", SAMPLING))

@@ -334,7 +334,7 @@ class _Functions(TorchFunctionMode):
         """Made on the CPU and copied."""
         if isinstance(data, torch.Tensor) and func is not torch.tensor:
             return data.to(HIDDEN, dtype) if dtype is not None else data.to(HIDDEN)
-        made = torch.tensor(data, dtype=dtype).to(HIDDEN)
+        made = torch.tensor(_numbers(data), dtype=dtype).to(HIDDEN)
         return made.requires_grad_() if kwargs.get("requires_grad") else made
 
     def _index(self, indexed: Any, index: Any) -> Any:
@@ -344,6 +344,13 @@ class _Functions(TorchFunctionMode):
         if isinstance(index, tuple):
             return tuple(self._index(indexed, one) for one in index)
         return torch.as_tensor(index).to(HIDDEN) if isinstance(index, list | np.ndarray) else index
+
+
+def _numbers(data: Any) -> Any:
+    """Lists of numbers, of which those on the GPU are waited for one by one."""
+    if isinstance(data, list | tuple):
+        return [_numbers(one) for one in data]
+    return data.item() if isinstance(data, torch.Tensor) and is_pretended(data) and not data.ndim else data
 
 
 def _cast(rule: str, args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]:

@@ -115,7 +115,8 @@ def stay_within_budget(outcome: Outcome, of_a_micro_batch: int) -> None:
     """Waits of an update, and bytes that it sends to the GPU. What breaks the budget is named, line by line."""
     gpu, workers = outcome.gpu, outcome.assembly.workers
     waits, up = gpu.count("sync", "update_actor"), gpu.bytes("to device", "update_actor")
-    sees = outcome.assembly.roles.model.name in SEEING
+    model = outcome.assembly.roles.model
+    sees = model.name in SEEING or "image" in getattr(model, "readable", ())
     steps = WAITS_OF_A_STEP + len(workers.groups)  # and the norm of each group's gradient
     of_a_micro_batch += WAITS_OF_A_TOWER if sees else 0
     of_a_micro_batch += WAITS_OF_A_PIPELINE if outcome.assembly.roles.model.name == ANY else 0

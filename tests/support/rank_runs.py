@@ -163,16 +163,36 @@ ON_FOUR: dict[str, Make] = {
         sharding=ShardingOptions(shard_size=2), **UNEVEN,
     ),
 }  # fmt: skip
+# ranks of a context group have a part of every sequence: 16 tokens of a picture and 8 of a text, 8 of a clip
+PICTURE: dict[str, Any] = {"height": 8, "width": 8, "length": 8}
+SPLIT: dict[str, Make] = {
+    "flux split": lambda pipeline, ranks: FlowBench(
+        pipeline / "flux", FlowGRPO(window=WINDOW, kl_coef=0.1), lora=False, guidance=2.0, ranks=ranks, **PICTURE,
+        **UNEVEN,
+    ),
+    "flux split, recomputed": lambda pipeline, ranks: FlowBench(
+        pipeline / "flux", DiffusionNFT(old_decay="ema", old_ema=0.5, train_timesteps=2), ranks=ranks,
+        options_of_model={"gradient_checkpointing": True}, **PICTURE, **UNEVEN,
+    ),
+    "experts split": lambda pipeline, ranks: FlowBench(
+        pipeline / EXPERTS, FlowGRPO(window=WINDOW, kl_coef=0.1), lora=False, guidance=2.0, ranks=ranks, **CLIP,
+        **UNEVEN,
+    ),
+    "experts split, adapters": lambda pipeline, ranks: FlowBench(
+        pipeline / EXPERTS, DiffusionNFT(old_decay="ema", old_ema=0.5, train_timesteps=2), ranks=ranks, **CLIP, **UNEVEN
+    ),
+}  # fmt: skip
 # all kinds of what a checkpoint has of a rank
 RESUMED = ("flow full", "nft lora", "tdm lora", "ppo full", "ppo lora", "flow quantised")
 
 
-SAVING = {*RESUMED, *ON_FOUR}
+SPLIT_RESUMED = ("flux split",)
+SAVING = {*RESUMED, *ON_FOUR, *SPLIT_RESUMED}
 
 
 def bench_of(name: str, pipeline: Path, ranks: Ranks) -> Any:
     """What a run trains, as it is at the start."""
-    return (RUNS | ON_FOUR)[name](pipeline, ranks)
+    return (RUNS | ON_FOUR | SPLIT)[name](pipeline, ranks)
 
 
 def update(bench: Any, number: int) -> dict[str, float]:

@@ -94,7 +94,7 @@ class Bench:
                 value += 0.02 * torch.randn(value.shape, generator=draw)
         group = ParameterGroup("actor", self.roles.parameters(), OptimizerOptions(lr=lr), total_steps=10)
         self.workers = Trainer(
-            self.roles, algorithm, [group], trainer=LanguageTrainerOptions(), ema=None, seed=0, watch=Stopwatch(),
+            self.roles, algorithm, [group], options=LanguageTrainerOptions(), ema=None, seed=0, watch=Stopwatch(),
             auxiliary=auxiliary,
         )  # fmt: skip
 

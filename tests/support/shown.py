@@ -1,19 +1,66 @@
-"""Commands that documents and examples show, and what the recipe of the README says in place of the reader's own."""
+"""Blocks of code and commands that documents and examples show.
+
+A block's fence names what it is (``KINDS`` in tests/test_shown_blocks.py); one that is a file has the file's name as
+the title of its fence: ```` ```yaml title="mine.yaml" ````.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+OWN_PAGES = [ROOT / "docs" / f"own_{what}.md" for what in ("model", "data", "reward", "algorithm")]
 MINE = "my_recipe.yaml"  # what the reader's own recipe is called
+FENCE = re.compile(r'```(?P<kind>\w*)(?: title="(?P<title>[\w./-]+)")?')
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code of a page."""
+
+    where: str  # page:line
+    kind: str
+    title: str  # name of the file that it is, or nothing
+    text: str
+
+
+def blocks(page: Path, text: str | None = None) -> Iterator[Block]:
+    """The blocks of a page, in order.
+
+    Raises:
+        ValueError: a fence is of another form, or isn't closed.
+    """
+    begun: tuple[str, str, str] | None = None
+    lines: list[str] = []
+    for number, line in enumerate((page.read_text() if text is None else text).splitlines(), 1):
+        where = f"{page.name}:{number}"
+        if begun is not None and line.rstrip() == "```":
+            yield Block(*begun, "".join(lines))
+            begun, lines = None, []
+        elif begun is not None:
+            lines.append(f"{line}\n")
+        elif line.lstrip().startswith(("```", "~~~")):
+            found = FENCE.fullmatch(line.rstrip())
+            if found is None:
+                raise ValueError(f'{where}: {line!r}; write ```KIND or ```KIND title="FILE" at the start of a line')
+            begun = where, found["kind"], found["title"] or ""
+    if begun is not None:
+        raise ValueError(f"{begun[0]}: the block has no end")
+
+
+def shell_lines(text: str) -> list[str]:
+    """Lines of a shell, continued ones as one, without those that are comments."""
+    joined = text.replace("\\\n", " ")
+    return [line.strip() for line in joined.splitlines() if line.strip() and not line.lstrip().startswith("#")]
 
 
 def commands(text: str) -> list[str]:
     """Lines that begin with burnish, continued ones as one, without comments."""
-    joined = text.replace("\\\n", " ")
-    return [line.strip() for line in joined.splitlines() if line.lstrip().startswith("burnish ")]
+    return [line for line in shell_lines(text) if line.startswith("burnish ")]
 
 
 def words(command: str) -> list[str]:
@@ -28,7 +75,7 @@ def words(command: str) -> list[str]:
 
 def own_recipe(folder: Path) -> Path:
     """The recipe that the README shows, as a file."""
-    (block,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (block,) = (one for one in blocks(ROOT / "README.md") if one.title == MINE)
     path = folder / MINE
-    path.write_text(block)
+    path.write_text(block.text)
     return path

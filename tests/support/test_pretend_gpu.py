@@ -180,6 +180,7 @@ WAITS: dict[str, tuple[Callable[[Tensor], Any], int | None]] = {
     "up without waiting": (lambda x: torch.zeros(3).to(x.device, non_blocking=True), 0),
     "copied up without waiting": (lambda x: x.copy_(torch.zeros(3), non_blocking=True), 0),
     "a list goes up": (lambda x: torch.tensor([1, 2], device=x.device), 1),
+    "a list of numbers that are there": (lambda x: torch.tensor([x.sum(), x.sum()], device=x.device), None),
     "nonzero": (lambda x: x.nonzero(), 1),
     "where": (lambda x: torch.where(x > 0), 1),
     "mask as index": (lambda x: x[x > 0], 1),
@@ -227,6 +228,12 @@ CASTS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "einsum": (lambda x: torch.einsum("ij,jk->ik", x.float(), up(3, 3)), "b"),
     "baddbmm": (lambda x: torch.baddbmm(up(1, 3, 3), x[None].float(), up(1, 3, 3)), "b"),
     "attention": (lambda x: F.scaled_dot_product_attention(*[up(1, 1, 8, 8)] * 3), "b"),
+    "attention module": (
+        lambda x: F.multi_head_attention_forward(
+            *[up(3, 3)] * 3, 3, 1, up(9, 3), None, None, None, False, 0.0, up(3, 3), None
+        )[0],
+        "b",
+    ),
     "softmax": (lambda x: x.softmax(-1), "f"),
     "F.softmax": (lambda x: F.softmax(x, -1), "f"),
     "softmax of a dtype": (lambda x: F.softmax(x, -1, dtype=torch.bfloat16), "b"),

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.support.tiny_language import SEEING, picture, tiny_language
+from burnish.models.tiny.language.build import write
+from tests.support.tiny_language import FAMILIES, SEEING, picture, tiny_language
+from tests.support.universal import TINY
 
 REWARDS = """
 def brightness(images, prompts):
@@ -74,12 +76,16 @@ def write_language_models(folder: Path, families: list[str]) -> None:
     for number in range(2):
         picture(number).save(folder / f"{number}.png")
     for family in families:
-        tiny_language(folder / family, family)
+        if family in FAMILIES:
+            tiny_language(folder / family, family)
+        else:
+            write(TINY[family], folder / family, seed=0)
         _write_records(folder, family)
 
 
 def _write_records(folder: Path, family: str) -> None:
-    shown = [["0.png"], [], ["1.png", "0.png"]] if family in SEEING else [[], [], []]
+    sees = family in SEEING or (family not in FAMILIES and "image" in TINY[family].reads)
+    shown = [["0.png"], [], ["1.png", "0.png"]] if sees else [[], [], []]
     lines = [
         {"prompt": "<image>" * len(images) + f"No. {number}?", "answer": str(number), "images": images}
         for number, images in enumerate(shown)

@@ -126,7 +126,7 @@ class Bench:
         if self.needs.critic:
             groups.append(ParameterGroup("critic", self.roles.parameters("critic"), critic.optimizer, total_steps=10))
         self.workers = Trainer(
-            self.roles, algorithm, groups, trainer=LanguageTrainerOptions(mini_batch_size=mini, epochs=epochs),
+            self.roles, algorithm, groups, options=LanguageTrainerOptions(mini_batch_size=mini, epochs=epochs),
             ema=Ema(self.roles.parameters(), 0.9), seed=0, watch=Stopwatch(), ranks=ranks,
         )  # fmt: skip
 

@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from burnish.alarms.base import Alarm
+from burnish.alarms.record import Raised
 from burnish.config import load
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.hooks.metrics import MetricsLog
+from burnish.hooks.recorded import Lines
 from burnish.hooks.trackers import Trackers
 from burnish.trackers.feed import Timing
 from burnish.utils.video import clip_format, encode_clip, encode_sound
@@ -24,6 +27,9 @@ NAMES = ("actor/loss", "val-core/x/reward/mean@1")
 
 
 KINDS = {0: "picture", 3: "clip", 6: "sound", 9: "response"}  # of samples, by the update that is validated
+SAID = "<b>dark_share</b> rose from 0.120 to 0.480"
+RAISED = Raised(4, Alarm("dark_share", "drift", 3, SAID)).record()
+ALARMS = {4: RAISED, 7: {"update": 7, "over": "dark_share"}, 9: RAISED | {"update": 9}}  # by update
 
 
 def validate(folder: RunFolder, update: int) -> None:
@@ -71,6 +77,8 @@ def track(
     folder.begin(config, resumed_at=resumed_at)
     metrics = MetricsLog(folder, resumed_at=resumed_at, names=config.trackers.names)
     trackers = Trackers(config, folder, lambda: False, resumed_at=resumed_at, timing=timing)
+    alarms = Lines(folder.alarms)
+    alarms.begin(resumed_at or 0)
     for hook in (metrics, trackers):
         hook.start(resumed_at or 0)
     for update in updates:
@@ -79,13 +87,15 @@ def track(
             shutil.rmtree(folder.validation(update), ignore_errors=True)
             validate(folder, update)
             values |= {"val-core/x/reward/mean@1": update / 4}
+        if update in ALARMS:
+            alarms.write(ALARMS[update])
         for hook in (metrics, trackers):
             hook(update, dict(values))
         time.sleep(pause)
     for hook in (metrics, trackers):
         hook.finish()
-    for hook in (trackers, metrics):
-        hook.close()
+    for closing in (trackers, metrics, alarms):
+        closing.close()
 
 
 def settled(path: Path, kind: str, step: int) -> None:
@@ -98,18 +108,24 @@ def settled(path: Path, kind: str, step: int) -> None:
 
 def wandb_history(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """Rows of all offline runs in a folder, in order, each with the run's id."""
+    rows = []
+    for name, record in wandb_records(path):
+        if record.WhichOneof("record_type") == "history":
+            items = record.history.item
+            found = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+            rows.append((name, found))
+    return rows
+
+
+def wandb_records(path: Path) -> Iterator[tuple[str, Any]]:
+    """Records of all offline runs in a folder, in order, each with the run's id."""
     from wandb.proto import wandb_internal_pb2
 
-    rows = []
     for file in sorted(path.glob("trackers/wandb/wandb/offline-run-*/*.wandb")):
         for content in _leveldb(file.read_bytes()):
             record = wandb_internal_pb2.Record()
             record.ParseFromString(content)
-            if record.WhichOneof("record_type") == "history":
-                items = record.history.item
-                found = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
-                rows.append((file.stem.rpartition("-")[2], found))
-    return rows
+            yield file.stem.rpartition("-")[2], record
 
 
 def _leveldb(content: bytes) -> Iterator[bytes]:

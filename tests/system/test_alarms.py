@@ -67,7 +67,7 @@ def test_empty_answers_that_please_a_broken_scorer_are_noticed(tmp_path, caplog)
 
 @pytest.mark.slow
 @pytest.mark.thorough
-def test_five_spoiled_runs_are_named_and_five_honest_ones_are_not(tmp_path, monkeypatch, capsys):
+def test_five_spoiled_runs_are_named_and_seven_honest_ones_are_not(tmp_path, monkeypatch, capsys):
     from benchmarks import alarms
 
     monkeypatch.setattr("sys.argv", ["alarms", "--runs", str(tmp_path)])

@@ -7,7 +7,7 @@ import json
 import pytest
 
 import burnish.tasks.language.assembly
-from burnish.cli import main
+from tests.support.runs import refused
 from tests.support.tiny_language import picture, tiny_language
 
 QUESTION = {"prompt": "What?", "answer": "4"}
@@ -34,6 +34,7 @@ def place(tmp_path_factory):
         "unanswered": lines(QUESTION, {"prompt": "Why?"}),
         "blind": lines(QUESTION | {"prompt": "<image>What?", "images": ["nowhere.png"]}),
         "uneven": lines(QUESTION | {"prompt": "<image><image>What?", "images": ["0.png"]}),
+        "seen": lines(QUESTION, QUESTION | {"prompt": "<image>What?", "images": ["0.png"]}),
         "labelled": lines(QUESTION | {"label": "sum"}),
         "unpaired": lines(QUESTION | {"chosen": "4"}),
         "long": lines(QUESTION | {"prompt": "What " * 20}),
@@ -66,6 +67,9 @@ REFUSED = {
     "record without answer": (["data.train_files={place}/unanswered.jsonl"], ["exact", "Why?", "answer"]),
     "missing picture": (["data.train_files={place}/blind.jsonl"], ["blind.jsonl:1", "has a picture"]),
     "fewer pictures than markers": (["data.train_files={place}/uneven.jsonl"], ["uneven.jsonl:1", "<image>"]),
+    "picture for a model that only reads": (
+        ["data.train_files={place}/seen.jsonl"], ["model.path is", "reads text only", "seen.jsonl:2", "take them out"],
+    ),
     "label of no reward": (
         ["data.train_files={place}/labelled.jsonl", "rewards.exact.labels=[digit]"], ["'sum'", "digit"],
     ),
@@ -117,17 +121,6 @@ WITH_MODEL = {
         ["data.val_files={place}/endless.jsonl"], ["has 2048 (max_position_embeddings)", "endless.jsonl:2"],
     ),
 }  # fmt: skip
-
-
-def refused(place, tmp_path, capsys, overrides, words) -> None:
-    given = [override.replace("{place}", str(place)) for override in overrides]
-    assert main(["train", str(place / "recipe.yaml"), *given, f"output_dir={tmp_path / 'run'}"]) == 2
-    said = capsys.readouterr()
-    assert "Traceback" not in said.err + said.out
-    message = " ".join(said.err.split())
-    for word in words:
-        assert word in message
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize(("overrides", "words"), REFUSED.values(), ids=list(REFUSED))

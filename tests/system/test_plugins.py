@@ -1,10 +1,9 @@
-"""What docs/extending.md shows works as it stands: in an empty folder, by name, on both quickstarts, and on Ray."""
+"""What pages on one's own parts show works as it stands: in an empty folder, by name, on both quickstarts, on Ray."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from burnish.cli import main
-from tests.support.shown import ROOT
+from tests.support.shown import ROOT, blocks
 
-PAGE = (ROOT / "docs" / "extending.md").read_text()
-FILES = {name: code for code, name in re.findall(r"```python\n(# (\w+\.py)\n.*?)```", PAGE, re.DOTALL)}
+PAGES = [ROOT / "docs" / f"{name}.md" for name in ("extending", "own_reward", "own_algorithm")]
+FILES = {block.title: block.text for page in PAGES for block in blocks(page) if block.title.endswith(".py")}
 TINY = [
     "optimizer.schedule=constant",
     "rollout.n=2",
@@ -28,7 +27,7 @@ RAY = ["runtime=ray", "pools.rollout.processes=1", "pools.reward.processes=1"]
 RUNS = {
     "drawing": [
         "quickstart", *TINY, "validation.reference_guidance=null", "model.lora.rank=2",
-        "plugins=[redness.py, tidy_sd3.py, plain_steps.py]", "algorithm=plain_steps", "algorithm.scale=3",
+        "plugins=[redness.py, tidy_sd3.py, my_method.py]", "algorithm=plain_steps", "algorithm.scale=3",
         "model.family=tidy_sd3", "rewards.ocr=null", "rewards.redness={power: 2, least: 0.01}",
     ],
     "seeing": [
@@ -69,7 +68,7 @@ def rows(folder: Path) -> list[dict]:
 
 
 def test_each_is_a_file_under_forty_lines():
-    assert len(FILES) == 9
+    assert len(FILES) == 10
     for name, code in FILES.items():
         assert code.count("\n") < 40, name
 

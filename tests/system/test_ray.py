@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from burnish.cli import main
 from burnish.hooks.stop import EXIT_STOPPED
@@ -57,6 +59,28 @@ def test_a_worker_that_draws_by_a_pipelines_own_code(machines, tmp_path):
     assert run(tmp_path / "local", *clips) == 0
     assert run(tmp_path / "apart", *clips, *machines.options(), "pools.rollout.processes=1") == 0
     assert_close(tmp_path / "apart", tmp_path / "local", ROUNDING)
+
+
+@pytest.mark.parametrize("model", ["flux", pytest.param("wan2.2", marks=pytest.mark.thorough)])
+def test_ranks_that_split_every_sequence(model, machines, tmp_path):
+    write(describe(model), tmp_path / "model", 0)
+    size = ["rollout.height=32", "rollout.width=32", "rollout.max_sequence_length=64"]
+    if model == "wan2.2":
+        size += ["rollout.num_frames=5", "rewards.bright.frames.every=2", "rollout.save=null"]
+    drawn = [
+        "quickstart", *DRAWING, f"model.path={tmp_path / 'model'}", "model.lora.rank=2",
+        "algorithm=flow_grpo", "algorithm.window={kind: random, size: 2}", "rewards.file_size=null",
+        "rollout.save={}", *size,
+    ]  # fmt: skip
+    split = [*machines.options(), "pools.train.processes=2", "sharding.context_parallel=2"]
+    assert run(tmp_path / "local", *drawn) == 0
+    assert run(tmp_path / "run", *drawn, *split) == 0
+    assert_close(tmp_path / "run", tmp_path / "local", 10 * ROUNDING)
+    pictures = {path.relative_to(tmp_path / "local") for path in (tmp_path / "local").rglob("samples/**/*.png")}
+    assert pictures or model == "wan2.2"
+    for name in pictures:
+        one, other = (np.asarray(Image.open(tmp_path / who / name), int) for who in ("run", "local"))
+        assert abs(one - other).max() <= 1, name
 
 
 def test_ranks_that_learn_from_data(machines, tmp_path):

@@ -13,6 +13,7 @@ import pytest
 
 from burnish.cli import main
 from tests.support.factory import tiny_pipeline
+from tests.support.runs import refused
 
 
 @pytest.fixture(scope="module")
@@ -89,16 +90,7 @@ def test_refused_with_one_message(place, tmp_path, overrides, words, capsys):
 
     if "model.device=cuda" in overrides and torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    given = [override.replace("{place}", str(place)) for override in overrides]
-    elsewhere = any(override.startswith("output_dir") for override in given)
-    output = [] if elsewhere else [f"output_dir={tmp_path / 'run'}"]
-    assert main(["train", str(place / "recipe.yaml"), *given, *output]) == 2
-    said = capsys.readouterr()
-    assert "Traceback" not in said.err + said.out
-    message = " ".join(said.err.split())
-    for word in words:
-        assert word in message
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    refused(place, tmp_path, capsys, overrides, words)
 
 
 def test_a_folder_that_holds_a_run_is_neither_overwritten_nor_mixed(place, tmp_path, capsys):

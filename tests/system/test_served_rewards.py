@@ -13,7 +13,7 @@ import pytest
 from burnish.cli import main
 from burnish.rewards.tiny import scorer_named
 from tests.support.chat_server import listing
-from tests.support.json_servers import json_server
+from tests.support.http_servers import json_server
 from tests.support.reward_service import Started
 from tests.support.runs import metrics_of
 from tests.support.scorers import checkpoint

@@ -25,7 +25,7 @@ from burnish.controller import LocalController
 from burnish.hooks.expiry import ReclaimTime
 from burnish.hooks.notices import Notices
 from burnish.hooks.stop import EXIT_STOPPED, StopRequest
-from burnish.rollout.online import OnlineSource
+from burnish.rollout.sources import OnlineSource
 from burnish.tasks import Assembly
 from burnish.utils.errors import UserError
 from tests.support.factory import tiny_pipeline
@@ -142,13 +142,13 @@ def asking(patch: pytest.MonkeyPatch, told: Callable[[str], None]) -> None:
         "evaluate",
         lambda target, _: 0 if target.name == "reference" else int(target.name),
     )
-    ask = Assembly.between
+    ask = Assembly.check_cancelled
 
-    def between(self: Assembly) -> None:
+    def check_cancelled(self: Assembly) -> None:
         told(at)
         ask(self)
 
-    patch.setattr(Assembly, "between", between)
+    patch.setattr(Assembly, "check_cancelled", check_cancelled)
 
 
 def stopped_at(moment: str, place: int, patch: pytest.MonkeyPatch, number: int = signal.SIGTERM) -> None:

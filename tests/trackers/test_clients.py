@@ -11,11 +11,12 @@ from importlib.util import find_spec
 import pytest
 
 from burnish.config.run_folder import STEP
-from tests.support.tracked import swanlab_records, track, wandb_history
+from tests.support.tracked import SAID, swanlab_records, track, wandb_history, wandb_records
 
 pytestmark = pytest.mark.slow
 
 ALL = list(range(10))
+OVER = f"over since update 7; raised because {SAID}"
 REWARD = "val-core/x/reward/mean@1"
 
 
@@ -57,6 +58,11 @@ def test_wandb(tmp_path, monkeypatch):
     assert content["data"] == [
         [9, "prompt 0", "Image", "**five** <b>0</b>", 2.25], [9, "prompt 1", "Image", "**five** <b>1</b>", None],
     ]  # fmt: skip
+    alerts = [one.alert for _, one in wandb_records(run) if one.WhichOneof("record_type") == "alert"]
+    assert [(one.title, one.level, one.text) for one in alerts] == [
+        ("alarm dark_share", "WARN", f"update 4: {SAID}"), ("alarm dark_share is over", "INFO", f"update 7: {OVER}"),
+        ("alarm dark_share", "WARN", f"update 9: {SAID}"),
+    ]  # fmt: skip
     # the pictures of tables wait beside the run, and not in the home folder
     waiting = [file.read_bytes()[:4] for file in run.glob("trackers/wandb/data/artifacts/staging/*") if file.is_file()]
     assert waiting.count(b"\x89PNG") == 4
@@ -75,6 +81,7 @@ def test_mlflow(tmp_path, monkeypatch):
     (found,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
     assert (found.info.run_name, found.info.status, found.data.tags["who"]) == ("run", "FINISHED", "me")
     assert found.data.params["algorithm.name"] == "diffusion_nft"
+    assert found.data.tags["alarm.dark_share"] == f"since update 9: {SAID}"
     losses = client.get_metric_history(found.info.run_id, "actor/loss")
     assert [(one.step, one.value) for one in losses] == [(update, update / 8) for update in ALL]
     rewards = client.get_metric_history(found.info.run_id, REWARD.replace("@", "_at_"))
@@ -110,6 +117,9 @@ def test_swanlab(tmp_path, monkeypatch):
     media = [(one.media.key, one.media.step) for _, one in records if one.HasField("media")]
     assert [step for key, step in media if key == "val/generations"] == [0, 3, 6, 9]
     assert [step for key, step in media if key == "val/samples"] == [0, 3]
+    assert [step for key, step in media if key == "alarms/dark_share"] == [4, 7, 9]
+    texts = [file.read_text() for file in sorted(run.glob("trackers/swanlab/run-*/media/text/*"))]
+    assert texts == [SAID, OVER, SAID]
     files = [file.suffix for file in run.glob("trackers/swanlab/run-*/media/image/*")]
     assert sorted(files) == [".gif", ".png"]
     (table,) = run.glob("trackers/swanlab/run-*/media/echarts/009-*.json")
@@ -132,6 +142,11 @@ def test_trackio(tmp_path, monkeypatch):
     rows = sorted(SQLiteStorage.get_logs("mine", name), key=lambda row: row["step"])
     assert [row["step"] for row in rows if "actor/loss" in row] == ALL
     assert [row["step"] for row in rows if "val/generations" in row] == [0, 3, 6, 9]
+    alerts = sorted(SQLiteStorage.get_alerts("mine", name), key=lambda one: one["step"])
+    assert [(one["step"], one["title"], one["text"], one["level"]) for one in alerts] == [
+        (4, "alarm dark_share", SAID, "warn"), (7, "alarm dark_share is over", OVER, "info"),
+        (9, "alarm dark_share", SAID, "warn"),
+    ]  # fmt: skip
     media = [file.suffix for file in (tmp_path / "trackio" / "media").rglob("*") if file.is_file()]
     assert {".png", ".wav"} < set(media)
 
@@ -149,6 +164,12 @@ def test_tensorboard(tmp_path, monkeypatch):
     (sound,) = shown.Audio("val/samples/1")
     assert (sound.step, sound.sample_rate, sound.length_frames) == (6, 8000, 800)
     assert [one.step for one in shown.Images("val/shown/0-0")] == [9]
+    alarms = shown.Tensors("alarms/dark_share")
+    assert [one.step for one in alarms] == [4, 7, 9]
+    told = [one.tensor_proto.string_val[0].decode() for one in alarms]
+    assert told == [
+        f"**alarm dark_share{title}**\n\n    {text}" for title, text in (("", SAID), (" is over", OVER), ("", SAID))
+    ]
     tables = shown.Tensors("val/generations")
     assert [one.step for one in tables] == [0, 3, 6, 9]
     # indented, so that TensorBoard's Markdown shows what a model says as it is

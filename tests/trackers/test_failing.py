@@ -30,6 +30,7 @@ class Run:
         {log}
         with self.file.open("a") as lines:
             lines.write(json.dumps([step, values.get("actor/loss")]) + "\\n")
+    def alert(self, **rest): pass
     def finish(self, exit_code): pass
 def init(dir, **rest):
     first = not (pathlib.Path(dir) / "tried").exists()

@@ -10,7 +10,7 @@ from burnish.config import load
 from burnish.config.disk import disk_problems
 from burnish.config.run_folder import RunFolder
 from burnish.trackers.names import renamed
-from burnish.trackers.reading import Progress, Rows, read_samples
+from burnish.trackers.reading import Notices, Progress, Rows, read_samples
 from burnish.trackers.secrets import redacted
 from burnish.utils.errors import ConfigError
 from tests.support.tracked import validate
@@ -36,6 +36,24 @@ def test_rows_that_a_resumed_run_repeats_are_left_out(tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_text(line(1) + line(2) + line(3))
     assert [step for step, _ in Rows(file, after=2).upto(9)] == [3]
+
+
+def test_alarms_come_once_with_what_was_said_when_they_were_raised(tmp_path):
+    file = tmp_path / "alarms.jsonl"
+    notices = Notices(file, after=1)
+    assert list(notices.upto(5)) == []
+    lines = [
+        {"update": 1, "name": "a", "text": "x"}, {"update": 2, "over": "a"}, {"update": 2, "over": "never raised"},
+        {"update": 3, "name": "b" * 300, "text": "y" * 9000}, {"update": 3, "name": 4, "text": "z"}, {"update": "4"},
+        {"update": 5, "name": "a", "text": "w"},
+    ]  # fmt: skip
+    file.write_text("[]\ndamaged\n" + "".join(json.dumps(one) + "\n" for one in lines)[:-4])
+    first, second = notices.upto(4)
+    assert (first.update, first.title, first.said) == (2, "alarm a is over", "over since update 2; raised because x")
+    assert (second.update, len(second.name), len(second.said)) == (3, 200, 4000)
+    assert list(notices.upto(9)) == []  # the last line is still being written
+    file.write_text(file.read_text() + 'w"}\n')
+    assert [(one.update, one.said) for one in notices.upto(9)] == [(5, "w")]
 
 
 def test_progress_outlives_the_process_and_a_damaged_file(tmp_path):
@@ -89,7 +107,7 @@ def test_messages_without_secrets():
         (["trackers.mlflow.uri=elsewhere"], "uri is elsewhere, which is no address; give http://HOST:PORT"),
         (["trainer.logger=[console,wandb]"], r"here that is trackers, for example trackers\.wandb="),
         (["trackers.wait=3"], "wait is never read without a tracker"),
-        (["trackers.samples=0", "trackers.tensorboard=true"], "nothing would be written"),
+        (["trackers.samples=0", "trackers.tensorboard=true", "alarms=null"], "nothing would be written"),
         (["trackers.wandb.mode=dryrun"], "trackers.wandb.mode is dryrun; it must be one of online, offline"),
     ],
 )

@@ -40,7 +40,7 @@ class Bench:
         )  # fmt: skip
         group = ParameterGroup("actor", self.roles.parameters(), OptimizerOptions(max_grad_norm=None), total_steps=9)
         self.workers = Trainer(
-            self.roles, self.algorithm, [group], trainer=LanguageTrainerOptions(), ema=None, seed=0,
+            self.roles, self.algorithm, [group], options=LanguageTrainerOptions(), ema=None, seed=0,
             watch=Stopwatch(),
         )  # fmt: skip
         encoded = [model.encode(*chat(text)) for text in ("How are you?", "And what of it?")]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import ipaddress
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -32,10 +31,9 @@ from burnish.utils.errors import UserError
 from tests.support import rank_runs
 from tests.support.checkpoints import IDENTITY, loaded, make
 from tests.support.factory import tiny_pipeline
-from tests.support.ray_runs import PER_RANK
+from tests.support.same_runs import WEIGHTS, compare
 from tests.support.sockets import listening
 
-WEIGHTS = {"rtol": 1e-5, "atol": 2e-5}
 ROUNDED = {"rtol": 1e-5, "atol": 1e-4}  # Muon computes in bfloat16; a matrix that is taken for its shard shows as 1e-3
 
 
@@ -117,7 +115,7 @@ def agree(ranks, folder):
         ranks.first(fail)
     except UserError as error:
         said = str(error)
-    ranks.barrier("the end")
+    ranks.max(0)  # the end
     return {
         "sums": sums, "max": ranks.max(3 + ranks.rank), "gather": ranks.gather(torch.full((1,), ranks.rank)),
         "first": ranks.first(lambda: ranks.rank), "said": said, "listening": listening([os.getpid()]),
@@ -210,11 +208,11 @@ def test_weights_on_the_cpu_have_nowhere_to_be_kept_besides():
 
 def lose(ranks, folder):
     """The second rank ends without a word, once both are there."""
-    ranks.barrier("the start")
+    ranks.max(0)  # the start
     if ranks.rank:
         return "left"
     try:
-        ranks.barrier("the update")
+        ranks.max(0)  # the update
     except RanksLost as error:
         return f"lost: {error}".encode()
     raise AssertionError("nobody was there")
@@ -235,7 +233,7 @@ def run_out_of_room(ranks, folder):
         tensor_file.write = full
     with pytest.raises(UserError) as refused:
         store.save(2, state, identity=IDENTITY, score=0.5)
-    ranks.barrier("both have failed")
+    ranks.max(0)  # both have failed
     return {
         "said": str(refused.value), "left": sorted(path.name for path in (folder / "store").iterdir()),
         "loaded": loaded(store.latest()),
@@ -272,7 +270,7 @@ def test_a_rank_that_is_gone_is_not_waited_for_without_end(tmp_path):
         rank_runs.together(lose, tmp_path, deadline=200)
     said = torch.load(tmp_path / "rank-0.pt", weights_only=False).decode()
     assert "rank 0 of 2" in said
-    assert "the update failed or timed out" in said
+    assert "a maximum failed or timed out" in said
 
 
 @pytest.fixture(scope="module")
@@ -283,22 +281,6 @@ def both(tmp_path_factory):
     write(describe(rank_runs.EXPERTS), folder / "pipeline" / rank_runs.EXPERTS, 0)
     alone = {name: rank_runs.alone(name, folder) for name in rank_runs.RUNS}
     return folder, alone, rank_runs.together(rank_runs.all_runs, folder)
-
-
-def compare(found: dict[str, Any], expected: dict[str, Any], weights: Mapping[str, float] = WEIGHTS) -> None:
-    assert found["weights"].keys() == expected["weights"].keys()
-    for name, value in expected["weights"].items():
-        torch.testing.assert_close(found["weights"][name], value, **weights, msg=lambda text, n=name: f"{n}: {text}")
-    assert len(found["metrics"]) == len(expected["metrics"])
-    for one, other in zip(found["metrics"], expected["metrics"], strict=True):
-        assert one.keys() == other.keys()
-        for name, value in other.items():
-            if name.startswith(PER_RANK):
-                continue
-            # a spread is the root of a difference of squares near 1, where rounding is all that there is; and what is
-            # counted beyond a bound may lie on it, as values do that have not moved
-            near = 3e-3 if "ratio_std" in name else 0.1 if "clipfrac" in name else 1e-4
-            assert one[name] == pytest.approx(value, rel=1e-3, abs=near, nan_ok=True), name
 
 
 @pytest.mark.cluster

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 pytest.importorskip("av")
 
+from burnish.types.media import Fit, Media
 from burnish.utils import containers
-from burnish.utils.containers import all_frames, check_sound, check_video, choose_frames, read_sound, video_size
+from burnish.utils.containers import all_frames, check_sound, check_video, choose_frames, read_sound, video_shape
 from burnish.utils.video import encode_clip
 from tests.support.sounds import sound_file, tone
 
@@ -66,7 +68,18 @@ def test_frames_are_chosen_by_count_and_rate():
     few, rate, total = choose_frames(data, lambda count, rate: [0, count - 1] if rate == 8.0 else [])
     assert (len(frames), fps, rate, total) == (10, 8.0, 8.0, 10)
     np.testing.assert_array_equal(np.stack(few), np.stack([frames[0], frames[-1]]))
-    assert video_size(data) == (32, 16)
+    assert video_shape(data) == (32, 16, 10, 8.0)
+
+
+def test_a_video_that_takes_too_much_memory_is_refused_before_all_of_it_is_decoded(monkeypatch):
+    clip = Media.encoded(encode_clip(FRAMES, 8.0), "video")
+    monkeypatch.setattr(containers, "LARGEST", 5 * 16 * 32 * 3)
+    for read in (clip.decode, clip.video):
+        with pytest.raises(OSError, match=r"frames of 32 x 16 take more than .* data\.video_max_frames"):
+            read()
+    few = replace(clip, fit=Fit(max_frames=5))
+    assert few.decode() == (32, 16)
+    assert len(few.video()[0]) == 5
 
 
 def test_the_package_that_is_missing_is_named(monkeypatch):

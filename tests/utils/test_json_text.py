@@ -29,10 +29,14 @@ def test_what_is_deep_is_refused_and_what_is_not_can_be_handled(depth, opened, c
     assert pickle.loads(pickle.dumps(value)) == value == json.loads(json.dumps(value))
 
 
-@pytest.mark.parametrize("text", ["", "{", "nope", b"\xff\xfe\xff", "9" * 5000, "\0"])
+@pytest.mark.parametrize("text", ["", "{", "nope", b"\xff\xfe\xff", "9" * 5000, "\0", "1" + "0" * 309])
 def test_what_is_no_json_is_told(text):
     with pytest.raises(ValueError):  # noqa: PT011 (json words them)
         parse_json(text)
+
+
+def test_a_whole_number_that_is_read_is_a_float_as_well():
+    assert float(parse_json(f"[{'9' * 308}, -{'9' * 307}]")[0]) == 1e308
 
 
 def test_files_that_describe_something_hold_an_object(tmp_path):

@@ -20,7 +20,7 @@ from burnish.options.language import LanguageModelOptions
 from burnish.tasks.language.engine import Encoder
 from burnish.types.prompt import Prompt
 from burnish.utils.errors import ConfigError, UserError
-from burnish.utils.weights import complaints_about
+from burnish.utils.weights import complaints_about, refuse_oversized
 from tests.support.factory import tiny_pipeline
 from tests.support.tiny_language import tiny_language
 
@@ -233,3 +233,12 @@ def test_recipes_that_ship_with_their_weights_pass():
             check_disk(load(recipe))
         except ConfigError as error:
             pytest.fail(str(error))
+
+
+def test_numbers_of_layers_are_bounded_and_not_the_size_of_what_each_has(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text('{"text_config": {"vocab_size_per_layer_input": 262144, "num_hidden_layers": 42}}')
+    refuse_oversized(file)
+    file.write_text('{"text_config": {"num_hidden_layers": 42000}}')
+    with pytest.raises(UserError, match="num_hidden_layers 42000; it must be at most 10000"):
+        refuse_oversized(file)

@@ -205,8 +205,8 @@ class StepPolicyGradient(PolicyGradient):
         )
 
     def loss(self, part: StepTerms, roles: Roles) -> Loss:
+        from burnish.losses.correction_metrics import variance_proxies
         from burnish.losses.policy import extremes_of
-        from burnish.losses.variance_metrics import variance_proxies
         from burnish.types.rollout import Loss
 
         count = len(part)

@@ -5,10 +5,11 @@ InternVL learns to reason (Wang et al. 2024, arXiv:2411.10442)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field, model_validator
 
+from burnish.algorithms.base import Memory
 from burnish.algorithms.language.base import LanguageRoles
 from burnish.algorithms.language.paired import Paired
 from burnish.options import NonNegative, Positive
@@ -107,9 +108,8 @@ class MPO(Paired):
             )
         return self
 
-    def make_memory(self) -> Any:
+    def make_memory(self) -> Memory:
         from burnish.advantages.whitening import RunningMoments
-        from burnish.algorithms.memory import Memory
 
         return Memory({"rewards": RunningMoments()})
 

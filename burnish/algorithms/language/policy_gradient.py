@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.algorithms.base import Metrics, PolicyGradient, advantages_of
+from burnish.algorithms.base import Memory, Metrics, PolicyGradient, advantages_of
 from burnish.algorithms.kl import TokenKl
 from burnish.algorithms.language.base import LanguageNeeds, LanguageRoles, in_parts
 from burnish.algorithms.language.shaping import Overlong, complaints, memory_of, shape
@@ -48,7 +48,9 @@ class TokenPolicyGradient(PolicyGradient):
     mask_truncated: bool = False
     """Learn nothing from responses that were cut at the limit; they are compared with all the same."""
     high_entropy_fraction: Share = 1.0
-    """Learn from this share of the tokens alone, those of highest entropy; one threshold for all of an update."""
+    """Learn from this share of the tokens alone, those of highest entropy."""
+    high_entropy_per: Literal["batch", "sequence"] = "batch"
+    """One threshold for all tokens of an update, or one for each response, as LightRFT has it."""
     high_entropy_count: Literal["all", "selected"] = "all"
     """What the policy's loss on them is divided by: all tokens as before, or only those that are selected, of the
     update or, with seq-mean-token-mean, of their response. A KL and an entropy bonus stay means over all tokens."""
@@ -63,8 +65,9 @@ class TokenPolicyGradient(PolicyGradient):
     @model_validator(mode="after")
     def _options_are_read(self) -> Self:
         clip_range("reward_clip", self.reward_clip_low, self.reward_clip)
-        if self.high_entropy_fraction == 1 and self.high_entropy_count != "all":
-            raise ValueError("high_entropy_count is never read when high_entropy_fraction is 1; leave it out")
+        for option, unset in (("high_entropy_per", "batch"), ("high_entropy_count", "all")):
+            if self.high_entropy_fraction == 1 and getattr(self, option) != unset:
+                raise ValueError(f"{option} is never read when high_entropy_fraction is 1; leave it out")
         if self.high_entropy_count != "all" and "token-sum" in self.loss_agg_mode:
             raise ValueError(
                 f"high_entropy_count is {self.high_entropy_count}, but loss_agg_mode {self.loss_agg_mode} "
@@ -126,7 +129,7 @@ class TokenPolicyGradient(PolicyGradient):
     def complaints(self, samples: int, longest: int) -> Iterator[str]:
         yield from complaints(self, samples, longest)
 
-    def make_memory(self) -> Any:
+    def make_memory(self) -> Memory:
         return memory_of(self)
 
     def annotate(self, scored: ScoredResponses, roles: LanguageRoles) -> AnnotatedTokens:
@@ -210,7 +213,9 @@ class TokenPolicyGradient(PolicyGradient):
 
         if self.high_entropy_fraction == 1:
             return trained.float(), {}
-        selected = high_entropy_mask(annotated.entropy, trained, self.high_entropy_fraction)
+        selected = high_entropy_mask(
+            annotated.entropy, trained, self.high_entropy_fraction, per=self.high_entropy_per
+        )
         weight = selected.float()
         if self.high_entropy_count == "selected":
             counted, chosen = trained.sum(1, keepdim=True), selected.sum(1, keepdim=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
-from burnish.algorithms.base import Metrics
+from burnish.algorithms.base import Memory, Metrics
 from burnish.options import Count, Positive, clip_range
 from burnish.registry import options
 
@@ -56,10 +56,9 @@ def complaints(algorithm: Shaping, samples: int, longest: int) -> Iterator[str]:
         )
 
 
-def memory_of(algorithm: Shaping) -> Any:
+def memory_of(algorithm: Shaping) -> Memory:
     """What shaping remembers from update to update: statistics of rewards, and the KL's coefficient."""
     from burnish.advantages.whitening import RunningMoments
-    from burnish.algorithms.memory import Memory
 
     parts: dict[str, Any] = {"rewards": RunningMoments()} if algorithm.reward_norm else {}
     return Memory(parts | ({"kl": algorithm.kl.make_controller()} if algorithm.kl else {}))

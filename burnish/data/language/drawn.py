@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from burnish.data.flow.pictures import BEGINNING, KEYS, Holds, picture_at
 from burnish.data.forms import asked
@@ -16,6 +18,7 @@ from burnish.options.language import LanguageDataOptions
 from burnish.types.prompt import Prompt, about_media
 
 TEXT = ("prompt", "text", "caption")
+MOVING = (".mp4", ".webm", ".mov", ".mkv", ".avi", ".gif")
 
 
 def drawn(
@@ -39,6 +42,8 @@ def drawn(
     value = templated(options.template, value, record.values)
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{key!r} is {shown(value)}; with algorithm.question it must be the text drawn for")
+    for usual in KEYS[holds]:
+        _refuse_clip(*find(record.values, usual))
     pictures = [picture_at(record, usual) for usual in KEYS[holds]]
     if len(pictures) == 2 and pictures[0] == pictures[1]:
         raise ValueError("has the same picture as chosen and as rejected, which prefers nothing")
@@ -49,3 +54,15 @@ def drawn(
     source = text_at(record.values, "data_source") or "default"
     every = replace(about_media(value, (*begun, *after)), source=source, where=record.where, part=record.part)
     return every, tuple(about_picture(question, value, (*begun, one)) for one in after)
+
+
+def _refuse_clip(key: str | None, value: Any) -> None:
+    """A clip would be judged by its first frame, if at all."""
+    held = isinstance(value, Mapping) and any(name in value for name in ("frames", "video"))
+    several = isinstance(value, list | tuple) and value and isinstance(value[0], str | Mapping)  # else pixels
+    path = value.get("path") if isinstance(value, Mapping) else value
+    if held or several or (isinstance(path, str) and path.lower().endswith(MOVING)):
+        raise ValueError(
+            f"{key!r} is {shown(value)}: algorithm.question is asked about single pictures; give a frame of each clip "
+            "(as a reward, the model then scores clips by their frames)"
+        )

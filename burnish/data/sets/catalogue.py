@@ -195,16 +195,15 @@ def named_by(path: str) -> str | None:
     return found[1] if found is not None and known else None
 
 
-def prepared(name: str, split: str = "test", folder: Path = FOLDER) -> Path:
-    """The file of a set that ``burnish data prepare NAME`` has written, or that ships with Burnish.
+def prepared(name: str) -> Path:
+    """The test file of a set that ``burnish data prepare NAME`` has written, or that ships with Burnish.
 
     Raises:
         UserError: there is none; the message names the command.
     """
-    path, found = folder / name / f"{split}.jsonl", SETS[name].splits[split]
+    path, found = FOLDER / name / "test.jsonl", SETS[name].splits["test"]
     if path.is_file():
         return path
     if found.shipped:
         return resolve(found.shipped)
-    where = "" if folder == FOLDER else f" --output {folder}"
-    raise UserError(f"{path} is not there; write it with: burnish data prepare {name}{where}")
+    raise UserError(f"{path} is not there; write it with: burnish data prepare {name}")

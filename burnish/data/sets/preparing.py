@@ -60,7 +60,7 @@ def _rows(name: str, source: Split, target: Path) -> Iterable[dict[str, Any]]:
         return shipped_rows(source.shipped)
     assert source.read is not None, "a set that comes from elsewhere has a reader"
     if source.hub is not None:
-        return _understood(source, source.read(rows_of(source.hub.load())))
+        return _understood(source, source.read(rows_of(source.hub.load(), source.hub.path)))
     url = f"{GITHUB}/{source.github}"
     try:
         content = request("GET", url, content=None, seconds=PATIENCE, largest=LARGEST)

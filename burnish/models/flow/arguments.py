@@ -28,14 +28,15 @@ EMBEDDED = ("Flux2Pipeline", "FluxControl", "FluxFill", "LatentConsistency", "Sa
 """Beginnings of names of pipelines whose guidance_scale is an input of the network, which no signature tells."""
 DECODED = 256 << 20  # bytes of decoded pictures and frames that are kept: every step of a sample asks for its own
 USUAL_RATE = 16.0  # frames per second of clips whose pipeline knows none
+SOUND_RATE = 44_100  # samples per second of sounds
 
 
 class Arguments:
     """Makes them of a request and the options of a rollout."""
 
-    def __init__(self, kind: Any, rollout: RolloutOptions, *, sound_rate: int = 44_100) -> None:
-        """Args: ``kind`` of pipeline; ``sound_rate`` of its sound, in samples per second."""
-        self.kind, self.rollout, self.sound_rate = kind, rollout, sound_rate
+    def __init__(self, kind: Any, rollout: RolloutOptions) -> None:
+        """Args: ``kind`` of pipeline."""
+        self.kind, self.rollout = kind, rollout
         self.parameters = inspect.signature(inspect.unwrap(kind.__call__)).parameters
         embedded = "true_cfg_scale" in self.parameters or kind.__name__.startswith(EMBEDDED)
         self.guidance = "true_cfg_scale" if embedded else "guidance_scale"
@@ -179,7 +180,7 @@ class Arguments:
 
         if "audios" in _names(returned):
             wave = torch.as_tensor(_fields(returned)[0][0]).float().cpu()
-            return Sound.of((wave if wave.ndim == 2 else wave[None]).numpy(), self.sound_rate)
+            return Sound.of((wave if wave.ndim == 2 else wave[None]).numpy(), SOUND_RATE)
         pixels = self.tensor(returned)[0]
         good = finite and bool(pixels.isfinite().all())
         # rounded as by diffusers' image processor

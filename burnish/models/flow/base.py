@@ -96,14 +96,14 @@ class FlowModel(Protocol):
         ...
 
     def condition(
-        self, prompts: Sequence[Prompt], drawing: Drawing, between: Callable[[], None] = lambda: None
+        self, prompts: Sequence[Prompt], drawing: Drawing, check_cancelled: Callable[[], None] = lambda: None
     ) -> Gathered[Conditioning]:
         """What samples of prompts are drawn from, by reference: encoded once, however many samples use it.
 
         Args:
             prompts: one per row.
             drawing: the size of samples.
-            between: called before a prompt is encoded; what it raises ends the work.
+            check_cancelled: called before a prompt is encoded; what it raises ends the work.
         """
         ...
 

@@ -97,7 +97,7 @@ class CalledPipeline(LoadedPipeline):
             log.warning(said)
 
     def condition(
-        self, prompts: Sequence[Prompt], drawing: Drawing, between: Callable[[], None] = lambda: None
+        self, prompts: Sequence[Prompt], drawing: Drawing, check_cancelled: Callable[[], None] = lambda: None
     ) -> Gathered[Requests]:
         unique = {prompt.uid: prompt for prompt in prompts}
         row = {uid: i for i, uid in enumerate(unique)}

@@ -49,6 +49,7 @@ class EmbeddedPipeline(LoadedPipeline):
     """
 
     pipeline_class: ClassVar[str]
+    transformer_class: ClassVar[str] = ""  # that it calls; "" for any
     placement: ClassVar[Kind]
     lora_targets: ClassVar[tuple[str, ...]]
     t5: ClassVar[str]  # name of T5's tokenizer
@@ -80,8 +81,14 @@ class EmbeddedPipeline(LoadedPipeline):
         """Refuse options that the pipeline at ``path`` doesn't support, by its configuration files alone.
 
         Raises:
-            UserError: the text is too long for T5, or the network has no guidance embedding.
+            UserError: it is of another family, the text is too long for T5, or it has no guidance embedding.
         """
+        _, network = index.get("transformer") or (None, None)
+        if cls.transformer_class and network not in (None, cls.transformer_class):
+            raise UserError(
+                f"model.family is {cls.name}, which calls a {cls.transformer_class}, but model.path is a "
+                f"{index.get('_class_name')} with {network}; leave model.family out, or set model.family=pipeline"
+            )
         length, embedded_guidance = rollout.max_sequence_length, rollout.embedded_guidance
         if length is not None and length > LONGEST_TEXT:
             raise UserError(
@@ -162,7 +169,7 @@ class EmbeddedPipeline(LoadedPipeline):
                 )
 
     def condition(
-        self, prompts: Sequence[Prompt], drawing: Drawing, between: Callable[[], None] = lambda: None
+        self, prompts: Sequence[Prompt], drawing: Drawing, check_cancelled: Callable[[], None] = lambda: None
     ) -> Gathered[Conditioning]:
         import torch
 
@@ -173,7 +180,7 @@ class EmbeddedPipeline(LoadedPipeline):
         unique = list(dict.fromkeys(texts))
 
         def encoded(text: str) -> Conditioning:
-            between()
+            check_cancelled()
             # one at a time: an embedding must not depend on what else was encoded with it
             found: Conditioning = in_precision(self.encode([text]), self.compute).to("cpu")
             return found

@@ -24,6 +24,7 @@ class FLUX(EmbeddedPipeline):
     """
 
     pipeline_class = "FluxPipeline"
+    transformer_class = "FluxTransformer2DModel"
     placement = "shift_once"
     # the first three also match in the single blocks, whose feed-forward layers are usually not adapted
     lora_targets = (

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.models.loading import placement_of, quietly, read_folder
+from burnish.models.placing import rest_frozen
 from burnish.models.quantization import quantize
 from burnish.options.flow import ModelOptions, RolloutOptions
 from burnish.registry import entries, lookup
@@ -105,6 +106,7 @@ def load_model(
     network_only: bool = False,
     shared: bool = False,
     frozen: bool = False,
+    only_samples: bool = False,
 ) -> FlowModel:
     """Load the model that ``options`` describe, frozen and in evaluation mode.
 
@@ -114,6 +116,7 @@ def load_model(
         network_only: load no text encoders, for a model that is neither trained nor encodes prompts.
         shared: ranks will hold what is trained together; until it is sharded, it is not read.
         frozen: nothing of it is ever trained, so that all weights rest in ``options.dtype``.
+        only_samples: what is trained elsewhere rests in that precision where that moves no bit.
 
     Raises:
         UserError: it can't be loaded, or doesn't support an option.
@@ -129,6 +132,8 @@ def load_model(
             model: FlowModel = family.load(
                 path, index, options, rollout, dtype=stored, compute=compute, device=device, network_only=network_only
             )
+            if only_samples and options.lora is None:
+                rest_frozen(model.network, compute)
             if not shared:
                 _quantize(model, options)
                 model.place()

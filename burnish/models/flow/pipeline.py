@@ -103,6 +103,8 @@ class LoadedPipeline:
         model = cls(pipeline, options, rollout, compute=compute)
         model.device, model.path = torch.empty(0, device=device).device, path
         leave_at(model.networks.values(), away)
+        for part in away:
+            part.instead_of = [other for other in away if other.part in model.never_beside(part.part)]
         for network in model.networks.values():
             if options.attention != "auto":
                 choose_attention(network, options.attention, compute=compute, device=device)
@@ -116,14 +118,7 @@ class LoadedPipeline:
         self.refuse_non_finite()
 
     def refuse_non_finite(self, agreed: Agreed = lambda found: found) -> None:
-        """Refuse NaN or infinite weights of the networks that are trained.
-
-        Args:
-            agreed: what all ranks have found, from what this one has in its share.
-
-        Raises:
-            UserError: naming the first ones.
-        """
+        """Refuse NaN or infinite weights of the networks that are trained; see ``burnish.utils.weights``."""
         for name, network in self.networks.items():
             where = Path(name) if self.path is None else self.path / name
             refuse_non_finite(network, where, agreed)
@@ -142,6 +137,15 @@ class LoadedPipeline:
     def networks(self) -> dict[str, Any]:
         """The networks that are trained, by the names of the pipeline's parts."""
         return dict(by_name(self.network, self.names))
+
+    def never_beside(self, part: Any) -> list[Any]:
+        """Frozen parts that leave the device when this one comes: all for a second expert, which is as large as what is
+        trained, and that expert for all others."""
+        names = denoisers(self.pipeline.components, None)
+        experts = [getattr(self.pipeline, name) for name in names if name not in self.names]
+        if part not in experts:
+            return experts
+        return [other for name, other in self.pipeline.components.items() if name not in self.names and other != part]
 
     def recompute_activations(self, blocks: bool | int = True) -> None:
         """Activation checkpointing in the networks' blocks, and in the VAE's decoder if it can."""

@@ -30,6 +30,7 @@ class PutAway:
             if weight is not None
         ]  # fmt: skip
         self.is_away = True
+        self.instead_of: list[PutAway] = []  # parts that leave when it comes
         kind = type(part)  # pipelines send inputs to where a part says that it is
         part.__class__ = type(kind.__name__, (kind,), {"device": device, "__module__": kind.__module__})
         # some are called by their inner modules alone, as a VAE is by its decoder
@@ -39,6 +40,8 @@ class PutAway:
     def bring(self) -> None:
         """Copy the weights to the device, unless they are there."""
         if self.is_away:
+            for other in self.instead_of:
+                other.leave()
             place(self.part, self.device)
             self.is_away = False
 

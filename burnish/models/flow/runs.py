@@ -221,8 +221,10 @@ class Witness(Visit):
         super().__init__(forwards)
         self._own = own
         self._seen: list[tuple[Tensor, Tensor, Tensor]] = []  # timestep, state and output of each step
+        self._called, self._trained = False, -1  # in this step; in which step last, or -1
 
     def call(self, name: str, network: nn.Module, arguments: dict[str, Any]) -> Any:
+        self._called = True
         run = self.forwards if self._own else self.forwards.blank
         return run(network, self.forwards.noted(name, arguments))
 
@@ -230,6 +232,8 @@ class Witness(Visit):
         self._scheduler = scheduler
         # some write the next state over this one
         self._seen.append((torch.as_tensor(time).reshape(()).cpu(), x.clone(), output))
+        if self._called:
+            self._called, self._trained = False, len(self._seen) - 1
         if not self._own:
             scheduler._step_index = (getattr(scheduler, "_begin_index", None) or 0) + len(self._seen)
         self.last = own() if self._own else x
@@ -240,7 +244,8 @@ class Witness(Visit):
         if not self._seen:
             raise Unsupported("it takes no step of its own scheduler")
         levels = Levels.of(self._scheduler, torch.stack([name for name, _, _ in self._seen]))
-        return Timetable(levels, len(self._scheduler.timesteps) - len(self._seen))
+        skipped, trained = len(self._scheduler.timesteps) - len(self._seen), float(levels.times[:-1][self._trained])
+        return Timetable(levels, skipped, trained)
 
     def states(self, table: Timetable) -> tuple[Tensor, Tensor]:
         """The state before each step, [N, ...], and the velocity there."""

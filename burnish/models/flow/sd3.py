@@ -19,6 +19,7 @@ class SD3(EmbeddedPipeline):
     """A transformer over latent patches and text tokens; two CLIP encoders, and optionally T5."""
 
     pipeline_class = "StableDiffusion3Pipeline"
+    transformer_class = "SD3Transformer2DModel"
     placement = "diffusers"
     lora_targets = (
         "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",

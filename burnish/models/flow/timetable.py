@@ -19,6 +19,7 @@ class Timetable:
 
     levels: Levels
     skipped: int  # entries of the scheduler's table that the pipeline doesn't use, before the first step
+    last_trained: float  # time of the last step that calls a network that is trained
 
     @property
     def times(self) -> Tensor:
@@ -32,10 +33,8 @@ class Timetable:
     def place(self, scheduler: Any, time: float | None) -> int:
         """Set a scheduler to go over the step before a time, and the one that begins there; None is the end.
 
-        Its table keeps its length for pipelines that skip entries of it, which they count.
-
-        Returns:
-            the number of the step before.
+        Its table keeps its length for pipelines that skip entries of it, which they count. Returns the number of the
+        step before.
         """
         known, start, kind = scheduler.timesteps, self.skipped, self.levels.kind
         if time is None:

@@ -180,12 +180,10 @@ class Universal(CalledPipeline):
     def _reached(self, request: Requests) -> Tensor | None:
         x, table = self.first(request, 0)[None].requires_grad_(), self.table(request)
         draw = torch.Generator().manual_seed(0)  # weights that no sum of elements cancels
+        # a step that calls other networks alone, such as a second expert, would compute these, and record nothing
+        visit = Placed(self.forwards, table, x, table.last_trained)
         with torch.enable_grad():
-            for time in reversed(table.times[:-1].tolist()):  # only networks that are trained are recorded
-                visit = Placed(self.forwards, table, x, time)
-                self.visit(request, self.rollout.guidance_scale, visit)
-                if visit.calls:
-                    break
+            self.visit(request, self.rollout.guidance_scale, visit)
             inputs = tree_leaves([call.arguments for call in visit.calls])
             inputs = [leaf for leaf in inputs if isinstance(leaf, Tensor) and leaf.requires_grad]
             weights = [torch.randn(leaf.shape, generator=draw).to(leaf) for leaf in inputs]

@@ -90,14 +90,7 @@ class TransformersModel:
         self.refuse_non_finite()
 
     def refuse_non_finite(self, agreed: Agreed = lambda found: found) -> None:
-        """Refuse NaN or infinite weights.
-
-        Args:
-            agreed: what all ranks have found, from what this one has in its share.
-
-        Raises:
-            UserError: naming the first ones.
-        """
+        """Refuse NaN or infinite weights; see ``burnish.utils.weights``."""
         refuse_non_finite(self.network, self.path, agreed)
 
     def try_out(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from burnish.models.adapters import check_adapter_files
 from burnish.models.language.kernels import attention_of, choose_attention
 from burnish.models.loading import block_count, placement_of, quietly, read_folder
 from burnish.models.lora import AsInForward
+from burnish.models.placing import rest_frozen
 from burnish.models.quantization import quantize
 from burnish.options.flow import CommonModelOptions
 from burnish.options.language import LanguageLoraOptions, LanguageModelOptions
@@ -20,6 +22,7 @@ from burnish.utils.weights import complaints_about, tokenizer_complaint, without
 
 if TYPE_CHECKING:
     from burnish.language.model import LanguageModel
+    from burnish.types.prompt import Prompt
 
 KIND = "language model"
 TOWERS = ("vision_config", "audio_config")  # keys of config.json of models that see or hear
@@ -130,6 +133,22 @@ def check_files(options: CommonModelOptions) -> None:
         check_adapter_files(options.lora)
 
 
+def check_readable(options: CommonModelOptions, prompts: Iterable[Prompt]) -> None:
+    """Refuse prompts that show or play something to a model that reads text alone, before it is loaded.
+
+    Raises:
+        UserError: with the first such prompt.
+    """
+    path, config = read_config(options)
+    if family_of(options, config).has_vision or any((path / name).is_file() for name in PROCESSORS):
+        return
+    if (prompt := next((one for one in prompts if one.media), None)) is not None:
+        raise UserError(
+            f"model.path is {options.path}, which reads text only, but prompt {prompt.text!r:.60} ({prompt.where}) has "
+            "pictures, videos or sounds; give a model that sees, or take them out"
+        )
+
+
 def _has_template(path: Path) -> bool:
     if any((path / name).is_file() for name in TEMPLATES):
         return True
@@ -137,13 +156,16 @@ def _has_template(path: Path) -> bool:
     return any("chat_template" in read_object(file) for file in described if file.is_file())
 
 
-def load_language_model(options: CommonModelOptions, *, frozen: bool = False, shared: bool = False) -> LanguageModel:
+def load_language_model(
+    options: CommonModelOptions, *, frozen: bool = False, shared: bool = False, only_samples: bool = False
+) -> LanguageModel:
     """Load the model that ``options`` describe, frozen and in evaluation mode.
 
     Args:
         options: which model, and in what precision.
         frozen: it stays so.
         shared: ranks will hold it together; until it is sharded, it is not read.
+        only_samples: weights rest in the precision that they compute in, where that moves no bit.
 
     Raises:
         UserError: it can't be loaded.
@@ -153,6 +175,8 @@ def load_language_model(options: CommonModelOptions, *, frozen: bool = False, sh
     family = family_of(options, config)
     with understood(f"model.path is {options.path}, which can't be loaded as {family.name}"):
         model: LanguageModel = family.load(path, dtype=stored, compute=compute, device=device)
+        if only_samples and options.lora is None:
+            rest_frozen(model.network, compute)
         if not shared:
             _quantize(model, options)
             model.place()

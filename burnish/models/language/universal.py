@@ -13,6 +13,7 @@ from burnish.registry import register
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from PIL.Image import Image
     from torch import Tensor, nn
@@ -48,6 +49,7 @@ class UniversalModel(TransformersModel):
         self._within: dict[str, int] = {}  # axis along which further media of a prompt follow, by name of a tensor
         self._appends: dict[str, bool] = {}  # whether media of later turns can follow those before, by kind
         self._single_forward = False
+        self.least_audio = 0.0  # seconds; shorter sounds get silence behind them
         collation = self._learn_media()
         pad = tokenizer.pad_token_id
         pad = self.stop[0] if pad is None or pad in self.banned.tolist() else pad
@@ -125,7 +127,8 @@ class UniversalModel(TransformersModel):
             if len(media) and not self._appends.get(kind, False):
                 raise UserError(
                     f"an environment shows a {kind} in a later turn, but the processor of {self.path} processes all "
-                    f"{kind}s of a conversation together, so that none can follow; show them in the first turn"
+                    f"{kind}s of a conversation together, so that none can follow; give environment.history=template, "
+                    "which reads the conversation anew for every turn"
                 )
         encoded = super().turn(response, messages, images, videos, audios, tools)
         own = encoded.features[0]
@@ -187,7 +190,8 @@ class UniversalModel(TransformersModel):
             if videos[0].chosen:
                 given["do_sample_frames"] = False
         if audios := [audio for own in shown for audio in own.audios]:
-            given |= {"audio": [audio.samples for audio in audios], "sampling_rate": self.audio_rate}
+            samples = [_at_least(audio.samples, round(self.least_audio * audio.rate)) for audio in audios]
+            given |= {"audio": samples, "sampling_rate": self.audio_rate}
         if self.tokenizer.chat_template is not None:
             given["add_special_tokens"] = False  # the template has written them
         processor: Any = self.processor
@@ -263,7 +267,7 @@ class UniversalModel(TransformersModel):
 
     @property
     def keeps_turns(self) -> bool:
-        return self.tiers.fast
+        return self.tiers.fast or self.tiers.goes_on
 
     def decode_rows(
         self, network: nn.Module, rows: DecodingRows, *, batch_size: int, check_cancelled: Callable[[], None]
@@ -277,7 +281,10 @@ class UniversalModel(TransformersModel):
             return
 
         prompts = Conversation.prompts(rows.prompts)
-        OwnDecoder(self.forwards, network, rows, prompts, lengths=self.tiers.cached).run(batch_size, check_cancelled)
+        decoder = OwnDecoder(
+            self.forwards, network, rows, prompts, lengths=self.tiers.cached, goes_on=self.tiers.goes_on
+        )
+        decoder.run(batch_size, check_cancelled)
 
     def embed(self, network: nn.Module, ids: Tensor, slots: Tensor, features: Sequence[Features]) -> Embedded:
         from burnish.models.language.own.captured import embedded
@@ -295,6 +302,13 @@ class UniversalModel(TransformersModel):
 
         module: Any = network.get_output_embeddings()  # type: ignore[operator]
         return Head(module.weight, self.tiers.scale, self.tiers.cap)
+
+
+def _at_least(samples: np.ndarray, count: int) -> np.ndarray:
+    """Samples [N] with silence behind them, if there are fewer."""
+    import numpy
+
+    return samples if len(samples) >= count else numpy.pad(samples, (0, count - len(samples)))
 
 
 def _metadata(video: Video) -> dict[str, Any]:

@@ -12,6 +12,7 @@ board.views.overview = async function (place, context) {
     context.measures = element("div.charts"),
     run.sources ? [element("h2", {}, "By data source"),
       element("p", {}, "The numbers above are means over these, each counted alike."), table(run.sources, "sources")] : null,
+    suiteTables(run),
     run.alarms.length ? [element("h2", {}, "Alarms"), element("p", {}, run.alarms_about),
       run.alarms.map((one) => alarm(context, one))] : null,
     element("h2", {}, "Next steps"),
@@ -41,4 +42,13 @@ function table(found, kind) {
     element("tbody", {}, found.rows.map((row) => element("tr", {},
       element("td", {}, row.title, row.note && element("small", {}, row.note)),
       row.cells.map((cell) => element(cell.kind ? `td.n.${cell.kind}` : "td.n", {}, cell.text, cell.note && element("small", {}, cell.note))))))));
+}
+
+function suiteTables(found) {
+  if (!found.suites.length) return null;
+  return [element("h2", {}, "Suites"), element("p", {}, found.suites_about), found.suites.map((one) => element("section.card.suites", {},
+    element("h3", {}, one.name), element("p.soft", {}, one.note),
+    one.doubts.length ? element("div.warning", {}, one.doubts.map((text) => element("p", {}, text))) : null,
+    table(one, "sources.suite"),
+    one.series ? element("div.charts", {}, drawChart({ title: `${one.name}, overall`, series: [one.series], also: [] }, found.updates)) : null))];
 }

@@ -74,17 +74,6 @@ def kept(found: Sequence[Found], task: str) -> dict[str, list[Found]]:
     return objects
 
 
-def overlap(a: Box, b: Box) -> float:
-    """Intersection over union of two boxes, whose last row and column of pixels belong to them."""
-
-    def area(box: Sequence[float]) -> float:
-        return max(box[2] - box[0] + 1, 0) * max(box[3] - box[1] + 1, 0)
-
-    common = area((max(a[0], b[0]), max(a[1], b[1]), min(a[2], b[2]), min(a[3], b[3])))
-    union = area(a) + area(b) - common
-    return common / union if union else 0.0
-
-
 def relations(a: Box, b: Box) -> set[str]:
     """How ``a`` lies to ``b``; two may hold, and none where they are too near.
 
@@ -178,11 +167,6 @@ def _partial(objects: Objects, wanted: Mapping[str, Any], colours_of: ColoursOf)
         matched.append(found if right else None)
         strict &= right
     return strict, mean(shares) if shares else 0.0
-
-
-def overall(by_task: Mapping[str, Sequence[float]]) -> float:
-    """GenEval's number: the mean of the tasks' means, whatever their numbers of pictures."""
-    return mean(mean(values) for values in by_task.values())
 
 
 def problem_of(wanted: Any) -> str:

@@ -16,7 +16,6 @@ from burnish.types.media import Media
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
 from burnish.utils.recent import Recent
-from burnish.utils.weights import complaints_about
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -99,15 +98,10 @@ class ImageSimilarity(PixelReward):
                 raise UserError(f"reward {self.name} can't score {prompt.name}: {error}") from None
 
     def complaint(self, source: Source, place: Path) -> str:
-        if why := super().complaint(source, place):
-            return why
-        found = read_object(place / CONFIG).get("model_type")
-        if found not in (*EMBEDDING, *DINO):
-            return f"{place} is a {found}; give one of {', '.join((*EMBEDDING, *DINO))}"
-        return "; ".join(complaints_about(place))
+        return super().complaint(source, place) or embedding_complaint(place)
 
     def load(self) -> Comparer:
-        return _comparer(self.folder(), self.dtype, self.resting)
+        return comparer(self.folder(), self.dtype, self.resting)
 
     def values(self, model: Any, pixels: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         import torch
@@ -134,8 +128,15 @@ class ImageSimilarity(PixelReward):
         return (Media.file(named),)
 
 
+def embedding_complaint(place: Path) -> str:
+    """Why the network of a folder can't embed pictures, or ""."""
+    found = read_object(place / CONFIG).get("model_type")
+    return "" if found in (*EMBEDDING, *DINO) else f"{place} is a {found}; give one of {', '.join((*EMBEDDING, *DINO))}"
+
+
 @cache
-def _comparer(folder: Path, dtype: str, device: str) -> Comparer:
+def comparer(folder: Path, dtype: str, device: str) -> Comparer:
+    """The network of a folder, loaded once, however many rewards use it."""
     import transformers
 
     kind = read_object(folder / CONFIG).get("model_type")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -28,6 +28,15 @@ if TYPE_CHECKING:
 YES_NO = {"Yes": 1.0, "No": 0.0}
 # what only form answers reads, with its defaults
 OF_ANSWERS: dict[str, Any] = {"answers": YES_NO, "normalise": True, "least": 0.01, "pattern": None}
+
+ResponseForm = Annotated[
+    Literal["answers", "yes", "yes_no", "scores", "pair"],
+    Field(
+        description="What is asked, and how the reply is read: answers (yours, by probability or by a pattern), yes: "
+        "P(yes), yes_no: P(yes) / (P(yes) + P(no)), scores: the expected digit of 1 to 5, pair: the share of "
+        "comparisons with the other responses of its group that it wins."
+    ),
+]
 
 
 @options

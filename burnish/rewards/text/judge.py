@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from burnish.registry import register
-from burnish.rewards.judges.options import DecoderOptions, FormOptions
+from burnish.rewards.judges.options import DecoderOptions, FormOptions, ResponseForm
 from burnish.rewards.judges.questions import Subject, response_subject
 from burnish.rewards.text.base import LanguageReward
 from burnish.utils.errors import UserError
@@ -28,10 +28,7 @@ class Judge(FormOptions, DecoderOptions, LanguageReward):
     has_weights: ClassVar[bool] = True
     deterministic: ClassVar[bool] = True
 
-    form: Literal["answers", "yes", "yes_no", "scores", "pair"] = "answers"
-    """What is asked, and how the reply is read: answers (yours, by probability or by a pattern), yes: P(yes), yes_no:
-    P(yes) / (P(yes) + P(no)), scores: the expected digit of 1 to 5, pair: the share of comparisons with the other
-    responses of its group that it wins."""
+    form: ResponseForm = "answers"
     media: Literal["refuse", "leave_out"] = "refuse"
     """Prompts with pictures or videos where the judge can't see them: refuse them, or leave_out the media."""
 

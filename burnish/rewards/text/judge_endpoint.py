@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from burnish.registry import register
 from burnish.rewards.judges.endpoint_options import EndpointOptions
-from burnish.rewards.judges.options import FormOptions
+from burnish.rewards.judges.options import FormOptions, ResponseForm
 from burnish.rewards.judges.questions import Subject, response_subject
 from burnish.rewards.text.base import LanguageReward
 from burnish.utils.errors import UserError
@@ -23,10 +23,7 @@ class JudgeEndpoint(EndpointOptions, FormOptions, LanguageReward):
 
     subject: ClassVar[Literal["picture", "response"]] = "response"
 
-    form: Literal["answers", "yes", "yes_no", "scores", "pair"] = "yes_no"
-    """What is asked, and how the reply is read: answers (yours, by probability or by a pattern), yes: P(yes), yes_no:
-    P(yes) / (P(yes) + P(no)), scores: the expected digit of 1 to 5, pair: the share of comparisons with the other
-    responses of its group that it wins."""
+    form: ResponseForm = "yes_no"
     media: Literal["show", "leave_out"] = "show"
     """show sends the pictures of prompts, and refuses prompts with videos or sounds; leave_out judges the text."""
 

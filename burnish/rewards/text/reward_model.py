@@ -16,7 +16,6 @@ from burnish.rewards.base import Verdict
 from burnish.rewards.text.base import LanguageReward, Response
 from burnish.rewards.text.loaded_options import HeadOptions
 from burnish.rewards.text.reading_model import awake, sees
-from burnish.rewards.text.steps import step_ends
 from burnish.utils.errors import UserError
 from burnish.utils.weights import load_network, refuse_non_finite
 
@@ -192,3 +191,15 @@ def _load(folder: Path, dtype: str, device: str, put_away: bool) -> tuple[Any, A
     if network.config.num_labels != 1:
         raise UserError(f"{folder} has {network.config.num_labels} labels; a reward model must have one")
     return network.to("cpu" if put_away else device).eval(), tokenizer
+
+
+def step_ends(text: str, separator: str) -> list[int]:
+    """Characters at which the steps of a response end, separators included; empty steps are none."""
+    ends, start = [], 0
+    while start < len(text):
+        found = text.find(separator, start)
+        end = len(text) if found < 0 else found + len(separator)
+        if text[start:end].strip():
+            ends.append(end)
+        start = end
+    return ends

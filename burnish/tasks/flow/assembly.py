@@ -19,6 +19,7 @@ from burnish.data.flow.pictures import BEGINNING
 from burnish.data.flow.prompts import IMAGES, read_prompts
 from burnish.data.stream import Stream
 from burnish.evaluation.suite import Suite
+from burnish.models.flow.contexts import check_contexts
 from burnish.models.flow.loading import family_of, load_model, parts_of, read_index, standard_side
 from burnish.models.flow.teachers import check_teacher, load_teacher
 from burnish.rewards.base import Reward
@@ -50,7 +51,7 @@ class FlowAssembly(Assembly):
 
     def load_roles(self) -> FlowRoles:
         config, rollout = self.config, self.config.rollout
-        model = load_model(config.model, rollout, shared=self.sharded)
+        model = load_model(config.model, rollout, shared=self.sharded, only_samples=self.only_samples)
         return FlowRoles(
             model,
             self.needs,
@@ -82,7 +83,8 @@ class FlowAssembly(Assembly):
     def rollout_worker(self) -> FlowRollouts:
         return FlowRollouts(
             self.engine, self.scorer, self.needs,
-            rollout=self.config.rollout, watch=self.watch, between=self.between, files=self.sample_files,
+            rollout=self.config.rollout, watch=self.watch, check_cancelled=self.check_cancelled,
+            files=self.sample_files,
         )  # fmt: skip
 
     def generate(self, request: RolloutRequest | None) -> Scored | None:
@@ -97,7 +99,7 @@ class FlowAssembly(Assembly):
             finally:
                 # also where this rank has nothing to sample, was cancelled or has failed: the others wait for it
                 scored = worker.compared(scored, 0 if request is None else request.groups)
-        return scored
+        return None if self.ranks.context.rank else scored  # one answers for those that drew the same
 
     @cached_property
     def pictures(self) -> PictureFiles | None:
@@ -127,7 +129,7 @@ class FlowAssembly(Assembly):
         data = self.finished[0]
         batch = data.batch(records, self.offline_times, update=update, seed=self.config.seed)
         if self.ranks.size > 1:
-            data.ready(learned_in_an_update(records, batch.costs(), self.config, self.ranks, update))
+            data.ready(learned_in_an_update(records, batch.costs(), self.config, self.ranks.rows, update))
         return batch
 
     @cached_property
@@ -142,7 +144,7 @@ class FlowAssembly(Assembly):
             records = stream.batch(step)
             batch = data.batch(records, self.offline_times, update=step, seed=config.seed)
             if self.ranks.size > 1:
-                data.ready(learned_in_a_step(records, batch.costs(), self.ranks))
+                data.ready(learned_in_a_step(records, batch.costs(), self.ranks.rows))
             return batch
 
         return AuxiliaryLoss(SFT(time_shift=section.time_shift), draw, section.coef)
@@ -170,16 +172,15 @@ class FlowAssembly(Assembly):
 
     def check_data(self) -> None:
         super().check_data()
+        if self.config.sharding.context_parallel > 1:
+            self._check_contexts()
         self._check_drawn(self.config.rewards, [*self.train_prompts, *self.val_prompts], "rewards")
         for i, teacher in enumerate(self.needs.teachers):
             option = f"algorithm.teachers[{i}]"
             check_teacher(self.config.model, teacher.path, teacher.lora, option, revision=teacher.revision)
-        shades, validation = self.dummy_sample(), self.config.validation
-        if isinstance(shades, np.ndarray):
-            height, width = shades.shape[:2]
-            for reward in self.config.rewards.values():
-                reward.check_size(self.train_prompts if self.config.online else [], height, width)
-                reward.check_size(self.val_prompts, validation.height or height, validation.width or width)
+        validation, trained = self.config.validation, self.train_prompts if self.config.online else []
+        sized = (trained, None, None), (self.val_prompts, validation.height, validation.width)
+        self._check_sizes(self.config.rewards, *sized)
 
     def _check_drawn(self, rewards: Mapping[str, Reward], prompts: Sequence[Prompt], section: str) -> None:
         """Refuse prompts that the model can't draw from, and rewards that can't score what it draws."""
@@ -190,6 +191,16 @@ class FlowAssembly(Assembly):
         if problems := [f"{section}.{label}: {problem}" for label, problem in refused.items() if problem]:
             raise UserError("\n".join([*problems, "leave these rewards or options out, or train another model"]))
 
+    def _check_contexts(self) -> None:
+        """Refuse a model, and sizes of what it draws, whose sequences ranks can't split."""
+        config, rollout = self.config, self.config.rollout
+        drawn: list[Any] = [config.validation, *(runner.suite.drawing for runner in self.suites)]
+        sizes = [rollout]
+        for one in drawn:
+            sizes.append(replace(rollout, height=one.height or rollout.height, width=one.width or rollout.width))
+        size, attention = config.sharding.context_parallel, config.model.attention
+        check_contexts(*read_index(config.model), size, attention, *sizes)
+
     def check_suite(self, suite: Suite, prompts: Sequence[Prompt]) -> None:
         """Refuse a suite that the model or its scorers can't do, by configuration files alone.
 
@@ -197,12 +208,19 @@ class FlowAssembly(Assembly):
             UserError: naming what does not fit.
         """
         self._check_drawn(suite.rewards, prompts, f"suite {suite.name}: scorers")
-        shades, drawing, validation = self.dummy_sample(), suite.drawing, self.config.validation
+        drawing, validation = suite.drawing, self.config.validation
+        sized = prompts, drawing.height or validation.height, drawing.width or validation.width
+        self._check_sizes(suite.rewards, sized)
+
+    def _check_sizes(
+        self, rewards: Mapping[str, Reward], *sized: tuple[Sequence[Prompt], int | None, int | None]
+    ) -> None:
+        """Refuse pictures of a size that a reward can't score; None is that of the run's own."""
+        shades = self.dummy_sample()
         if isinstance(shades, np.ndarray):
-            height = drawing.height or validation.height or shades.shape[0]
-            width = drawing.width or validation.width or shades.shape[1]
-            for reward in suite.rewards.values():
-                reward.check_size(prompts, height, width)
+            for reward in rewards.values():
+                for prompts, height, width in sized:
+                    reward.check_size(prompts, height or shades.shape[0], width or shades.shape[1])
 
     def dummy_sample(self) -> Sample:
         """A picture of shades, of the size that the run draws, or what else it draws."""

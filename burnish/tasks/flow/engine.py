@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,6 +18,7 @@ from burnish.models.lora import merging_rounds
 from burnish.options.flow import RolloutOptions, Solver
 from burnish.tasks.flow.roles import FlowRoles
 from burnish.tasks.job import Job
+from burnish.training.lockstep import Lockstep
 from burnish.types.batch import Gathered, to_device
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Conditioning, Denoising, all_noised, share_of
@@ -87,14 +89,20 @@ class FlowEngine:
     def sample(self, job: FlowJob) -> Generator[tuple[slice, Denoising, list[np.ndarray]]]:
         """Denoise and decode, ``batch_size`` pictures at a time, in order: rows, trajectories, pictures uint8."""
         drawing = self.drawing(job)
-        conditioning = self.model.condition(job.prompts, drawing, job.between)
-        unconditional = self.model.condition([prompt.unconditional for prompt in job.prompts], drawing, job.between)
         merge = self.options.merge_lora
         if merge == "auto":
             merge = not merging_rounds(self.model.network)
-        with self.roles.sampling(job.role, merge=merge) as role:
-            self.model.verify(conditioning, guidance=self.roles.guidance if job.guidance is None else job.guidance)
-            schedule = self.model.schedule(conditioning, drawing)
+        with Lockstep(self.roles.context) as step, ExitStack() as until_sampled:
+            conditioning = self.model.condition(job.prompts, drawing, job.check_cancelled)
+            unconditional = self.model.condition(
+                [prompt.unconditional for prompt in job.prompts], drawing, job.check_cancelled
+            )
+            role = step.around(
+                until_sampled.enter_context(self.roles.sampling(job.role, merge=merge)), job.check_cancelled
+            )
+            with step.forward():
+                self.model.verify(conditioning, guidance=self.roles.guidance if job.guidance is None else job.guidance)
+                schedule = self.model.schedule(conditioning, drawing)
             plan = self._plan(job, schedule)
             branches = BranchIds.of(job, plan.recorded)
             shared = job.recording is not None and job.recording.shared_noise
@@ -158,7 +166,6 @@ class FlowEngine:
         noised = all_noised(x) if mask is None else to_device(mask, device)
 
         def velocity(x: Tensor, time: Tensor, index: Tensor) -> Tensor:
-            job.between()
             count = len(index)
             if plan.branch is not None and count < LEAST:
                 padded = torch.arange(LEAST).clamp(max=count - 1)

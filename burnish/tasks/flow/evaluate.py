@@ -16,9 +16,9 @@ from burnish.metrics import diversities, group_diversity
 from burnish.rewards.given import inputs_asked
 from burnish.tasks.evaluate import Evaluated, Evaluation
 from burnish.tasks.flow.engine import FlowJob
-from burnish.tasks.flow.given import inputs_of
-from burnish.tasks.flow.samples import contact_sheet, write_inputs, write_sample
+from burnish.tasks.flow.samples import contact_sheet, inputs_of, write_inputs, write_sample
 from burnish.tasks.job import Job, collector
+from burnish.training.ranks import by_first
 from burnish.types.clips import Sample
 from burnish.types.structure import coarse
 from burnish.utils.disk import writing
@@ -38,7 +38,7 @@ class FlowEvaluation(Evaluation):
     def job(self, n: int, guidance: float | None) -> FlowJob:
         options = self.assembly.config.validation
         return FlowJob.groups(
-            self.assembly.val_prompts, n, purpose="validation", update=0, between=self.assembly.between,
+            self.assembly.val_prompts, n, purpose="validation", update=0, check_cancelled=self.assembly.check_cancelled,
             guidance=options.guidance_scale if guidance is None else guidance, steps=options.num_inference_steps,
             solver=options.solver, height=options.height, width=options.width,
         )  # fmt: skip
@@ -46,14 +46,16 @@ class FlowEvaluation(Evaluation):
     def sampled(self, job: FlowJob) -> Evaluated:
         """In batches, which are scored while the next ones are sampled."""
         assembly, drawn = self.assembly, []
+        context = assembly.ranks.context  # ranks that draw the same, of which the first scores it
         scoring = collector(job, assembly.scorer, one_by_one=False)
         asked = inputs_asked(assembly.scorer.rewards)
         with closing(assembly.engine.sample(job)) as parts:
             for rows, trace, some in parts:
-                scoring.add(range(rows.start, rows.stop), some, inputs_of(trace, asked))
+                if context.rank == 0:
+                    scoring.add(range(rows.start, rows.stop), some, inputs_of(trace, asked))
                 shown = (job.group[rows] < self.shown).tolist()
                 drawn += [Drawn(one if kept else None, coarse(one)) for one, kept in zip(some, shown, strict=True)]
-        return Evaluated(drawn, scoring.scores(assembly.between))
+        return Evaluated(drawn, by_first(context, lambda: scoring.scores(assembly.check_cancelled)))
 
     def without_shown(self, found: Evaluated) -> Evaluated:
         return replace(found, samples=[Drawn(None, drawn.structure) for drawn in found.samples])

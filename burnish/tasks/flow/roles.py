@@ -13,9 +13,12 @@ from torch import Tensor, nn
 
 from burnish.algorithms.flow.base import Needs, Role, Teacher
 from burnish.models.flow.base import Agree, FlowModel
+from burnish.models.flow.contexts import split_sequences
+from burnish.options.cluster import ShardingOptions
 from burnish.options.flow import LoraOptions
 from burnish.rewards.base import Reward
 from burnish.training.meter import CallMeter
+from burnish.training.ranks import Ranks
 from burnish.training.roles import TrainedRoles
 from burnish.training.sharding import local_shard
 from burnish.types.batch import Gathered
@@ -114,6 +117,12 @@ class FlowRoles(TrainedRoles):
         self.meter = meter = CallMeter(peak, self.device)
         for network in self._networks.values():
             meter.watch(network, self.active_adapter)
+
+    def shard(self, ranks: Ranks, options: ShardingOptions) -> None:
+        if ranks.context.size > 1:  # before FSDP, and after adapters and copies, which would take hooks for their own
+            for network in self._networks.values():
+                split_sequences(network, ranks.context.group, self.device.type, self.model.compute)
+        super().shard(ranks, options)
 
     def _teacher(self, teacher: Teacher) -> Role:
         scale = self.guidance if teacher.guidance_scale is None else teacher.guidance_scale

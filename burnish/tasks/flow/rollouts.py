@@ -21,10 +21,10 @@ from burnish.rewards.scoring import AnyScorer
 from burnish.rollout.requests import RolloutRequest
 from burnish.tasks.flow.drift import velocity_growth, watched
 from burnish.tasks.flow.engine import FlowEngine, FlowJob
-from burnish.tasks.flow.given import inputs_of
-from burnish.tasks.flow.samples import glimpses, write_sample
+from burnish.tasks.flow.samples import glimpses, inputs_of, write_sample
 from burnish.tasks.job import collector
 from burnish.tasks.kept import SampleFiles
+from burnish.training.ranks import by_first
 from burnish.types.clips import Sample
 from burnish.types.execution import joined
 from burnish.types.rollout import Denoising, Scored, failures_of, settled
@@ -43,7 +43,9 @@ class FlowRollouts:
     rollout: RolloutOptions
     watch: Stopwatch
     files: SampleFiles | None = None  # where samples are kept
-    between: Callable[[], None] = lambda: None  # called again and again; what it raises, as Cancelled, ends the work
+    check_cancelled: Callable[[], None] = lambda: (
+        None
+    )  # called again and again; what it raises, as Cancelled, ends the work
 
     def generate(self, request: RolloutRequest) -> Scored | None:
         """The samples to learn from: all of the request, or the best and the worst of each group."""
@@ -56,7 +58,7 @@ class FlowRollouts:
         job = FlowJob(
             prompts=request.prompts, group=request.group, sample=request.sample, purpose="rollout",
             update=request.update, role=self.needs.sampler, steps=cheap,
-            recording=None if cheap else self.needs.recording, between=self.between,
+            recording=None if cheap else self.needs.recording, check_cancelled=self.check_cancelled,
         )  # fmt: skip
         scored, shapes = self._sample(job, request.version, files=None if cheap else self.files)
         failures, ran = scored.failures, scored.execution
@@ -106,6 +108,7 @@ class FlowRollouts:
         shapes: list[np.ndarray | None] = []
         kept: dict[int, Sample] = {}  # by row, those that are written as files
         shown: list[bytes] = []
+        context = self.engine.roles.context  # ranks that draw the same, of which the first scores and keeps it
         scoring = collector(job, self.scorer, one_by_one=False)
         asked = inputs_asked(self.scorer.rewards)
         with self.watch("gen"), closing(self.engine.sample(job)) as parts:
@@ -116,13 +119,15 @@ class FlowRollouts:
                     groups = zip(range(rows.start, rows.stop), job.group[rows].tolist(), some, strict=True)
                     kept |= {row: one for row, group, one in groups if files.wanted(job.update, group)}
                 shown += glimpses(job, rows, some)
-                scoring.add(range(rows.start, rows.stop), some, inputs_of(trace, asked))
+                if context.rank == 0:
+                    scoring.add(range(rows.start, rows.stop), some, inputs_of(trace, asked))
         with self.watch("reward"):
-            scores, ran = settled(scoring.scores(self.between), job.group)
+            scores, ran = by_first(context, lambda: settled(scoring.scores(self.check_cancelled), job.group))
         if files is not None:
             write = partial(_write, kept, job)
             drawn = job.seeds(self.engine.seed)
-            files.keep(job.update, job.prompts, job.group, job.sample, scores, write, version=version, drawn=drawn)
+            what = (job.update, job.prompts, job.group, job.sample, scores, write)
+            by_first(context, lambda: files.keep(*what, version=version, drawn=drawn))
         scored = Scored(
             prompts=job.prompts,
             group=job.group,

@@ -1,10 +1,11 @@
-"""What was drawn as files: pictures, clips and sounds, with what they were drawn from."""
+"""What was drawn: what rewards ask for of it, and its files, with what it was drawn from."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -14,12 +15,24 @@ from burnish.tasks.job import Job
 from burnish.types.clips import Clip, Sample, Sound
 from burnish.types.media import evenly_spaced
 from burnish.types.prompt import Prompt
+from burnish.types.rollout import Denoising, Embeddings
 from burnish.utils.images import PAPER, grid, strip, waveform
 from burnish.utils.video import clip_format, encode_clip, encode_sound
 
 STRIP = 4  # frames of a clip on a contact sheet
 GLIMPSES, GLIMPSE = 8, 128  # prompts of an update that a sample is kept of, and its longest side in pixels
 KEPT = 512  # longest side in pixels of what is kept of a prompt's pictures
+
+
+def inputs_of(trace: Denoising, asked: Collection[str]) -> dict[str, list[Any]]:
+    """What rewards ask for besides what was drawn, by name, of each sample; nothing else leaves the GPU."""
+    inputs: dict[str, list[Any]] = {}
+    if "latents" in asked:
+        inputs["latents"] = list(trace.latents.float().cpu().numpy())
+    if "embeddings" in asked and isinstance(conditioning := trace.conditioning.table, Embeddings):
+        tokens, pooled = (value.float().cpu().numpy() for value in (conditioning.tokens, conditioning.pooled))
+        inputs["embeddings"] = [{"tokens": tokens[i], "pooled": pooled[i]} for i in trace.conditioning.index.tolist()]
+    return inputs
 
 
 def glimpses(job: Job, rows: slice, samples: Sequence[Sample]) -> list[bytes]:

@@ -19,7 +19,14 @@ from burnish.data.language.prompts import check_positions, read_questions, withi
 from burnish.data.language.responses import ResponseRecord, read_responses
 from burnish.data.stream import Stream
 from burnish.language.sampling import Sampling
-from burnish.models.language.loading import check_experts, check_own_family, family_of, load_language_model, read_config
+from burnish.models.language.loading import (
+    check_experts,
+    check_own_family,
+    check_readable,
+    family_of,
+    load_language_model,
+    read_config,
+)
 from burnish.models.language.reward_head import HeadFile, reward_loading_lines, write_head, write_head_of_adapter
 from burnish.models.language.teachers import check_tokens, load_teacher
 from burnish.options.language import LanguageValidationOptions
@@ -63,7 +70,7 @@ class LanguageAssembly(Assembly):
     def load_roles(self) -> LanguageRoles:
         config = self.config
         return LanguageRoles(
-            load_language_model(config.model, shared=self.sharded),
+            load_language_model(config.model, shared=self.sharded, only_samples=self.only_samples),
             self.needs,
             config.model.lora,
             critic=config.critic,
@@ -167,8 +174,8 @@ class LanguageAssembly(Assembly):
     def rollout_worker(self) -> ResponseRollouts:
         return ResponseRollouts(
             self.engine, self.scorer, self.needs,
-            sampling=self.sampling, environment=self.config.environment, watch=self.watch, between=self.between,
-            files=self.sample_files,
+            sampling=self.sampling, environment=self.config.environment, watch=self.watch,
+            check_cancelled=self.check_cancelled, files=self.sample_files,
         )  # fmt: skip
 
     @cached_property
@@ -280,6 +287,8 @@ class LanguageAssembly(Assembly):
             check_taught(self.needs.teachers, self.train_prompts)
         if self.config.rollout.vllm is not None:
             check_own_family(self.config.model)
+        records = [*(self.responses or ()), *(self.ptx_responses or ())]
+        check_readable(self.config.model, (*self.train_prompts, *self.val_prompts, *_prompts_of(records)))
         super().check_data()
         if self.reads_ahead and next(self.media(), None) is None:
             raise UserError(

@@ -2,80 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from burnish.environments.base import Environment, Episode, Observation
 from burnish.environments.stepping import answers
 from burnish.language.kept import Going, Kept, Turn
 from burnish.language.media import decoded
-from burnish.language.model import LanguageModel
-from burnish.rewards.text.base import POLICY, Dialogue, Response
+from burnish.rewards.text.base import POLICY, Response
+from burnish.tasks.language.dialogue_rows import DialogueRow, joined, nothing
 from burnish.tasks.language.engine import CACHED, Encoder, LanguageEngine, Respond, ResponseEngine, ResponseJob
-from burnish.types.batch import Gathered
-from burnish.types.completion import Completion, Encoded, Features, append_turn
+from burnish.types.completion import Completion, Encoded
 from burnish.types.prompt import Prompt
 from burnish.utils import random
 from burnish.utils.errors import UserError
 from burnish.utils.user_code import place_of
 
-
-@dataclass
-class _Row:
-    """A dialogue under way."""
-
-    prompt: Prompt
-    key: tuple[random.Part, ...]
-    opening: Encoded  # what the first response answers
-    conversation: Encoded  # all so far; rows that begin alike share one object
-    episode: Episode | None  # None where there is nothing to wait for any more
-    mask: list[Tensor] = field(default_factory=list)
-    logprob: list[Tensor] = field(default_factory=list)
-    features: list[Features] = field(default_factory=list)
-    said: list[tuple[str, str]] = field(default_factory=list)
-    pictures: list[Any] = field(default_factory=list)
-    rewards: list[float | None] = field(default_factory=list)
-    finished: bool = False
-    failed: str = ""
-
-    @property
-    def length(self) -> int:
-        """Tokens behind the opening, the policy's and the environment's."""
-        return self.conversation.lengths[0] - self.opening.lengths[0]
-
-    def observe(self, observation: Observation) -> None:
-        """Add what the environment said."""
-        if observation.content:
-            self.said.append((observation.role, observation.words))
-        self.pictures += observation.pictures
-
-    def end(self, failed: str = "") -> None:
-        """The dialogue is over."""
-        self.failed, self.episode = failed, None
-
-    @property
-    def added(self) -> Features:
-        """Media of the environment's last turn."""
-        return self.features[-1] if self.features else Features.none()
-
-    def append(self, response: Tensor, logprob: Tensor, turn: Encoded) -> None:
-        """Go on with a response, and with what the environment says after it, as tokens."""
-        added = turn.lengths[0]
-        self.conversation = append_turn(self.conversation, response, turn)
-        self.mask.append(torch.arange(len(response) + added) < len(response))
-        self.logprob.append(F.pad(logprob, (0, added)))
-        self.features.append(turn.features[0])
-
-    def response(self) -> Response:
-        """What rewards get to see."""
-        dialogue = Dialogue(tuple(self.said), tuple(self.rewards), self.failed, tuple(self.pictures))
-        return Response(["", *dialogue.responses][-1], self.finished, dialogue)
+log = logging.getLogger(__name__)
 
 
 class Dialogues(ResponseEngine):
@@ -90,11 +37,15 @@ class Dialogues(ResponseEngine):
         self.engine, self.environment, self.roles, self.seed = engine, environment, engine.roles, engine.seed
         self.metrics = engine.metrics
         self.tools = environment.tools()
-        if environment.kept_gb is not None and isinstance(engine, LanguageEngine) and not self.roles.model.keeps_turns:
-            raise UserError(
-                f"environment.kept_gb is {environment.kept_gb:g}, but {type(self.roles.model.network).__name__} is "
-                "decoded with a cache of its own, which can't be kept; leave it out"
-            )
+        if isinstance(engine, LanguageEngine) and environment.max_turns > 1 and not self.roles.model.keeps_turns:
+            name = type(self.roles.model.network).__name__
+            if environment.kept_gb:
+                raise UserError(
+                    f"environment.kept_gb is {environment.kept_gb:g}, but when {name} goes on from the cache of an "
+                    "earlier turn, its log-probs are others; leave it out, and each turn reads its conversation anew"
+                )
+            if environment.kept_gb is None:
+                log.warning("%s can't go on from an earlier turn's cache: each turn reads its conversation anew", name)
         self.encode = Encoder(self.roles.model, self.tools, cached=cached)
         for role in environment.roles:  # a template that refuses one would do so in the middle of a run
             self.roles.model.turn((), [{"role": role, "content": [{"type": "text", "text": "?"}]}], tools=self.tools)
@@ -104,22 +55,22 @@ class Dialogues(ResponseEngine):
         alike: dict[Any, Encoded] = {}  # what is said again goes through the processor once
         rows = self._begin(job, alike)
         told: set[int] = set()
-        kept = Kept(int((1.0 if self.environment.kept_gb is None else self.environment.kept_gb) * 2**30))
+        kept = Kept(self.environment.kept_bytes)
         with self.engine.responding(job) as respond:
             for turn in range(self.environment.max_turns):
                 waiting = [row for row in rows if row.episode is not None]
                 if not waiting:
                     break
+                kept.drop_others([row.name for row in waiting])
                 going = Turn(
-                    kept, [Going(id(row), row.added) for row in waiting], last=turn + 1 == self.environment.max_turns
+                    kept, [Going(row.name, row.added) for row in waiting], last=turn + 1 == self.environment.max_turns
                 )
-                kept.drop_others([id(row) for row in waiting])
                 self._respond(respond, waiting, job, turn, alike, going)
                 over = [number for number, row in enumerate(rows) if row.episode is None and number not in told]
                 told.update(over)
                 if over and job.finished is not None:
                     job.finished(over, [rows[number].response() for number in over])
-        return _joined(self.roles.model, rows), [row.response() for row in rows]
+        return joined(rows), [row.response() for row in rows]
 
     def publish(self, version: int) -> None:
         self.engine.publish(version)
@@ -138,7 +89,7 @@ class Dialogues(ResponseEngine):
         finally:
             self.environment.close()
 
-    def _begin(self, job: ResponseJob, alike: dict[Any, Encoded]) -> list[_Row]:
+    def _begin(self, job: ResponseJob, alike: dict[Any, Encoded]) -> list[DialogueRow]:
         encoded = self.encode(job.prompts)
         rows, starts = [], []
         first: dict[int, int] = {}  # sample of each group
@@ -148,7 +99,7 @@ class Dialogues(ResponseEngine):
             starts.append(random.key(self.seed, "environment", job.update, prompt.uid, first.setdefault(group, sample)))
             opening = alike.setdefault(prompt.uid, encoded.table.select([int(encoded.index[number])]))
             key = (self.seed, job.purpose, job.update, prompt.uid, sample)
-            rows.append(_Row(prompt, key, opening, opening, None))
+            rows.append(DialogueRow(prompt, key, opening, opening, prompt.chat(), None))
         asked = [partial(_start, self.environment, row.prompt, one) for row, one in zip(rows, starts, strict=True)]
         for row, begun in zip(rows, self._answers(asked, job), strict=True):
             if isinstance(begun, BaseException):
@@ -161,28 +112,32 @@ class Dialogues(ResponseEngine):
                 if same not in alike:
                     alike[same] = self._open(row.prompt, observation)
                 row.opening = row.conversation = alike[same]
+                row.chat, row.opened = _opened(row.prompt, observation), len(row.pictures)
         return rows
 
     def _answers(self, asked: Sequence[Callable[[], Any]], job: ResponseJob) -> list[Any]:
         """What the environment says to each, or the exception that it raised."""
         environment = self.environment
-        return answers(asked, concurrency=environment.concurrency, deadline=environment.deadline, between=job.between)
+        return answers(
+            asked,
+            concurrency=environment.concurrency,
+            deadline=environment.deadline,
+            check_cancelled=job.check_cancelled,
+        )
 
     def _open(self, prompt: Prompt, observation: Observation) -> Encoded:
-        """A prompt and what the environment adds to it; a message of its own only where the last one is not its."""
-        chat = prompt.chat()
-        if chat[-1]["role"] == observation.role:
-            chat[-1] = chat[-1] | {"content": [*chat[-1]["content"], *observation.parts]}
-        else:
-            chat.append({"role": observation.role, "content": observation.parts})
+        """A prompt and what the environment adds to it."""
+        return self._written(prompt, _opened(prompt, observation), observation.pictures)
+
+    def _written(self, prompt: Prompt, chat: list[dict[str, Any]], pictures: Sequence[Any]) -> Encoded:
+        """A conversation as the template writes it, with pictures behind those of the prompt."""
         shown = decoded(prompt, self.roles.model.audio_rate)
-        images = [*shown.images, *observation.pictures]
-        return self.roles.model.encode(chat, images, shown.videos, shown.audios, self.tools)
+        return self.roles.model.encode(chat, [*shown.images, *pictures], shown.videos, shown.audios, self.tools)
 
     def _respond(
         self,
         respond: Respond,
-        rows: Sequence[_Row],
+        rows: Sequence[DialogueRow],
         job: ResponseJob,
         turn: int,
         alike: dict[Any, Encoded],
@@ -208,36 +163,75 @@ class Dialogues(ResponseEngine):
         for i, (row, observation) in enumerate(zip(rows, self._answers(asked, job), strict=True)):
             own = slice(int(part.length[i]))
             row.said.append((POLICY, words[i]))
+            row.chat.append({"role": "assistant", "content": words[i]})
             self._answer(row, part.ids[i, own], part.logprob[i, own], observation, alike, last=going.last)
             if row.episode is None and not row.failed:
                 row.finished = row.finished and bool(part.finished[i])
 
     def _answer(
-        self, row: _Row, response: Tensor, logprob: Tensor, observation: Any, alike: dict[Any, Encoded], *, last: bool
+        self,
+        row: DialogueRow,
+        response: Tensor,
+        logprob: Tensor,
+        observation: Any,
+        alike: dict[Any, Encoded],
+        *,
+        last: bool,
     ) -> None:
         """What becomes of a dialogue after one response, and what the environment made of it."""
-        model, nothing = self.roles.model, _nothing(self.roles.model)
+        silence = nothing(self.roles.model.axes)
         if isinstance(observation, BaseException):
             row.rewards.append(None)
-            row.append(response, logprob, nothing)
+            row.append(response, logprob, silence)
             row.end(_reason(observation))
             return
         row.rewards.append(observation.reward)
         row.observe(observation)
         if observation.done or last:
             row.finished = True
-        else:
-            end = response[-1:].tolist()  # a turn depends on how the response before it ends, and on nothing else of it
-            same = (*end, _fingerprint(observation))
-            if same not in alike:
-                alike[same] = model.turn(end, observation.messages, observation.pictures, tools=self.tools)
-            turn = alike[same]
-            most = self.environment.max_length
-            if most is None or row.length + len(response) + turn.lengths[0] < most:
-                row.append(response, logprob, turn)
-                return
-        row.append(response, logprob, nothing)
+        elif self._go_on(row, response, logprob, observation, alike):
+            return
+        row.append(response, logprob, silence)
         row.end()
+
+    def _go_on(
+        self, row: DialogueRow, response: Tensor, logprob: Tensor, observation: Observation, alike: dict[Any, Encoded]
+    ) -> bool:
+        """Add a response and what was said after it, where that leaves room for another response."""
+        rest: Encoded | None
+        if self.environment.history == "template":
+            row.chat += observation.messages
+            whole = self._written(row.prompt, row.chat, row.pictures)
+            rest = None if observation.pictures else row.rest(response, whole)
+        else:
+            whole = rest = self._turn(response, observation, alike)
+        length = whole.lengths[0] if rest is None else row.conversation.lengths[0] + len(response) + rest.lengths[0]
+        most = self.environment.max_length
+        if most is not None and length - row.opening.lengths[0] >= most:
+            return False
+        if rest is None:
+            row.begin_anew(response, logprob, whole)
+        else:
+            row.append(response, logprob, rest)
+        return True
+
+    def _turn(self, response: Tensor, observation: Observation, alike: dict[Any, Encoded]) -> Encoded:
+        """What the environment says after a response, as the template writes it there."""
+        end = response[-1:].tolist()  # a turn depends on how the response before it ends, and on nothing else of it
+        same = (*end, _fingerprint(observation))
+        if same not in alike:
+            alike[same] = self.roles.model.turn(end, observation.messages, observation.pictures, tools=self.tools)
+        return alike[same]
+
+
+def _opened(prompt: Prompt, observation: Observation) -> list[dict[str, Any]]:
+    """The messages of a prompt and of what the environment adds; one of its own only where the last one is not its."""
+    chat = prompt.chat()
+    if chat[-1]["role"] == observation.role:
+        chat[-1] = chat[-1] | {"content": [*chat[-1]["content"], *observation.parts]}
+    else:
+        chat.append({"role": observation.role, "content": observation.parts})
+    return chat
 
 
 def _start(environment: Environment, prompt: Prompt, seed: int) -> tuple[Episode, Observation]:
@@ -248,7 +242,7 @@ def _start(environment: Environment, prompt: Prompt, seed: int) -> tuple[Episode
     return episode, observation
 
 
-def _step(row: _Row, words: str) -> Observation:
+def _step(row: DialogueRow, words: str) -> Observation:
     """Have a response answered."""
     assert row.episode is not None, "the dialogue is over"
     observation = row.episode.step(words)
@@ -296,37 +290,6 @@ def _fingerprint(observation: Observation) -> tuple[Any, ...]:
 
 def _reason(error: BaseException) -> str:
     return f"the environment failed: {type(error).__name__}: {error}{place_of(error)}"
-
-
-def _nothing(model: LanguageModel) -> Encoded:
-    none = torch.zeros(0, dtype=torch.long)
-    return Encoded(ids=[none], positions=[none.expand(model.axes, 0)], features=[Features.none()])
-
-
-def _joined(model: LanguageModel, rows: Sequence[_Row]) -> Completion:
-    """Dialogues as one batch."""
-    openings = {id(row.opening): row.opening for row in rows}
-    place = {number: i for i, number in enumerate(openings)}
-    length = torch.tensor([row.length for row in rows], dtype=torch.long)
-    longest = int(length.max()) if len(rows) else 0
-
-    def padded(parts: Sequence[Tensor]) -> Tensor:
-        return torch.stack([F.pad(part, (0, longest - part.shape[-1])) for part in parts])
-
-    behind = [slice(row.opening.lengths[0], None) for row in rows]
-    return Completion(
-        prompts=Gathered(
-            table=Encoded.cat(list(openings.values())),
-            index=torch.tensor([place[id(row.opening)] for row in rows], dtype=torch.long),
-        ),
-        ids=padded([row.conversation.ids[0][own] for row, own in zip(rows, behind, strict=True)]),
-        mask=padded([torch.cat([*row.mask, torch.zeros(0, dtype=torch.bool)]) for row in rows]),
-        logprob=padded([torch.cat([*row.logprob, torch.zeros(0)]) for row in rows]),
-        positions=padded([row.conversation.positions[0][:, own] for row, own in zip(rows, behind, strict=True)]),
-        length=length,
-        finished=torch.tensor([row.finished for row in rows]),
-        features=[Features.joined(row.features) for row in rows],
-    )
 
 
 def dialogue_metrics(responses: Sequence[Response]) -> dict[str, float]:

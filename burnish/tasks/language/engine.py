@@ -225,7 +225,7 @@ class LanguageEngine(ResponseEngine):
             ) -> Completion:  # fmt: skip
                 return decode(
                     self.roles.model, network, prompts, index, keys, job.sampling, batch_size=self.batch_size,
-                    limits=limits, check_cancelled=job.between, on_ended=on_ended, turn=turn,
+                    limits=limits, check_cancelled=job.check_cancelled, on_ended=on_ended, turn=turn,
                 )  # fmt: skip
 
             yield respond

@@ -13,7 +13,7 @@ from burnish.tasks.evaluate import SAID, SHOWN, Evaluated, Evaluation, prompt_pi
 from burnish.tasks.job import Job
 from burnish.tasks.language.dialogues import dialogue_metrics
 from burnish.tasks.language.engine import ResponseJob
-from burnish.tasks.language.given import response_columns, said_tokens, sampled_for, token_columns
+from burnish.tasks.language.samples import response_columns, said_tokens, sampled_for, token_columns
 from burnish.types.prompt import Prompt
 from burnish.utils.disk import writing
 from burnish.utils.video import encode_sound
@@ -29,7 +29,7 @@ class LanguageEvaluation(Evaluation):
         assembly = self.assembly
         return ResponseJob.groups(
             assembly.val_prompts, n, purpose="validation", update=0,
-            sampling=assembly.validation_sampling, between=assembly.between,
+            sampling=assembly.validation_sampling, check_cancelled=assembly.check_cancelled,
         )  # fmt: skip
 
     def sampled(self, job: ResponseJob) -> Evaluated:
@@ -38,7 +38,7 @@ class LanguageEvaluation(Evaluation):
         kept = ((job.group < SHOWN) & (job.sample < SAID)).nonzero().flatten().tolist()
         said = said_tokens(completion, kept, assembly.engine, job.sampling.scored_at)
         tokens = [said.get(row, ()) for row in range(len(responses))]
-        return Evaluated(responses, scoring.scores(assembly.between), completion.lengths, tokens)
+        return Evaluated(responses, scoring.scores(assembly.check_cancelled), completion.lengths, tokens)
 
     def measured(self, job: Job, found: Evaluated) -> Mapping[str, Sequence[float]]:
         assert found.lengths is not None, "responses have lengths"

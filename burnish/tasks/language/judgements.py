@@ -46,8 +46,8 @@ class JudgementEvaluation(Evaluation):
 
     def job(self, n: int, guidance: float | None) -> Job:
         assert guidance is None, "a language model is not guided"
-        prompts, between = self.assembly.val_prompts, self.assembly.between
-        return Job.groups(prompts, 1, purpose="validation", update=0, between=between)
+        prompts, check_cancelled = self.assembly.val_prompts, self.assembly.check_cancelled
+        return Job.groups(prompts, 1, purpose="validation", update=0, check_cancelled=check_cancelled)
 
     def sampled(self, job: Job) -> Evaluated:
         assembly = self.assembly
@@ -58,7 +58,7 @@ class JudgementEvaluation(Evaluation):
         values = torch.zeros(len(trace), *batch.target.shape[1:])
         with torch.no_grad():
             for rows in token_budget_batches(trace, assembly.roles.micro_batch_size, together=members):
-                job.between()
+                job.check_cancelled()
                 part = batch.select(rows)
                 place = [row * members + member for row in rows for member in range(members)]
                 values[place] = part.at_labels(assembly.roles.judgements(part.answers.trace)).cpu()

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from burnish.language.contexts import unfolded
 from burnish.language.cost import estimate
 from burnish.language.model import LanguageModel
 from burnish.models.lora import carriers, switch_adapter
@@ -55,6 +56,7 @@ class ResponseMeter(Meter):
 
     def _passed(self, completion: Completion, layout: Layout) -> Cost:
         linear, square = self._text()
+        completion = unfolded(completion)
         used, owner = completion.prompts.index.unique(return_inverse=True)
         table = completion.prompts.table.select(used)
         tokens, pairs = lengths_of(

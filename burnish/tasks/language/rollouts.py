@@ -9,7 +9,7 @@ import torch
 
 from burnish.algorithms.language.base import LanguageNeeds
 from burnish.environments.base import Environment
-from burnish.language.given import token_ends
+from burnish.language.offline import token_ends
 from burnish.language.said import said
 from burnish.language.sampling import Sampling
 from burnish.rewards.scoring import AnyScorer
@@ -19,7 +19,7 @@ from burnish.rollout.requests import RolloutRequest
 from burnish.tasks.kept import SampleFiles
 from burnish.tasks.language.dialogues import dialogue_metrics
 from burnish.tasks.language.engine import ResponseEngine, ResponseJob
-from burnish.tasks.language.given import chosen_last, response_columns, said_tokens, sampled_for, token_columns
+from burnish.tasks.language.samples import chosen_last, response_columns, said_tokens, sampled_for, token_columns
 from burnish.types.completion import Completion
 from burnish.types.rollout import ScoredResponses, Scores, StepRewards, failures_of, settled
 from burnish.types.said import Quote
@@ -40,7 +40,9 @@ class ResponseRollouts:
     environment: Environment | None
     watch: Stopwatch
     files: SampleFiles | None = None  # where samples are kept
-    between: Callable[[], None] = lambda: None  # called again and again; what it raises, as Cancelled, ends the work
+    check_cancelled: Callable[[], None] = lambda: (
+        None
+    )  # called again and again; what it raises, as Cancelled, ends the work
 
     @property
     def limit(self) -> int:
@@ -54,10 +56,10 @@ class ResponseRollouts:
         return 0 if self.environment is None else self.environment.max_turns
 
     def generate(self, request: RolloutRequest) -> ScoredResponses:
-        self.between()  # an engine in another process gets all of it at once
+        self.check_cancelled()  # an engine in another process gets all of it at once
         job = ResponseJob(
             prompts=request.prompts, group=request.group, sample=request.sample, purpose="rollout",
-            update=request.update, sampling=self.sampling, between=self.between,
+            update=request.update, sampling=self.sampling, check_cancelled=self.check_cancelled,
         )  # fmt: skip
         if request.ahead:
             self.engine.ahead(request.ahead)
@@ -100,7 +102,7 @@ class ResponseRollouts:
         with self.watch("gen"):
             trace, responses, scoring = sampled_for(job, self.engine, self.scorer)
         with self.watch("reward"):
-            return trace, responses, scoring.scores(self.between)
+            return trace, responses, scoring.scores(self.check_cancelled)
 
     def _steps(self, trace: Completion, responses: Sequence[Response], scores: Scores) -> list[StepRewards]:
         """What of the rewards belongs to steps, by the number of tokens up to the end of each."""

@@ -50,6 +50,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "heads": ({}, ["a", "b"]),
     "high_entropy_count": ({"high_entropy_fraction": 0.5, "loss_agg_mode": "token-mean"}, "selected"),
     "high_entropy_fraction": ({}, 0.5),
+    "high_entropy_per": ({"high_entropy_fraction": 0.5}, "sequence"),
     "kind": ({}, None),
     "jsd_mix": ({"divergence": "jsd"}, 0.2),
     "kl": ({}, {"coef": 0.1}),

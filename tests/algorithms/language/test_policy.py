@@ -167,6 +167,16 @@ def test_tokens_of_high_entropy_are_chosen_by_one_threshold():
     assert bench.algorithm.size(batch) == Bench(GRPO()).algorithm.size(batch)
 
 
+def test_tokens_of_high_entropy_may_be_chosen_by_a_threshold_of_each_response():
+    bench = Bench(GRPO(high_entropy_fraction=0.25, high_entropy_per="sequence"))
+    batch, _ = bench.learned()
+    entropy = bench.roles.policy(batch.trace).entropy.detach()
+    for weight, mask, values in zip(batch.weight, batch.mask, entropy, strict=True):
+        chosen = values[weight == 1]
+        assert len(chosen) == max(1, int(0.25 * int(mask.sum())))
+        assert chosen.min() >= values[mask & (weight == 0)].max() - 1e-5
+
+
 def test_clip_cov_leaves_out_some_tokens_of_high_covariance():
     bench = Bench(ClipCov(cov_low=0.1, cov_high=50.0, cov_fraction=0.1))
     batch, metrics = bench.learned()
@@ -216,6 +226,7 @@ def test_a_loss_on_tokens_of_high_entropy_may_be_divided_by_those_alone(mode):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"high_entropy_per": "sequence"}, "never read when high_entropy_fraction is 1"),
         ({"high_entropy_count": "selected"}, "never read when high_entropy_fraction is 1"),
         (
             {"high_entropy_count": "selected", "high_entropy_fraction": 0.5, "loss_agg_mode": "seq-mean-token-sum"},

@@ -275,6 +275,9 @@ def test_frames_make_a_video(folder):
     assert (few.shape[0], slow) == (3, pytest.approx(2 * 3 / 5))
     np.testing.assert_array_equal(few[-1][..., 0], GREY)
     assert one.videos[0] == two.videos[0] != two.videos[1]
+    for rate in (0, -1, float("nan"), float("inf"), 10**300, True, "24"):
+        video = {"frames": frames, "fps": rate}
+        assert "frames per second; it must be" in refused(folder, {"prompt": "?", "video": video})[0]
 
 
 def test_a_video_file_is_decoded(folder):

@@ -82,6 +82,11 @@ WRONG = [
     ({"prompt": "What?", "audio": 3}, "has a sound that is 3"),
     ({"prompt": "What?", "audio": {"array": [[[0.0]]], "sampling_rate": 16000}}, "is not a sound"),
     ({"prompt": "What?", "audio": {"array": ["a"], "sampling_rate": 16000}}, "is not a sound"),
+    ({"prompt": "What?", "audio": {"array": [0.0, 1.0], "sampling_rate": 0}}, "is not a sound: that must be from 1 to"),
+    (
+        {"prompt": "What?", "audio": {"array": [0.0, 1.0], "sampling_rate": 2**32}},
+        "is not a sound: that must be from 1 to",
+    ),
     ({"prompt": "What?", "audio": {"array": [0.0]}}, "has a sound with keys 'array'"),
     ({"prompt": "What?", "audio": [[0.0, 1.0]]}, "give {'array': ..., 'sampling_rate': ...}"),
     ({"prompt": "What?", "audio": "/dev/zero"}, "pipe or a device"),

@@ -17,7 +17,7 @@ from burnish.data.sets.compositions import OBJECTS, SHARES, compositions
 from burnish.options.language import LanguageDataOptions
 from burnish.utils.errors import UserError
 from burnish.utils.hub_data import HubData
-from tests.support.fake_hub import serving
+from tests.support.http_servers import send, serving
 
 
 def png(level: int = 0) -> dict[str, bytes]:
@@ -77,12 +77,9 @@ def github(monkeypatch):
         told.asked.append(request.path)
         found = next((text for name, text in told.files.items() if request.path.endswith(name)), None)
         body = b"" if found is None else found if isinstance(found, bytes) else found.encode()
-        request.send_response(404 if found is None else told.status)
-        request.send_header("Content-Length", str(len(body)))
-        request.end_headers()
-        request.wfile.write(body)
+        send(request, 404 if found is None else told.status, body)
 
-    with serving(answer, "127.0.0.1") as url:
+    with serving(answer) as url:
         monkeypatch.setattr(preparing, "GITHUB", url)
         yield told
 
@@ -93,7 +90,7 @@ def counted(monkeypatch, name, count):
     monkeypatch.setitem(SETS, name, replace(SETS[name], splits=splits))
 
 
-def test_a_set_is_fetched_and_written_with_where_it_comes_from(github, tmp_path):
+def test_a_set_is_fetched_and_written_with_where_it_comes_from(github, tmp_path, monkeypatch):
     written = prepare("ocr", tmp_path)
     assert written == [(tmp_path / "ocr" / "train.jsonl", 2), (tmp_path / "ocr" / "test.jsonl", 1018)]
     first, second = read_prompts(str(written[0][0]))
@@ -102,7 +99,8 @@ def test_a_set_is_fetched_and_written_with_where_it_comes_from(github, tmp_path)
     source = (tmp_path / "ocr" / "SOURCE.txt").read_text()
     assert "licence: MIT" in source
     assert "yifan123/flow_grpo/c7bb5fee2ef663eee08393759c8cb8a0e027f5e3/dataset/ocr/train.txt, sha256 " in source
-    assert prepared("ocr", "train", tmp_path) == written[0][0]
+    monkeypatch.setattr(catalogue, "FOLDER", tmp_path)
+    assert prepared("ocr") == written[1][0]
     assert prepare("ocr", tmp_path) == written, "again, with the same content"
     github.files["ocr/train.txt"] = "other\n"
     with pytest.raises(UserError, match=r"train.jsonl is there already with other content; move it away"):
@@ -143,8 +141,8 @@ def test_what_can_not_be_fetched_names_the_command(github, tmp_path, monkeypatch
     github.files |= {"ocr/train.txt": "a\n" * 1000}
     with pytest.raises(UserError, match="can't be fetched: its reply has more than"):
         prepare("ocr", tmp_path)
-    with pytest.raises(UserError, match=r"test.jsonl is not there; write it with: burnish data prepare dpg --output"):
-        prepared("dpg", folder=tmp_path)
+    with pytest.raises(UserError, match=r"test.jsonl is not there; write it with: burnish data prepare dpg"):
+        prepared("dpg")
     assert (named_by("data/ocr/train.jsonl"), named_by("data/ocr/val.jsonl"), named_by("ocr/train.jsonl")) == (
         "ocr", None, None)  # fmt: skip
 

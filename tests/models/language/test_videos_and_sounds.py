@@ -74,3 +74,20 @@ def test_what_a_model_does_not_hear_is_refused():
     assert model.audio_rate is None
     with pytest.raises(UserError, match="can't hear, but a prompt has sounds; remove them"):
         model.encode([{"role": "user", "content": [{"type": "audio"}]}], audios=[Audio(tone(), 16000)])
+
+
+def test_short_sounds_are_heard_alike_beside_longer_ones():
+    """Qwen3-Omni's convolutions see the longest sound of a forward, up to a second, behind a shorter one."""
+    model = universal_model("qwen3_omni_moe_thinker")
+    assert model.least_audio == 1.0
+    assert universal_model("qwen2_audio").least_audio == 0
+    chat = [{"role": "user", "content": [{"type": "audio"}, {"type": "text", "text": "How high?"}]}]
+    sounds = [Audio(tone(seconds, pitch=500), model.audio_rate) for seconds in (0.15, 0.6, 0.95, 2.2)]
+    prompts = Encoded.cat([model.encode(chat, audios=[sound]) for sound in sounds])
+    assert len({*prompts.lengths[:3]}) == 1
+    completion = responses(model, prompts, range(4), [4] * 4)
+    wanted = own_logprobs(model, completion, 1.0)
+    for layout in ("padded", "packed", "auto"):
+        with torch.no_grad():
+            found = response_logprobs(model, model.network, completion, temperature=1.0, layout=layout).logprob
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)

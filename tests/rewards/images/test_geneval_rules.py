@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from burnish.rewards.images.geneval_rules import CLASSES, Found, judge, kept, overall, overlap, problem_of, relations
+from burnish.rewards.images.geneval_rules import CLASSES, Found, judge, kept, problem_of, relations
 
 
 def one(name, score=0.95, box=(0, 0, 10, 10)):
@@ -47,19 +47,6 @@ def include(name, count=1, **more):
 )
 def test_relations(a, b, expected):
     assert relations(a, b) == expected
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "expected"),
-    [
-        ((0, 0, 9, 9), (0, 0, 9, 9), 1.0),
-        ((0, 0, 9, 9), (10, 0, 19, 9), 0.0),
-        ((0, 0, 9, 9), (9, 0, 18, 9), 10 / 190),  # one column of pixels is common
-        ((0, 0, 9, 9), (0, 5, 9, 14), 50 / 150),
-    ],
-)
-def test_boxes_own_their_last_pixels(a, b, expected):
-    assert overlap(a, b) == pytest.approx(expected)
 
 
 def test_counting_takes_more_confidence_than_the_others():
@@ -133,10 +120,6 @@ def test_a_position_needs_its_target_to_have_matched():
     assert not verdict(blue, wanted, "position")[0]
     assert verdict(red, wanted, "position")[0]
     assert "nothing for dog to be left of" in judge(kept(blue, "position"), wanted, colours).why
-
-
-def test_overall_is_the_mean_of_tasks_and_not_of_pictures():
-    assert overall({"counting": [0.0], "colors": [1.0] * 9}) == 0.5
 
 
 def test_the_classes_are_the_detectors_and_three_have_names_of_their_own():

@@ -19,7 +19,7 @@ from burnish.types.clips import Clip
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from tests.support.chat_server import listing, pictures_of, question_of, writing
-from tests.support.json_servers import json_server
+from tests.support.http_servers import json_server
 from tests.support.scoring import scorer
 
 CAT = Prompt(text="a cat")

@@ -2,13 +2,9 @@
 
 import base64
 import io
-import json
 import re
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -20,67 +16,20 @@ from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.utils.http import LARGEST
 from tests.support.asked import reward
+from tests.support.http_servers import JsonServer, json_server
 
 
-class Server(ThreadingHTTPServer):
-    """Answers as its ``reply`` says: (status, content) for a request."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.got: list[dict] = []
-        self.headers_seen: list[dict] = []
-        self.reply = lambda message, count: (200, {"rewards": [len(text) for text in message["responses"]]})
-
-    def handle_error(self, *_) -> None:
-        """A client that gave up is no error of the server's."""
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/score"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_POST(self) -> None:
-        message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.got.append(message)
-        self.server.headers_seen.append(dict(self.headers))
-        status, content, *headers = self.server.reply(message, len(self.server.got))
-        body = content if isinstance(content, bytes) else json.dumps(content).encode()
-        self.send_response(status)
-        for name, value in headers:
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_GET(self) -> None:
-        self.server.headers_seen.append(dict(self.headers))
-        self.send_error(404)
-
-    def log_message(self, *_) -> None:
-        pass
-
-
-@contextmanager
-def serving() -> Iterator[Server]:
-    with Server() as one:
-        thread = threading.Thread(target=one.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        yield one
-        one.shutdown()
+def lengths(message, count):
+    return 200, {"rewards": [len(text) for text in message["responses"]]}
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    with serving() as one:
+def server() -> Iterator[JsonServer]:
+    with json_server(lengths) as one:
         yield one
 
 
-def ask(server: Server, *texts: str, prompt: Prompt | None = None, **options) -> list:
+def ask(server: JsonServer, *texts: str, prompt: Prompt | None = None, **options) -> list:
     one = reward("remote", url=server.url, **{"deadline": 20, **options})
     return judge(one, [Response(text) for text in texts], [prompt or Prompt(text="?")] * len(texts))
 
@@ -180,7 +129,7 @@ def test_a_token_comes_from_the_environment_and_is_no_option(server, monkeypatch
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_a_redirect_is_not_followed_and_takes_no_token_with_it(server, monkeypatch, status):
     monkeypatch.setenv("SCORE_TOKEN", "secret")
-    with serving() as elsewhere:
+    with json_server(lengths) as elsewhere:
         server.reply = lambda message, count: (status, b"", ("Location", elsewhere.url))
         (verdict,) = ask(server, "a", token_variable="SCORE_TOKEN", retries=1)
         assert elsewhere.headers_seen == []

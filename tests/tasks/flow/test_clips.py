@@ -43,7 +43,7 @@ def evaluation(draw: Callable[[int], Sample], rewards: dict[str, Any]) -> FlowEv
     assembly = SimpleNamespace(
         ranks=SINGLE_RANK,
         val_prompts=PROMPTS,
-        between=lambda: None,
+        check_cancelled=lambda: None,
         config=SimpleNamespace(validation=NOTHING, output_dir="elsewhere"),
         engine=SimpleNamespace(sample=sample),
         scorer=Scorer(rewards, ScoringOptions(processes=0)),

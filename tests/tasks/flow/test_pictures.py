@@ -122,7 +122,7 @@ def test_contradictions_are_refused(overrides, words):
 
 def test_groups_are_counted_as_samples():
     assembly = assembly_of("algorithm=dgpo", "algorithm.train_timesteps=2", "rollout.n=4", "trainer.mini_batch_size=8")
-    assert assembly.workers.trainer.mini_batch_size == 2  # rows, each of four samples
+    assert assembly.workers.options.mini_batch_size == 2  # rows, each of four samples
     assert assembly.config.optimizer_steps == 6
     metrics = trained(assembly, 1, 1)[0]
     assert assembly.workers.optimizer_steps == 2

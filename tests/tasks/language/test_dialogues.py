@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import itertools
+import logging
 
 import pytest
 import torch
@@ -10,14 +13,18 @@ import torch
 from burnish.language.kept import Kept
 from burnish.language.layers import Layers
 from burnish.language.logprobs import response_logprobs
+from burnish.language.sampling import Sampling
+from burnish.models.language.own.forwards import Forwards
 from burnish.rewards.judging import judge
 from burnish.rewards.text.base import POLICY, Response
 from burnish.rewards.text.environment import EnvironmentReward
 from burnish.rewards.text.format import Format
 from burnish.tasks.language.dialogues import Dialogues
 from burnish.tasks.language.engine import LanguageEngine, ResponseJob
+from burnish.utils.errors import UserError
 from tests.support.games import SAMPLING, Roles, Shows, play, prompts
 from tests.support.language_samples import model_of, trimmed
+from tests.support.universal import TINY, load_universal, universal_folder
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed", "shared"])
@@ -55,17 +62,74 @@ def test_a_turn_computes_only_what_is_new(family, monkeypatch):
     assert everything > 1.5 * new
 
 
+MORE = ["gemma4", "gpt_oss", "lfm2_vl", "llama4", "granite", "cohere2", "qwen3_next", "mamba2"]
+OWN = ["gemma3", "qwen3_5", *(pytest.param(name, marks=pytest.mark.thorough) for name in MORE)]
+
+
+@pytest.mark.parametrize("family", OWN)
+def test_a_class_with_a_cache_of_its_own_goes_on_from_it(family, monkeypatch):
+    """Behind sliding windows and recurrent states too: rows of other lengths, some of which end early."""
+    read = []
+    run = Forwards.call
+    monkeypatch.setattr(
+        Forwards, "call", lambda own, network, inputs, **more: read.append(inputs["input_ids"].numel()) or
+        run(own, network, inputs, **more),
+    )  # fmt: skip
+    model, seeing = Roles(family).model, "image" in TINY[family].reads
+    assert (model.tiers.goes_on, model.tiers.fast) == (True, False)
+    asked = prompts(family if seeing else "llama")
+    long = Sampling(max_new_tokens=24, temperature=1.0, stop=tuple("aeiou"))
+
+    def played(kept_gb):
+        read.clear()
+        environment = Shows(opening=seeing, pictures=False, kept_gb=kept_gb, turns=4)
+        completion, _ = play(environment, asked, family=family, n=3, batch_size=4, sampling=long)
+        return completion, sum(read)
+
+    (again, everything), (kept, new) = played(0.0), played(None)
+    assert torch.equal(kept.ids, again.ids)
+    torch.testing.assert_close(kept.logprob, again.logprob, rtol=0, atol=1e-4)
+    assert everything > 1.5 * new
+    scores = response_logprobs(model, model.network, kept, temperature=1.0)
+    torch.testing.assert_close(scores.logprob, kept.logprob, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["gemma3", pytest.param("qwen3_5", marks=pytest.mark.thorough)])
+def test_a_cache_of_a_class_is_kept_in_half_precision(family):
+    model = load_universal(universal_folder(family), dtype="bfloat16")
+    assert model.tiers.goes_on
+    asked = prompts(family)
+    long = Sampling(max_new_tokens=24, temperature=1.0, stop=tuple("aeiou"))
+    kept, _ = play(Shows(opening=True, pictures=False, turns=4), asked, family=model, n=3, sampling=long)
+    scores = response_logprobs(model, model.network, kept, temperature=1.0)
+    off = (scores.logprob - kept.logprob).abs()[kept.mask]
+    assert float(off.mean()) < 0.05
+
+
+def test_a_class_that_can_t_go_on_is_told_of_once(caplog):
+    family = "gemma3"
+    own = copy.copy(Roles(family).model)
+    own.tiers = dataclasses.replace(own.tiers, goes_on=False)
+    with caplog.at_level(logging.WARNING):
+        completion, _ = play(Shows(pictures=False), prompts(family), family=own)
+    assert caplog.text.count("each turn reads its conversation anew") == 1
+    same, _ = play(Shows(pictures=False, kept_gb=0), prompts(family), family=own)
+    assert torch.equal(same.ids, completion.ids)
+    with pytest.raises(UserError, match=r"environment\.kept_gb is 2.*leave it out"):
+        play(Shows(pictures=False, kept_gb=2), prompts(family), family=own)
+
+
 def test_what_has_no_room_is_computed_again():
     kept = Kept(1000)
     ids, cached = torch.arange(5), torch.zeros(1, 2, 1, 5, 10)
     assert kept.has_room(cached.nbytes)
-    kept.put("a", ids, cached)
+    kept.put("a", ids, cached, cached.nbytes)
     assert not kept.has_room(700)
     assert kept.take("a", torch.arange(7)) is cached
     assert kept.take("a", torch.arange(7)) is None
-    kept.put("a", ids, cached)
+    kept.put("a", ids, cached, cached.nbytes)
     assert kept.take("a", torch.tensor([0, 1, 9, 3, 4, 5])) is None, "it goes on otherwise"
-    kept.put("a", ids, cached)
+    kept.put("a", ids, cached, cached.nbytes)
     kept.drop_others(["b"])
     assert kept.used == 0
 

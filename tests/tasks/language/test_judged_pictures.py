@@ -109,6 +109,11 @@ def test_it_learns_and_scores_what_a_generator_draws_as_in_training(folder, tmp_
         ({"prompt": "ink", "chosen": "dark0.png", "rejected": "dark0.png"}, "the same picture as chosen"),
         ({"prompt": ["ink"], "chosen": "dark0.png", "rejected": "dark1.png"}, "must be the text drawn for"),
         ({"chosen": "dark0.png", "rejected": "dark1.png"}, "has no prompt"),
+        (
+            {"prompt": "ink", "chosen": "a.mp4", "rejected": "b.mp4"},
+            "'chosen' is 'a.mp4': .* give a frame of each clip",
+        ),
+        ({"prompt": "ink", "chosen": "dark0.png", "rejected": ["dark1.png"]}, "'rejected' is .* single pictures"),
         ({"prompt": "ink", "chosen": "a b c", "rejected": "dark1.png"}, r"has a picture .* that can't be read"),
     ],
 )

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from burnish.config import load
-from burnish.language.given import token_ends
+from burnish.language.offline import token_ends
 from burnish.rewards.judging import judge
 from burnish.rewards.text.base import Response
-from burnish.rewards.text.steps import step_ends
+from burnish.rewards.text.reward_model import step_ends
 from burnish.tasks.language.judgements import rank_correlation
 from burnish.utils.errors import ConfigError, UserError
 from tests.support.asked import reward

@@ -8,7 +8,7 @@ import math
 import torch
 
 from burnish.language.logprobs import response_logprobs
-from burnish.tasks.language.given import said_tokens, token_columns
+from burnish.tasks.language.samples import said_tokens, token_columns
 from tests.support.language_runs import SMALL, assembly_of
 
 OPTIONS = [*SMALL, "trainer.mini_batch_size=null", "rollout.max_new_tokens=6", "validation.max_prompts=2"]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import shutil
-import threading
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -21,6 +18,7 @@ from burnish.models.language.loading import load_language_model
 from burnish.options.language import LanguageModelOptions
 from burnish.tasks import assemble
 from burnish.utils.errors import ConfigError, UserError
+from tests.support.http_servers import json_server
 from tests.support.language_runs import trained
 from tests.support.language_samples import folder_of
 from tests.support.tiny_recipes import language_recipe, write_lines, write_recipe, write_rewards
@@ -214,57 +212,29 @@ def test_a_tokenizer_that_differs_is_refused_before_weights_are_loaded(folder, t
         assembly_of(folder, [{"path": str(tmp_path / "other")}])
 
 
-class Served(http.server.BaseHTTPRequestHandler):
+@pytest.fixture
+def server(folder, monkeypatch):
     """Answers as vLLM does, from a model of transformers."""
+    monkeypatch.setattr("burnish.tasks.language.served.PAUSE", 0.01)
+    model = AutoModelForCausalLM.from_pretrained(folder / "teacher").eval()
+    served = SimpleNamespace(asked=[], fails=[], tokenizer=AutoTokenizer.from_pretrained(folder / "teacher"))
 
-    model: Any
-    tokenizer: Any
-    fails: ClassVar[list[int]] = []  # codes that the next requests are answered with
-    asked: ClassVar[list[dict[str, Any]]] = []
-
-    def log_message(self, *args):
-        pass
-
-    def reply(self, tree, code=200):
-        body = json.dumps(tree).encode()
-        self.send_response(code)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_GET(self):
-        self.reply({"data": [{"id": "teacher"}]})
-
-    def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.fails:
-            self.reply({"error": "busy"}, self.fails.pop())
-            return
-        self.asked.append(asked)
+    def reply(asked, count):
+        if served.fails:  # codes that the next requests are answered with
+            return served.fails.pop(), {"error": "busy"}
+        served.asked.append(asked)
         ids = torch.tensor([asked["prompt"]])
         with torch.no_grad():
-            logprobs = self.model(input_ids=ids).logits[0].float().log_softmax(-1)
+            logprobs = model(input_ids=ids).logits[0].float().log_softmax(-1)
         told = [None]
         for place, own in enumerate(asked["prompt"][1:]):
             kept = [*logprobs[place].topk(asked["prompt_logprobs"]).indices.tolist(), own]
-            decoded = {i: self.tokenizer.decode([i]) for i in kept}
+            decoded = {i: served.tokenizer.decode([i]) for i in kept}
             told.append({str(i): {"logprob": float(logprobs[place, i]), "decoded_token": decoded[i]} for i in kept})
-        self.reply({"choices": [{"text": "", "prompt_logprobs": told}]})
+        return 200, {"choices": [{"text": "", "prompt_logprobs": told}]}
 
-
-@pytest.fixture
-def server(folder, monkeypatch):
-    monkeypatch.setattr("burnish.tasks.language.served.PAUSE", 0.01)
-    served = type("One", (Served,), {"fails": [], "asked": []})
-    served.model = AutoModelForCausalLM.from_pretrained(folder / "teacher").eval()
-    served.tokenizer = AutoTokenizer.from_pretrained(folder / "teacher")
-    running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), served)
-    thread = threading.Thread(target=running.serve_forever, daemon=True)
-    thread.start()
-    yield served, f"http://127.0.0.1:{running.server_port}/v1"
-    running.shutdown()
-    running.server_close()
-    thread.join(5)
+    with json_server(reply, greeting={"data": [{"id": "teacher"}]}) as running:
+        yield served, f"{running.url}/v1"
 
 
 @pytest.mark.parametrize("over", ["top_k", "sampled"])

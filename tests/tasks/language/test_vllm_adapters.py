@@ -19,15 +19,6 @@ from burnish.tasks.language.vllm.apart.burnish_vllm.wire import Channel
 from burnish.tasks.language.vllm.apart.burnish_vllm.worker import Server
 from burnish.tasks.language.vllm.weight_file import WeightFile, adapter_of, settings_of
 
-
-@pytest.fixture
-def ends():
-    left, right = socket.socketpair()
-    yield Channel(left), Channel(right)
-    left.close()
-    right.close()
-
-
 READABLE = LanguageLoraOptions(rank=4)
 
 
@@ -96,7 +87,7 @@ class Engine:
         return False
 
 
-def test_vllm_gets_an_adapter_alone_and_answers_every_request_with_it(ends, monkeypatch):
+def test_vllm_gets_an_adapter_alone_and_answers_every_request_with_it(monkeypatch):
     @dataclass
     class LoRARequest:
         lora_name: str
@@ -113,26 +104,29 @@ def test_vllm_gets_an_adapter_alone_and_answers_every_request_with_it(ends, monk
     names = [f"base_model.model.layers.q_proj.lora_{side}.weight" for side in "AB"]
 
     server = Server.__new__(Server)
-    server.channel, server.engine, server.adapter, server.asked = ends[0], Engine(), None, 0
+    server.engine, server.adapter, server.asked = Engine(), None, 0
     server._folder = tempfile.TemporaryDirectory()
-    for version in (3, 4):
-        with torch.no_grad():
-            network.layers.q_proj.lora_A["policy"].weight.fill_(version)
-        adapter = adapter_of(network)
-        assert sorted(adapter) == names
-        written = WeightFile(adapter, version, dtype=torch.bfloat16, settings=settings_of(READABLE, adapter))
-        header = {"path": written.path, "version": version, "digest": written.digest, "adapter": written.settings}
-        server.load(header, {})
-        answer, _ = ends[1].receive()
-        assert answer == {"version": version, "digest": written.digest, "missing": []}
-        ((settings, weights),) = server.engine.adapters.values()
-        assert settings == {
-            "peft_type": "LORA", "r": 4, "lora_alpha": 8, "use_rslora": False, "target_modules": ["q_proj"],
-            "bias": "none",
-        }  # fmt: skip
-        assert weights[names[0]].dtype == torch.bfloat16
-        assert (weights[names[0]] == version).all()
-        with pytest.raises(RuntimeError, match="lost 1 of 1"):
-            list(server._run([("prompt", "parameters")]))
-        assert server.engine.requests.pop()["lora_request"].lora_int_id in server.engine.adapters
-        written.close()
+    left, right = socket.socketpair()
+    with left, right:
+        server.channel = Channel(left)
+        for version in (3, 4):
+            with torch.no_grad():
+                network.layers.q_proj.lora_A["policy"].weight.fill_(version)
+            adapter = adapter_of(network)
+            assert sorted(adapter) == names
+            written = WeightFile(adapter, version, dtype=torch.bfloat16, settings=settings_of(READABLE, adapter))
+            header = {"path": written.path, "version": version, "digest": written.digest, "adapter": written.settings}
+            server.load(header, {})
+            answer, _ = Channel(right).receive()
+            assert answer == {"version": version, "digest": written.digest, "missing": []}
+            ((settings, weights),) = server.engine.adapters.values()
+            assert settings == {
+                "peft_type": "LORA", "r": 4, "lora_alpha": 8, "use_rslora": False, "target_modules": ["q_proj"],
+                "bias": "none",
+            }  # fmt: skip
+            assert weights[names[0]].dtype == torch.bfloat16
+            assert (weights[names[0]] == version).all()
+            with pytest.raises(RuntimeError, match="lost 1 of 1"):
+                list(server._run([("prompt", "parameters")]))
+            assert server.engine.requests.pop()["lora_request"].lora_int_id in server.engine.adapters
+            written.close()

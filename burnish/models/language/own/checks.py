@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from burnish.language.decoding import decode
+from burnish.language.kept import Going, Kept, Turn
 from burnish.language.logprobs import response_logprobs, score
 from burnish.language.sampling import Sampling
 from burnish.models.language.own.cache import Cached
@@ -29,7 +31,9 @@ from burnish.models.language.own.probe import (
     with_twins,
 )
 from burnish.models.language.own.scoring import padded_states, shared_states
-from burnish.types.completion import Completion
+from burnish.models.language.own.sounds import lengthen_short
+from burnish.types.batch import Gathered
+from burnish.types.completion import Completion, Encoded, Features, append_turn
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -61,6 +65,7 @@ class Tiers:
     packed: bool = False  # the decoder runs under Burnish's plan
     unplanned: frozenset[str] = frozenset()  # media that don't: prompts with them run as in the tiers below
     fast: bool = False  # its layers run by Burnish's own decoding
+    goes_on: bool = False  # its cache is kept between turns of a conversation
 
     @property
     def scored(self) -> Lengths:
@@ -126,6 +131,10 @@ def check(model: UniversalModel) -> Tiers:
     shared = not tiers.full_logits and agrees("shared prompts", lambda: _shared(model, probe.completion, tiers))
     tiers = replace(tiers, shared=shared and _same_gradients(model, probe, tiers, measured))
     tiers = _plan(model, probe, tiers, agrees)
+    if not tiers.fast:
+        tiers = replace(tiers, goes_on=_goes_on(model, probe.completion, tiers, agrees))
+    if "audio" in model.readable:
+        lengthen_short(model, tiers, EXACT if model.compute == torch.float32 else ROUNDED)
     shown = ", ".join(f"{what} {value:.1g}" for what, value in measured.items())
     log.warning("%s: %s (differences from its own forward in nats: %s)", name, tiers.name, shown)
     return tiers
@@ -191,7 +200,7 @@ def _cached(model: UniversalModel, completion: Completion, lengths: Lengths) -> 
     for group in groups:
         rows = [row for row, prompt in enumerate(index.tolist()) if prompt in group]
         with torch.no_grad():
-            cached = Cached(model.forwards, model.network, [prompts[prompt] for prompt in group])
+            cached = Cached.prefilled(model.forwards, model.network, [prompts[prompt] for prompt in group])
             device = cached.ids.device
             cached.select(torch.tensor([group.index(int(index[row])) for row in rows], device=device))
             steps = [cached.logits]
@@ -218,7 +227,7 @@ def _counts(model: UniversalModel, probe: Probe) -> bool:
     """Whether the cache knows its length."""
     prompt = Conversation.prompts(probe.completion.prompts.table)[0]
     with torch.no_grad():
-        cached = Cached(model.forwards, model.network, [prompt])
+        cached = Cached.prefilled(model.forwards, model.network, [prompt])
         try:
             return cached.length == len(prompt.ids)
         except SLIPS:
@@ -264,9 +273,9 @@ def _same_gradients(model: UniversalModel, probe: Probe, tiers: Tiers, measured:
 
 
 def _plan(model: UniversalModel, probe: Probe, tiers: Tiers, agrees: Callable[..., bool]) -> Tiers:
-    """Whether the decoder runs under Burnish's plan; a window has to be shorter than the longest prompt."""
+    """Whether the decoder runs under Burnish's plan."""
     decoder = model.text(model.network)
-    if tiers.full_logits or not has_plan(decoder) or window_of(model.config) > LONGEST:
+    if not plannable(model, tiers):
         return tiers
 
     def scored(layout: Layout, completion: Completion) -> Tensor:
@@ -288,6 +297,11 @@ def _plan(model: UniversalModel, probe: Probe, tiers: Tiers, agrees: Callable[..
     return tiers
 
 
+def plannable(model: UniversalModel, tiers: Tiers) -> bool:
+    """Whether a plan is worth a try; a window has to be shorter than the longest prompt."""
+    return not tiers.full_logits and has_plan(model.text(model.network)) and window_of(model.config) <= LONGEST
+
+
 def _decodes(model: UniversalModel, probe: Probe, tiers: Tiers) -> bool:
     """Whether Burnish's own decoding computes what the class does: its layers are Llama's."""
     prompts = probe.completion.prompts.rows()  # not the table, whose media of other rows would keep it from being tried
@@ -300,6 +314,51 @@ def _decodes(model: UniversalModel, probe: Probe, tiers: Tiers) -> bool:
     return _difference(model, lambda: found.logprob, Probe(found, expected)) <= (
         EXACT if model.compute == torch.float32 else ROUNDED
     )
+
+
+def _goes_on(model: UniversalModel, completion: Completion, tiers: Tiers, agrees: Callable[..., bool]) -> bool:
+    """Whether second turns go on from what was kept of the first, beside conversations of which nothing was kept."""
+    model.tiers = replace(tiers, goes_on=True)
+    try:
+        second, found = _second_turns(model, completion.prompts.rows(), int(completion.ids[0, 0]))
+    except SLIPS as error:
+        log.info("%s: %s", type(error).__name__, error)
+        return False
+    expected = own_logprobs(model, model.network, second, tiers.fill)
+    return agrees("kept turns", lambda: found, Probe(second, expected))
+
+
+def _second_turns(model: UniversalModel, opened: Encoded, word: int) -> tuple[Completion, Tensor]:
+    """Two turns of each conversation, the second as what the policy chose, and the log-probs [B, T] of its decoding."""
+    rows, kept = range(len(opened)), Kept(2**40)
+    limits = [LENGTHS[row % len(LENGTHS)] for row in rows]
+
+    def answers(prompts: Encoded, *, last: bool) -> list[tuple[Tensor, Tensor]]:
+        turn = Turn(kept, [Going(row, Features.none()) for row in rows], last=last)
+        sampling = Sampling(max_new_tokens=max(LENGTHS))
+        done = decode(model, model.network, prompts, rows, rows, sampling, limits=limits, turn=turn)
+        each = zip(done.ids, done.logprob, done.length.tolist(), strict=True)
+        return [(ids[:length], logprob[:length]) for ids, logprob, length in each]
+
+    first = [ids for ids, _ in answers(opened, last=False)]
+    kept.drop_others([row for row in rows if row % 4])
+    added = [torch.full((1 + row % 3,), word) for row in rows]  # what somebody says between
+    turns = [
+        Encoded(ids=[own], positions=[torch.arange(len(own)).expand(model.axes, -1)], features=[Features.none()])
+        for own in added
+    ]
+    conversations = [append_turn(opened.select([row]), first[row], turns[row]) for row in rows]
+    second = answers(Encoded.cat(conversations), last=True)
+    ids = [torch.cat([first[row], added[row], second[row][0]]) for row in rows]
+    length = torch.tensor([len(own) for own in ids])
+    behind = Completion.of_text(
+        Gathered(table=opened, index=torch.arange(len(opened))), pad_sequence(ids, batch_first=True), length,
+        axes=model.axes,
+    )  # fmt: skip
+    start = length - torch.tensor([len(own) for own, _ in second])
+    mask = behind.mask & (torch.arange(behind.mask.shape[1]) >= start[:, None])
+    found = torch.zeros(mask.shape).masked_scatter(mask, torch.cat([logprob for _, logprob in second]))
+    return replace(behind, mask=mask), found
 
 
 def _difference(model: UniversalModel, run: Callable[[], Tensor], probe: Probe) -> float:

@@ -25,11 +25,11 @@ class Forwards:
         self, network: Any, conversations: Sequence[Conversation], *, side: Literal["left", "right"] = "right"
     ) -> Inputs:
         """Arguments of a forward, with the class's own positions."""
-        inputs = self.placed(network, self.collation.padded(conversations, self.pad, side=side))
-        if "position_ids" in self.accepted:
-            rest = {name: value for name, value in inputs.items() if name != "input_ids"}
+        inputs = self.collation.padded(conversations, self.pad, side=side)
+        if "position_ids" in self.accepted:  # counted where the tokens are: a GPU would be waited for
+            rest = {name: value for name, value in inputs.items() if name != "input_ids" and name in self.accepted}
             inputs["position_ids"] = network._prepare_position_ids_for_generation(inputs["input_ids"], rest)
-        return inputs
+        return self.placed(network, inputs)
 
     def placed(self, network: Any, inputs: Inputs) -> Inputs:
         """What the forward takes of some tensors, where the network is and in the precision of its weights."""

@@ -85,7 +85,7 @@ def shared_states(
         place = {prompt: number for number, prompt in enumerate(group)}
         rows = [row for row, prompt in enumerate(owner.tolist()) if prompt in place]
         with out_of_place():
-            cached = Cached(forwards, network, [prompts[prompt] for prompt in group])
+            cached = Cached.prefilled(forwards, network, [prompts[prompt] for prompt in group])
             if counted and cached.length != cached.ids.shape[1]:
                 raise AssertionError(f"the cache holds {cached.length} of {cached.ids.shape[1]} tokens of the prompts")
             first = cached.states[:, -1:]

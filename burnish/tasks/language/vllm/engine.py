@@ -118,8 +118,8 @@ class VllmEngine(ResponseEngine):
 
     def _be_ready(self, job: ResponseJob) -> None:
         """Have vLLM up, with weights that were published and compared."""
-        job.between()
-        self._insist(lambda: self._process.ready(job.between))  # it may still be starting
+        job.check_cancelled()
+        self._insist(lambda: self._process.ready(job.check_cancelled))  # it may still be starting
         if self._probe is None:
             self._probe = imagined(self.model, self.encode(job.prompts).table, self.seed)
         if self._published is None:
@@ -251,7 +251,7 @@ class VllmEngine(ResponseEngine):
         arrays["prompt"] = prompts.index.numpy()
         header = {"do": "sample", "media": media, "temperature": sampling.scored_at}
         header["sampling"] = parameters(sampling, self.model.stop)
-        responses = self._rows(f"{len(keys)} responses", header, arrays, len(keys), job.between, told)
+        responses = self._rows(f"{len(keys)} responses", header, arrays, len(keys), job.check_cancelled, told)
         ids, logprob, length, finished = unpacked(responses)
         return Completion.of_text(prompts, ids, length, axes=self.model.axes, logprob=logprob, finished=finished)
 

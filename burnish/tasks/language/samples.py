@@ -1,4 +1,4 @@
-"""What rewards get of responses: their text as soon as they end, and what some ask for besides."""
+"""What rewards get of responses, as soon as they end, and what is recorded of them."""
 
 from __future__ import annotations
 

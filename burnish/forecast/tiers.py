@@ -1,0 +1,101 @@
+"""What classes of transformers can do beside their own forward, measured on a tiny model of each.
+
+A run compares log-probs when it loads a model. Those of a forecast have no values that could be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from burnish.config.language import LanguageConfig
+from burnish.forecast.counter import WEIGHTS, LiveBytes
+from burnish.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from burnish.models.language.own.checks import Tiers
+
+
+@contextmanager
+def known_tiers(config: Any, counter: LiveBytes, *, shared: bool) -> Iterator[None]:
+    """Have models without a family of their own take over what was measured, where there is a tiny one of their class.
+
+    Args:
+        config: of a run, with models that can be read here.
+        counter: which will be active.
+        shared: ranks share the networks, so that each holds a copy of them for as long as it compares.
+    """
+    if not isinstance(config, LanguageConfig):
+        yield
+        return
+    import torch
+
+    from burnish.forecast.language import outside_of_modes
+    from burnish.models.language.own.captured import switch
+    from burnish.models.language.own.checks import plannable
+    from burnish.models.language.universal import UniversalModel
+
+    known = {kind: found for kind in _kinds(config) if (found := measured(kind)) is not None}
+    replaced: Any = UniversalModel
+    try_out, learn = UniversalModel.try_out, UniversalModel._learn_media
+
+    def tried(self: UniversalModel) -> None:
+        found = known.get(self.config.model_type)
+        if found is None:
+            try_out(self)
+            return
+        if shared:
+            counter.label(WEIGHTS, [torch.empty_like(weight) for weight in self.network.parameters()])
+        self.tiers, mixes = found
+        self.forwards.collation = replace(self.forwards.collation, mixes=mixes)
+        if self.tiers.packed and not plannable(self, self.tiers):
+            self.tiers = replace(self.tiers, packed=False, fast=False)
+        if self.tiers.packed:
+            switch(self.text(self.network), on=True)
+
+    def learned(self: UniversalModel) -> Any:
+        with outside_of_modes():  # processors look at values
+            return learn(self)
+
+    replaced.try_out, replaced._learn_media = tried, learned
+    try:
+        yield
+    finally:
+        replaced.try_out, replaced._learn_media = try_out, learn
+
+
+def _kinds(config: LanguageConfig) -> Iterator[str]:
+    """The model_type of every model of a run that is read by its class's own forward."""
+    from burnish.models.language.loading import UNIVERSAL, family_of, read_config
+    from burnish.models.language.teachers import options_of
+
+    teachers = getattr(config.algorithm, "teachers", None) or ()
+    for options in (config.model, *(options_of(config.model, one) for one in teachers if one.path is not None)):
+        _, about = read_config(options)
+        if family_of(options, about).name == UNIVERSAL:
+            yield str(about.get("model_type"))
+
+
+@cache
+def measured(model_type: str) -> tuple[Tiers, bool] | None:
+    """What a class can do, and whether its media of different kinds go together; None without a tiny model of it."""
+    import torch
+
+    from burnish.models.language.universal import UniversalModel
+    from burnish.models.tiny import describe_language
+    from burnish.models.tiny.language.build import write
+
+    try:
+        tiny = describe_language(model_type)
+    except UserError:
+        return None
+    with TemporaryDirectory() as folder:
+        write(tiny, Path(folder), seed=0)
+        model = UniversalModel.load(Path(folder), dtype=torch.float32, compute=torch.float32, device="cpu")
+        model.try_out()
+    return model.tiers, model.forwards.collation.mixes

@@ -1,0 +1,42 @@
+"""Opening pictures of strangers: no program is started for one, and deep colours become 8 bits, not white."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+DEEPEST = 2**16 - 1  # value of a picture of 16 bits
+
+
+def open_picture(file: Any) -> Image:
+    """``PIL.Image.open``, of all formats but PostScript: PIL has that drawn by Ghostscript, which runs it as a program.
+
+    Raises:
+        OSError: it is no picture, or PostScript.
+    """
+    from PIL import Image
+
+    opened = Image.open(file)
+    if opened.format == "EPS":
+        opened.close()
+        raise OSError("it is PostScript, which is a program; save it as PNG")
+    return opened
+
+
+def as_rgb(picture: Image) -> Image:
+    """A picture in 8 bits per colour. One of 16 bits keeps the upper 8, where PIL makes everything above 255 white.
+
+    Raises:
+        OSError: it holds fractions, or more than 16 bits, of which nobody knows what is white.
+    """
+    if picture.mode != "F" and not picture.mode.startswith("I"):
+        return picture.convert("RGB")
+    import numpy as np
+    from PIL.Image import fromarray
+
+    values = np.asarray(picture)
+    if values.dtype.kind not in "iu" or values.min() < 0 or values.max() > DEEPEST:
+        raise OSError("its values are not of 8 or 16 bits; save it with 8 bits per colour")
+    return fromarray((values >> 8).astype(np.uint8)).convert("RGB")

@@ -1,0 +1,124 @@
+"""Small HTTP servers on this machine, for what clients must stand: right, wrong, slow and lying ones."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+def body_of(request: BaseHTTPRequestHandler) -> bytes:
+    """What came with a request."""
+    if request.headers.get("Transfer-Encoding", "").lower() != "chunked":
+        return request.rfile.read(int(request.headers.get("Content-Length") or 0))
+    content = b""
+    while size := int(request.rfile.readline(), 16):
+        content += request.rfile.read(size)
+        request.rfile.readline()
+    request.rfile.readline()
+    return content
+
+
+def send(request: BaseHTTPRequestHandler, status: int, content: Any, headers: Mapping[str, str] | None = None) -> None:
+    """Answer a request: bytes as they are, anything else as JSON."""
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    request.send_response(status)
+    for name, value in (headers or {}).items():
+        request.send_header(name, value)
+    request.send_header("Content-Length", str(len(body)))
+    request.end_headers()
+    if request.command != "HEAD":
+        request.wfile.write(body)
+
+
+@contextmanager
+def serving(answer: Callable[[Any], None], host: str = "127.0.0.1") -> Iterator[str]:
+    """Have ``answer`` answer requests on loopback until the context ends; the address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        timeout = 30
+
+        def do_GET(self) -> None:
+            answer(self)
+
+        do_HEAD = do_POST = do_PUT = do_GET
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with _Server((host, 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        try:
+            yield f"http://{host}:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join(10)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+
+    def handle_error(self, *where: Any) -> None:
+        if not isinstance(sys.exception(), OSError):  # a client that gave up is no error of the server's
+            super().handle_error(*where)
+
+
+class JsonServer:
+    """Answers as its ``reply`` says: (status, content, *headers) for a request and their count so far."""
+
+    def __init__(self, reply: Callable[[Any, int], tuple], greeting: Any) -> None:
+        """Args: ``greeting`` is what a GET is answered with."""
+        self.reply, self.lock, self.url, self.greeting = reply, threading.Lock(), "", greeting
+        self.got: list[Any] = []
+        self.asked: list[str] = []  # paths of GET
+        self.headers_seen: list[dict[str, str]] = []
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        asks = request.command == "GET"
+        message = None if asks else json.loads(body_of(request))
+        with self.lock:
+            self.headers_seen.append(dict(request.headers))
+            if asks:
+                self.asked.append(request.path)
+            else:
+                self.got.append(message)
+            count = len(self.got)
+        status, content, *headers = (200, self.greeting) if asks else self.reply(message, count)
+        send(request, status, content, dict(headers))
+
+
+@contextmanager
+def json_server(reply: Callable[[Any, int], tuple], greeting: Any = None) -> Iterator[JsonServer]:
+    one = JsonServer(reply, greeting)
+    with serving(one.answer) as one.url:
+        yield one
+
+
+@contextmanager
+def dripping(head: bytes, drop: bytes, pause: float = 0.05, most: int = 200) -> Iterator[str]:
+    """A server that says ``head``, and then a little again and again; its URL."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            try:
+                connection, _ = listening.accept()
+                with connection:
+                    connection.sendall(head)
+                    for _ in range(most):
+                        connection.sendall(drop)
+                        time.sleep(pause)
+            except OSError:  # the client has had enough
+                pass
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/"

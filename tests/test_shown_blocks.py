@@ -1,0 +1,228 @@
+"""Every block of code of the documents is run, or composed by what would read it. A block of another kind fails."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from burnish.cli import main
+from burnish.config import load
+from burnish.config.plugins import open_plugins
+from burnish.config.yaml_text import parse
+from burnish.data.flow.pictures import read_pictures
+from burnish.evaluation.suite import read_suite
+from burnish.registry import KINDS as REGISTERED
+from burnish.registry import lookup, names
+from burnish.utils.errors import UserError
+from tests.support.command_lines import accept
+from tests.support.shown import OWN_PAGES, ROOT, Block, blocks, own_recipe, shell_lines
+
+BESIDE = ("README.md", "CONTRIBUTING.md", "AGENTS.md", "SECURITY.md", "CHANGELOG.md", "benchmarks/README.md")
+DOCS = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page not in OWN_PAGES]  # tests/test_own_pages.py
+PAGES = [*(ROOT / name for name in BESIDE), *DOCS]
+# programs of others, which nothing here runs
+FOREIGN = ("docker", "hf", "ray", "source", "git")
+# text that nothing reads; formulas in docs/algorithms are text, too
+TEXTS = {
+    "alarms.md": "what a run said once",
+    "data_forms.md": "what records are read as, which tests/data/test_forms_page.py compares",
+    "loop.md": "the files of a run",
+    "plan.md": "what a run on a GPU says",
+    "reward_service.md": "requests and replies",
+    "rewards_language.md": "requests and replies",
+}
+# Python that is not run here
+NOT_RUN = {
+    "loop.md": "the loop in a few lines; its calls are compared with burnish/loop.py",
+    "python.md": "tests/test_api.py trains with it",
+    "evaluation.md": "opens the folder of a run that is not there",
+}
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """An empty folder, with what the README calls the reader's own; what is registered there is forgotten."""
+    monkeypatch.chdir(tmp_path)
+    own_recipe(tmp_path)
+    for block in blocks(ROOT / "docs" / "rewards.md"):
+        if block.title:  # which that recipe names
+            (tmp_path / block.title).write_text(block.text)
+    before = {kind: {name: lookup(kind, name) for name in names(kind)} for kind in REGISTERED}
+    yield tmp_path
+    for kind, its in REGISTERED.items():
+        its.entries.clear()
+        its.entries.update(before[kind])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_block_of_a_page_is_what_it_says(page, place):
+    found = list(blocks(page))
+    for block in found:
+        if block.title:
+            (place / block.title).write_text(block.text)
+    for block in found:
+        check(block, page, place)
+
+
+def check(block: Block, page: Path, place: Path) -> None:
+    assert block.kind in KINDS, f"{block.where}: a block must be one of {', '.join(KINDS)}, not {block.kind!r}"
+    assert block.text.strip(), f"{block.where}: the block is empty"
+    try:
+        KINDS[block.kind](block, page, place)
+    except (UserError, ValueError, SyntaxError, ImportError, AttributeError) as error:
+        pytest.fail(f"{block.where}: {error}")
+
+
+def shell(block: Block, page: Path, place: Path) -> None:
+    for line in shell_lines(block.text):
+        for inner in re.findall(r"<\((.*?)\)", line):
+            accept(inner)
+        line = re.sub(r"^([A-Z_]+=\S+ )+", "", line)
+        program, *rest = shlex.split(line, comments=True)
+        if program == "burnish":
+            accept(line)
+        elif program == "make":
+            target = next(word for word in rest if "=" not in word)
+            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M), f"{block.where}: make {target}"
+        elif program == "pip":
+            known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+            wanted = re.findall(r"burnish\[([\w,]+)\]", line)
+            assert {one for names in wanted for one in names.split(",")} <= known.keys(), f"{block.where}: {line}"
+        elif program == "python" and rest[0] == "-m":
+            assert rest[1] == "pytest" or importlib.util.find_spec(rest[1]), f"{block.where}: {line}"
+        elif program == "python" and rest[0] == "-c":
+            compile(rest[1], block.where, "exec")
+        elif program == "python":
+            assert (ROOT / rest[0]).exists(), f"{block.where}: {line}"
+        else:
+            assert program in FOREIGN or program.startswith(".venv/bin/"), f"{block.where}: what is {program}?"
+
+
+def composed(block: Block, page: Path, place: Path) -> None:
+    """A recipe by itself, or else what is added to one of the quickstarts; a suite, with a suite's options."""
+    tree = parse(block.text)
+    if "scorers" in tree:
+        read_suite(str(written(block, place, "suite.yaml")))
+        return
+    path = written(block, place, "block.yaml")
+    if "extends" in tree or "path" in tree.get("model", {}):
+        load(str(path))
+        return
+    refused = []
+    for recipe in ("quickstart", "vlm_quickstart", "video_quickstart"):
+        path.write_text(f"extends: {recipe}\n{block.text}")
+        try:
+            load(str(path))
+        except UserError as error:
+            refused.append(f"onto {recipe}: {error}")
+        else:
+            return
+    pytest.fail(f"{block.where}: {'; '.join(refused)}")
+
+
+def records(block: Block, page: Path, place: Path) -> None:
+    """What ``burnish data show`` reads; pairs of pictures are read as such."""
+    path = written(block, place, {"json": "block.jsonl", "csv": "block.csv"}[block.kind])
+    if block.text.startswith("["):
+        path = path.rename(path.with_suffix(".json"))
+    for name in re.findall(r'"([\w/]+\.png)"', block.text):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), f"#{len(name):06}").save(name)
+    if '"chosen"' in block.text:
+        assert read_pictures(str(path), "pairs", size=None, keys=load("quickstart").data)
+        return
+    sees = page.name in ("data_language.md", "data_forms.md")
+    assert main(["data", "show", str(path), *(["--recipe", "vlm_quickstart"] if sees else [])]) == 0
+
+
+def python(block: Block, page: Path, place: Path) -> None:
+    """It is a module that can be imported, or a plugin that registers something, without undefined names."""
+    if page.name == "loop.md":
+        loop = (ROOT / "burnish" / "loop.py").read_text()
+        calls = [ast.unparse(node.func) for node in ast.walk(ast.parse(block.text)) if isinstance(node, ast.Call)]
+        assert [call for call in calls if f"{call}(" not in loop] == []
+        return
+    undefined = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F", "--stdin-filename", "block.py", "-"],
+        input=block.text, capture_output=True, text=True,
+    )  # fmt: skip
+    assert undefined.returncode == 0, f"{block.where}: {undefined.stdout}"
+    if page.name in NOT_RUN:
+        resolve(block.text)
+    else:
+        open_plugins([str(written(block, place, "block.py"))])
+
+
+def resolve(text: str) -> None:
+    """Import what Python imports, and look up what it takes of it."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                getattr(importlib.import_module(str(node.module)), alias.name)
+        elif isinstance(node, ast.Import):
+            for module in [importlib.import_module(alias.name) for alias in node.names]:
+                for used in re.findall(rf"\b{module.__name__}\.(\w+)", text):
+                    getattr(module, used)
+
+
+def text(block: Block, page: Path, place: Path) -> None:
+    assert page.parent.name in ("algorithms", "language") or page.name in TEXTS, (
+        f"{block.where}: what reads this text? Say so in TEXTS"
+    )
+    hidden = [line for line in block.text.splitlines() if line.startswith(("burnish ", "make ", "python ", "pip "))]
+    assert hidden == [], f"{block.where}: commands belong in a block of bash"
+
+
+def written(block: Block, place: Path, name: str) -> Path:
+    path = place / (block.title or f"{block.where.replace(':', '_').replace('.', '_')}_{name}")
+    path.write_text(block.text)
+    return path
+
+
+KINDS = {"bash": shell, "yaml": composed, "json": records, "csv": records, "python": python, "text": text}
+
+
+def test_exceptions_are_needed():
+    kinds = {(page.name, block.kind) for page in PAGES for block in blocks(page)}
+    assert {(name, "text") for name in TEXTS} | {(name, "python") for name in NOT_RUN} <= kinds
+
+
+@pytest.mark.parametrize(("broken", "said"), [
+    ("```\na\n```\n", "must be one of"),
+    ("```mermaid\na\n```\n", "must be one of"),
+    ("```bash\nburnish trian quickstart\n```\n", "trian"),
+    ("```bash\nburnish train quickstart rollout.m=3\n```\n", "rollout.m"),
+    ("```bash\nburnish train their_recipe.yaml\n```\n", "their_recipe"),
+    ("```bash\nburnish sample runs/a --cuont 3\n```\n", "cuont"),
+    ("```bash\nrm -rf runs\n```\n", "what is rm"),
+    ("```bash\nmake quickstrat\n```\n", "make quickstrat"),
+    ("```bash\npip install 'burnish[rya]'\n```\n", "rya"),
+    ("```yaml\nrollout: {m: 3}\n```\n", "rollout.m"),
+    ("```json\n{\"prompt\": 3\n```\n", "json"),
+    ("```python\nimport burnish\nburnish.register('flow reward', 'a')(int)\n```\n", "'a'"),
+    ("```python\nfrom burnish.options import Positiv\n```\n", "Positiv"),
+    ("```python\nx = y\n```\n", "Undefined name `y`"),
+    ("```text\nburnish train quickstart\n```\n", "what reads this text"),
+    ("```bash\nburnish doctor\n", "has no end"),
+    ("``` bash\nburnish doctor\n```\n", "write ```KIND"),
+])  # fmt: skip
+def test_a_broken_block_fails(broken, said, place, capsys):
+    def read():
+        page = ROOT / "docs" / "broken.md"
+        for block in blocks(page, broken):
+            check(block, page, place)
+
+    with pytest.raises((pytest.fail.Exception, AssertionError, ValueError)) as failed:
+        read()
+    assert said in f"{failed.value} {capsys.readouterr().err}"
