@@ -135,6 +135,7 @@ def _attempt(
         notice=lambda: notices.found,
     )  # fmt: skip
     validation = Validation(config, folder, controller.evaluate)
+    begun = None if checkpoint is None else RunFolder(checkpoint.path.resolve().parent.parent)
     here = checkpoint is not None and checkpoint.path.resolve().parent == folder.checkpoints.resolve()
     checkpoints = Checkpoints(
         config,
@@ -143,7 +144,7 @@ def _attempt(
         early=expected is not None or notices.asks,
         unvalidated=done if metrics is not None and here else None,
     )
-    forms = Forms(folder)
+    forms = Forms(folder, begun)
     watched = [] if config.alarms is None else [forms]
     hooks: list[Hook] = [
         *watched,

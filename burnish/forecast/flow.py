@@ -43,6 +43,7 @@ class FlowHalf:
     def __init__(self, assembly: FlowAssembly, counter: LiveBytes, *, away: bool = False) -> None:
         """Args: ``away`` is whether parts that are not trained rest in CPU memory (model.offload)."""
         self.assembly, self.counter, self.away = assembly, counter, away
+        self._come: Callable[[nn.Module], None] = lambda part: None  # for those that rest in CPU memory
 
     def data(self, count: int) -> dict[str, Any]:
         """Made-up prompts, and finished pictures of the size that the run draws where it learns from such."""
@@ -105,19 +106,32 @@ class FlowHalf:
             network.register_forward_pre_hook(lambda *_: leave(frozen))
         leave(frozen)
         self.counter.peaks[LOAD] = Peak(self.counter.live, self.counter.parts())  # the device has never seen them
+        self._come = come
         return partial(leave, frozen)
+
+    def _after_coming(self, function: Callable[..., Any], parts: Sequence[nn.Module]) -> Callable[..., Any]:
+        """A function whose cost is that of its activations: the weights come first, and stay for calls that follow."""
+
+        def after(*args: Any, **kwargs: Any) -> Any:
+            for part in parts:
+                self._come(part)
+            return function(*args, **kwargs)
+
+        return after
 
     def shorten(self) -> None:
         """Do once what is done for every prompt, every sample and every step."""
         leave = self._put_away() if self.away else None
         roles: FlowRoles = self.assembly.roles
         model: Any = roles.model
+        encoders: list[nn.Module] = []
         for name, part in model.pipeline.components.items():
             if not isinstance(part, nn.Module) or name in model.names:
                 continue
             if hasattr(part, "decode"):
-                part.decode = self.once(part.decode, shapes)  # type: ignore[assignment]
+                part.decode = self._after_coming(self.once(part.decode, shapes), [part])  # type: ignore[assignment]
                 continue
+            encoders += [part] if name.startswith("text_encoder") else []
             # text encoders, and networks that are not trained: pipelines of two experts call both in every run
             alike(part, self.counter)
             part.forward = self.once(part.forward, shapes)
@@ -136,7 +150,8 @@ class FlowHalf:
         if isinstance(model, CalledPipeline):
             model._arrangement = partial(_arrangement, model)  # type: ignore[method-assign]
         if isinstance(model, EmbeddedPipeline):
-            model.encode = torch.no_grad()(self.once(model.encode, shapes))  # type: ignore[method-assign]
+            encode = torch.no_grad()(self.once(model.encode, shapes))
+            model.encode = self._after_coming(encode, encoders)  # type: ignore[method-assign]
         for name in ("distribute", "kept"):
             setattr(roles, name, partial(self._brief_parts, getattr(roles, name)))
         self.assembly.engine = BriefEngine(roles, self.assembly.config.rollout, self.assembly.config.seed, self)

@@ -66,8 +66,9 @@ def detectors(config: RunConfig, options: AlarmOptions, folder: RunFolder) -> li
 class Forms(Hook):
     """How familiar the forms of responses are; it stands before checkpoints, which keep what it says of an update."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        self.first = FirstUpdates(folder)
+    def __init__(self, folder: RunFolder, begun: RunFolder | None = None) -> None:
+        """Args: ``begun`` is the folder that the run goes on from."""
+        self.first = FirstUpdates(folder, begun)
         self._unfamiliar: float | None = None
 
     def start(self, done: int) -> None:
@@ -164,10 +165,11 @@ def _best(quotes: tuple[Quote, ...]) -> str:
 
 
 class FirstUpdates:
-    """Forms and some responses of the first updates, kept in a file for a run that is resumed."""
+    """Forms and some responses of the first updates, kept in a file for a run that is resumed, here or elsewhere."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
+    def __init__(self, folder: RunFolder, begun: RunFolder | None = None) -> None:
+        """Args: ``begun`` is the folder that the run goes on from."""
+        self.folder, self.begun = folder, begun
         self._forms: dict[int, dict[str, int]] = {}  # how many responses had each form, by update
         self._quotes: dict[int, list[Quote]] = {}
 
@@ -178,8 +180,9 @@ class FirstUpdates:
 
     def begin(self, done: int) -> None:
         """Read what an earlier attempt kept of the updates that count."""
-        file = self.folder.alarms_first
-        if not file.is_file() or done == 0:
+        files = [one.alarms_first for one in (self.folder, self.begun) if one is not None and done > 0]
+        file = next((one for one in files if one.is_file()), None)
+        if file is None:
             return
         try:
             for update, one in parse_json(read_file(file)).items():
@@ -188,21 +191,26 @@ class FirstUpdates:
                     self._quotes[int(update)] = quotes_of(one["quotes"])
         except (ValueError, KeyError, TypeError, AttributeError):
             log.warning("%s is damaged; forms of responses are compared with those of the next updates", file)
+        if file != self.folder.alarms_first and self._forms:
+            self._keep()
 
     def unfamiliar(self, update: int, forms: list[str], quotes: list[Quote]) -> float | None:
         """Share of responses whose form hardly any of the first ones had; None in the first updates, which are kept."""
         if len(self._forms) < FIRST and update not in self._forms:
             self._forms[update], self._quotes[update] = dict(Counter(forms)), quotes
-            kept = {
-                str(at): {"forms": some, "quotes": [vars(one) for one in self._quotes[at]]}
-                for at, some in self._forms.items()
-            }
-            with writing(self.folder.alarms_first):
-                self.folder.alarms_first.parent.mkdir(exist_ok=True)
-            write_atomically(self.folder.alarms_first, json.dumps(kept).encode())
+            self._keep()
             return None
         known: Counter[str] = Counter()
         for some in self._forms.values():
             known.update(some)
         least = FAMILIAR * known.total()
         return sum(known[form] < least for form in forms) / len(forms) if forms else None
+
+    def _keep(self) -> None:
+        kept = {
+            str(at): {"forms": some, "quotes": [vars(one) for one in self._quotes[at]]}
+            for at, some in self._forms.items()
+        }
+        with writing(self.folder.alarms_first):
+            self.folder.alarms_first.parent.mkdir(exist_ok=True)
+        write_atomically(self.folder.alarms_first, json.dumps(kept).encode())

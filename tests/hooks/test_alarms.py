@@ -17,6 +17,7 @@ from burnish.hooks.metrics import MetricsLog
 from burnish.hooks.narrowing import Narrowing
 from burnish.types.said import Quote
 from burnish.utils.errors import ConfigError
+from burnish.utils.reading import read_file
 
 MEANS = [0.1, 0.1, 0.1, 0.5, 0.6, 0.7, 0.7, 0.1, 0.1, 0.1]
 
@@ -110,6 +111,10 @@ def test_forms_that_the_first_responses_had_are_familiar(tmp_path):
     again.begin(2)
     assert again.unfamiliar(3, ["words", "<answer>", "nothing", "nothing"], []) == 0.5
     assert again.quotes == [Quote("Which?", "8", 1.0)]
+    elsewhere = RunFolder(tmp_path / "branch")
+    elsewhere.path.mkdir()
+    FirstUpdates(elsewhere, folder).begin(2)
+    assert read_file(elsewhere.alarms_first) == read_file(folder.alarms_first)
     early = FirstUpdates(RunFolder(tmp_path))
     early.begin(1)  # the second update is done again
     assert early.unfamiliar(2, ["words"] * 4, []) is None

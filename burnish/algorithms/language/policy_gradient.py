@@ -213,9 +213,7 @@ class TokenPolicyGradient(PolicyGradient):
 
         if self.high_entropy_fraction == 1:
             return trained.float(), {}
-        selected = high_entropy_mask(
-            annotated.entropy, trained, self.high_entropy_fraction, per=self.high_entropy_per
-        )
+        selected = high_entropy_mask(annotated.entropy, trained, self.high_entropy_fraction, per=self.high_entropy_per)
         weight = selected.float()
         if self.high_entropy_count == "selected":
             counted, chosen = trained.sum(1, keepdim=True), selected.sum(1, keepdim=True)

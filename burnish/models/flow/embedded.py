@@ -83,7 +83,8 @@ class EmbeddedPipeline(LoadedPipeline):
         Raises:
             UserError: it is of another family, the text is too long for T5, or it has no guidance embedding.
         """
-        _, network = index.get("transformer") or (None, None)
+        listed = index.get("transformer")
+        network = listed[1] if isinstance(listed, list) and len(listed) == 2 else None
         if cls.transformer_class and network not in (None, cls.transformer_class):
             raise UserError(
                 f"model.family is {cls.name}, which calls a {cls.transformer_class}, but model.path is a "
