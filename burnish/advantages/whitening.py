@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from burnish.losses.policy import masked
 
+Spread = Literal["unbiased", "biased", "none"]
+
+EPS = 1e-8  # added to a spread that is divided by
 SAME = 1e-6  # a spread this small against the values themselves is rounding, not a difference to magnify
 
 
@@ -49,39 +53,25 @@ def moments(values: Tensor, mask: Tensor) -> Moments:
     return Moments(float(len(kept)), float(kept.mean()), float((kept - kept.mean()).square().sum()))
 
 
-def whiten(
-    values: Tensor,
-    mask: Tensor,
-    *,
-    scale: bool = True,
-    unbiased: bool = False,
-    eps: float = 1e-8,
-    given: Moments | None = None,
-) -> Tensor:
-    """Masked values minus their mean, over their standard deviation + eps.
+def whitened(values: Tensor, mask: Tensor, std: Spread) -> Tensor:
+    """Masked values minus their mean, over their standard deviation.
 
     Values that are all equal become exactly 0.
 
     Args:
         values: [B, T].
         mask: [B, T] bool; masked values are in no statistic, and come out 0.
-        scale: divide by the spread; else only centre.
-        unbiased: whether the spread divides by n - 1.
-        eps: added to the spread.
-        given: moments to use in place of those of these values: merged over ranks, or of a whole batch of which
-            this is a part.
+        std: divides by n - 1 (``unbiased``) or by n (``biased``); with ``none`` only the mean is taken off.
 
     Returns:
         [B, T].
     """
-    known = moments(values, mask) if given is None else given
-    centred = masked(values, mask).double() - known.mean
-    spread = known.std(unbiased=unbiased)
-    if scale and not spread:
-        return torch.zeros_like(masked(values, mask))
-    if scale:
-        centred = centred / (spread + eps)
-    return masked(centred.to(masked(values, mask).dtype), mask)
+    known, clean = moments(values, mask), masked(values, mask)
+    centred = clean.double() - known.mean
+    spread = known.std(unbiased=std != "biased")
+    if std != "none":
+        centred = centred / (spread + EPS) if spread else torch.zeros_like(centred)
+    return masked(centred.to(clean.dtype), mask)
 
 
 class RunningMoments:
@@ -96,11 +86,11 @@ class RunningMoments:
         self.known = self.known.merge(batch)
         return batch
 
-    def normalise(self, values: Tensor, *, eps: float = 1e-8) -> Tensor:
+    def normalise(self, values: Tensor) -> Tensor:
         """Minus the running mean, over the running spread; while all rewards so far were equal, only centred."""
         spread = self.known.std(unbiased=True)
         centred = values.double() - self.known.mean
-        return (centred / (spread + eps) if spread else centred).float()
+        return (centred / (spread + EPS) if spread else centred).float()
 
     def state_dict(self) -> dict[str, float]:
         return {"count": self.known.count, "mean": self.known.mean, "squares": self.known.squares}

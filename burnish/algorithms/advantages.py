@@ -8,7 +8,24 @@ from pydantic import Field, model_validator
 
 from burnish.algorithms.parts import AdvantagePart
 from burnish.options import Finite, Fraction, Positive
-from burnish.registry import register
+from burnish.registry import options, register
+
+
+@options
+class Whitened(AdvantagePart):
+    """Base of advantages that are brought to mean 0 over all actions of an update."""
+
+    whiten: bool = True
+    """Bring the advantages of an update to mean 0 and std 1, over all actions."""
+    whiten_std: Literal["unbiased", "biased", "none"] = "unbiased"
+    """Whiten by the std over n - 1; by that over n, as LightRFT does across its buffer; or by none, which only takes
+    the mean off (its no_advantage_std_norm)."""
+
+    @model_validator(mode="after")
+    def _whitening_is_read(self) -> Self:
+        if not self.whiten and self.whiten_std != "unbiased":
+            raise ValueError("whiten_std is never read when whiten is false; leave one of them out")
+        return self
 
 
 @register("advantage", "group")
@@ -91,13 +108,11 @@ class LeaveOneOut(AdvantagePart):
 
 
 @register("advantage", "whitened_group")
-class WhitenedGroup(AdvantagePart):
+class WhitenedGroup(Whitened):
     """REINFORCE++ baseline: reward minus the mean of the group, whitened over the batch."""
 
     function = "burnish.advantages.rules:whitened_group"
     groups = True
-    whiten: bool = True
-    """Bring the advantages of an update to mean 0 and std 1, over all actions."""
 
 
 @register("advantage", "cpgd")
@@ -154,7 +169,7 @@ class GreedyBaseline(AdvantagePart):
 
 
 @register("advantage", "returns")
-class Returns(AdvantagePart):
+class Returns(Whitened):
     """REINFORCE: the sum of the rewards from each action on."""
 
     function = "burnish.advantages.rules:discounted"
@@ -168,7 +183,7 @@ class Returns(AdvantagePart):
 
 
 @register("advantage", "gae")
-class GAE(AdvantagePart):
+class GAE(Whitened):
     """PPO: generalised advantage estimation with a value network."""
 
     function = "burnish.advantages.rules:generalised"
@@ -177,8 +192,6 @@ class GAE(AdvantagePart):
     """Discount of rewards per token."""
     lam: Fraction = 0.95
     """GAE: 1 takes rewards as they came, 0 the value network's word for all but the next one."""
-    whiten: bool = True
-    """Bring the advantages of an update to mean 0 and std 1, over all tokens."""
     turn_rewards: bool = False
     """Each reward of the environment counts from its own turn back, not from the end of the dialogue; what else was
     earned stands at the end as ever."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from burnish.types.batch import Batch, shared
+from burnish.types.batch import Batch
 from burnish.types.completion import Completion, ResponseRows
 from burnish.types.rollout import OfflineJudgements, OfflineResponses, ScoredResponses
 
@@ -19,7 +19,7 @@ class AnnotatedResponses:
 
     collected: ScoredResponses | OfflineResponses
     reference: Tensor  # [N] log-prob of each response under the reference; 0 where nobody reads it
-    drift: Tensor  # [K] log-ratios of policy and reference at mismatched responses; [0] where nobody reads them
+    drift: Tensor  # [K] log-ratios of policy and reference at those that KTO measures from; [0] where nobody reads them
     point: float = 0.0  # what implicit rewards are measured from, where it is known before the update
 
 
@@ -30,7 +30,7 @@ class ResponseBatch(Batch):
     answers: ResponseRows  # [B] rows
     reference: Tensor  # [B, M] log-probs under the reference; 0 without one
     good: Tensor  # [B] bool: false where the response is to be avoided
-    point: float = shared()  # what implicit rewards are measured from: KTO's KL to the reference, MPO's mean
+    point: Tensor  # [B] what implicit rewards are measured from: KTO's KL to the reference, MPO's mean
 
     def costs(self) -> list[int]:
         return self.answers.costs()

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from burnish.losses.policy import masked
+from burnish.losses.preference import preference_loss
 
 Values = dict[str, Tensor]
 
@@ -34,9 +35,7 @@ def dpo(
     if not 0 <= label_smoothing < 0.5:
         raise ValueError(f"label_smoothing is {label_smoothing}; from 0.5 on pairs say nothing, so it must be below")
     won, lost = _log_ratio(chosen, reference_chosen), _log_ratio(rejected, reference_rejected)
-    margin = beta * (won - lost)
-    loss = -(1 - label_smoothing) * logsigmoid(margin) - label_smoothing * logsigmoid(-margin)
-    return loss, _values(beta, won, lost)
+    return preference_loss(won - lost, beta=beta, label_smoothing=label_smoothing), _values(beta, won, lost)
 
 
 def ipo(
@@ -55,7 +54,7 @@ def ipo(
     if beta <= 0:
         raise ValueError(f"beta is {beta}; IPO's target is 1 / (2 beta), so it must be above 0")
     won, lost = _log_ratio(chosen, reference_chosen), _log_ratio(rejected, reference_rejected)
-    return (won - lost - 1 / (2 * beta)).square(), _values(beta, won, lost)
+    return preference_loss(won - lost, beta=beta, kind="ipo"), _values(beta, won, lost)
 
 
 def simpo(chosen: Tensor, rejected: Tensor, *, beta: float, margin: float) -> tuple[Tensor, Values]:
@@ -77,7 +76,13 @@ def simpo(chosen: Tensor, rejected: Tensor, *, beta: float, margin: float) -> tu
 
 
 def bco(
-    chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, *, beta: float, shift: float
+    chosen: Tensor,
+    rejected: Tensor,
+    reference_chosen: Tensor,
+    reference_rejected: Tensor,
+    *,
+    beta: float,
+    shift: Tensor,
 ) -> Tensor:
     """BCO on pairs: each response is told to be good or bad by itself (Jung et al. 2024, arXiv:2404.04656): [P].
 
@@ -86,7 +91,7 @@ def bco(
     Args:
         chosen, rejected, reference_chosen, reference_rejected: [P] summed log-probs of the responses.
         beta: scale of the reward.
-        shift: mean of the rewards so far.
+        shift: [P] or [], mean of the rewards so far.
     """
     won, lost = beta * _log_ratio(chosen, reference_chosen), beta * _log_ratio(rejected, reference_rejected)
     return -logsigmoid(won - shift) - logsigmoid(shift - lost)
@@ -107,7 +112,7 @@ def kto(
     Args:
         logprob, reference: [N] summed log-probs of the responses.
         desirable: [N] bool.
-        kl: [N] or [], the reference point, from ``kto_reference_point``; no gradient goes through it.
+        kl: [N] reference points, from ``kto_reference_point``; no gradient goes through them.
         beta: how fast value saturates.
         desirable_weight, undesirable_weight: of the two kinds of samples.
 
@@ -126,19 +131,16 @@ def kto(
     }
 
 
-def kto_reference_point(logprob: Tensor, reference: Tensor) -> Tensor:
-    """KTO's estimate of the KL from the reference: mean log-ratio of the whole batch, at least 0, no gradient.
-
-    Unpaired KTO takes it over mismatched prompts and responses; on pairs ("vanilla") the rejected responses serve
-    the chosen ones and the other way round.
+def kto_reference_point(log_ratio: Tensor) -> Tensor:
+    """KTO's estimate of the KL from the reference: mean log-ratio, at least 0, no gradient; 0 of no responses.
 
     Args:
-        logprob, reference: [N] summed log-probs of the responses.
+        log_ratio: [N] log-probs of responses under the policy minus those under the reference.
 
     Returns:
         [].
     """
-    return _log_ratio(logprob, reference).detach().mean().clamp_min(0)
+    return log_ratio.detach().mean().clamp_min(0) if len(log_ratio) else torch.zeros(())
 
 
 def sft(logprob: Tensor, mask: Tensor) -> Tensor:

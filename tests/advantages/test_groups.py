@@ -12,7 +12,7 @@ from burnish.advantages.groups import (
 )
 from burnish.advantages.rewards import Rewards
 from burnish.algorithms.base import advantages_of
-from burnish.algorithms.flow.lagged import DECAYS
+from burnish.algorithms.flow.lagged import DECAYS, Lag
 from burnish.registry import lookup
 from burnish.types.rollout import Scores
 from tests.conformance import Case, case, cases
@@ -135,10 +135,10 @@ def test_optimality_rises_with_the_advantage_and_is_a_probability(mode):
 @pytest.mark.parametrize("name", ["copy", "linear_to_0_5", "delayed_linear_to_0_999"])
 def test_decay_of_the_old_policy(name):
     c = case("credit", "nft/old_policy_decay")
-    c.close([DECAYS[name](step) for step in c.inputs["steps"]], c.expected[name])
+    c.close([Lag(decay=name).weight(step) for step in c.inputs["steps"]], c.expected[name])
     c = case("credit", "schedule/nft_old_policy_decay")
     kind = list(DECAYS).index(name)
-    c.close([DECAYS[name](step) for step in c.inputs["steps"]], c.expected[f"type{kind}"])
+    c.close([Lag(decay=name).weight(step) for step in c.inputs["steps"]], c.expected[f"type{kind}"])
 
 
 def batch(seed: int, size: int = 40) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -1,11 +1,11 @@
-"""Whitening over chosen tokens, parts that know the whole, and statistics of a whole run."""
+"""Whitening over chosen tokens, and statistics of a whole run."""
 
 import math
 
 import pytest
 import torch
 
-from burnish.advantages.whitening import Moments, RunningMoments, moments, whiten
+from burnish.advantages.whitening import Moments, RunningMoments, moments, whitened
 from tests.support.token_losses import mask_of, spoil
 
 
@@ -13,41 +13,32 @@ def present(values) -> torch.Tensor:
     return torch.ones(len(values), dtype=torch.bool)
 
 
-@pytest.mark.parametrize("unbiased", [False, True])
+@pytest.mark.parametrize("std", ["biased", "unbiased"])
 @pytest.mark.parametrize("rubbish", [0.0, math.nan, math.inf, 1e30])
-def test_chosen_tokens_have_mean_0_and_spread_1(rubbish, unbiased):
+def test_chosen_tokens_have_mean_0_and_spread_1(rubbish, std):
     torch.manual_seed(0)
     mask = mask_of()
-    white = whiten(spoil(torch.randn(mask.shape) * 3 + 7, mask, rubbish), mask, unbiased=unbiased)
+    white = whitened(spoil(torch.randn(mask.shape) * 3 + 7, mask, rubbish), mask, std)
     assert white[mask].mean().abs() < 1e-6
-    torch.testing.assert_close(white[mask].std(correction=int(unbiased)).item(), 1.0, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(white[mask].std(correction=int(std == "unbiased")).item(), 1.0, rtol=1e-6, atol=1e-6)
     assert not white[~mask].any()
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, -1e6, 1 / 3])
 @pytest.mark.parametrize("mask", [mask_of(), mask_of([1, 0, 0, 0]), mask_of([0, 0, 0, 0])])
-@pytest.mark.parametrize("unbiased", [False, True])
-def test_equal_values_are_nothing(value, mask, unbiased):
+@pytest.mark.parametrize("std", ["biased", "unbiased"])
+def test_equal_values_are_nothing(value, mask, std):
     values = torch.full(mask.shape, value)
-    assert not whiten(values, mask, unbiased=unbiased).any()
-    assert whiten(values, mask, scale=False).abs().max() <= 1e-6 * abs(value)
+    assert not whitened(values, mask, std).any()
+    assert whitened(values, mask, "none").abs().max() <= 1e-6 * abs(value)
 
 
 def test_whitening_does_not_care_for_offset_and_scale():
     torch.manual_seed(0)
     mask, values = mask_of(), torch.randn(4, 5, dtype=torch.float64)
-    torch.testing.assert_close(whiten(values * 5 - 3, mask), whiten(values, mask), rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("rows", [1, 2, 3])
-def test_parts_that_know_the_whole_give_the_whole(rows):
-    torch.manual_seed(0)
-    mask, values = mask_of(), torch.randn(4, 5) + 100
-    everything = Moments()
-    for part, chosen in zip(values.split(rows), mask.split(rows), strict=True):
-        everything = everything.merge(moments(part, chosen))
-    parts = [whiten(p, m, given=everything) for p, m in zip(values.split(rows), mask.split(rows), strict=True)]
-    torch.testing.assert_close(torch.cat(parts), whiten(values, mask))
+    torch.testing.assert_close(
+        whitened(values * 5 - 3, mask, "biased"), whitened(values, mask, "biased"), rtol=1e-6, atol=1e-6
+    )
 
 
 def test_moments_far_from_zero_are_exact():

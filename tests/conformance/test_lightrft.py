@@ -4,7 +4,9 @@ What is wrong there is tested for the value that is required instead; ``lightrft
 part of Burnish answers, or that ours must differ from.
 """
 
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,18 +14,19 @@ import torch
 
 from burnish.advantages.rewards import Rewards
 from burnish.advantages.shaping import clip_values
-from burnish.advantages.whitening import RunningMoments, moments, whiten
+from burnish.advantages.whitening import RunningMoments
 from burnish.algorithms.base import advantages_of
 from burnish.algorithms.kl import TokenKl
 from burnish.algorithms.language.shaping import shape
 from burnish.language.head import chosen_scores
-from burnish.losses.entropy import entropy, high_entropy_mask
-from burnish.losses.kl import AdaptiveKl
+from burnish.losses.entropy import entropy
 from burnish.losses.policy import masked, sequence_mean, terms
-from burnish.losses.responses import dpo, ipo, kto, kto_reference_point, sft
+from burnish.losses.responses import sft
 from burnish.losses.value import value_loss
 from burnish.registry import lookup
 from burnish.rollout.filter import varied
+from burnish.types.completion import ResponseRows
+from burnish.types.rollout import OfflineResponses
 from tests.conformance import Case
 from tests.conformance.lightrft import every
 from tests.support.language_tables import annotated, judged
@@ -97,36 +100,48 @@ def scores(logits, ids):
 
 
 PAIR = ("policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected")
+PAIR_OF = ("policy", "ref")
 
 
 @every("dpo")
 def test_dpo_and_ipo(c):
-    pairs = [c.inputs[name] for name in PAIR]
-    if c.inputs["ipo"]:
-        loss, values = ipo(*pairs, beta=c.inputs["beta"])
-    else:
-        loss, values = dpo(*pairs, beta=c.inputs["beta"], label_smoothing=c.inputs["label_smoothing"])
+    pairs, made = [c.inputs[name] for name in PAIR], algorithm("ipo", beta=c.inputs["beta"], average_log_prob=False)
+    if not c.inputs["ipo"]:
+        made = algorithm("dpo", beta=c.inputs["beta"], label_smoothing=c.inputs["label_smoothing"])
+    loss, values = made.preferred(*pairs, torch.zeros(len(pairs[0])))
     c.close(loss.mean(), c.expected["loss"])
     c.close(values["rewards/chosen"], c.expected["chosen_rewards"])
     c.close(values["rewards/rejected"], c.expected["rejected_rewards"])
 
 
+def one_token_each(good: torch.Tensor) -> OfflineResponses:
+    """Responses of one token, good and bad ones."""
+    trace = judged(torch.zeros(len(good)), torch.ones(len(good), 1, dtype=torch.bool)).trace
+    trace = replace(trace, ids=torch.arange(len(good))[:, None])
+    return OfflineResponses(answers=ResponseRows(trace=trace, members=1), good=good, update=1, version=0, seed=0)
+
+
 @every("kto")
 def test_kto_on_pairs(c):
-    chosen, rejected, reference_chosen, reference_rejected = [c.inputs[name] for name in PAIR]
-    count = len(chosen)
-    desirable = torch.arange(2 * count) < count
-    points = [kto_reference_point(rejected, reference_rejected), kto_reference_point(chosen, reference_chosen)]
-    loss, values = kto(
-        torch.cat([chosen, rejected]),
-        torch.cat([reference_chosen, reference_rejected]),
-        desirable,
-        torch.where(desirable, *points),
-        beta=c.inputs["beta"],
+    """Chosen and rejected responses are measured from each other, as with ``reference_point=opposite``."""
+    logprob, reference = [torch.cat([c.inputs[f"{who}_chosen"], c.inputs[f"{who}_rejected"]]) for who in PAIR_OF]
+    good = torch.arange(len(logprob)) < len(c.inputs["policy_chosen"])
+    rows = one_token_each(good)
+    made = algorithm("kto", online=False, beta=c.inputs["beta"], reference_point="opposite")
+    says = [lambda trace, said=said: SimpleNamespace(logprob=said[trace.ids]) for said in (logprob, reference)]
+    roles: Any = SimpleNamespace(
+        policy=says[0],
+        reference=says[1],
+        micro_batch_size=len(logprob),
+        clock=lambda name: nullcontext(),
+        distribute=lambda run, parts: [run(part) for part in parts],
     )
-    c.close(loss.mean(), c.expected["loss"])
-    c.close(values["rewards/chosen"][:count], c.expected["chosen_rewards"])
-    c.close(values["rewards/rejected"][count:], c.expected["rejected_rewards"])
+    batch, _ = made.credit(made.annotate(rows, roles))
+    loss = made.loss(batch, roles)
+    c.close(loss.total / len(batch), c.expected["loss"])
+    for name in ("chosen", "rejected"):
+        total, count = loss.metrics[f"rewards/{name}"]
+        c.close(total / count, c.expected[f"{name}_rewards"].mean())
 
 
 @every("masked_mean")
@@ -157,7 +172,9 @@ def test_kl_estimates(c):
 
 @every("adaptive_kl")
 def test_adaptive_kl(c):
-    control = AdaptiveKl(c.inputs["init_kl_coef"], target=c.inputs["target"], horizon=c.inputs["horizon"])
+    control = TokenKl(
+        controller="adaptive", coef=c.inputs["init_kl_coef"], target=c.inputs["target"], horizon=c.inputs["horizon"]
+    ).make_controller()
     trace = []
     for current, samples in c.inputs["updates"]:
         control.update(current, samples)
@@ -248,29 +265,27 @@ def test_cpgd_advantages(c):
     c.close(advantages_of(made, rewards).advantage, c.expected["advantages"])
 
 
-def joined(parts) -> torch.Tensor:
-    """Rows of several batches, one under the other, padded with NaN."""
-    rows = [row for part in parts for row in torch.atleast_2d(part.float())]
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=torch.nan)
-
-
 @every("cross_batch_norm", "buffer_normalize")
 def test_whitening_over_the_whole_batch(c):
-    """Given parts and the moments of all of them; what is masked is in no statistic, and stays 0."""
-    masks = [torch.atleast_2d(mask).bool() for mask in c.inputs["masks"]]
-    parts = [torch.atleast_2d(part) for part in c.inputs["advantages"]]
-    everything = moments(parts[0], masks[0])
-    for part, mask in zip(parts[1:], masks[1:], strict=True):
-        everything = everything.merge(moments(part, mask))
-    known = moments(joined(parts), joined(masks) == 1)
-    assert everything.mean == pytest.approx(known.mean)
-    assert everything.squares == pytest.approx(known.squares)
-    expected = c.expected.get("required", c.expected.get("advantages"))
-    for part, mask, wanted in zip(parts, masks, expected, strict=True):
-        whitened = c.inputs.get("estimator") != "group_norm"  # GRPO's are of spread 1 within each group already
-        got = whiten(part, mask, given=everything) if whitened else part
-        c.close(got[mask], torch.atleast_2d(wanted)[mask])
-        assert not whitened or not got[~mask].any()
+    """All parts of an update are one batch; what is masked is in no statistic, and stays 0."""
+    given, masks = [[torch.atleast_2d(one) for one in c.inputs[name]] for name in ("advantages", "masks")]
+    mask = rows_of(masks).bool()
+    sums = masked(rows_of(given), mask)
+    if c.inputs.get("estimator") == "group_norm":  # GRPO's are of spread 1 within each group already
+        assert "whiten" not in vars(algorithm("grpo"))
+        return
+    made = algorithm("reinforce", whiten_std="none" if c.inputs.get("no_advantage_std_norm") else "biased")
+    earned = sums - torch.nn.functional.pad(sums, (0, 1))[:, 1:]  # from each token on the case's advantages
+    known = shape(made, annotated(made, judged(torch.zeros(len(mask)), mask)))[0]
+    found = advantages_of(made, replace(known, actions=masked(earned, mask))).advantage
+    expected = rows_of([torch.atleast_2d(one) for one in c.expected.get("required", c.expected.get("advantages"))])
+    c.close(found[mask], expected[mask])
+    assert not found[~mask].any()
+
+
+def rows_of(parts) -> torch.Tensor:
+    """Rows of several batches, one under the other, padded with 0."""
+    return torch.nn.utils.rnn.pad_sequence([row for part in parts for row in part.float()], batch_first=True)
 
 
 @every("running_moments")
@@ -340,10 +355,13 @@ def test_reward_clip_kl_and_gae_together(c):
 @every("high_entropy_mask")
 def test_high_entropy_mask(c):
     """LightRFT takes a threshold per sequence. Padding is never selected, and tokens that tie are treated alike."""
-    mask = c.inputs["action_mask"].bool()
-    chosen = high_entropy_mask(c.inputs["entropy"], mask, c.inputs["ratio"], per="sequence")
+    mask, fraction = c.inputs["action_mask"].bool(), c.inputs["ratio"]
+    # 0 selects all there; ours is refused, and 1 is what is meant
+    options = {"high_entropy_fraction": fraction, "high_entropy_per": "sequence"} if fraction else {}
+    made = algorithm("grpo", **options)
+    scored = judged(torch.zeros(len(mask)), mask)
+    weight, _ = made._selected(replace(annotated(made, scored), entropy=c.inputs["entropy"]), mask, mask.float())
     if "reference_mask" in c.expected:
-        assert not (chosen & ~mask).any()
-        assert chosen.equal(mask)
+        assert weight.bool().equal(mask)
     else:
-        c.close(chosen.float(), c.expected["mask"])
+        c.close(weight, c.expected["mask"].float())

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from burnish.algorithms.correction import RolloutCorrection
 from burnish.losses.correction import importance_weights, rejection_mask
 from burnish.losses.correction_metrics import (
     correction_metrics,
@@ -38,26 +39,31 @@ def same(c: Case, got: dict[str, float], expected: dict[str, float]) -> None:
         c.close(got[f"rollout_corr/{name.removeprefix('rollout_corr/')}"], value)
 
 
+def rejecting(rule: str, threshold: float | str) -> dict:
+    found = bounds(threshold)
+    return {"reject": rule, "reject_above": found["upper"], "reject_below": found.get("lower")}
+
+
 @pytest.mark.parametrize("c", cases("correction", "rollout_corr/is/"), ids=lambda c: c.id)
 def test_importance_weights(c):
     ours, theirs = c.inputs["old_log_prob"], c.inputs["rollout_log_prob"]
-    options = {
-        "level": LEVELS[c.inputs["rollout_is"]],
-        "batch_normalise": c.inputs["batch_normalize"],
+    made = RolloutCorrection(
+        weights=LEVELS[c.inputs["rollout_is"]],
+        batch_normalise=c.inputs["batch_normalize"],
         **bounds(c.inputs["threshold"]),
-    }
-    c.close(importance_weights(ours - theirs, everything(ours), **options), c.expected["weights"])
-    spread = weight_metrics(ours - theirs, everything(ours), **options)
-    same(c, spread | correction_metrics(ours, theirs, everything(ours)), c.expected["metrics"])
+    )
+    weights, _, found = made.apply(ours, theirs, everything(ours))
+    c.close(weights, c.expected["weights"])
+    same(c, found, c.expected["metrics"])
 
 
 @pytest.mark.parametrize("c", cases("correction", "rollout_corr/rs/"), ids=lambda c: c.id)
 def test_rejection(c):
     log_ratio = c.inputs["log_ratio(old-rollout)"]
-    mask, options = everything(log_ratio), {"rule": c.inputs["mode"], **bounds(c.inputs["threshold"])}
-    kept = rejection_mask(log_ratio, mask, **options)
+    made = RolloutCorrection(weights="none", **rejecting(c.inputs["mode"], c.inputs["threshold"]))
+    weights, kept, found = made.apply(log_ratio, torch.zeros_like(log_ratio), everything(log_ratio))
+    assert (weights == 1).all()
     c.close(kept, c.expected["keep_mask"])
-    found = rejection_metrics(log_ratio, mask, **options) | rejected_fractions(kept, mask)
     same(c, found, c.expected["metrics"])
 
 
@@ -65,24 +71,20 @@ def test_weights_and_rejection_together():
     c = case("correction", "rollout_corr/decoupled_folded")
     given = c.inputs
     ours, theirs = given["old_log_prob"], given["rollout_log_prob"]
-    mask, log_ratio = everything(ours), ours - theirs
-    weighing = {"level": LEVELS[given["rollout_is"]], **bounds(given["rollout_is_threshold"])}
-    rejecting = {"rule": given["rollout_rs"], **bounds(given["rollout_rs_threshold"])}
-    kept = rejection_mask(log_ratio, mask, **rejecting)
-    c.close(importance_weights(log_ratio, mask, **weighing) * kept, c.expected["rollout_is_weights"])
-    found = correction_metrics(ours, theirs, mask) | weight_metrics(log_ratio, mask, **weighing)
-    found |= rejection_metrics(log_ratio, mask, **rejecting) | rejected_fractions(kept, mask)
+    made = RolloutCorrection(
+        weights=LEVELS[given["rollout_is"]], **bounds(given["rollout_is_threshold"]),
+        **rejecting(given["rollout_rs"], given["rollout_rs_threshold"]),
+    )  # fmt: skip
+    weights, kept, found = made.apply(ours, theirs, everything(ours))
+    c.close(weights * kept, c.expected["rollout_is_weights"])
     same(c, found, c.expected["metrics"])
 
 
 def test_metrics_of_a_rejected_step():
     c = case("correction", "total_loss/flow_grpo_bypass_rs")
     ours, theirs = c.inputs["log_prob"][:, None], c.inputs["old_log_prob(=rollout)"][:, None]
-    mask, log_ratio = everything(ours), ours - theirs
-    rejecting = {"rule": c.inputs["rollout_rs"], **bounds(c.inputs["threshold"])}
-    kept = rejection_mask(log_ratio, mask, **rejecting)
-    found = correction_metrics(ours, theirs, mask) | weight_metrics(log_ratio, mask, level="sample", upper=2.0)
-    found |= rejection_metrics(log_ratio, mask, **rejecting) | rejected_fractions(kept, mask)
+    made = RolloutCorrection(weights="sample", **rejecting(c.inputs["rollout_rs"], c.inputs["threshold"]))
+    _, _, found = made.apply(ours, theirs, everything(ours))
     same(c, found, {name: v for name, v in c.expected["metrics"].items() if name.startswith("rollout_corr/")})
 
 

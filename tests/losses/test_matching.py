@@ -7,6 +7,7 @@ from burnish.advantages.groups import optimality
 from burnish.flow.times import diffuse
 from burnish.losses.matching import advantage_weighted_matching, awm_logprob, matching_error, negative_aware
 from tests.conformance import cases
+from tests.support.published_terms import by_name, forward_terms, roles_that_say
 
 WEIGHTINGS = {"Uniform": "uniform", "t": "t", "t**2": "t2", "huber": "huber", "ghuber": "ghuber"}
 
@@ -15,41 +16,36 @@ WEIGHTINGS = {"Uniform": "uniform", "t": "t", "t**2": "t2", "huber": "huber", "g
 def test_negative_aware_of_verl_omni(c):
     given, expected = c.inputs, c.expected
     velocity = given["forward_prediction"].clone().requires_grad_()
-    loss, positive, negative = negative_aware(
-        velocity,
-        given["old_prediction"],
-        given["x0"],
-        given["xt"],
-        given["t"].flatten(),
-        given["reward_prob"],
-        beta=given["mix_beta"],
-        floor=given["adaptive_weight_min"],
+    part = forward_terms(
+        velocity, clean=given["x0"], noisy=given["xt"], time=given["t"].flatten(), value=given["reward_prob"]
     )
-    distance = (velocity - given["ref_forward_prediction"]).square().flatten(1).mean(1)
-    total = (loss * given["adv_clip_max"] + given["ref_kl_coef"] * distance).mean()
+    roles = roles_that_say(velocity, given["ref_forward_prediction"], given["old_prediction"])
+    total, values = by_name(
+        "diffusion_nft", part, roles, beta=given["mix_beta"], adaptive_min=given["adaptive_weight_min"],
+        advantage_clip=given["adv_clip_max"], kl_coef=given["ref_kl_coef"],
+    )  # fmt: skip
     c.close(total, expected["loss"])
     c.close(torch.autograd.grad(total, velocity)[0], expected["grad_forward_prediction"])
-    c.close(positive.mean(), expected["metrics"]["actor/positive_loss"])
-    c.close(negative.mean(), expected["metrics"]["actor/negative_loss"])
-    c.close(distance.mean(), expected["metrics"]["actor/ref_kl_loss"])
+    for name in values.keys() & expected["metrics"].keys():
+        c.close(values[name], expected["metrics"][name])
+    assert values.keys() >= {"actor/positive_loss", "actor/negative_loss"}
 
 
 @pytest.mark.parametrize("c", cases("losses", "loss/nft_official"), ids=lambda c: c.id)
 def test_negative_aware_of_the_authors(c):
     given = {name: torch.tensor(v) if isinstance(v, list) else v for name, v in c.inputs.items()}
-    time = given["t"]
-    t = time.view(-1, 1, 1, 1)
-    noisy = (1 - t) * given["x0"] + t * given["noise"]
     good = optimality(given["advantages"], given["adv_clip_max"], "continuous")
-    velocity = given["v_new"].clone().requires_grad_()
-    loss, positive, negative = negative_aware(
-        velocity, given["v_old"], given["x0"], noisy, time, good, beta=given["nft_beta"]
-    )
-    distance = (velocity - given["v_ref"]).square().flatten(1).mean(1)
-    total = (loss * given["adv_clip_max"] + given["kl_beta"] * distance).mean()
     c.close(good, c.expected["r"])
-    c.close(positive, c.expected["positive_loss"])
-    c.close(negative, c.expected["negative_loss"])
+    velocity = given["v_new"].clone().requires_grad_()
+    part = forward_terms(
+        velocity, clean=given["x0"], noisy=diffuse(given["x0"], given["noise"], given["t"]), time=given["t"], value=good
+    )
+    total, values = by_name(
+        "diffusion_nft", part, roles_that_say(velocity, given["v_ref"], given["v_old"]),
+        beta=given["nft_beta"], advantage_clip=given["adv_clip_max"], kl_coef=given["kl_beta"],
+    )  # fmt: skip
+    c.close(values["actor/positive_loss"], torch.tensor(c.expected["positive_loss"]).mean())
+    c.close(values["actor/negative_loss"], torch.tensor(c.expected["negative_loss"]).mean())
     c.close(total, c.expected["loss"])
     c.close(torch.autograd.grad(total, velocity)[0], c.expected["grad_v_new"])
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from burnish.losses.correction import rejection_mask
+from burnish.algorithms.correction import RolloutCorrection
 from burnish.losses.kl import gaussian_kl
 from burnish.losses.policy import Surrogate, flow_clip, ppo_clip, terms, weights
 from burnish.registry import lookup
@@ -74,10 +74,11 @@ def test_a_rejected_step_leaves_the_denominator():
     given = dict(c.inputs)
     old, logprob = given["old_log_prob(=rollout)"], given["log_prob"]
     lower, upper = (float(bound) for bound in given["threshold"].split("_"))
-    mask, log_ratio = torch.ones(len(old), 1).bool(), (logprob - old)[:, None]
-    kept = rejection_mask(log_ratio, mask, rule=given["rollout_rs"], lower=lower, upper=upper)[:, 0]
-    advantage = given["advantages"].clamp(-5, 5)
-    found = flow_clip(logprob, old, advantage, all_of(old), clip=given["clip_ratio"])
+    rule = {"reject": given["rollout_rs"], "reject_above": upper, "reject_below": lower}
+    correction = RolloutCorrection(mode="bypass", weights="none", **rule)
+    _, kept, _ = correction.apply(logprob[:, None], old[:, None], torch.ones(len(old), 1).bool())
+    kept = kept[:, 0]
+    _, found = published(given | {"old_log_prob": old})
     c.close((found.loss * kept).mean(), c.expected["loss"])
     for name in found.metrics.keys() & c.expected["metrics"].keys():
         c.close(found.metrics[name].mean(), c.expected["metrics"][name])

@@ -1,11 +1,12 @@
 """Losses on comparisons: reference numbers, closed forms, and independence of what is compared elsewhere."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
 from burnish.losses.kl import squared_distance
-from burnish.losses.matching import matching_error
 from burnish.losses.preference import (
     centred_distillation,
     diffusion_dpo,
@@ -13,54 +14,65 @@ from burnish.losses.preference import (
     hold_clipped,
     preference_loss,
 )
+from burnish.registry import lookup
 from tests.conformance import case, cases
+from tests.support.published_terms import by_name, forward_terms, roles_that_say
+
+
+def interleaved(values: torch.Tensor) -> torch.Tensor:
+    """Winners, then losers, as rows of pairs."""
+    return torch.stack(values.chunk(2), 1).flatten(0, 1)
 
 
 @pytest.mark.parametrize("c", cases("losses", "loss/diffusion_dpo/"), ids=lambda c: c.id)
 def test_pairs_of_verl_omni(c):
     given, expected = c.inputs, c.expected
     velocity = given["model_noise_pred"].clone().requires_grad_()
-    error = matching_error(velocity, given["noise"] - given["latent"])
-    reference = matching_error(given["ref_noise_pred"], given["noise"] - given["latent"])
-    loss, values = diffusion_dpo(error[::2], error[1::2], reference[::2], reference[1::2], beta=given["dpo_beta"])
-    c.close(loss.mean(), expected["loss"])
-    c.close(torch.autograd.grad(loss.mean(), velocity)[0], expected["grad_model_noise_pred"])
-    for name, value in values.items():
-        c.close(value.mean(), expected["metrics"][name])
+    part, roles = forward_terms(given["noise"] - given["latent"]), roles_that_say(velocity, given["ref_noise_pred"])
+    loss, values = by_name("diffusion_dpo", part, roles, beta=given["dpo_beta"])
+    loss = 2 * loss  # a mean over pairs, not over rows
+    c.close(loss, expected["loss"])
+    c.close(torch.autograd.grad(loss, velocity)[0], expected["grad_model_noise_pred"])
+    shared = values.keys() & expected["metrics"].keys()
+    for name in shared:
+        c.close(values[name], expected["metrics"][name])
+    assert len(shared) == 5
 
 
 def test_pairs_of_flow_grpo():
     c = case("losses", "loss/dpo_flow_grpo")
     given = {name: torch.tensor(value) for name, value in c.inputs.items()}
-    velocity, pairs = given["v"].clone().requires_grad_(), len(given["v"]) // 2
-    error = matching_error(velocity, given["noise"] - given["latents"])
-    reference = matching_error(given["v_ref"], given["noise"] - given["latents"])
-    loss, values = diffusion_dpo(*error.split(pairs), *reference.split(pairs), beta=float(given["beta"]))
-    c.close(loss.mean(), c.expected["loss"])
-    c.close(values["rewards/margins"], c.expected["inside_term"])
-    c.close(torch.autograd.grad(loss.mean(), velocity)[0], c.expected["grad_v"])
+    velocity = given["v"].clone().requires_grad_()
+    target = given["noise"] - given["latents"]
+    part, roles = forward_terms(interleaved(target)), roles_that_say(interleaved(velocity), interleaved(given["v_ref"]))
+    loss, values = by_name("diffusion_dpo", part, roles, beta=float(given["beta"]))
+    c.close(2 * loss, c.expected["loss"])
+    c.close(values["rewards/margins"], torch.tensor(c.expected["inside_term"]).mean())
+    c.close(torch.autograd.grad(2 * loss, velocity)[0], c.expected["grad_v"])
 
 
 def test_pairs_of_the_authors():
     c = case("losses", "loss/dpo_salesforce")
     given = {name: torch.tensor(value) for name, value in c.inputs.items()}
-    error = squared_distance(given["pred"], given["target"]).chunk(2)
-    reference = squared_distance(given["ref_pred"], given["target"]).chunk(2)
-    loss, _ = diffusion_dpo(*error, *reference, beta=float(given["beta"]))
-    c.close(loss.mean(), c.expected["loss"])
+    part = forward_terms(interleaved(given["target"]))
+    roles = roles_that_say(interleaved(given["pred"]), interleaved(given["ref_pred"]))
+    loss, _ = by_name("diffusion_dpo", part, roles, beta=float(given["beta"]))
+    c.close(2 * loss, c.expected["loss"])
 
 
 @pytest.mark.parametrize("c", cases("losses", "omni_dpo/"), ids=lambda c: c.id)
 def test_preference_of_sequences(c):
-    given, beta = c.inputs, c.inputs["beta"]
-    chosen, rejected = (given[f"pi_{which}"] - given[f"ref_{which}"] for which in ("chosen", "rejected"))
-    kind = c.id.split("/")[1]
-    loss = preference_loss(chosen - rejected, beta=beta, label_smoothing=given["label_smoothing"], kind=kind)
+    given, kind = c.inputs, c.id.split("/")[1]
+    made = lookup("language algorithm", {"sigmoid": "dpo"}.get(kind, kind))(beta=given["beta"])
+    if kind == "sigmoid":
+        made = replace(made, label_smoothing=given["label_smoothing"])
+    sides = [given[f"{who}_{which}"] for who in ("pi", "ref") for which in ("chosen", "rejected")]
+    loss, values = made.preferred(*sides, torch.zeros(len(sides[0])))
     c.close(loss.mean(), c.expected["loss"])
-    c.close(beta * chosen.mean(), c.expected["metrics"]["chosen_rewards"])
-    c.close(beta * rejected.mean(), c.expected["metrics"]["rejected_rewards"])
-    c.close(beta * (chosen - rejected).mean(), c.expected["metrics"]["reward_margin"])
-    c.close((chosen > rejected).float().mean(), c.expected["metrics"]["reward_accuracy"])
+    names = {"chosen": "chosen_rewards", "rejected": "rejected_rewards", "margins": "reward_margin",
+             "accuracies": "reward_accuracy"}  # fmt: skip
+    for ours, theirs in names.items():
+        c.close(values[f"rewards/{ours}"].mean(), c.expected["metrics"][theirs])
 
 
 def test_without_a_difference_to_the_reference_a_pair_is_undecided():

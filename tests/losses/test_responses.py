@@ -65,13 +65,13 @@ def test_kto_weighs_two_kinds_of_samples():
 
 def test_the_reference_point_is_not_pushed_and_never_negative():
     logprob = PAIR[0].clone().requires_grad_()
-    point = kto_reference_point(logprob, PAIR[2])
+    point = kto_reference_point(logprob - PAIR[2])
     assert not point.requires_grad
     pushed = torch.tensor(0.3, requires_grad=True)
     loss, _ = kto(logprob, PAIR[2], torch.tensor([True, False, True]), pushed, beta=0.5)
     assert torch.autograd.grad(loss.sum(), pushed, allow_unused=True)[0] is None
-    torch.testing.assert_close(kto_reference_point(PAIR[0], PAIR[2]).item(), 1 / 3)
-    assert kto_reference_point(PAIR[2], PAIR[0]) == 0
+    torch.testing.assert_close(kto_reference_point(PAIR[0] - PAIR[2]).item(), 1 / 3)
+    assert kto_reference_point(PAIR[2] - PAIR[0]) == 0
 
 
 def test_supervised_tokens():
@@ -90,6 +90,6 @@ def test_simpo_is_the_likelihood_per_token_with_a_margin():
 
 def test_bco_judges_each_response_by_itself():
     chosen, rejected, reference = torch.tensor([-1.0]), torch.tensor([-4.0]), torch.tensor([-2.0])
-    loss = bco(chosen, rejected, reference, reference, beta=0.5, shift=0.1)
+    loss = bco(chosen, rejected, reference, reference, beta=0.5, shift=torch.tensor(0.1))
     expected = -torch.sigmoid(torch.tensor(0.5 - 0.1)).log() - torch.sigmoid(torch.tensor(-(-1.0 - 0.1))).log()
     torch.testing.assert_close(loss, expected[None])

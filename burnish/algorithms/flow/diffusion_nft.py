@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
+
+from pydantic import model_validator
 
 from burnish.algorithms.base import Metrics
 from burnish.algorithms.flow.base import Needs, Roles
@@ -29,8 +31,16 @@ class DiffusionNFT(WithOldPolicy):
     """Which part of the advantage counts."""
     adaptive_weighting: bool = True
     """Divide each squared error by its own mean absolute error, which evens out the noise levels."""
+    adaptive_min: Positive = 1e-5
+    """Smallest mean absolute error that is divided by (verl-omni's adaptive_weight_min)."""
     kl_coef: NonNegative = 1e-4
     """Weight of the squared distance to the reference's velocity; 0 needs no reference."""
+
+    @model_validator(mode="after")
+    def _adaptive_min_is_read(self) -> Self:
+        if not self.adaptive_weighting and self.adaptive_min != 1e-5:
+            raise ValueError("adaptive_min is never read when adaptive_weighting is false; leave it out")
+        return self
 
     def needs(self) -> Needs:
         return self.needs_of(reference=self.kl_coef > 0)
@@ -50,7 +60,7 @@ class DiffusionNFT(WithOldPolicy):
         velocity, old = self.velocities(part, roles)
         loss, positive, negative = negative_aware(
             velocity, old, part.clean, part.noisy, part.time, part.value,
-            beta=self.beta, share=part.share, adaptive=self.adaptive_weighting,
+            beta=self.beta, share=part.share, adaptive=self.adaptive_weighting, floor=self.adaptive_min,
         )  # fmt: skip
         loss = loss * self.advantage_clip
         values = {

@@ -30,7 +30,7 @@ class DPO(Paired):
     """Probability that chosen and rejected were mixed up (conservative DPO)."""
 
     def preferred(
-        self, chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, point: float
+        self, chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, point: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         from burnish.losses.responses import dpo
 
@@ -48,7 +48,7 @@ class IPO(Paired):
     """Count the mean log-prob of a response's tokens, as TRL does, instead of their sum, as the paper writes it."""
 
     def preferred(
-        self, chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, point: float
+        self, chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, point: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         from burnish.losses.responses import ipo
 
@@ -75,7 +75,7 @@ class SimPO(Paired):
         return self
 
     def preferred(
-        self, chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, point: float
+        self, chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, point: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         from burnish.losses.responses import simpo
 
@@ -131,7 +131,7 @@ class MPO(Paired):
         return replace(annotated, point=float(roles.memory["rewards"].known.mean))
 
     def preferred(
-        self, chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, point: float
+        self, chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, point: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         from burnish.losses.responses import bco, dpo
 

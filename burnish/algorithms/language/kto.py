@@ -34,9 +34,10 @@ class KTO(ReferenceAlgorithm):
     """Weight of good responses."""
     undesirable_weight: Positive = 1.0
     """Weight of bad responses; the two should make up for unequal numbers."""
-    reference_point: Literal["mismatched", "zero"] = "mismatched"
-    """What implicit rewards are measured from: the KL to the reference, estimated before each update at responses that
-    belong to other prompts of it; or nothing, which saves those forward passes."""
+    reference_point: Literal["mismatched", "opposite", "zero"] = "mismatched"
+    """What implicit rewards are measured from, estimated before each update: the KL to the reference at responses that
+    belong to other prompts; for good responses that at bad ones and the other way round, as LightRFT has it; or
+    nothing, which saves those forward passes."""
 
     @model_validator(mode="after")
     def _threshold_is_read(self) -> Self:
@@ -62,6 +63,8 @@ class KTO(ReferenceAlgorithm):
         reference, drift = torch.zeros(len(trace)), torch.zeros(0)
         with roles.clock("ref"):
             reference[rows] = self.response_logprobs(roles.reference, trace.select(rows), roles)
+        if self.reference_point == "opposite":
+            drift = self.response_logprobs(roles.policy, trace.select(rows), roles) - reference[rows]
         if self.reference_point == "mismatched":
             others = mismatched(trace.select(rows))
             drift = self.response_logprobs(roles.policy, others, roles) - self.response_logprobs(
@@ -88,10 +91,8 @@ class KTO(ReferenceAlgorithm):
         return rows, ahead[rows] > 0
 
     def credit(self, annotated: AnnotatedResponses) -> tuple[ResponseBatch, Metrics]:
-        import torch
 
         from burnish.batches.responses import ResponseBatch, trace_of
-        from burnish.losses.responses import kto_reference_point
         from burnish.types.completion import ResponseRows
         from burnish.types.rollout import ScoredResponses
 
@@ -100,14 +101,27 @@ class KTO(ReferenceAlgorithm):
         if isinstance(collected, ScoredResponses):
             judged = collected.scores.reward[~collected.scores.missing]
             metrics = range_metrics(score=judged, rewards=judged)
-        point = float(kto_reference_point(drift, torch.zeros_like(drift))) if len(drift) else 0.0
-        metrics |= {"train/judged": float(len(rows)), "actor/reference_point": point}
+        point = self._points(drift, good)
+        metrics |= {
+            "train/judged": float(len(rows)),
+            "actor/reference_point": float(point.mean()) if len(rows) else 0.0,
+        }
         if len(rows):
             metrics["train/desirable_ratio"] = float(good.float().mean())
         answers = ResponseRows(trace=trace_of(collected).select(rows), members=1)
         return ResponseBatch(
             answers=answers, reference=annotated.reference[rows, None], good=good, point=point
         ), metrics
+
+    def _points(self, drift: Tensor, good: Tensor) -> Tensor:
+        """What each of the judged responses [J] is measured from, by log-ratios of policy and reference."""
+        import torch
+
+        from burnish.losses.responses import kto_reference_point
+
+        if self.reference_point != "opposite":
+            return kto_reference_point(drift).expand(len(good))
+        return torch.where(good, kto_reference_point(drift[~good]), kto_reference_point(drift[good]))
 
     def loss(self, part: ResponseBatch, roles: LanguageRoles) -> Loss:
         import torch
@@ -120,7 +134,7 @@ class KTO(ReferenceAlgorithm):
         logprob = roles.policy(trace).logprob
         logprob = self.response_logprob(logprob, to_device(trace.mask, logprob.device))
         loss, values = kto(
-            logprob, part.reference[:, 0], part.good, logprob.new_full((), part.point),
+            logprob, part.reference[:, 0], part.good, part.point,
             beta=self.beta, desirable_weight=self.desirable_weight, undesirable_weight=self.undesirable_weight,
         )  # fmt: skip
         nothing = torch.nan

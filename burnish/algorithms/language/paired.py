@@ -48,11 +48,11 @@ class Paired(ReferenceAlgorithm):
         )  # fmt: skip
 
     def preferred(
-        self, chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, point: float
+        self, chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, point: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of each pair and what it reports, [P] each, from log-probs of responses.
 
-        ``point`` is what rewards are measured from, where ``annotate`` has found one.
+        ``point`` [P] is what rewards are measured from, where ``annotate`` has found one.
         """
         raise NotImplementedError
 
@@ -99,7 +99,8 @@ class Paired(ReferenceAlgorithm):
                 metrics["train/pair_margin"] = float((reward[chosen] - reward[rejected]).mean())
         metrics["train/pairs"] = float(len(answers))
         good = torch.ones(len(answers), dtype=torch.bool)
-        return ResponseBatch(answers=answers, reference=reference, good=good, point=annotated.point), metrics
+        point = torch.full((len(answers),), annotated.point)
+        return ResponseBatch(answers=answers, reference=reference, good=good, point=point), metrics
 
     def loss(self, part: ResponseBatch, roles: LanguageRoles) -> Loss:
         from burnish.losses.policy import sequence_mean

@@ -66,8 +66,8 @@ class SFT(ResponseAlgorithm):
             if len(rows):
                 metrics["train/imitated_reward"] = float(annotated.scores.reward[rows].mean())
         count = len(answers)
-        good = torch.ones(count, dtype=torch.bool)
-        return ResponseBatch(answers=answers, reference=torch.zeros(count, 1), good=good, point=0.0), metrics
+        nothing, good = torch.zeros(count), torch.ones(count, dtype=torch.bool)
+        return ResponseBatch(answers=answers, reference=nothing[:, None], good=good, point=nothing), metrics
 
     def _best(self, answered: ScoredResponses) -> Tensor:
         """Rows of the responses that are imitated."""

@@ -115,6 +115,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "weighting": ({}, "equal"),
     "weighting_clip": (FILTERED, 1.2),
     "whiten": ({}, False),
+    "whiten_std": ({}, "none"),
 }
 # what an algorithm refuses in place of ignoring it
 REFUSED = {
