@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from burnish.options import Count, NonNegative, Seconds
 from burnish.registry import Named, options
-from burnish.utils.pictures import as_rgb
+from burnish.utils.pictures import as_rgb, of_array
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,7 +67,7 @@ def _part(part: Any) -> Any:
     if isinstance(part, Image.Image):
         return as_rgb(part)
     try:
-        return as_rgb(Image.fromarray(part))
+        return of_array(part)
     except (AttributeError, TypeError, ValueError, OSError) as error:
         raise TypeError(
             f"an observation holds {type(part).__name__}, which is neither text nor a picture: {error}"

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from burnish.utils.pictures import as_rgb
+from burnish.utils.pictures import as_rgb, of_array
 from burnish.utils.supervisor import ChildDied, LoadFailed, Server
 from burnish.utils.user_code import load_object
 
@@ -124,4 +124,4 @@ def _is_picture(value: Any) -> bool:
 def _picture(value: Any) -> Image:
     from PIL import Image
 
-    return as_rgb(value if isinstance(value, Image.Image) else Image.fromarray(value))
+    return as_rgb(value) if isinstance(value, Image.Image) else of_array(value)

@@ -25,6 +25,21 @@ def open_picture(file: Any) -> Image:
     return opened
 
 
+def of_array(values: Any) -> Image:
+    """An array [H, W] or [H, W, colours] as a picture. Whole numbers up to 255 are of 8 bits, whatever their type.
+
+    Raises:
+        OSError, TypeError, ValueError: it is none.
+    """
+    import numpy as np
+    from PIL.Image import fromarray
+
+    values = np.asarray(values)
+    if values.dtype.kind in "iu" and values.size and values.min() >= 0 and values.max() <= 255:
+        values = values.astype(np.uint8)
+    return as_rgb(fromarray(values))
+
+
 def as_rgb(picture: Image) -> Image:
     """A picture in 8 bits per colour. One of 16 bits keeps the upper 8, where PIL makes everything above 255 white.
 

@@ -12,7 +12,7 @@ from PIL import EpsImagePlugin, Image
 from burnish.data.decoding import check_media
 from burnish.types.media import Media
 from burnish.utils.errors import UserError
-from burnish.utils.pictures import as_rgb
+from burnish.utils.pictures import as_rgb, of_array
 
 RAMP = np.linspace(0, 2**16 - 1, 64).astype(np.uint16).reshape(8, 8)
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n(x) (w) file\nshowpage\n%%EOF\n"
@@ -38,6 +38,14 @@ def test_a_picture_of_16_bits_keeps_its_greys(form):
 def test_other_pictures_are_converted_as_pil_does(mode):
     picture = Image.fromarray((RAMP >> 8).astype(np.uint8)).convert("RGB").convert(mode)
     np.testing.assert_array_equal(as_rgb(picture), picture.convert("RGB"))
+
+
+@pytest.mark.parametrize("kind", ["uint8", "uint16", "int32", "int64"])
+@pytest.mark.parametrize("shape", [(8, 8), (8, 8, 3)], ids=str)
+def test_an_array_of_8_bits_is_a_picture_in_whatever_type_it_comes(kind, shape):
+    values = np.broadcast_to((RAMP >> 8).reshape(8, 8, *[1] * (len(shape) - 2)), shape)
+    found = np.asarray(of_array(values.astype(kind)))
+    np.testing.assert_array_equal(found, np.broadcast_to((RAMP >> 8)[..., None], (8, 8, 3)))
 
 
 def test_a_picture_of_fractions_is_refused_as_nobody_knows_what_is_white():

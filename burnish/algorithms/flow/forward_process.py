@@ -225,9 +225,8 @@ def bounded_advantages(algorithm: Any, scored: Scored) -> tuple[Tensor, Metrics]
     return advantage.clamp(low, high), metrics
 
 
-def summed(loss: Tensor, values: dict[str, Any], extra: dict[str, Any] | None = None) -> Loss:
-    """A loss per term [M], with metrics that are averages over terms, and others as (sum, count)."""
+def summed(loss: Tensor, values: dict[str, Any]) -> Loss:
+    """A loss per term [M], with metrics that are averages over terms."""
     from burnish.types.rollout import Loss
 
-    metrics = {name: (value.detach().sum(), len(value)) for name, value in values.items()}
-    return Loss(loss.sum(), metrics | (extra or {}))
+    return Loss(loss.sum(), {name: (value.detach().sum(), len(value)) for name, value in values.items()})
