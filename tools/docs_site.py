@@ -10,10 +10,12 @@ import json
 import os
 import posixpath
 import re
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from markdown.extensions.toc import slugify
 from mkdocs.structure.files import File, Files
 from packaging.version import Version
 
@@ -31,6 +33,8 @@ BESIDE = {
 MATHEMATICS = ("losses", "advantages", "flow")
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
+# sections whose options depend on a name, and the pages about those
+CHOSEN = {"algorithm": "../algorithms/README.md", "environment": "../environments.md", "rewards": "../rewards.md"}
 CURVES = "images/recipes"  # below docs/; tools/recipe_curves.py draws them
 INTRODUCTION = """\
 # Recipes
@@ -200,29 +204,53 @@ def options() -> str:
     from burnish.config.language import LanguageConfig
 
     lines = ["# Options", "", "Of every section of a recipe. `burnish config RECIPE` shows those of one run.", ""]
+    before: set[str] = set()
     for title, kind in (("Generators", FlowConfig), ("Language models", LanguageConfig)):
+        sections = list(_sections(kind, ""))
+        # headings of the second half that the first one has get another anchor
+        anchors = {path: slugify(path, "-") + ("_1" if path in before else "") for path, _ in sections}
         lines += [f"## {title}", ""]
-        lines += _section(kind, "")
+        for path, section in sections:
+            lines += [*([f"### `{path}`", ""] if path else []), *_rows(section, path, anchors)]
+        before |= anchors.keys()
     return "\n".join(lines) + "\n"
 
 
-def _section(kind: Any, prefix: str) -> list[str]:
+def _sections(kind: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """A class of options and those inside of it, each with its name; ``path`` is that of the first."""
+    yield path, kind
+    for name, inner in _inner(kind).items():
+        yield from _sections(inner, f"{path}.{name}" if path else name)
+
+
+def _inner(kind: Any) -> dict[str, Any]:
+    """The sections of a class of options, but for those that a name chooses."""
     import dataclasses
 
+    from burnish.config.text import fields
+
+    hints, found = get_type_hints(kind), {}
+    for name in fields(kind).keys() - CHOSEN.keys():
+        sections = [one for one in (hints[name], *get_args(hints[name])) if dataclasses.is_dataclass(one)]
+        if sections:
+            found[name] = sections[0]
+    return {name: found[name] for name in fields(kind) if name in found}
+
+
+def _rows(kind: Any, path: str, anchors: dict[str, str]) -> list[str]:
     from burnish.config.text import explanation, fields
 
-    rows, inner = [], []
-    hints = get_type_hints(kind)
+    rows = []
     for name, field in fields(kind).items():
-        sections = [one for one in (hints[name], *get_args(hints[name])) if dataclasses.is_dataclass(one)]
-        if sections and name not in ("algorithm", "environment", "rewards"):
-            inner.append((f"{prefix}{name}", sections[0]))
+        whole = f"{path}.{name}" if path else name
         default = "required" if field.is_required() else _code(field.get_default(call_default_factory=True))
-        rows.append(f"| `{prefix}{name}` | {'' if sections else default} | {_cell(explanation(kind, name))} |")
-    found = ["| option | default | |", "| --- | --- | --- |", *rows, ""]
-    for path, section in inner:
-        found += _section(section, f"{path}.")
-    return found
+        shown = f"`{whole}`"
+        if whole in anchors:
+            shown, default = f"[{shown}](#{anchors[whole]})", ""
+        elif not path and name in CHOSEN:
+            shown, default = f"[{shown}]({CHOSEN[name]})", ""
+        rows.append(f"| {shown} | {default} | {_cell(explanation(kind, name))} |")
+    return ["| option | default | |", "| --- | --- | --- |", *rows, ""]
 
 
 def _code(value: Any) -> str:
