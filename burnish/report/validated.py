@@ -24,6 +24,7 @@ SPARK = 24  # values of the small curve of a prompt
 LONGEST = 120_000  # characters of a text that is sent to a page
 LABEL = 400  # characters of a prompt in a table
 ENDS = 1.96  # standard errors of an interval that holds 95 %
+ROUNDING = 1e-6  # relative, of rewards in float32
 PROMPTS = "prompts.jsonl"  # of a validation
 
 
@@ -130,13 +131,19 @@ def prompt_row(index: int, rewards: Mapping[int, list[float]], room: float) -> d
     means = [math.fsum(values) / len(values) for values in rewards.values()]
     spreads = [max(values) - min(values) for values in rewards.values() if len(values) > 1]
     first, last, best = means[0], means[-1], max(means)
+    later = max(means[1:], default=first)
     return {
         "index": index, "first": short(first), "last": short(last), "best": short(best),
-        "change": short(last - first) if len(means) > 1 else None,
+        "change": short(0.0 if _alike(first, last) else last - first) if len(means) > 1 else None,
         "zero": short(sum(spread == 0 for spread in spreads) / len(spreads)) if spreads else None,
-        "never": len(means) > 1 and max(means[1:]) <= first and first < room,
+        "never": len(means) > 1 and first < room and (later <= first or _alike(first, later)),
         "spark": [short(means[row]) for row in chosen(list(range(len(means))), SPARK)],
     }  # fmt: skip
+
+
+def _alike(value: float, other: float) -> bool:
+    """Whether two means differ by the rounding of rewards alone."""
+    return math.isclose(value, other, rel_tol=ROUNDING)
 
 
 def prompt_texts(folder: RunFolder, updates: list[int]) -> dict[int, dict[str, Any]]:

@@ -127,7 +127,9 @@ def _passes(run: Summary) -> list[Point]:
             return [Point("gained", f"It can do more than before: {numbers}.")]
         case "narrowing":
             return [Point("lost", f"It can do less than before, and does that more often: {numbers}.")]
-    return [Point("weigh", f"It does more often what it could do before, and no more is clear: {numbers}.")]
+    return [
+        Point("weigh", f"It does more often what it could do before; whether it can do more is not clear: {numbers}.")
+    ]
 
 
 def _habits(run: Summary) -> list[Point]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from burnish.report.samples import Score, chance, read_samples
+from burnish.report.validated import prompt_row
 from tests.support.reports import Story, run_folder
 
 
@@ -60,3 +61,17 @@ def test_missing_rewards_and_few_prompts():
 def test_unreadable_samples_are_no_samples(tmp_path):
     (tmp_path / "samples.jsonl").write_text(json.dumps({"prompt": "no number"}) + "\n[1]\n3\n")
     assert read_samples(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "change", "never"),
+    [
+        ([[1.0, 2 / 3], [float(np.float32(1.0)), float(np.float32(2 / 3))]], 0.0, True),
+        ([[0.5, 0.5], [0.5, 0.75]], 0.125, False),
+        ([[0.5, 0.5], [0.5, 0.25]], -0.125, True),
+        ([[1.0, 1.0], [1.0, 1.0]], 0.0, False),  # there was nothing to learn
+    ],
+)
+def test_rounding_is_no_change_of_a_prompt(rewards, change, never):
+    row = prompt_row(0, dict(enumerate(rewards)), room=1.0)
+    assert (row["change"], row["never"]) == (change, never)
