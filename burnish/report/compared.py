@@ -16,6 +16,7 @@ from burnish.report.validated import chosen, cut, prompt_texts
 
 SAME = {"seed", "output_dir", "resume"}  # options that runs of one configuration may differ in
 POINTS = 200  # of a curve
+UNSET = {"null", "{}", "[]"}
 LONGEST = 300  # characters of an option's value
 
 
@@ -56,12 +57,16 @@ def flat(config: Any, path: str = "") -> dict[str, str]:
 
 
 def differences(options: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]:
-    """Options that are not the same in all runs, with their values in order; None where a run lacks one."""
+    """Options that are not the same in all runs, with their values in order; None where a run lacks one.
+
+    Of what only some have, such as a reward, options that are unset are left out.
+    """
     names = dict.fromkeys(name for one in options.values() for name in one)
     found = []
     for name in names:
         values = [one.get(name) for one in options.values()]
-        if len(set(values)) > 1:
+        known = set(values) - {None}
+        if len(set(values)) > 1 and not (None in values and known <= UNSET):
             found.append({"option": name, "values": [cut(value, LONGEST) for value in values]})
     return found
 

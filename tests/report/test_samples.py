@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 
+from burnish.report.compared import differences, flat
 from burnish.report.samples import Score, chance, read_samples
 from burnish.report.validated import prompt_row
 from tests.support.reports import Story, run_folder
@@ -75,3 +76,13 @@ def test_unreadable_samples_are_no_samples(tmp_path):
 def test_rounding_is_no_change_of_a_prompt(rewards, change, never):
     row = prompt_row(0, dict(enumerate(rewards)), room=1.0)
     assert (row["change"], row["never"]) == (change, never)
+
+
+def test_what_is_unset_in_a_reward_of_one_run_is_no_difference():
+    one = {"seed": 0, "optimizer": {"clip": None}}
+    other = {"seed": 0, "optimizer": {"clip": 1.0}, "rewards": {"ocr": {"weight": 1.0, "cap": None, "by": {}}}}
+    found = differences({"a": flat(one), "b": flat(other)})
+    assert {row["option"]: row["values"] for row in found} == {
+        "optimizer.clip": ["null", "1.0"],
+        "rewards.ocr.weight": [None, "1.0"],
+    }
