@@ -120,7 +120,7 @@ STRICT = Measure("Answered right", "val-aux/*/exact/mean@*", 1, percent=True)
 FORMAT = Measure("In the form asked for", "val-aux/*/format/mean@*", 1, percent=True)
 AGREES = Measure("Judged as people did", "val-aux/*/accuracy/mean@*", 1, percent=True)
 GIVEN = Measure("Right among those in form", "val-aux/*/exact_given_format/mean@*", 0, percent=True)
-LENGTH = Measure("Tokens of a response", "val-aux/response_length/mean", 0, enough=0.15, relative=True)
+LENGTH = Measure("Tokens of a response", "val-aux/response_length/mean", 0, enough=0.15, relative=True, digits=1)
 BORDER = Measure("Border darkness", "val-aux/*/border_darkness/mean@*", -1, enough=0.01)
 MEASURES = {
     "accuracy": AGREES, "ocr_exact": EXACT, "border_darkness": BORDER, "exact": STRICT, "format": FORMAT,
