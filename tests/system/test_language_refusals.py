@@ -102,13 +102,13 @@ REFUSED = {
     "word of no environment": (["rewards.environment.weight=1"], ["rewards.environment", "no environment"]),
     "deadline of nothing": (["scoring.timeout=3"], ["scoring.timeout", "scoring.processes"]),
     "more than there are": (["trainer.mini_batch_size=5"], ["trainer.mini_batch_size is 5", "4 samples"]),
-}  # fmt: skip
-WITH_MODEL = {
     "part that is not there": (["model.freeze=[model.visual]"], ["model.freeze", "model.visual"]),
     "everything frozen": (["model.freeze=['*']"], ["model.freeze", "nothing to train"]),
     "layer that is not there": (
         ["model.lora.targets=[q_proj, nope]", "model.lora.rank=2"], ["model.lora.targets", "nope"],
     ),
+}  # fmt: skip
+WITH_MODEL = {
     "question too long": (
         ["data.train_files={place}/long.jsonl", "data.max_prompt_length=50"],
         ["data.max_prompt_length is 50", "data.overlong=filter", "What What", "long.jsonl:1"],

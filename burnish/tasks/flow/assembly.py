@@ -19,8 +19,17 @@ from burnish.data.flow.pictures import BEGINNING
 from burnish.data.flow.prompts import IMAGES, read_prompts
 from burnish.data.stream import Stream
 from burnish.evaluation.suite import Suite
+from burnish.models.flow.base import FlowModel
 from burnish.models.flow.contexts import check_contexts
-from burnish.models.flow.loading import family_of, load_model, parts_of, read_index, standard_side
+from burnish.models.flow.loading import (
+    family_of,
+    load_model,
+    load_outline,
+    match_layers,
+    parts_of,
+    read_index,
+    standard_side,
+)
 from burnish.models.flow.teachers import check_teacher, load_teacher
 from burnish.rewards.base import Reward
 from burnish.rollout.requests import RolloutRequest
@@ -49,11 +58,10 @@ class FlowAssembly(Assembly):
     evaluation = FlowEvaluation
     library = "diffusers"
 
-    def load_roles(self) -> FlowRoles:
+    def load_roles(self, model: FlowModel | None = None) -> FlowRoles:
         config, rollout = self.config, self.config.rollout
-        model = load_model(config.model, rollout, shared=self.sharded, only_samples=self.only_samples)
         return FlowRoles(
-            model,
+            model or load_model(config.model, rollout, shared=self.sharded, only_samples=self.only_samples),
             self.needs,
             config.model.lora,
             guidance=rollout.guidance_scale,
@@ -66,6 +74,12 @@ class FlowAssembly(Assembly):
             rewards=config.rewards,
             shared=self.sharded,
         )
+
+    def outline(self) -> FlowModel:
+        return load_outline(self.config.model, self.config.rollout)
+
+    def match_layers(self, outline: FlowModel) -> None:
+        match_layers(outline, self.config.model)
 
     @cached_property
     def engine(self) -> FlowEngine:

@@ -18,21 +18,16 @@ from burnish.data.language.offline import JudgementData, ResponseData, within_li
 from burnish.data.language.prompts import check_positions, read_questions, within_length
 from burnish.data.language.responses import ResponseRecord, read_responses
 from burnish.data.stream import Stream
+from burnish.language.model import LanguageModel
 from burnish.language.sampling import Sampling
-from burnish.models.language.loading import (
-    check_experts,
-    check_own_family,
-    check_readable,
-    family_of,
-    load_language_model,
-    read_config,
-)
+from burnish.models.language.loading import family_of, load_language_model, load_outline, match_layers, read_config
 from burnish.models.language.reward_head import HeadFile, reward_loading_lines, write_head, write_head_of_adapter
-from burnish.models.language.teachers import check_tokens, load_teacher
+from burnish.models.language.teachers import load_teacher
 from burnish.options.language import LanguageValidationOptions
 from burnish.rewards.text.base import POLICY, Dialogue, Response, check_labels
 from burnish.tasks.assembly import Assembly
 from burnish.tasks.job import Job
+from burnish.tasks.language.checks import check_inputs
 from burnish.tasks.language.dialogues import Dialogues, try_out
 from burnish.tasks.language.engine import Encoder, LanguageEngine, ResponseEngine, ResponseJob, prompt_lengths
 from burnish.tasks.language.evaluate import LanguageEvaluation
@@ -41,7 +36,6 @@ from burnish.tasks.language.readers import Readers
 from burnish.tasks.language.roles import LanguageRoles
 from burnish.tasks.language.rollouts import ResponseRollouts
 from burnish.tasks.language.shared_prompts import SharedPrompts
-from burnish.tasks.language.teachers import check_taught
 from burnish.tasks.shares import learned_in_an_update
 from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.parameter_groups import ParameterGroup
@@ -67,10 +61,10 @@ class LanguageAssembly(Assembly):
         self.reads_ahead = config.data.workers > 0
         self.evaluation = JudgementEvaluation if self.needs.heads else LanguageEvaluation
 
-    def load_roles(self) -> LanguageRoles:
+    def load_roles(self, model: LanguageModel | None = None) -> LanguageRoles:
         config = self.config
         return LanguageRoles(
-            load_language_model(config.model, shared=self.sharded, only_samples=self.only_samples),
+            model or load_language_model(config.model, shared=self.sharded, only_samples=self.only_samples),
             self.needs,
             config.model.lora,
             critic=config.critic,
@@ -87,6 +81,12 @@ class LanguageAssembly(Assembly):
             shared=self.sharded,
             load_teacher=lambda teacher, option: load_teacher(config.model, teacher, option),
         )
+
+    def outline(self) -> LanguageModel:
+        return load_outline(self.config.model)
+
+    def match_layers(self, outline: LanguageModel) -> None:
+        match_layers(outline, self.config.model)
 
     @cached_property
     def engine(self) -> ResponseEngine:
@@ -208,6 +208,11 @@ class LanguageAssembly(Assembly):
         section = self.config.ptx
         return None if section is None else read_responses(section.train_files, self.config.data, "demonstrations")
 
+    @property
+    def _fixed(self) -> list[ResponseRecord]:
+        """All records with responses."""
+        return [*(self.responses or ()), *(self.ptx_responses or ())]
+
     @cached_property
     def _data(self) -> ResponseData:
         assert self.responses is not None, "responses are sampled"
@@ -277,18 +282,7 @@ class LanguageAssembly(Assembly):
         return super().val_prompts
 
     def check_data(self) -> None:
-        if self.config.environment is not None:
-            self.config.environment.check()
-        check_experts(self.config.model)
-        for number, teacher in enumerate(self.needs.teachers):
-            if teacher.path is not None:
-                check_tokens(self.config.model, teacher, f"algorithm.teachers[{number}]")
-        if self.needs.teachers:
-            check_taught(self.needs.teachers, self.train_prompts)
-        if self.config.rollout.vllm is not None:
-            check_own_family(self.config.model)
-        records = [*(self.responses or ()), *(self.ptx_responses or ())]
-        check_readable(self.config.model, (*self.train_prompts, *self.val_prompts, *_prompts_of(records)))
+        check_inputs(self.config, self.needs, self.train_prompts, (*self.val_prompts, *_prompts_of(self._fixed)))
         super().check_data()
         if self.reads_ahead and next(self.media(), None) is None:
             raise UserError(
@@ -318,8 +312,7 @@ class LanguageAssembly(Assembly):
         self.engine.sample(ResponseJob.groups(self.val_prompts[:1], 1, purpose="trial", update=0, sampling=sampling))
 
     def media(self) -> Iterator[tuple[str, Media]]:
-        records = [*(self.responses or ()), *(self.ptx_responses or ())]
-        for prompt in (*self.train_prompts, *self.val_prompts, *(record.prompt for record in records)):
+        for prompt in (*self.train_prompts, *self.val_prompts, *(record.prompt for record in self._fixed)):
             yield from ((prompt.where, media) for media in prompt.media)
 
     def unfit(self, width: int, height: int) -> str:
