@@ -92,7 +92,7 @@ def test_an_adapter_of_another_model_is_refused_without_weights(tmp_path, monkey
     with pytest.raises(UserError, match=r"adapter in model\.lora\.path"):
         check_layers(assemble(load("vlm_quickstart", options)))
     model = resolve("burnish:vlm_quickstart/model")
-    with pytest.raises(UserError, match="SOURCE is .* is not one of the model .* trained on"):
+    with pytest.raises(UserError, match=r"SOURCE is .* is not one of the model .* trained on"):
         open_model(f"{model}+{tmp_path / 'adapter'}", "image-text-to-text")
 
 
