@@ -191,6 +191,25 @@ def load_language_model(
     return model
 
 
+def positions_of(options: CommonModelOptions) -> int | None:
+    """Tokens that a model was trained to read at once, by config.json alone; None where transformers can't tell.
+
+    Raises:
+        UserError: it can't be read.
+    """
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from burnish.models.language.base import max_positions
+
+    path, config = read_config(options)
+    if config.get("model_type") not in CONFIG_MAPPING:
+        return None
+    with understood(f"model.path is {options.path}, whose config.json can't be read"):
+        found = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        return max_positions(found.get_text_config())
+
+
 def load_outline(options: CommonModelOptions) -> LanguageModel:
     """A model by its configuration files alone: names and shapes without memory, and what reads prompts.
 
