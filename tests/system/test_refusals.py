@@ -84,7 +84,7 @@ REFUSED = {
     "GPU that is not there": (["model.device=cuda"], ["model.device", "cuda"]),
 }  # fmt: skip
 
-WITH_MODEL = ("rollout.height", "long.txt", "/wan", "model.device")  # what only a loaded model can tell
+WITH_MODEL = ("rollout.height", "/wan", "model.device")  # what only a loaded model can tell
 
 
 @pytest.mark.parametrize(("overrides", "words"), REFUSED.values(), ids=list(REFUSED))

@@ -30,6 +30,7 @@ from burnish.models.flow.loading import (
     read_index,
     standard_side,
 )
+from burnish.models.flow.pipeline import LoadedPipeline
 from burnish.models.flow.teachers import check_teacher, load_teacher
 from burnish.rewards.base import Reward
 from burnish.rollout.requests import RolloutRequest
@@ -189,6 +190,7 @@ class FlowAssembly(Assembly):
         if self.config.sharding.context_parallel > 1:
             self._check_contexts()
         self._check_drawn(self.config.rewards, [*self.train_prompts, *self.val_prompts], "rewards")
+        self._check_lengths()
         for i, teacher in enumerate(self.needs.teachers):
             option = f"algorithm.teachers[{i}]"
             check_teacher(self.config.model, teacher.path, teacher.lora, option, revision=teacher.revision)
@@ -204,6 +206,19 @@ class FlowAssembly(Assembly):
         refused = {label: reward.refusal(drawn) for label, reward in rewards.items()}
         if problems := [f"{section}.{label}: {problem}" for label, problem in refused.items() if problem]:
             raise UserError("\n".join([*problems, "leave these rewards or options out, or train another model"]))
+
+    def _check_lengths(self) -> None:
+        """Say or refuse what text encoders wouldn't read in full."""
+        path, index = read_index(self.config.model)
+        family = family_of(self.config.model, index)
+        if issubclass(family, LoadedPipeline):  # one that is no pipeline has its own way
+            family.check_lengths(path, index, self.config.rollout, self._drawn_from)
+
+    @property
+    def _drawn_from(self) -> list[Prompt]:
+        """All prompts that are encoded."""
+        more = self.supervised_pictures.prompts if self.supervised_pictures else []
+        return [*self.train_prompts, *self.val_prompts, *more]
 
     def _check_contexts(self) -> None:
         """Refuse a model, and sizes of what it draws, whose sequences ranks can't split."""
@@ -259,8 +274,7 @@ class FlowAssembly(Assembly):
         return str(index.get("_class_name")), sorted(file for name in networks for file in path.glob(f"{name}/*"))
 
     def check(self) -> None:
-        more = self.supervised_pictures.prompts if self.supervised_pictures else []
-        prompts = [*self.train_prompts, *self.val_prompts, *more]
+        prompts = self._drawn_from
         self.roles.model.check(prompts)
         if prompts:
             self.engine.latent_shape(prompts[0])  # refuses sizes that the model can't draw
