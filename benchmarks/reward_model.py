@@ -26,6 +26,7 @@ from burnish.config.run_folder import STEP, RunFolder
 from burnish.rewards.text.base import Response
 from burnish.tasks import assemble
 from burnish.tasks.language.engine import ResponseJob
+from burnish.tasks.language.sampling import rollout_sampling
 from burnish.types.prompt import Prompt
 from burnish.utils.random import permutation
 from tools.tiny_vlm_data import split, write_questions
@@ -57,7 +58,9 @@ def write_preferences(folder: Path, seed: int) -> None:
     assembly = assemble(config)
     with contextlib.closing(assembly):
         for name, prompts in (("train", assembly.train_prompts), ("heldout", assembly.val_prompts)):
-            job = ResponseJob.groups(prompts, SAMPLES, purpose="sample", update=0, sampling=assembly.sampling)
+            job = ResponseJob.groups(
+                prompts, SAMPLES, purpose="sample", update=0, sampling=rollout_sampling(assembly.config)
+            )
             _, responses = assembly.engine.sample(job)
             sampled = _rated(assembly, prompts, job.group.tolist(), responses)
             groups = [group for group in range(len(prompts)) for _ in range(OTHERS)]

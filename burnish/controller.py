@@ -18,6 +18,7 @@ from burnish.loop import Workers
 from burnish.rewards.breaker import RewardsFailing
 from burnish.rollout.sources import Source
 from burnish.tasks import assemble
+from burnish.tasks.outline import check_layers
 from burnish.training.memory import gpu_bytes
 from burnish.training.profiling import LOCAL, Profiler
 from burnish.training.ranks import SINGLE_RANK, Ranks
@@ -68,8 +69,10 @@ class Controller:
         raise NotImplementedError
 
     def check_data(self) -> None:
-        """Find errors in data, before any weights are loaded and before anything is started."""
+        """Find errors in data, and names of layers that aren't there, before any weights are loaded or anything is
+        started."""
         self.assembly.check_data()
+        check_layers(self.assembly)
 
     def gpu_memory(self) -> dict[str, int]:
         """Bytes of memory of a GPU of each pool, before anything is loaded; a pool without GPUs is left out."""

@@ -19,6 +19,7 @@ from burnish.config import load
 from burnish.losses.policy import masked
 from burnish.tasks import assemble
 from burnish.tasks.language.engine import Encoder
+from burnish.tasks.language.sampling import rollout_sampling, validation_sampling
 from burnish.training.trainer import Diverged
 from tests.support.language_tables import Tables, answered
 from tests.support.tiny_recipes import language_recipe, write_language_models, write_recipe
@@ -73,8 +74,8 @@ def test_validation_judges_every_question_and_leaves_training_as_it_is(recipe):
     assert judged == assembly.evaluate(None, n=1)
     assert "val-core/default/reward/mean@1" in judged
     assert len(assembly.val_prompts) == 3
-    assert assembly.validation_sampling.temperature == 0
-    assert assembly.sampling.temperature == 1
+    assert validation_sampling(assembly.config).temperature == 0
+    assert rollout_sampling(assembly.config).temperature == 1
     assert assembly.roles.memory.state_dict() == before
     assert torch.equal(assembly.source.collect(1).trace.ids, untouched.source.collect(1).trace.ids)
 

@@ -13,6 +13,7 @@ from rich.markup import escape
 from burnish.commands.opening import SampleRequest, given_media, output_folder
 from burnish.data.language.prompts import fit_of
 from burnish.tasks.language.engine import ResponseJob
+from burnish.tasks.language.sampling import validation_sampling
 from burnish.types.media import Kind, Media
 from burnish.types.prompt import Message, Part, Prompt
 from burnish.utils import terminal
@@ -43,7 +44,7 @@ def answer(assembly: Any, request: SampleRequest) -> int:
     assembly.engine.seed = seed
     with closing(assembly), assembly.trained_weights():
         # sampling parameters of validation, not of rollouts
-        job = ResponseJob.groups(asked, n, purpose="sample", update=0, sampling=assembly.validation_sampling)
+        job = ResponseJob.groups(asked, n, purpose="sample", update=0, sampling=validation_sampling(assembly.config))
         _, responses = assembly.engine.sample(job)
     console = terminal.console(soft_wrap=True)
     records = []

@@ -25,6 +25,7 @@ from burnish.rewards.images.function import Function
 from burnish.rewards.remote import RemoteOptions
 from burnish.rewards.text.function import LanguageFunction
 from burnish.tasks import Assembly, assemble
+from burnish.tasks.outline import check_layers
 from burnish.types.media import Kind, Media
 from burnish.utils.errors import UserError
 from burnish.utils.hub import is_hub_id
@@ -104,7 +105,7 @@ def open_run(
                 "recipes lists those that ship with Burnish)"
             )
         check(found := load(source, list(overrides)))
-        return assemble(with_models(found)), 0
+        return _matched(with_models(found)), 0
     wanted = path if path.parent.name == "checkpoints" else None
     folder = RunFolder(path.parent.parent if wanted else path)
     if not folder.config.exists():
@@ -159,8 +160,21 @@ def open_model(source: str, task: str, overrides: Sequence[str] = ()) -> tuple[A
     if adapter is not None:
         options += _adapter_options(adapter, task)
     recipe = str(BARE / f"{task}.yaml")
-    assembly = assemble(with_models(load(recipe, [*options, *overrides])))
-    return assembly, 0
+    config = with_models(load(recipe, [*options, *overrides]))
+    try:
+        return _matched(config), 0
+    except UserError as error:
+        if adapter is None:
+            raise
+        why = f"the adapter {adapter} is not one of the model {path}"
+        raise UserError(f"SOURCE is {source}, but {why}: {error}; give the model that it was trained on") from error
+
+
+def _matched(config: RunConfig) -> Assembly:
+    """An assembly whose networks have the layers that options, or an adapter's files, name."""
+    assembly = assemble(config)
+    check_layers(assembly)
+    return assembly
 
 
 def _parted(source: str) -> tuple[str, str | None]:

@@ -22,6 +22,7 @@ from burnish.rewards.text.base import Response
 from burnish.tasks.language.assembly import LanguageAssembly
 from burnish.tasks.language.engine import LanguageEngine, ResponseEngine, ResponseJob
 from burnish.tasks.language.roles import LanguageRoles
+from burnish.tasks.language.sampling import validation_sampling
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from burnish.types.prompt import Prompt
@@ -132,7 +133,9 @@ class LanguageHalf:
             return
         count = min(assembly.config.rollout.batch_size, len(assembly.val_prompts) * assembly.config.validation.n)
         prompts = (assembly.val_prompts * assembly.config.validation.n)[:count]
-        job = ResponseJob.groups(prompts, 1, purpose="validation", update=0, sampling=assembly.validation_sampling)
+        job = ResponseJob.groups(
+            prompts, 1, purpose="validation", update=0, sampling=validation_sampling(assembly.config)
+        )
         (assembly.engine if assembly.has_separate_engine else self._decoding).sample(job)
 
 

@@ -48,10 +48,32 @@ def quantize(
         option: that asks for it, for messages.
 
     Raises:
-        UserError: the library is missing, or nothing is left to quantise.
+        UserError: the library is missing, a pattern matches no layer, or nothing is left to quantise.
     """
     if complaint := quantization_complaint(precision):
         raise UserError(f"{option}={precision} {complaint}")
+    chosen = layers_to_quantize(network, precision, exclude=exclude, in_full=in_full, option=option)
+    before = _bytes(network)
+    QUANTIZERS[precision](network, chosen, compute, device)
+    log.warning(
+        "%s=%s: %d linear layers of %s, %.2f GiB instead of %.2f",
+        option, precision, len(chosen), type(network).__name__, _bytes(network) / GIB, before / GIB,
+    )  # fmt: skip
+
+
+def layers_to_quantize(
+    network: nn.Module,
+    precision: Precision,
+    *,
+    exclude: Sequence[str] = (),
+    in_full: Sequence[str] = (),
+    option: str = "model.quantization.weights",
+) -> dict[str, nn.Linear]:
+    """The layers that :func:`quantize` stores in fewer bits, by name; weights need no values for this.
+
+    Raises:
+        UserError: a pattern of ``exclude`` matches no layer, or nothing is left to quantise.
+    """
     layers = _block_layers(network)
     if not layers:
         raise UserError(
@@ -70,12 +92,7 @@ def quantize(
     }  # fmt: skip
     if not chosen:
         raise UserError(f"{option.rpartition('.')[0]}.exclude leaves no layer to quantise; exclude fewer")
-    before = _bytes(network)
-    QUANTIZERS[precision](network, chosen, compute, device)
-    log.warning(
-        "%s=%s: %d linear layers of %s, %.2f GiB instead of %.2f",
-        option, precision, len(chosen), type(network).__name__, _bytes(network) / GIB, before / GIB,
-    )  # fmt: skip
+    return chosen
 
 
 def _block_layers(network: nn.Module) -> dict[str, nn.Linear]:

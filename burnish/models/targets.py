@@ -77,7 +77,7 @@ def saved_in_full(network: nn.Module, options: LoraOptions) -> list[str]:
     owners: dict[int, str] = {}
     for name, parameter in network.named_parameters(remove_duplicate=False) if found else ():
         owner = next((module for module in found if name.startswith(f"{module}.")), "")
-        other = owners.setdefault(parameter.data_ptr(), name)
+        other = owners.setdefault(id(parameter), name)
         if other != name and (owner or any(other.startswith(f"{module}.") for module in found)):
             raise UserError(
                 f"model.lora.modules_to_save is {wanted}, but {name} and {other} are one weight (tied embeddings): a "

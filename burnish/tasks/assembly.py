@@ -153,8 +153,16 @@ class Assembly:
             return not has_quantized_weights(self.config)
         return self.trains and bool(self.config.sharding.offload)
 
-    def load_roles(self) -> TrainedRoles:
-        """Load the networks, in full."""
+    def load_roles(self, model: Any = None) -> TrainedRoles:
+        """Load the networks, in full; or take those of a model that is given."""
+        raise NotImplementedError
+
+    def outline(self) -> Any:
+        """The model without memory: its names, its shapes, and what reads prompts."""
+        raise NotImplementedError
+
+    def match_layers(self, outline: Any) -> None:
+        """Refuse options about layers that an ``outline`` doesn't have, other than those that roles are made by."""
         raise NotImplementedError
 
     @cached_property
@@ -175,17 +183,10 @@ class Assembly:
         """The networks behind the verbs of the loop."""
         config = self.config
         return Trainer(
-            self.roles,
-            config.algorithm,
-            self.groups,
-            options=steps_of_an_update(config),
-            ema=self.ema,
-            seed=config.seed,
-            watch=self.watch,
-            auxiliary=self.auxiliary,
-            publisher=self.publisher,
-            ranks=self.ranks,
-        )
+            self.roles, config.algorithm, self.groups,
+            options=steps_of_an_update(config), ema=self.ema, seed=config.seed, watch=self.watch,
+            auxiliary=self.auxiliary, publisher=self.publisher, ranks=self.ranks,
+        )  # fmt: skip
 
     @property
     def publisher(self) -> Publisher | None:

@@ -38,6 +38,10 @@ def place(tmp_path_factory):
         "labelled": lines(QUESTION | {"label": "sum"}),
         "unpaired": lines(QUESTION | {"chosen": "4"}),
         "long": lines(QUESTION | {"prompt": "What " * 20}),
+        "told": lines(
+            QUESTION | {"response": "So."},
+            QUESTION | {"prompt": "Why? " * 100, "response": "So it is. " * 190},
+        ),
         "endless": lines(QUESTION, QUESTION | {"prompt": "What " * 10_000}),
     }
     for name, text in files.items():
@@ -102,8 +106,6 @@ REFUSED = {
     "word of no environment": (["rewards.environment.weight=1"], ["rewards.environment", "no environment"]),
     "deadline of nothing": (["scoring.timeout=3"], ["scoring.timeout", "scoring.processes"]),
     "more than there are": (["trainer.mini_batch_size=5"], ["trainer.mini_batch_size is 5", "4 samples"]),
-}  # fmt: skip
-WITH_MODEL = {
     "part that is not there": (["model.freeze=[model.visual]"], ["model.freeze", "model.visual"]),
     "everything frozen": (["model.freeze=['*']"], ["model.freeze", "nothing to train"]),
     "layer that is not there": (
@@ -120,6 +122,23 @@ WITH_MODEL = {
     "question longer than the model reads, to be judged by": (
         ["data.val_files={place}/endless.jsonl"], ["has 2048 (max_position_embeddings)", "endless.jsonl:2"],
     ),
+    "response longer than the model reads": (
+        ["rollout.max_new_tokens=2040"],
+        ["2 of 2 questions leave no room for responses of 2040 tokens (rollout.max_new_tokens)", "model has 2048",
+         "lower rollout.max_new_tokens to 20", "good.jsonl:1"],
+    ),
+    "response longer than vLLM reads": (
+        ["rollout.engine=vllm", "rollout.vllm={python: python, max_model_len: 30}", "rollout.max_new_tokens=20"],
+        ["the model has 30 (rollout.vllm.max_model_len)"],
+    ),
+    "demonstration too long": (
+        ["algorithm=sft", "data.train_files={place}/told.jsonl", "rollout.max_new_tokens=200"],
+        ["1 of 2 records are too long", "a response of", "rollout.max_new_tokens is 200", "data.overlong=filter"],
+    ),
+    "demonstration longer than the model reads": (
+        ["algorithm=sft", "data.train_files={place}/told.jsonl", "rollout.max_new_tokens=1990", "validation.every=0"],
+        ["1 of 2 records", "a prompt and a response of", "the model has 2048 positions (max_position_embeddings)"],
+    ),
 }  # fmt: skip
 
 
@@ -129,9 +148,4 @@ def test_refused_before_weights_are_loaded(place, tmp_path, overrides, words, ca
         raise AssertionError("weights are loaded")
 
     monkeypatch.setattr(burnish.tasks.language.assembly, "load_language_model", load)
-    refused(place, tmp_path, capsys, overrides, words)
-
-
-@pytest.mark.parametrize(("overrides", "words"), WITH_MODEL.values(), ids=list(WITH_MODEL))
-def test_refused_before_anything_is_left_behind(place, tmp_path, overrides, words, capsys):
     refused(place, tmp_path, capsys, overrides, words)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import burnish.tasks.flow.assembly
 from burnish.cli import main
 from tests.support.factory import tiny_pipeline
 from tests.support.runs import refused
@@ -83,11 +84,18 @@ REFUSED = {
     "GPU that is not there": (["model.device=cuda"], ["model.device", "cuda"]),
 }  # fmt: skip
 
+WITH_MODEL = ("rollout.height", "/wan", "model.device")  # what only a loaded model can tell
+
 
 @pytest.mark.parametrize(("overrides", "words"), REFUSED.values(), ids=list(REFUSED))
-def test_refused_with_one_message(place, tmp_path, overrides, words, capsys):
+def test_refused_with_one_message(place, tmp_path, overrides, words, capsys, monkeypatch):
     import torch
 
+    def load(*args, **more):
+        raise AssertionError("weights are loaded")
+
+    if not any(option in " ".join(overrides) for option in WITH_MODEL):
+        monkeypatch.setattr(burnish.tasks.flow.assembly, "load_model", load)
     if "model.device=cuda" in overrides and torch.cuda.is_available():
         pytest.skip("there is a GPU")
     refused(place, tmp_path, capsys, overrides, words)

@@ -22,6 +22,7 @@ from burnish.types.prompt import Prompt
 from burnish.types.rollout import OfflineResponses
 
 R = TypeVar("R", bound=ResponseRecord)
+TEMPLATE = 256  # tokens of a chat template around a question, at most
 
 
 class ResponseData:
@@ -78,7 +79,12 @@ class JudgementData(ResponseData):
 
 
 def within_limits(
-    records: Sequence[R], lengths: Mapping[str, int], model: LanguageModel, options: LanguageDataOptions, longest: int
+    records: Sequence[R],
+    lengths: Mapping[str, int],
+    model: LanguageModel,
+    options: LanguageDataOptions,
+    longest: int,
+    tools: Sequence[dict[str, Any]] = (),
 ) -> list[R]:
     """The records that are short enough; none is truncated.
 
@@ -88,11 +94,12 @@ def within_limits(
         model: whose tokens are counted.
         options: that limit, and what to do with longer records.
         longest: tokens of a response at most, its end included.
+        tools: JSON schemas of functions that the prompts tell of.
 
     Raises:
         UserError: some are too long and ``overlong`` is error, or all of them are.
     """
-    limit = options.max_prompt_length
+    limit, positions = options.max_prompt_length, model.max_positions
 
     def too_long(record: ResponseRecord) -> str:
         for _, text in record.rows:
@@ -101,14 +108,26 @@ def within_limits(
         for prompt, _ in record.rows:
             if limit is not None and (count := lengths[prompt.uid]) > limit:
                 return f"a prompt of {count} tokens, but data.max_prompt_length is {limit}: {shown(prompt.text)}"
+        return too_long_together(record)
+
+    def too_long_together(record: ResponseRecord) -> str:
+        for prompt, text in record.rows:
+            if sum(len(turn.text.encode()) for turn in prompt.turns) + len(text.encode()) + TEMPLATE < positions:
+                continue  # as a token has at least one byte
+            before = lengths.get(prompt.uid) or model.count_tokens(prompt.chat(), tools)
+            if (count := before + len(model.response_ids(text))) > positions:
+                return (
+                    f"a prompt and a response of {count} tokens, but the model has {positions} positions "
+                    f"(max_position_embeddings): {shown(prompt.text)}"
+                )
         return ""
 
     problems = [too_long(record) for record in records]
     kept = [record for record, problem in zip(records, problems, strict=True) if not problem]
     if len(kept) < len(records) and (options.overlong == "error" or not kept):
         head = (
-            f"{len(records) - len(kept)} of {len(records)} records are too long; raise the limit, or leave them out "
-            "with data.overlong=filter"
+            f"{len(records) - len(kept)} of {len(records)} records are too long; raise the limit, shorten them, or "
+            "leave them out with data.overlong=filter"
         )
         raise data_error([problem for problem in problems if problem], head)
     return kept

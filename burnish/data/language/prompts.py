@@ -176,27 +176,43 @@ def within_length(prompts: Sequence[Prompt], lengths: Sequence[int], options: La
     return kept
 
 
-def check_positions(prompts: Sequence[Prompt], longest: int, length: Callable[[Prompt], int]) -> None:
-    """Refuse questions whose text alone has more tokens than the model has positions.
+def check_positions(
+    prompts: Sequence[Prompt],
+    longest: int,
+    length: Callable[[Prompt], int],
+    *,
+    limit: str,
+    room: int,
+    more: Callable[[Prompt], int],
+    instead: str,
+) -> None:
+    """Refuse questions that take more of the model's positions than the longest response leaves.
 
-    Vision tokens are counted later, when the question is processed. Most questions are shorter in bytes already, and a
-    token has at least one byte.
+    Most questions are shorter in bytes already, and a token has at least one byte.
 
     Args:
         prompts: questions.
         longest: positions of the model.
-        length: tokens of a question, each picture and video counted as one.
+        length: tokens of a question.
+        limit: what ``longest`` is called.
+        room: tokens of a response at most.
+        more: tokens of a question at most, but for those of its text: of its template, and of what it shows.
+        instead: what else can be done, for messages.
 
     Raises:
         UserError: there are such questions; the message names the first ones.
     """
-    problems = []
+    found = []
     for prompt in prompts:
-        if sum(len(message.text.encode()) for message in prompt.turns) >= longest and length(prompt) >= longest:
-            problems.append(f"{length(prompt)} tokens: {prompt.name}")
-    if problems:
+        bound = sum(len(message.text.encode()) for message in prompt.turns) + room
+        if bound + more(prompt) > longest and (count := length(prompt)) + room > longest:
+            found.append((count, prompt))
+    if found:
+        most = max(count for count, _ in found)
+        lower = f"lower rollout.max_new_tokens to {longest - most}, " if most < longest else ""
+        response = "a response" if room == 1 else f"responses of {room} tokens (rollout.max_new_tokens)"
         raise data_error(
-            problems,
-            f"{len(problems)} of {len(prompts)} questions leave no position for a response: the model has {longest} "
-            "(max_position_embeddings). Shorten them, or set data.max_prompt_length and data.overlong=filter",
+            [f"{count} tokens: {prompt.name}" for count, prompt in found],
+            f"{len(found)} of {len(prompts)} questions leave no room for {response}: the model has {longest} "
+            f"({limit}), and the longest question {most} tokens; {lower}shorten them, or {instead}",
         )

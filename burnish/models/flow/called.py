@@ -19,7 +19,7 @@ from burnish.models.flow.levels import Unsupported
 from burnish.models.flow.networks import attention_layers
 from burnish.models.flow.pipeline import LoadedPipeline
 from burnish.models.flow.pixel_space import PixelSpace
-from burnish.models.flow.truncation import truncated
+from burnish.models.flow.truncation import tokenizers_of, truncated
 from burnish.types.batch import Gathered
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Requests
@@ -93,7 +93,13 @@ class CalledPipeline(LoadedPipeline):
     def check(self, prompts: Sequence[Prompt]) -> None:
         for prompt in prompts:
             self.arguments.check_prompt(prompt)
-        if said := truncated(self.pipeline, self.rollout.max_sequence_length, {prompt.text for prompt in prompts}):
+
+    @classmethod
+    def check_lengths(
+        cls, path: Path, index: dict[str, Any], rollout: RolloutOptions, prompts: Sequence[Prompt]
+    ) -> None:
+        kind, texts = Arguments.of_index(index, rollout).kind, {prompt.text for prompt in prompts}
+        if said := truncated(kind, tokenizers_of(path, index).values(), rollout.max_sequence_length, texts):
             log.warning(said)
 
     def condition(

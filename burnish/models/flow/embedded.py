@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from burnish.models.flow.pipeline import LoadedPipeline
+from burnish.models.flow.truncation import tokenizers_of
 from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
 from burnish.utils.images import NonFiniteImage
@@ -132,7 +133,13 @@ class EmbeddedPipeline(LoadedPipeline):
                 )
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        self.check_texts(sorted({text for prompt in prompts for text in (prompt.text, prompt.negative)}))
+        self.check_texts(_texts(prompts))
+
+    @classmethod
+    def check_lengths(
+        cls, path: Path, index: dict[str, Any], rollout: RolloutOptions, prompts: Sequence[Prompt]
+    ) -> None:
+        cls._refuse_long(tokenizers_of(path, index), rollout, _texts(prompts))
 
     def check_texts(self, texts: Sequence[str]) -> None:
         """Refuse texts that the text encoders would truncate.
@@ -140,20 +147,29 @@ class EmbeddedPipeline(LoadedPipeline):
         Raises:
             UserError: with the first such text.
         """
+        self._refuse_long(self.pipeline.components, self.rollout, texts)
+        for text in texts:
+            self._check_tokens(text)
+
+    @classmethod
+    def _refuse_long(cls, parts: Mapping[str, Any], rollout: RolloutOptions, texts: Sequence[str]) -> None:
         # truncation would silently train on another prompt than the user wrote
-        p = self.pipeline
-        tokenizer, limit, what = p.tokenizer, p.tokenizer_max_length, "tokens of the CLIP tokenizer"
-        if (t5 := getattr(p, self.t5)) is not None:
-            tokenizer, limit, what = t5, self.text_length, "tokens of the T5 tokenizer (rollout.max_sequence_length)"
+        tokenizer, what = parts.get("tokenizer"), "tokens of the CLIP tokenizer"
+        if (t5 := parts.get(cls.t5)) is not None:
+            tokenizer, what = t5, "tokens of the T5 tokenizer (rollout.max_sequence_length)"
         if tokenizer is None:
             raise UserError("model.path has no tokenizer in its model_index.json; fetch the model again")
-        for text in texts:
-            if (length := len(tokenizer(text).input_ids)) > limit:
-                shown = text if len(text) <= 60 else f"{text[:57]}..."
-                raise UserError(
-                    f"prompt {shown!r} has {length} tokens, but this model reads at most {limit} {what}; shorten it"
-                )
-            self._check_tokens(text)
+        length = rollout.max_sequence_length
+        asked = cls.default_text_length if length is None else length
+        limit = tokenizer.model_max_length if t5 is None else asked
+        counted = [(len(tokenizer(text).input_ids), text) for text in texts]
+        if over := [(count, text) for count, text in counted if count > limit]:
+            count, text = over[0]
+            shown = text if len(text) <= 60 else f"{text[:57]}..."
+            more = f" (and {len(over) - 1} more prompts have too many)" if len(over) > 1 else ""
+            raise UserError(
+                f"prompt {shown!r} has {count} tokens, but this model reads at most {limit} {what}{more}; shorten it"
+            )
 
     def _check_tokens(self, text: str) -> None:
         """Refuse a tokenizer of another model: one with ids beyond the encoder's vocabulary."""
@@ -300,3 +316,7 @@ class EmbeddedPipeline(LoadedPipeline):
         if largest is not None and side // unit > largest:
             raise UserError(f"{what} is {side}, but this model supports at most {largest * unit} pixels; lower it")
         return side // self.scale
+
+
+def _texts(prompts: Sequence[Prompt]) -> list[str]:
+    return sorted({text for prompt in prompts for text in (prompt.text, prompt.negative)})

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.models.loading import placement_of, quietly, read_folder
 from burnish.models.placing import rest_frozen
-from burnish.models.quantization import quantize
+from burnish.models.quantization import layers_to_quantize, quantize
 from burnish.options.flow import ModelOptions, RolloutOptions
 from burnish.registry import entries, lookup
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
 from burnish.utils.reading import understood
+from burnish.utils.weights import without_weights
 
 if TYPE_CHECKING:
     from burnish.models.flow.base import FlowModel
@@ -142,6 +144,39 @@ def load_model(
     if options.gradient_checkpointing and not network_only:
         model.recompute_activations(options.gradient_checkpointing)
     return model
+
+
+def load_outline(options: ModelOptions, rollout: RolloutOptions) -> FlowModel:
+    """The model that ``options`` describe by its configuration files alone: names and shapes, no memory, no values.
+
+    Raises:
+        UserError: it can't be made; what is wrong with the files is said better where they are loaded.
+    """
+    from accelerate import init_empty_weights
+
+    path, index = read_index(options)
+    _, stored, compute = placement_of(options)
+    # what is done to weights that have values
+    plain = replace(options, quantization=None, attention="auto", offload=False, compile=False, vae_tiling=False)
+    where = f"model.path is {options.path}"
+    with understood(f"{where}, which can't be made without weights"), without_weights(), init_empty_weights():
+        model: FlowModel = family_of(options, index).load(
+            path, index, plain, rollout, dtype=stored, compute=compute, device="meta", network_only=False
+        )
+    return model
+
+
+def match_layers(model: FlowModel, options: ModelOptions) -> None:
+    """Refuse options about layers or blocks that the networks don't have; weights need no values for this.
+
+    Raises:
+        UserError: naming the option.
+    """
+    fewer = options.quantization
+    if fewer is not None and fewer.weights is not None:
+        layers_to_quantize(model.network, fewer.weights, exclude=fewer.exclude)
+    if options.gradient_checkpointing:
+        model.recompute_activations(options.gradient_checkpointing)
 
 
 def _quantize(model: FlowModel, options: ModelOptions) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from burnish.options.flow import LoraOptions, ModelOptions, RolloutOptions
     from burnish.types.clips import Kind
+    from burnish.types.prompt import Prompt
 
 
 class LoadedPipeline:
@@ -127,6 +128,16 @@ class LoadedPipeline:
     def draws(cls, index: dict[str, Any], rollout: RolloutOptions) -> Kind:
         """What its samples are, by its configuration files alone."""
         return "image"
+
+    @classmethod
+    def check_lengths(
+        cls, path: Path, index: dict[str, Any], rollout: RolloutOptions, prompts: Sequence[Prompt]
+    ) -> None:
+        """Say or refuse what text encoders wouldn't read in full, by the pipeline's tokenizers alone.
+
+        Raises:
+            UserError: with the first such prompt.
+        """
 
     @classmethod
     def instead_of(cls, name: str) -> Any:

@@ -61,7 +61,7 @@ class TransformersModel:
         self.end = self.chat.turn_end(stop)
         self.stop = tuple(dict.fromkeys([*stop, self.end[-1]]))
         self.vocabulary: int = text.vocab_size
-        self.max_positions = _max_positions(text)
+        self.max_positions = max_positions(text)
 
     @classmethod
     def load(cls, path: Path, *, dtype: torch.dtype, compute: torch.dtype, device: str) -> Self:
@@ -230,7 +230,7 @@ class TransformersModel:
         (folder / "adapter_config.json").write_text(json.dumps(metadata, indent=2, default=str) + "\n")
 
 
-def _max_positions(text: Any) -> int:
+def max_positions(text: Any) -> int:
     """Positions that a decoder supports, with RoPE scaling."""
     rope = getattr(text, "rope_parameters", None) or {}
     factor, original = rope.get("factor") or 1.0, rope.get("original_max_position_embeddings")

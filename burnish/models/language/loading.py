@@ -11,7 +11,7 @@ from burnish.models.language.kernels import attention_of, choose_attention
 from burnish.models.loading import block_count, placement_of, quietly, read_folder
 from burnish.models.lora import AsInForward
 from burnish.models.placing import rest_frozen
-from burnish.models.quantization import quantize
+from burnish.models.quantization import layers_to_quantize, quantize
 from burnish.options.flow import CommonModelOptions
 from burnish.options.language import LanguageLoraOptions, LanguageModelOptions
 from burnish.registry import entries, lookup
@@ -191,8 +191,27 @@ def load_language_model(
     return model
 
 
-def load_reading_half(options: CommonModelOptions) -> LanguageModel:
-    """What reads prompts for a model: its tokenizer, its processor, and its network without weights.
+def positions_of(options: CommonModelOptions) -> int | None:
+    """Tokens that a model was trained to read at once, by config.json alone; None where transformers can't tell.
+
+    Raises:
+        UserError: it can't be read.
+    """
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from burnish.models.language.base import max_positions
+
+    path, config = read_config(options)
+    if config.get("model_type") not in CONFIG_MAPPING:
+        return None
+    with understood(f"model.path is {options.path}, whose config.json can't be read"):
+        found = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        return max_positions(found.get_text_config())
+
+
+def load_outline(options: CommonModelOptions) -> LanguageModel:
+    """A model by its configuration files alone: names and shapes without memory, and what reads prompts.
 
     Raises:
         UserError: it can't be loaded.
@@ -206,21 +225,42 @@ def load_reading_half(options: CommonModelOptions) -> LanguageModel:
     with understood(f"model.path is {options.path}, whose processor can't be loaded"):
         with without_weights(), init_empty_weights():
             model: LanguageModel = family.load(path, dtype=compute, compute=compute, device="cpu")
+        network: Any = model.network
+        network.tie_weights()  # as files do
         return model
 
 
 def _quantize(model: LanguageModel, options: CommonModelOptions) -> None:
     """Store the decoder's layers in fewer bits, if that is wanted. A vision tower is small, and reads its own type."""
-    fewer, lora, network = options.quantization, options.lora, model.network
+    fewer = options.quantization
     if fewer is None or fewer.weights is None:
         return
     model.refuse_non_finite()
-    in_full = lora.modules_to_save if isinstance(lora, LanguageLoraOptions) else ()
-    decoder: Any = network.get_decoder()  # type: ignore[operator]
+    decoder: Any = model.network.get_decoder()  # type: ignore[operator]
     with quietly():
         quantize(
-            decoder, fewer.weights, compute=model.compute, device=model.device, exclude=fewer.exclude, in_full=in_full
-        )
+            decoder, fewer.weights, compute=model.compute, device=model.device, exclude=fewer.exclude,
+            in_full=_in_full(options),
+        )  # fmt: skip
+
+
+def match_layers(model: LanguageModel, options: CommonModelOptions) -> None:
+    """Refuse options about layers or blocks that the network doesn't have; weights need no values for this.
+
+    Raises:
+        UserError: naming the option.
+    """
+    fewer = options.quantization
+    if fewer is not None and fewer.weights is not None:
+        decoder: Any = model.network.get_decoder()  # type: ignore[operator]
+        layers_to_quantize(decoder, fewer.weights, exclude=fewer.exclude, in_full=_in_full(options))
+    if options.gradient_checkpointing:
+        _checkpoint(model, options.gradient_checkpointing)
+
+
+def _in_full(options: CommonModelOptions) -> list[str]:
+    """Modules that are trained in full, beside adapters."""
+    return options.lora.modules_to_save if isinstance(options.lora, LanguageLoraOptions) else []
 
 
 def _checkpoint(model: Any, blocks: bool | int) -> None:

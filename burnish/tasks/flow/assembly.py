@@ -19,8 +19,18 @@ from burnish.data.flow.pictures import BEGINNING
 from burnish.data.flow.prompts import IMAGES, read_prompts
 from burnish.data.stream import Stream
 from burnish.evaluation.suite import Suite
+from burnish.models.flow.base import FlowModel
 from burnish.models.flow.contexts import check_contexts
-from burnish.models.flow.loading import family_of, load_model, parts_of, read_index, standard_side
+from burnish.models.flow.loading import (
+    family_of,
+    load_model,
+    load_outline,
+    match_layers,
+    parts_of,
+    read_index,
+    standard_side,
+)
+from burnish.models.flow.pipeline import LoadedPipeline
 from burnish.models.flow.teachers import check_teacher, load_teacher
 from burnish.rewards.base import Reward
 from burnish.rollout.requests import RolloutRequest
@@ -49,11 +59,10 @@ class FlowAssembly(Assembly):
     evaluation = FlowEvaluation
     library = "diffusers"
 
-    def load_roles(self) -> FlowRoles:
+    def load_roles(self, model: FlowModel | None = None) -> FlowRoles:
         config, rollout = self.config, self.config.rollout
-        model = load_model(config.model, rollout, shared=self.sharded, only_samples=self.only_samples)
         return FlowRoles(
-            model,
+            model or load_model(config.model, rollout, shared=self.sharded, only_samples=self.only_samples),
             self.needs,
             config.model.lora,
             guidance=rollout.guidance_scale,
@@ -66,6 +75,12 @@ class FlowAssembly(Assembly):
             rewards=config.rewards,
             shared=self.sharded,
         )
+
+    def outline(self) -> FlowModel:
+        return load_outline(self.config.model, self.config.rollout)
+
+    def match_layers(self, outline: FlowModel) -> None:
+        match_layers(outline, self.config.model)
 
     @cached_property
     def engine(self) -> FlowEngine:
@@ -175,6 +190,7 @@ class FlowAssembly(Assembly):
         if self.config.sharding.context_parallel > 1:
             self._check_contexts()
         self._check_drawn(self.config.rewards, [*self.train_prompts, *self.val_prompts], "rewards")
+        self._check_lengths()
         for i, teacher in enumerate(self.needs.teachers):
             option = f"algorithm.teachers[{i}]"
             check_teacher(self.config.model, teacher.path, teacher.lora, option, revision=teacher.revision)
@@ -190,6 +206,19 @@ class FlowAssembly(Assembly):
         refused = {label: reward.refusal(drawn) for label, reward in rewards.items()}
         if problems := [f"{section}.{label}: {problem}" for label, problem in refused.items() if problem]:
             raise UserError("\n".join([*problems, "leave these rewards or options out, or train another model"]))
+
+    def _check_lengths(self) -> None:
+        """Say or refuse what text encoders wouldn't read in full."""
+        path, index = read_index(self.config.model)
+        family = family_of(self.config.model, index)
+        if issubclass(family, LoadedPipeline):  # one that is no pipeline has its own way
+            family.check_lengths(path, index, self.config.rollout, self._drawn_from)
+
+    @property
+    def _drawn_from(self) -> list[Prompt]:
+        """All prompts that are encoded."""
+        more = self.supervised_pictures.prompts if self.supervised_pictures else []
+        return [*self.train_prompts, *self.val_prompts, *more]
 
     def _check_contexts(self) -> None:
         """Refuse a model, and sizes of what it draws, whose sequences ranks can't split."""
@@ -245,8 +274,7 @@ class FlowAssembly(Assembly):
         return str(index.get("_class_name")), sorted(file for name in networks for file in path.glob(f"{name}/*"))
 
     def check(self) -> None:
-        more = self.supervised_pictures.prompts if self.supervised_pictures else []
-        prompts = [*self.train_prompts, *self.val_prompts, *more]
+        prompts = self._drawn_from
         self.roles.model.check(prompts)
         if prompts:
             self.engine.latent_shape(prompts[0])  # refuses sizes that the model can't draw

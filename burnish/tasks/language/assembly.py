@@ -12,36 +12,37 @@ from typing import Any
 from torch import Tensor
 
 from burnish.algorithms.language.sft import SFT
-from burnish.config.language import LanguageConfig, ResponseRolloutOptions
-from burnish.data.language.judgements import JudgedRecord, Labels, read_judgements
-from burnish.data.language.offline import JudgementData, ResponseData, within_limits
-from burnish.data.language.prompts import check_positions, read_questions, within_length
+from burnish.config.language import LanguageConfig
+from burnish.data.language.judgements import JudgedRecord
+from burnish.data.language.offline import JudgementData, ResponseData
+from burnish.data.language.prompts import read_questions, within_length
 from burnish.data.language.responses import ResponseRecord, read_responses
 from burnish.data.stream import Stream
-from burnish.language.sampling import Sampling
+from burnish.language.model import LanguageModel
 from burnish.models.language.loading import (
-    check_experts,
-    check_own_family,
-    check_readable,
     family_of,
     load_language_model,
+    load_outline,
+    match_layers,
+    positions_of,
     read_config,
 )
 from burnish.models.language.reward_head import HeadFile, reward_loading_lines, write_head, write_head_of_adapter
-from burnish.models.language.teachers import check_tokens, load_teacher
-from burnish.options.language import LanguageValidationOptions
+from burnish.models.language.teachers import load_teacher
 from burnish.rewards.text.base import POLICY, Dialogue, Response, check_labels
 from burnish.tasks.assembly import Assembly
 from burnish.tasks.job import Job
+from burnish.tasks.language.checks import check_inputs, check_room
 from burnish.tasks.language.dialogues import Dialogues, try_out
 from burnish.tasks.language.engine import Encoder, LanguageEngine, ResponseEngine, ResponseJob, prompt_lengths
 from burnish.tasks.language.evaluate import LanguageEvaluation
 from burnish.tasks.language.judgements import JudgementEvaluation
 from burnish.tasks.language.readers import Readers
+from burnish.tasks.language.records import prompts_of, read_records, short_records
 from burnish.tasks.language.roles import LanguageRoles
 from burnish.tasks.language.rollouts import ResponseRollouts
+from burnish.tasks.language.sampling import rollout_sampling, validation_sampling
 from burnish.tasks.language.shared_prompts import SharedPrompts
-from burnish.tasks.language.teachers import check_taught
 from burnish.tasks.shares import learned_in_an_update
 from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.parameter_groups import ParameterGroup
@@ -67,10 +68,10 @@ class LanguageAssembly(Assembly):
         self.reads_ahead = config.data.workers > 0
         self.evaluation = JudgementEvaluation if self.needs.heads else LanguageEvaluation
 
-    def load_roles(self) -> LanguageRoles:
+    def load_roles(self, model: LanguageModel | None = None) -> LanguageRoles:
         config = self.config
         return LanguageRoles(
-            load_language_model(config.model, shared=self.sharded, only_samples=self.only_samples),
+            model or load_language_model(config.model, shared=self.sharded, only_samples=self.only_samples),
             self.needs,
             config.model.lora,
             critic=config.critic,
@@ -87,6 +88,12 @@ class LanguageAssembly(Assembly):
             shared=self.sharded,
             load_teacher=lambda teacher, option: load_teacher(config.model, teacher, option),
         )
+
+    def outline(self) -> LanguageModel:
+        return self._outline
+
+    def match_layers(self, outline: LanguageModel) -> None:
+        match_layers(outline, self.config.model)
 
     @cached_property
     def engine(self) -> ResponseEngine:
@@ -147,34 +154,11 @@ class LanguageAssembly(Assembly):
         critic, options = self.roles.parameters("critic"), config.critic.optimizer
         return [actor, ParameterGroup("critic", critic, options, total_steps=config.schedule_steps(options))]
 
-    @property
-    def sampling(self) -> Sampling:
-        """How responses to learn from are sampled."""
-        rollout = self.config.rollout
-        return self._sampling(
-            rollout,
-            min_new_tokens=rollout.min_new_tokens,
-            first_temperature=rollout.fire_temperature,
-            repetition_penalty=rollout.repetition_penalty,
-        )
-
-    @property
-    def validation_sampling(self) -> Sampling:
-        """How responses to held-out questions are sampled."""
-        return self._sampling(self.config.validation)
-
-    def _sampling(self, section: ResponseRolloutOptions | LanguageValidationOptions, **more: Any) -> Sampling:
-        rollout = self.config.rollout
-        return Sampling(
-            max_new_tokens=rollout.max_new_tokens, stop=tuple(rollout.stop), temperature=section.temperature,
-            top_k=section.top_k, top_p=section.top_p, min_p=section.min_p, **more,
-        )  # fmt: skip
-
     @cached_property
     def rollout_worker(self) -> ResponseRollouts:
         return ResponseRollouts(
             self.engine, self.scorer, self.needs,
-            sampling=self.sampling, environment=self.config.environment, watch=self.watch,
+            sampling=rollout_sampling(self.config), environment=self.config.environment, watch=self.watch,
             check_cancelled=self.check_cancelled, files=self.sample_files,
         )  # fmt: skip
 
@@ -183,24 +167,15 @@ class LanguageAssembly(Assembly):
         """Responses that the algorithm learns from in place of prompts."""
         if self.needs.data == "prompts":
             return None
-        return self.limited(self._read_responses(self.config.data.train_files))
+        return self.limited(read_records(self.config.data.train_files, self.config.data, self.needs))
 
     @cached_property
     def val_records(self) -> list[JudgedRecord]:
         """Held-out responses that a reward model is validated on; those that it learns from where there are none."""
         files = self.config.data.val_files
-        records: list[Any] = self._read_responses(files) if files else self.responses or []
+        data = self.config.data
+        records: list[Any] = read_records(files, data, self.needs) if files else self.responses or []
         return records[: self.config.validation.max_prompts]
-
-    def _read_responses(self, files: Any) -> list[Any]:
-        data, needs = self.config.data, self.needs
-        if not needs.heads:
-            return list(read_responses(files, data, needs.data))
-        labels = Labels(
-            needs.data, needs.heads, ties=needs.ties, shares=needs.shares, separator=needs.separator,
-            question=needs.question,
-        )  # fmt: skip
-        return list(read_judgements(files, data, labels))
 
     @cached_property
     def ptx_responses(self) -> list[ResponseRecord] | None:
@@ -208,10 +183,27 @@ class LanguageAssembly(Assembly):
         section = self.config.ptx
         return None if section is None else read_responses(section.train_files, self.config.data, "demonstrations")
 
+    @property
+    def _fixed(self) -> list[ResponseRecord]:
+        """All records with responses."""
+        return [*(self.responses or ()), *(self.ptx_responses or ())]
+
+    @cached_property
+    def _learnable_responses(self) -> list[ResponseRecord]:
+        return self._short(self.responses or ())
+
+    @cached_property
+    def _learnable_ptx(self) -> list[ResponseRecord]:
+        return self._short(self.ptx_responses or ())
+
+    def _short(self, records: Sequence[ResponseRecord]) -> list[ResponseRecord]:
+        """Those that are short enough."""
+        return short_records(records, lambda: self._reader, self.config, self._tools, self.ranks)
+
     @cached_property
     def _data(self) -> ResponseData:
         assert self.responses is not None, "responses are sampled"
-        return self._learnable(self.responses)
+        return self._as_learned(self._learnable_responses)
 
     @property
     def records(self) -> list[ResponseRecord]:
@@ -222,33 +214,28 @@ class LanguageAssembly(Assembly):
         if self.ranks.size > 1:
             # what they show is read now; what else is needed of it, where it is
             own = learned_in_an_update(records, batch.answers.costs(), self.config, self.ranks, update)
-            self.engine.encode(_prompts_of(own))
+            self.engine.encode(prompts_of(own))
         if self.reads_ahead:
             following = self.source.stream.peek(self.config.batches_per_update)
-            self.engine.ahead(_prompts_of(following[own_rows(self.ranks, len(following))]))
+            self.engine.ahead(prompts_of(following[own_rows(self.ranks, len(following))]))
         return batch
 
-    def _learnable(self, records: list[ResponseRecord]) -> ResponseData:
-        """Those that are short enough, as the model has them."""
+    def _as_learned(self, records: list[ResponseRecord]) -> ResponseData:
+        """Records, as the model has them."""
         model, config = self.roles.model, self.config
         kind = JudgementData if any(isinstance(record, JudgedRecord) for record in records) else ResponseData
-        encode = Encoder(model, self._tools, bounded=False, cached=0)
-        prompts = list({prompt.uid: prompt for prompt in _prompts_of(records)}.values())
-        limit, lengths = config.data.max_prompt_length, dict[str, int]()
-        if limit is not None:
-            each = prompt_lengths(encode, prompts, self.ranks)
-            lengths = {prompt.uid: length for prompt, length in zip(prompts, each, strict=True)}
-        kept = within_limits(records, lengths, model, config.data, config.rollout.max_new_tokens)
         if self.ranks.size == 1:
-            return kind(kept, model, self.engine.encode)
-        return kind(kept, model, SharedPrompts(self.engine.encode, self.ranks, cached=in_bytes(config.model.cache_gb)))
+            return kind(records, model, self.engine.encode)
+        return kind(
+            records, model, SharedPrompts(self.engine.encode, self.ranks, cached=in_bytes(config.model.cache_gb))
+        )
 
     @cached_property
     def auxiliary(self) -> AuxiliaryLoss | None:
         section, config = self.config.ptx, self.config
         if section is None or self.ptx_responses is None:
             return None
-        data = self._learnable(self.ptx_responses)
+        data = self._as_learned(self._learnable_ptx)
         stream = Stream(data.records, section.batch_size, seed=config.seed, shuffle=True, name="ptx")
 
         def draw(step: int) -> OfflineResponses:
@@ -277,30 +264,39 @@ class LanguageAssembly(Assembly):
         return super().val_prompts
 
     def check_data(self) -> None:
-        if self.config.environment is not None:
-            self.config.environment.check()
-        check_experts(self.config.model)
-        for number, teacher in enumerate(self.needs.teachers):
-            if teacher.path is not None:
-                check_tokens(self.config.model, teacher, f"algorithm.teachers[{number}]")
-        if self.needs.teachers:
-            check_taught(self.needs.teachers, self.train_prompts)
-        if self.config.rollout.vllm is not None:
-            check_own_family(self.config.model)
-        records = [*(self.responses or ()), *(self.ptx_responses or ())]
-        check_readable(self.config.model, (*self.train_prompts, *self.val_prompts, *_prompts_of(records)))
+        check_inputs(self.config, self.needs, self.train_prompts, (*self.val_prompts, *prompts_of(self._fixed)))
         super().check_data()
         if self.reads_ahead and next(self.media(), None) is None:
             raise UserError(
                 f"data.workers is {self.config.data.workers}, but no record shows or plays anything that processes "
                 "could read ahead; leave it out"
             )
+        here = self.config.runtime == "local" and self.ranks.size == 1  # else ranks share the work
+        if here:
+            _ = self._learnable_responses, self._learnable_ptx, self.learnable_prompts
+        if (longest := positions_of(self.config.model)) is not None and (here or not self.measures_prompts):
+            self._check_room(longest, self.learnable_prompts)
+
+    def _check_room(self, longest: int, trained: Sequence[Prompt]) -> None:
+        """Refuse questions that leave too few of so many positions."""
+        check_room(
+            self.config, self.needs, longest, lambda: self._reader, self._tools,
+            trained=trained, validated=self.val_prompts,
+        )  # fmt: skip
+
+    @property
+    def _reader(self) -> LanguageModel:
+        """What reads prompts: the model, or its outline before it is loaded."""
+        return self.roles.model if "roles" in vars(self) else self._outline
+
+    @cached_property
+    def _outline(self) -> LanguageModel:
+        return load_outline(self.config.model)
 
     def check(self) -> None:
         super().check()
         model = self.roles.model
-        for prompts in (self.learnable_prompts, self.val_prompts):
-            check_positions(prompts, model.max_positions, lambda prompt: model.count_tokens(prompt.chat(), self._tools))
+        self._check_room(model.max_positions, self.learnable_prompts)
         # templates and processors are the model's own: they are tried on the first prompt of each kind
         kinds = {
             (bool(p.images), bool(p.videos), bool(p.audios)): p
@@ -314,12 +310,11 @@ class LanguageAssembly(Assembly):
             return
         if not isinstance(self.engine, LanguageEngine):  # vLLM, or an environment, which would have to answer
             return
-        sampling = replace(self.validation_sampling, max_new_tokens=1)
+        sampling = replace(validation_sampling(self.config), max_new_tokens=1)
         self.engine.sample(ResponseJob.groups(self.val_prompts[:1], 1, purpose="trial", update=0, sampling=sampling))
 
     def media(self) -> Iterator[tuple[str, Media]]:
-        records = [*(self.responses or ()), *(self.ptx_responses or ())]
-        for prompt in (*self.train_prompts, *self.val_prompts, *(record.prompt for record in records)):
+        for prompt in (*self.train_prompts, *self.val_prompts, *(record.prompt for record in self._fixed)):
             yield from ((prompt.where, media) for media in prompt.media)
 
     def unfit(self, width: int, height: int) -> str:
@@ -331,7 +326,7 @@ class LanguageAssembly(Assembly):
         prompts = self.train_prompts
         if not self.measures_prompts:
             return prompts
-        encode = Encoder(self.roles.model, self._tools, bounded=False, cached=0)
+        encode = Encoder(self._reader, self._tools, bounded=False, cached=0)
         return within_length(prompts, prompt_lengths(encode, prompts, self.ranks), self.config.data)
 
     @cached_property
@@ -393,8 +388,3 @@ class LanguageAssembly(Assembly):
             return reward_loading_lines(base, adapter, kind, self._model_type, len(self.needs.heads))
         load = f'model = {kind}.from_pretrained("{base}")'
         return [load, *([] if adapter is None else [f'model = peft.PeftModel.from_pretrained(model, "{adapter}")'])]
-
-
-def _prompts_of(records: Sequence[ResponseRecord]) -> list[Prompt]:
-    """The prompts of all responses of records."""
-    return [prompt for record in records for prompt, _ in record.rows]

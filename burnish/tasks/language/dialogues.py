@@ -113,6 +113,8 @@ class Dialogues(ResponseEngine):
                     alike[same] = self._open(row.prompt, observation)
                 row.opening = row.conversation = alike[same]
                 row.chat, row.opened = _opened(row.prompt, observation), len(row.pictures)
+            if self._room(row) < 1:
+                row.end(f"it begins with {row.opening.lengths[0]} tokens, all that the model reads")
         return rows
 
     def _answers(self, asked: Sequence[Callable[[], Any]], job: ResponseJob) -> list[Any]:
@@ -146,14 +148,13 @@ class Dialogues(ResponseEngine):
         """Let the policy say something in every one of these dialogues, and the environment after it."""
         distinct = {id(row.conversation): row.conversation for row in rows}
         place = {number: i for i, number in enumerate(distinct)}
-        most = self.environment.max_length
         longest = job.sampling.max_new_tokens
         part = respond(
             Encoded.cat(list(distinct.values())),
             [place[id(row.conversation)] for row in rows],
             # the first turn is what it would be without an environment
             [random.key(*row.key, *([turn] if turn else [])) for row in rows],
-            limits=None if most is None else [min(longest, most - row.length) for row in rows],
+            limits=[min(longest, self._room(row) - row.length) for row in rows],
             turn=going,
         )
         words = [
@@ -206,14 +207,18 @@ class Dialogues(ResponseEngine):
         else:
             whole = rest = self._turn(response, observation, alike)
         length = whole.lengths[0] if rest is None else row.conversation.lengths[0] + len(response) + rest.lengths[0]
-        most = self.environment.max_length
-        if most is not None and length - row.opening.lengths[0] >= most:
+        if length - row.opening.lengths[0] >= self._room(row):
             return False
         if rest is None:
             row.begin_anew(response, logprob, whole)
         else:
             row.append(response, logprob, rest)
         return True
+
+    def _room(self, row: DialogueRow) -> int:
+        """Tokens of a dialogue at most, behind what it begins with: those that the model has positions for."""
+        most, positions = self.environment.max_length, self.roles.model.max_positions - row.opening.lengths[0]
+        return positions if most is None else min(most, positions)
 
     def _turn(self, response: Tensor, observation: Observation, alike: dict[Any, Encoded]) -> Encoded:
         """What the environment says after a response, as the template writes it there."""

@@ -191,13 +191,19 @@ def prompt_lengths(encode: Encoder, prompts: Sequence[Prompt], ranks: Ranks) -> 
 
 
 def _length(encode: Encoder, prompt: Prompt) -> int:
-    if not (prompt.videos or prompt.audios):
-        with suppress(OSError, ValueError):  # which are told of, with the prompt's name, where it is encoded
-            each = [encode.model.picture_tokens(*picture.size()) for picture in prompt.images]
-            if None not in each:
-                written = encode.model.count_tokens(prompt.chat(), encode.tools)
-                return written - len(each) + sum(tokens or 0 for tokens in each)
-    return encode([prompt]).table.lengths[0]
+    found = length_unread(encode.model, prompt, encode.tools)
+    return encode([prompt]).table.lengths[0] if found is None else found
+
+
+def length_unread(model: LanguageModel, prompt: Prompt, tools: Sequence[dict[str, Any]]) -> int | None:
+    """Tokens of a prompt with its pictures, of which only the sizes are read; None where that doesn't tell."""
+    if prompt.videos or prompt.audios:
+        return None
+    with suppress(OSError, ValueError):  # which are told of, with the prompt's name, where it is encoded
+        each = [model.picture_tokens(*picture.size()) for picture in prompt.images]
+        if None not in each:
+            return model.count_tokens(prompt.chat(), tools) - len(each) + sum(tokens or 0 for tokens in each)
+    return None
 
 
 def _bytes_of(encoded: Encoded) -> int:

@@ -14,6 +14,7 @@ from burnish.tasks.job import Job
 from burnish.tasks.language.dialogues import dialogue_metrics
 from burnish.tasks.language.engine import ResponseJob
 from burnish.tasks.language.samples import response_columns, said_tokens, sampled_for, token_columns
+from burnish.tasks.language.sampling import validation_sampling
 from burnish.types.prompt import Prompt
 from burnish.utils.disk import writing
 from burnish.utils.video import encode_sound
@@ -29,7 +30,7 @@ class LanguageEvaluation(Evaluation):
         assembly = self.assembly
         return ResponseJob.groups(
             assembly.val_prompts, n, purpose="validation", update=0,
-            sampling=assembly.validation_sampling, check_cancelled=assembly.check_cancelled,
+            sampling=validation_sampling(assembly.config), check_cancelled=assembly.check_cancelled,
         )  # fmt: skip
 
     def sampled(self, job: ResponseJob) -> Evaluated:

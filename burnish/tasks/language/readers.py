@@ -208,12 +208,12 @@ class Readers:
 
 def _load(argument: tuple[LanguageConfig, Sequence[dict[str, Any]]]) -> Callable[[Prompt], tuple[str, Any]]:
     """In a process: the function that reads what a prompt shows, or says what is wrong with it."""
-    from burnish.models.language.loading import load_reading_half
+    from burnish.models.language.loading import load_outline
     from burnish.tasks.language.engine import Encoder
 
     config, tools = argument
     torch.set_num_threads(1)
-    encode = Encoder(load_reading_half(config.model), tools, cached=0)
+    encode = Encoder(load_outline(config.model), tools, cached=0)
 
     def read(prompt: Prompt) -> tuple[str, Any]:
         try:

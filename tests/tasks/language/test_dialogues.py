@@ -218,6 +218,20 @@ def test_a_budget_of_tokens_cuts_a_dialogue():
     assert not cut.any()
 
 
+def test_the_positions_of_the_model_cut_a_dialogue(monkeypatch):
+    whole, _ = play(Shows(), prompts())
+    begun = [len(ids) for ids in whole.prompts.rows().ids]
+    for positions in (max(begun) + 20, max(begun)):
+        monkeypatch.setattr(model_of("qwen2_5_vl"), "max_positions", positions)
+        completion, responses = play(Shows(), prompts())
+        lengths = [before + int(own) for before, own in zip(begun, completion.length, strict=True)]
+        assert max(lengths) <= positions
+        cut = completion.length < whole.length
+        assert cut.any()
+        assert not completion.finished[cut].any()
+    assert all(not one.dialogue.responses for one, before in zip(responses, begun, strict=True) if before == positions)
+
+
 @pytest.mark.parametrize(("fails", "turns"), [("reset", 0), ("step", 2)])
 def test_an_environment_that_fails_is_missing_and_stops_nobody(fails, turns):
     completion, responses = play(Shows(fails=fails), prompts())

@@ -9,6 +9,7 @@ import torch
 
 from burnish.language.logprobs import response_logprobs
 from burnish.tasks.language.samples import said_tokens, token_columns
+from burnish.tasks.language.sampling import rollout_sampling
 from tests.support.language_runs import SMALL, assembly_of
 
 OPTIONS = [*SMALL, "trainer.mini_batch_size=null", "rollout.max_new_tokens=6", "validation.max_prompts=2"]
@@ -26,7 +27,7 @@ def test_tokens_are_recorded_with_their_entropy(tmp_path):
 
 def test_entropy_is_that_of_the_distribution_that_was_sampled_from():
     assembly = assembly_of(*OPTIONS)
-    trace, temperature = assembly.source.collect(1).trace, assembly.sampling.scored_at
+    trace, temperature = assembly.source.collect(1).trace, rollout_sampling(assembly.config).scored_at
     said = said_tokens(trace, [3, 1], assembly.engine, temperature)
     scores = response_logprobs(assembly.roles.model, assembly.roles.model.network, trace, temperature=temperature)
     assert said.keys() == {1, 3}
