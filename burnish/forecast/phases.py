@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -203,7 +203,9 @@ def _collected(assembly: Assembly, counter: LiveBytes, update: int) -> Any:
     own = answered if own is None else own
     # samples of all ranks travel through the memory of their machines
     counter.label(HOST, tensors_of(own))
-    return join([own] * len(parts))
+    # groups of other ranks are others: what is done once for each is done for all of them
+    first = int(parts[0].group[0])
+    return join([replace(own, group=own.group + int(part.group[0]) - first) for part in parts])
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
