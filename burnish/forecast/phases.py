@@ -118,6 +118,7 @@ def rollout_phases(assembly: Assembly, counter: LiveBytes, half: Half) -> None:
             # all weights come once, and then what training changes; where vLLM samples, the network itself takes them
             spare.clear()
             spare |= {name: torch.empty_like(value) for name, value in roles.sampler_weights(full=full).items()}
+        counter.received(sum(map(counter.size_of, roles.sampler_weights(full=False).values())))  # after every update
     half.again()
     with counter.phase(SAMPLE):
         request = _request(assembly, 1)
