@@ -217,6 +217,8 @@ def shapes(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
             found.append((value.shape, value.dtype))
         elif isinstance(value, nn.Module):
             found.append(id(value))
+        elif isinstance(value, list | tuple) and any(isinstance(one, Tensor) for one in value):
+            found.append(shapes(*value))  # networks that take the samples of a batch one by one
         elif isinstance(value, Sequence) or hasattr(value, "__len__"):
             found.append(len(value))
         elif isinstance(value, int | float | str | bool):
