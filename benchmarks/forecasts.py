@@ -9,10 +9,13 @@ The run on real tensors is two policy updates on this machine's CPU.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from burnish.config import load
 from burnish.forecast.counter import LiveBytes, Peak
@@ -26,18 +29,46 @@ from burnish.tasks.flow.assembly import FlowAssembly
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.utils.weights import without_weights
 
-PATIENCE = 0.01  # seconds
 
+class Aside(LiveBytes):
+    """Counts what ranks hold that exchange tensors by gloo.
 
-class Patient(LiveBytes):
-    """Counts what ranks hold that exchange tensors by gloo, whose threads let go of them some time after.
-
-    No GPU does: memory is freed there in the order of its stream.
+    Its threads let go of tensors some time after an exchange is over, where a GPU frees memory in the order of its
+    stream. So they are given copies, which are not counted, and an exchange is over when it is begun.
     """
 
-    def _exchanged(self, func: Any, args: Any, kwargs: Any) -> None:
-        super()._exchanged(func, args, kwargs)
-        time.sleep(PATIENCE)
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in ("c10d", "_c10d_functional"):
+            func = _Exchange(func)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class _Exchange:
+    """A collective operation of torch.distributed on copies of its tensors."""
+
+    def __init__(self, func: Any) -> None:
+        self.func, self.namespace, self.name = func, func.namespace, func.name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        originals: dict[int, Tensor] = {}
+        copies: list[Tensor] = []
+
+        def copied(tensor: Tensor) -> Tensor:
+            copies.append(tensor.clone())
+            originals[id(copies[-1])] = tensor
+            return copies[-1]
+
+        found = self.func(*tree_map_only(Tensor, copied, args), **tree_map_only(Tensor, copied, kwargs))
+        if self.namespace == "c10d":
+            work = found[-1] if isinstance(found, tuple) else found
+            torch.distributed.Work.unbox(work).wait()
+        else:
+            tree_map_only(Tensor, torch.ops._c10d_functional.wait_tensor, found)
+            # what an operation returns is the caller's, and gloo's threads may hold it still
+            found = tree_map_only(Tensor, lambda one: one if id(one) in originals else one.clone(), found)
+        for copy in copies:
+            originals[id(copy)].copy_(copy)
+        return tree_map_only(Tensor, lambda one: originals.get(id(one), one), found)
 
 
 def peaks(
@@ -52,7 +83,7 @@ def peaks(
         drawn: networks have random weights, for which no files are needed.
         ranks: that train together.
     """
-    counter = LiveBytes() if fake or ranks.size == 1 else Patient()
+    counter = LiveBytes() if fake or ranks.size == 1 else Aside()
     pretending = Pretending() if fake else None
     with ExitStack() as contexts:
         config = load(recipe, list(options))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import UserDict
+from collections import Counter, UserDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
@@ -50,7 +50,7 @@ class BriefTrainer(Trainer):
     _learned: set[int]  # weights that have had a gradient
     _before: set[str]  # phases that were over when the optimizers got their states
     _steps = 0
-    _received = 0  # bytes of the step that was taken
+    _received: Counter[str]  # bytes by phase, in the step that was taken
 
     @classmethod
     def of(cls, trainer: Trainer, counter: LiveBytes, rests: Rests) -> BriefTrainer:
@@ -85,22 +85,21 @@ class BriefTrainer(Trainer):
 
     def _micro_batches(self, mini: Batch) -> Iterator[tuple[Batch, float]]:
         """The first ones. Those that are left out would have other ranks send as much as the last."""
-        every, counter, done, one = super()._micro_batches(mini), self._counter, 0, 0
+        every, counter, done, one = super()._micro_batches(mini), self._counter, 0, Counter[str]()
         first = next(every, None) or self._any_row(mini)
         left = 1 if self._primed and next(every, None) is not None else 0
         if left:
             for group in self.groups:  # an earlier micro-batch has left these
                 self._fill_gradients(group)
         for part in chain([first], every):
-            before = counter.wire
+            before = counter.wires()
             yield part
-            one, done = counter.wire - before, done + 1
+            one, done = counter.wires() - before, done + 1
             if self._primed:
                 self._forget_unlearned()
             if done == (ENOUGH if self.optimizer_steps and not self._primed else 1):
                 break
-        if one:
-            counter.received(one * (left + sum(1 for _ in every)))
+        counter.received_again(one, left + sum(1 for _ in every))
 
     def _any_row(self, mini: Batch) -> tuple[Batch, float]:
         """A row of another rank, where there are fewer rows than ranks and this one has none."""
@@ -111,11 +110,11 @@ class BriefTrainer(Trainer):
     def _step(self, mini: Batch, update: int) -> Metrics:
         self._steps += 1
         if self._steps > 1:
-            self._counter.received(self._received)
+            self._counter.received_again(self._received, 1)
             return {}
-        before = self._counter.wire
+        before = self._counter.wires()
         metrics = super()._step(mini, update)
-        self._received = self._counter.wire - before
+        self._received = self._counter.wires() - before
         return metrics
 
     def _fill_gradients(self, group: ParameterGroup) -> None:
@@ -218,6 +217,8 @@ def shapes(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
             found.append((value.shape, value.dtype))
         elif isinstance(value, nn.Module):
             found.append(id(value))
+        elif isinstance(value, list | tuple) and any(isinstance(one, Tensor) for one in value):
+            found.append(shapes(*value))  # networks that take the samples of a batch one by one
         elif isinstance(value, Sequence) or hasattr(value, "__len__"):
             found.append(len(value))
         elif isinstance(value, int | float | str | bool):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.distributed_c10d import _get_group_size_by_name
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -151,6 +152,16 @@ class LiveBytes(TorchDispatchMode):
         if self._phases:
             self.peaks[self._phases[-1]].wire += size
 
+    def wires(self) -> Counter[str]:
+        """Bytes that have come from other ranks so far, by phase."""
+        return Counter({name: peak.wire for name, peak in self.peaks.items()})
+
+    def received_again(self, sizes: Mapping[str, int], times: int) -> None:
+        """As much comes again, so many times: bytes by phase."""
+        for name, size in sizes.items():
+            self.wire += times * size
+            self.peaks[name].wire += times * size
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing is compiled here, and the guard against it costs more than what is counted
@@ -160,7 +171,7 @@ class LiveBytes(TorchDispatchMode):
             return device_of(args[0])
         found = func(*args, **(kwargs or {}))
         if func.namespace in EXCHANGES:
-            self._exchanged(func, args, kwargs or {})
+            self._exchanged(func, args, kwargs or {}, found)
             category = self.category  # also of what is gathered from the host's memory
         else:
             category = self._inherited(args)
@@ -211,7 +222,7 @@ class LiveBytes(TorchDispatchMode):
             return None
         return None if known is None else known.category
 
-    def _exchanged(self, func: Any, args: Any, kwargs: Any) -> None:
+    def _exchanged(self, func: Any, args: Any, kwargs: Any, found: Any) -> None:
         """What takes part in an exchange is a buffer, unless it is known to be a weight or a gradient."""
         given = [one for one in tree_iter((args, kwargs)) if isinstance(one, Tensor)]
         for tensor in given:
@@ -219,11 +230,12 @@ class LiveBytes(TorchDispatchMode):
             known = self._known.get(_storage(tensor)._cdata)
             if known is not None and known.category == ACTIVATIONS:
                 self._move(known, BUFFERS)
-        name, sizes = func.name(), [one.numel() * one.element_size() for one in given]
-        if "allreduce" in name:
-            self.received(2 * sum(sizes))
-        elif "allgather_base" in name or "reduce_scatter_base" in name:
-            self.received(max(sizes) - min(sizes))
+        taken = {id(one): one for one in (*given, *tree_iter(found)) if isinstance(one, Tensor)}
+        sizes = [one.numel() * one.element_size() for one in taken.values()]
+        if "all_to_all" in func.name():
+            self.received(max(sizes) - max(sizes) // _get_group_size_by_name(args[-1]))  # its own part stays
+        else:
+            self.received(received_in(func.name(), sizes))
 
     def _add(self, tensor: Tensor, category: str, *, again: bool = False) -> None:
         try:
@@ -278,6 +290,21 @@ def device_of(tensor: Any) -> torch.device:
     if not isinstance(tensor, FakeTensor):
         return tensor.device  # type: ignore[no-any-return]
     return META if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
+
+
+def received_in(name: str, sizes: Sequence[int]) -> int:
+    """Bytes that come from other ranks when all are summed, gathered or scattered.
+
+    Args:
+        name: of the operation; others than these, which send next to nothing here, are 0.
+        sizes: bytes of the tensors that it takes and returns.
+    """
+    kind = name.replace("_", "")
+    if "allreduce" in kind:
+        return 2 * max(sizes)
+    if "allgather" in kind or "reducescatter" in kind:
+        return max(sizes) - min(sizes)
+    return 0
 
 
 def tensors_in(args: Any) -> Iterator[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
@@ -205,6 +206,7 @@ class BriefEngine(FlowEngine):
     """Draws the first samples of a job; the others are made up at once, and are as large."""
 
     _tables: tuple[Any, ...] = ()  # of the job that is drawn: conditioning, unconditional, schedule
+    _received = 0  # bytes from ranks that share the sequences of a batch
 
     def __init__(self, roles: FlowRoles, options: Any, seed: int, half: FlowHalf) -> None:
         super().__init__(roles, options, seed=seed)
@@ -222,6 +224,7 @@ class BriefEngine(FlowEngine):
             others = slice(rows.stop, len(job.prompts))
             if others.start < others.stop:
                 count = others.stop - others.start
+                self.half.counter.received(self._received * math.ceil(count / others.start))
                 rest = self._made_up(job, others, first)
                 del first
                 yield others, rest, [some[i % len(some)] for i in range(count)]
@@ -249,8 +252,9 @@ class BriefEngine(FlowEngine):
         return there
 
     def _denoise(self, job: FlowJob, rows: slice, role: Any, plan: Any, branches: Any, *given: Any) -> Denoising:
-        self._tables = given
+        self._tables, before = given, self.half.counter.wire
         values = self._trajectory(job, rows, role, plan, branches, *given)
+        self._received = self.half.counter.wire - before
         conditioning, unconditional, schedule = given
         return Denoising(
             conditioning=conditioning.select(rows),

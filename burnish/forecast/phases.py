@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -118,6 +118,7 @@ def rollout_phases(assembly: Assembly, counter: LiveBytes, half: Half) -> None:
             # all weights come once, and then what training changes; where vLLM samples, the network itself takes them
             spare.clear()
             spare |= {name: torch.empty_like(value) for name, value in roles.sampler_weights(full=full).items()}
+        counter.received(sum(map(counter.size_of, roles.sampler_weights(full=False).values())))  # after every update
     half.again()
     with counter.phase(SAMPLE):
         request = _request(assembly, 1)
@@ -203,7 +204,9 @@ def _collected(assembly: Assembly, counter: LiveBytes, update: int) -> Any:
     own = answered if own is None else own
     # samples of all ranks travel through the memory of their machines
     counter.label(HOST, tensors_of(own))
-    return join([own] * len(parts))
+    # groups of other ranks are others: what is done once for each is done for all of them
+    first = int(parts[0].group[0])
+    return join([replace(own, group=own.group + int(part.group[0]) - first) for part in parts])
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from burnish.forecast.brief import Once, shapes
 from burnish.forecast.counter import ACTIVATIONS, GRADIENTS, OPTIMIZER, ROUNDED, WEIGHTS, LiveBytes
 from burnish.forecast.fakes import CudaPrecision, Pretending, is_fake
 
@@ -137,3 +138,12 @@ def test_networks_can_be_moved_and_cast(change):
     real = change(nn.Linear(300, 300))
     with Pretending().active():
         assert change(nn.Linear(300, 300)).weight.dtype == real.weight.dtype
+
+
+def test_calls_with_lists_of_samples_of_another_size_are_computed_anew():
+    counter = LiveBytes()
+    grown = Once(lambda samples: [one + 1 for one in samples], shapes, counter)
+    with counter, torch.no_grad():
+        for side in (2, 4, 2):
+            assert [one.shape for one in grown([torch.zeros(side, side)] * 2)] == [(side, side)] * 2
+    assert len(grown.known) == 2

@@ -5,7 +5,7 @@ import pytest
 from burnish.config import load
 from burnish.forecast.brief import BACKWARD
 from burnish.forecast.forecast import forecast
-from tests.support.forecasts import counted_on, differences, foretold
+from tests.support.forecasts import counted_on, differences, foretold, wires
 
 SMALL = [
     "algorithm=flow_grpo", "data.train_batch_size=4", "rollout.n=4", "rollout.batch_size=4",
@@ -35,8 +35,10 @@ def on(ranks: int) -> list[str]:
 def test_forecasts_equal_counted_runs(size, options, tmp_path):
     given = [*SMALL, *options, *on(size)]
     real = counted_on(size, "quickstart", given, tmp_path)
-    found = differences(real, foretold(size, "quickstart", given))
+    forecast_of_it = foretold(size, "quickstart", given)
+    found = differences(real, forecast_of_it)
     assert all(abs(error) < TOLERANCE for error in found.values()), found
+    assert wires(forecast_of_it) == pytest.approx(wires(real), rel=1e-3)
 
 
 @pytest.mark.slow

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from burnish.config.load import load
-from burnish.forecast.counter import LiveBytes
+from burnish.forecast.counter import BUFFERS, LiveBytes
 from burnish.forecast.fakes import Pretending
 from burnish.forecast.forecast import forecast
 from burnish.forecast.language import LanguageHalf
-from burnish.forecast.phases import LOAD, train_phases
+from burnish.forecast.phases import LOAD, RECEIVE, train_phases
 from burnish.forecast.published import Published
 from burnish.forecast.ranks import pretend_ranks
 from burnish.forecast.tiers import known_tiers, measured
@@ -163,6 +163,8 @@ def test_a_worker_that_samples_is_loaded_in_the_precision_that_it_rests_in(tmp_p
     _, worker = forecast(load("qwen25_vl/grpo", [*given, "trainer.mini_batch_size=null"])).pools
     _, wide = forecast(load("qwen25_vl/grpo", [*given, "trainer.mini_batch_size=null", "model.dtype=float32"])).pools
     assert worker.phases[LOAD].total < 0.7 * wide.phases[LOAD].total
+    come = worker.phases[RECEIVE]
+    assert come.wire == pytest.approx(come.parts[BUFFERS], rel=0.01)  # which are as large as what is trained: all
 
 
 def test_turns_that_are_kept_are_counted(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from burnish.tasks import assemble
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.utils.errors import UserError
 from tests.support.factory import tiny_flux
-from tests.support.forecasts import counted_on, differences, foretold
+from tests.support.forecasts import counted_on, differences, foretold, wires
 from tests.support.rank_runs import together
 
 OPTIONS = ["algorithm=flow_grpo", "model.lora=null", "data.train_batch_size=2", "rollout.n=2", "scoring.processes=0"]
@@ -43,6 +43,19 @@ def test_ranks_that_split_sequences_are_foretold(tmp_path):
         "rollout.max_sequence_length=64", "rollout.num_inference_steps=3", "algorithm.window.size=1", "runtime=ray",
         "rollout.batch_size=2", "pools.train.processes=2", "trainer.micro_batch_size=2", "sharding.context_parallel=2",
     ]  # fmt: skip
-    differing = differences(counted_on(2, "quickstart", options, tmp_path), foretold(2, "quickstart", options))
+    real, forecast = counted_on(2, "quickstart", options, tmp_path), foretold(2, "quickstart", options)
+    differing = differences(real, forecast)
     assert abs(differing["update, forward"]) < 0.1
     assert abs(differing["update, backward"]) < 0.1
+    assert wires(forecast) == pytest.approx(wires(real), rel=1e-3)
+
+
+def test_groups_of_other_ranks_are_others():
+    """Steps that samples of a group took as one are learned once for each group, not once for all ranks.
+
+    Each rank learns two samples of four steps: as one micro-batch, or as two.
+    """
+    options = [*OPTIONS, "runtime=ray", "pools.train.processes=2"]
+    parts = [foretold(2, "quickstart", [*options, f"trainer.micro_batch_size={steps}"]) for steps in (8, 4)]
+    once, twice = (phases["update, backward"].wire for phases in parts)
+    assert twice == 2 * once > 0

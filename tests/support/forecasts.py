@@ -60,3 +60,8 @@ def differences(real: dict[str, Peak], forecast: dict[str, Peak]) -> dict[str, f
     """
     assert real.keys() == forecast.keys()
     return {name: forecast[name].total / peak.total - 1 for name, peak in real.items() if name != LOAD}
+
+
+def wires(phases: dict[str, Peak]) -> dict[str, int]:
+    """Bytes that come from other ranks, by phase."""
+    return {name: peak.wire for name, peak in phases.items()}
