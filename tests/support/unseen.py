@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,9 +133,29 @@ class LatePipeline(UnseenPipeline):
         return super().moved(velocity * 2 if self.done > 4 else velocity, time, dots)
 
 
+class KeepingPipeline(UnseenPipeline):
+    """Puts grey dots, noised, into the upper half after each step; before the first one, that is noise alone."""
+
+    def moved(self, velocity: Tensor, time: Tensor, dots: Tensor) -> Tensor:
+        times = self.scheduler.timesteps.tolist()
+        if time == times[0]:
+            self.__dict__["noise"] = dots
+        drawn, later = super().moved(velocity, time, dots), times[times.index(float(time)) + 1 :]
+        level, upper = later[0] / 1000 if later else 0.0, dots.shape[1] // 2
+        kept = 0.5 * (1 - level) + level * self.noise[:, :upper]
+        return torch.cat([kept.expand(len(drawn), -1, -1), drawn[:, upper:]], 1)
+
+
+class BrokenPipeline(UnseenPipeline):
+    """Asks its network for what it hasn't."""
+
+    def read(self, text: str) -> Tensor:
+        return super().read(text) + json.loads("{}")["offset"]
+
+
 CLASSES = (
     UnseenPainter, OddPainter, UnseenPipeline, TwicePipeline, TwoStatesPipeline, OwnSchedulerPipeline, MomentumPipeline,
-    LatePipeline,
+    LatePipeline, KeepingPipeline, BrokenPipeline,
 )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from burnish.models.flow.timetable import Timetable
 
 EULER = {  # schedulers of several evaluations per step, and those that have the same noise levels with one
     "PNDMScheduler": "DDIMScheduler",
+    "CogVideoXDPMScheduler": "CogVideoXDDIMScheduler",  # its steps also take what the one before predicted
     "HeunDiscreteScheduler": "EulerDiscreteScheduler",
     "KDPM2DiscreteScheduler": "EulerDiscreteScheduler",
     "KDPM2AncestralDiscreteScheduler": "EulerDiscreteScheduler",
@@ -113,7 +114,10 @@ def stand_in_scheduler(scheduler: Any, visit: Visit) -> Any:
     own = {"set_timesteps": set_timesteps, "step": step, "__deepcopy__": copied}
     if hasattr(scheduler, "add_noise") and not hasattr(scheduler, "sigmas"):
         # looked up by the time, also where the one that is asked for lies between two
-        own["add_noise"] = lambda clean, noise, at: kind.add_noise(fresh, clean, noise, at.round().long())
+        def add_noise(original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Any:
+            return kind.add_noise(fresh, original_samples, noise, timesteps.round().long())
+
+        own["add_noise"] = add_noise
     fresh.__dict__ |= own
     return fresh
 

@@ -21,6 +21,8 @@ from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
 from tests.support.tiny_recipes import reward, write_recipe, write_rewards
 from tests.support.unseen import (
+    BrokenPipeline,
+    KeepingPipeline,
     LatePipeline,
     MomentumPipeline,
     OddPainter,
@@ -192,6 +194,26 @@ def test_pipelines_that_step_otherwise_are_refused(kind, tmp_path, monkeypatch):
     model = load_model(ModelOptions(path=str(write_unseen(tmp_path, kind))), RolloutOptions(num_inference_steps=4))
     asked = model.condition([Prompt(text="a cat")], Drawing(steps=4))
     with pytest.raises(UserError, match=f"a {kind.__name__} can't be trained: .*{REFUSED[kind]}"):
+        model.verify(asked, guidance=2.0)
+
+
+def test_what_is_kept_of_a_picture_may_be_noise_before_the_first_step(tmp_path, monkeypatch):
+    add_to_diffusers(monkeypatch)
+    path = write_unseen(tmp_path, KeepingPipeline)
+    model = load_model(ModelOptions(path=str(path)), RolloutOptions(num_inference_steps=4))
+    asked = model.condition([Prompt(text="a cat")], Drawing(steps=4))
+    model.verify(asked, guidance=2.0)
+    mask = model.noised(asked)
+    assert mask.view(2, 32, 3).all(-1).all(-1).tolist() == [False, True]
+
+
+def test_an_error_of_the_pipelines_own_call_is_told_with_its_place(tmp_path, monkeypatch):
+    add_to_diffusers(monkeypatch)
+    path = write_unseen(tmp_path, BrokenPipeline)
+    model = load_model(ModelOptions(path=str(path)), RolloutOptions(num_inference_steps=4))
+    asked = model.condition([Prompt(text="a cat")], Drawing(steps=4))
+    said = r"a BrokenPipeline can't be drawn from .*ended with KeyError: 'offset' \(unseen.py, line \d+\)"
+    with pytest.raises(UserError, match=said):
         model.verify(asked, guidance=2.0)
 
 
