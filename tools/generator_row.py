@@ -355,7 +355,11 @@ def euler(scheduler: Any) -> Any:
 class _Ddim:
     """Comes before the class of a scheduler that predicts noise: DDIM's step (Song et al. 2020, equation 12)."""
 
-    def step(self, model_output: Tensor, timestep: Any, sample: Tensor, *_: Any, **__: Any) -> Any:
+    def step(
+        self, model_output: Tensor, timestep: Any, sample: Tensor, *_: Any, return_dict: bool = True, **__: Any
+    ) -> Any:
+        from diffusers.schedulers.scheduling_ddim import DDIMSchedulerOutput
+
         own: Any = self
         at = own.timesteps.tolist().index(int(timestep))
         before = own.alphas_cumprod[int(timestep)]
@@ -363,7 +367,7 @@ class _Ddim:
         after = own.final_alpha_cumprod if last else own.alphas_cumprod[int(own.timesteps[at + 1])]
         clean = (sample - (1 - before).sqrt() * model_output) / before.sqrt()
         landed = after.sqrt() * clean + (1 - after).sqrt() * model_output
-        return (landed, clean)
+        return DDIMSchedulerOutput(landed, clean) if return_dict else (landed, clean)
 
 
 def alike(model: Any) -> None:

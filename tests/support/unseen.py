@@ -146,6 +146,27 @@ class KeepingPipeline(UnseenPipeline):
         return torch.cat([kept.expand(len(drawn), -1, -1), drawn[:, upper:]], 1)
 
 
+class NumbersPipeline(UnseenPipeline):
+    """Draws from the number of a class, and holds each sample twice while it is guided, as DiT does."""
+
+    @torch.no_grad()
+    def __call__(
+        self, class_labels: list[int], num_inference_steps: int = 10, guidance_scale: float = 2.0,
+        generator: Any = None, output_type: str = "pil", return_dict: bool = True,
+    ) -> Any:  # fmt: skip
+        letters, nothing = torch.tensor([class_labels]), torch.tensor([[63]])
+        dots = torch.randn(1, 64, 3, generator=generator).repeat(2 if guidance_scale > 1 else 1, 1, 1)
+        self.scheduler.set_timesteps(num_inference_steps)
+        for time in self.scheduler.timesteps:
+            half, clean = dots[: max(len(dots) // 2, 1)], (1 - time / 1000).expand(1)
+            added = self.painter(letters, half, clean).added
+            if guidance_scale > 1:
+                plain = self.painter(nothing, half, clean=clean).added
+                added = (plain + guidance_scale * (added - plain)).repeat(2, 1, 1)
+            dots = self.moved(-added, time, dots)
+        return SimpleNamespace(images=(dots[:1].view(1, 8, 8, 3).permute(0, 3, 1, 2) / 4 + 0.5).clamp(0, 1))
+
+
 class BrokenPipeline(UnseenPipeline):
     """Asks its network for what it hasn't."""
 
@@ -155,7 +176,7 @@ class BrokenPipeline(UnseenPipeline):
 
 CLASSES = (
     UnseenPainter, OddPainter, UnseenPipeline, TwicePipeline, TwoStatesPipeline, OwnSchedulerPipeline, MomentumPipeline,
-    LatePipeline, KeepingPipeline, BrokenPipeline,
+    LatePipeline, KeepingPipeline, BrokenPipeline, NumbersPipeline,
 )  # fmt: skip
 
 

@@ -9,7 +9,6 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -90,6 +89,8 @@ class Runner:
 
 def stand_in_scheduler(scheduler: Any, visit: Visit) -> Any:
     """A copy whose steps are the visit's; all else is the scheduler's own."""
+    from diffusers.schedulers.scheduling_ddim import DDIMSchedulerOutput  # its fields are also a tuple's
+
     fresh, kind = copy.copy(scheduler), type(scheduler)
 
     @functools.wraps(scheduler.set_timesteps)  # pipelines look at what these take
@@ -106,7 +107,7 @@ def stand_in_scheduler(scheduler: Any, visit: Visit) -> Any:
         backward = kwargs.get("per_token_timesteps") is not None
         landed = visit.step(fresh, -output if backward else output, timestep, sample, own)
         # schedulers that also return what they predict: it is the sample, where the last step lands on it
-        return SimpleNamespace(prev_sample=landed) if return_dict else (landed, landed)
+        return DDIMSchedulerOutput(landed, landed) if return_dict else (landed, landed)
 
     def copied(memo: Any) -> None:
         raise Unsupported("it steps several schedulers in an iteration, so that a sample has more than one state")
@@ -208,12 +209,14 @@ class Placed(Visit):
         return self.forwards.blank(network, self.calls[-1])
 
     def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[[], Tensor]) -> Tensor:
-        at = float(self.table.times[-1]) if self.time is None else self.time
+        at, rows = float(self.table.times[-1]) if self.time is None else self.time, len(self.x)
         if self._before < 0:
-            raise Left(None if self._outputs is None else self.table.velocity(scheduler, output, x, at))
+            answered = self._outputs is not None
+            raise Left(self.table.velocity(scheduler, output[:rows], x[:rows], at) if answered else None)
         scheduler._step_index = self.table.skipped + 1
         self._before -= 1
-        return x if self._before >= 0 else self.x * self.table.scale(at)
+        # some hold a sample twice, for guidance
+        return x if self._before >= 0 else torch.cat([self.x * self.table.scale(at)] * len(x))
 
 
 class Witness(Visit):
@@ -254,5 +257,6 @@ class Witness(Visit):
     def states(self, table: Timetable) -> tuple[Tensor, Tensor]:
         """The state before each step, [N, ...], and the velocity there."""
         seen = list(zip(table.times.tolist(), self._seen, strict=False))
-        states = [x.float() / table.scale(at) for at, (_, x, _) in seen]
-        return torch.cat(states), torch.cat([table.velocity(self._scheduler, v, x, at) for at, (_, x, v) in seen])
+        states = [x[:1].float() / table.scale(at) for at, (_, x, _) in seen]
+        velocities = [table.velocity(self._scheduler, v[:1], x[:1], at) for at, (_, x, v) in seen]
+        return torch.cat(states), torch.cat(velocities)
