@@ -20,8 +20,8 @@ from burnish import loop
 from burnish.commands.export import write_weights
 from burnish.config import load
 from burnish.models.flow.arguments import Arguments
-from burnish.models.flow.runs import EULER
-from burnish.models.flow.universal import distance
+from burnish.models.flow.levels import EULER
+from burnish.models.flow.rehearsal import distance
 from burnish.models.loading import quietly
 from burnish.models.tiny.base import Tiny
 from burnish.models.tiny.build import missing, write
@@ -364,7 +364,11 @@ class _Ddim:
         at = own.timesteps.tolist().index(int(timestep))
         before = own.alphas_cumprod[int(timestep)]
         last = at + 1 == len(own.timesteps)
-        after = own.final_alpha_cumprod if last else own.alphas_cumprod[int(own.timesteps[at + 1])]
+        after = (
+            getattr(own, "final_alpha_cumprod", torch.tensor(1.0))
+            if last
+            else own.alphas_cumprod[int(own.timesteps[at + 1])]
+        )
         clean = (sample - (1 - before).sqrt() * model_output) / before.sqrt()
         landed = after.sqrt() * clean + (1 - after).sqrt() * model_output
         return DDIMSchedulerOutput(landed, clean) if return_dict else (landed, clean)

@@ -33,7 +33,7 @@ class Rehearsal(Witness):
         self.made[-1].append((name, arguments, output))
         return output
 
-    def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[[], Tensor]) -> Tensor:
+    def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
         self.made.append([])
         return super().step(scheduler, output, time, x, own)
 
@@ -82,3 +82,10 @@ def _close(found: Any, expected: Any, tolerance: float) -> bool:
         float((one - other).abs().max()) <= tolerance * max(float(other.abs().max()), 1e-9)
         for one, other in zip(*tensors, strict=True) if one.numel()
     )  # fmt: skip
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    """Largest difference, relative to the largest value."""
+    if found.shape != expected.shape:
+        return float("inf")
+    return float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-12))

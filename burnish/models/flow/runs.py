@@ -16,18 +16,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from burnish.models.flow.forwards import Call, Forwards
-from burnish.models.flow.levels import Levels, Unsupported
+from burnish.models.flow.levels import Levels, Unsupported, once_a_step
 from burnish.models.flow.tape import Tape
 from burnish.models.flow.timetable import Timetable
-
-EULER = {  # schedulers of several evaluations per step, and those that have the same noise levels with one
-    "PNDMScheduler": "DDIMScheduler",
-    "CogVideoXDPMScheduler": "CogVideoXDDIMScheduler",  # its steps also take what the one before predicted
-    "HeunDiscreteScheduler": "EulerDiscreteScheduler",
-    "KDPM2DiscreteScheduler": "EulerDiscreteScheduler",
-    "KDPM2AncestralDiscreteScheduler": "EulerDiscreteScheduler",
-    "FlowMatchHeunDiscreteScheduler": "FlowMatchEulerDiscreteScheduler",
-}
 
 
 class Left(BaseException):
@@ -44,12 +35,8 @@ class Runner:
 
     def __init__(self, pipeline: Any, names: tuple[str, ...], device: Callable[[], torch.device]) -> None:
         """Args: ``names`` of the networks; ``device`` tells where they compute once they are placed."""
-        import diffusers
-
-        kind, scheduler = type(pipeline), pipeline.scheduler
-        if (name := type(scheduler).__name__) in EULER:
-            scheduler = getattr(diffusers, EULER[name]).from_config(scheduler.config)
-        self._pipeline, self._scheduler, self._device = pipeline, scheduler, device
+        kind = type(pipeline)
+        self._pipeline, self._scheduler, self._device = pipeline, once_a_step(pipeline.scheduler), device
         self._networks = {name: part for name in names if (part := getattr(pipeline, name)) is not None}
         self._call = inspect.unwrap(kind.__call__)  # without its no_grad
         self._encoders = [name for name in dir(kind) if name.startswith(("encode_", "_encode_"))]
@@ -100,8 +87,10 @@ def stand_in_scheduler(scheduler: Any, visit: Visit) -> Any:
 
     @functools.wraps(scheduler.step)
     def step(output: Tensor, timestep: Any, sample: Tensor, *args: Any, return_dict: bool = True, **kwargs: Any) -> Any:
-        def own() -> Any:
-            return kind.step(fresh, output, timestep, sample, *args, return_dict=False, **kwargs)[0]
+        def own(predicted: Tensor = output, at: Tensor = sample) -> Any:
+            if backward and predicted is not output:
+                raise NotImplementedError("a step whose tokens have times of their own")
+            return kind.step(fresh, predicted, timestep, at, *args, return_dict=False, **kwargs)[0]
 
         # with a time for each token, schedulers step forward along the negative of what a network predicts
         backward = kwargs.get("per_token_timesteps") is not None
@@ -173,8 +162,9 @@ class Visit:
         """A network's output."""
         return self.forwards.blank(network, self.forwards.noted(name, arguments))
 
-    def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[[], Tensor]) -> Tensor:
-        """The next state after ``x`` at ``time``, in the scheduler's terms; ``own`` gives the scheduler's own."""
+    def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
+        """The next state after ``x`` at ``time``, in the scheduler's terms; ``own`` is the scheduler's own step, which
+        takes another output and state too."""
         raise Left(x)
 
 
@@ -208,7 +198,7 @@ class Placed(Visit):
         self.calls.append(self.forwards.noted(name, arguments, copies=len(self.x)))
         return self.forwards.blank(network, self.calls[-1])
 
-    def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[[], Tensor]) -> Tensor:
+    def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
         at, rows = float(self.table.times[-1]) if self.time is None else self.time, len(self.x)
         if self._before < 0:
             answered = self._outputs is not None
@@ -235,7 +225,7 @@ class Witness(Visit):
         run = self.forwards if self._own else self.forwards.blank
         return run(network, self.forwards.noted(name, arguments))
 
-    def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[[], Tensor]) -> Tensor:
+    def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
         self._scheduler = scheduler
         # some write the next state over this one
         self._seen.append((torch.as_tensor(time).reshape(()).cpu(), x.clone(), output))

@@ -22,9 +22,10 @@ from burnish.models.flow.base import Agree, Drawing
 from burnish.models.flow.called import LATEST, CalledPipeline
 from burnish.models.flow.failures import explained
 from burnish.models.flow.forwards import Forwards, groups
+from burnish.models.flow.landing import land
 from burnish.models.flow.levels import Unsupported
 from burnish.models.flow.networks import by_name
-from burnish.models.flow.rehearsal import rehearse
+from burnish.models.flow.rehearsal import distance, rehearse
 from burnish.models.flow.runs import Placed, Runner, Visit, Witness, leave
 from burnish.models.flow.tape import Tape
 from burnish.models.flow.timetable import Timetable
@@ -99,6 +100,7 @@ class Universal(CalledPipeline):
             full = replace(row, steps=self.rollout.num_inference_steps)
             run, exact = partial(self.visit, full, guidance), self.compute == torch.float32
             rehearse(run, self.forwards, self.table(full), exact=exact, start=start)
+            land(run, self.forwards, self.table(full), self.pipeline.scheduler)
         self._verified = True
 
     def _compare(self, request: Requests, guidance: float) -> int:
@@ -138,7 +140,7 @@ class Universal(CalledPipeline):
                     break
         if not self.shares:
             log.warning("%s: rows are computed one by one, as together they differ", type(self.pipeline).__name__)
-        decoded = self.tail(request, witness.last.float() / table.scale(float(table.times[-1])))
+        decoded = self.tail(request, witness.last[:1].float() / table.scale(float(table.times[-1])))
         if (left := distance(self.arguments.values(decoded), self.arguments.values(drawn))) > tolerance:
             raise Unsupported(f"decoded from its own last state, a sample differs by {left:.2g} (relative)")
         return start
@@ -193,10 +195,3 @@ class Universal(CalledPipeline):
             weights = [torch.randn(leaf.shape, generator=draw).to(leaf) for leaf in inputs]
             reached = torch.autograd.grad(inputs, x, weights)[0][0] != 0
         return None if bool(reached.all()) else reached
-
-
-def distance(found: Tensor, expected: Tensor) -> float:
-    """Largest difference, relative to the largest value."""
-    if found.shape != expected.shape:
-        return float("inf")
-    return float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-12))

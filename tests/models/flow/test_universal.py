@@ -13,6 +13,7 @@ import burnish
 from burnish.models.flow.base import Drawing
 from burnish.models.flow.loading import load_model
 from burnish.models.flow.runs import Witness
+from burnish.models.flow.universal import Universal
 from burnish.models.lora import add_adapters
 from burnish.models.tiny import describe
 from burnish.models.tiny.build import write
@@ -30,6 +31,7 @@ from tests.support.unseen import (
     MomentumPipeline,
     NumbersPipeline,
     OddPainter,
+    OddScheduler,
     OwnSchedulerPipeline,
     TwicePipeline,
     TwoStatesPipeline,
@@ -266,6 +268,16 @@ def test_outputs_that_nobody_can_look_into_are_refused(tmp_path, monkeypatch):
     asked = model.condition([Prompt(text="a cat")], Drawing(steps=4))
     with pytest.raises(UserError, match="its painter returns a SimpleNamespace, whose tensors can't be found"):
         model.verify(asked, guidance=2.0)
+
+
+def test_a_scheduler_that_takes_predictions_for_something_else_is_refused(tmp_path, monkeypatch):
+    add_to_diffusers(monkeypatch)
+    model = load_model(ModelOptions(path=str(write_unseen(tmp_path))), RolloutOptions(num_inference_steps=4))
+    model.pipeline.scheduler = OddScheduler(shift=3.0)
+    odd = Universal(model.pipeline, ModelOptions(path=str(tmp_path)), model.rollout, compute=torch.float32)
+    asked = odd.condition([Prompt(text="a cat")], Drawing(steps=4))
+    with pytest.raises(UserError, match=r"last step of its OddScheduler ends \d\S* \(relative\) from the sample"):
+        odd.verify(asked, guidance=2.0)
 
 
 def test_only_what_its_call_takes_can_be_asked_for(tmp_path, monkeypatch):
