@@ -20,8 +20,8 @@ from burnish import loop
 from burnish.commands.export import write_weights
 from burnish.config import load
 from burnish.models.flow.arguments import Arguments
-from burnish.models.flow.runs import EULER
-from burnish.models.flow.universal import distance
+from burnish.models.flow.levels import EULER
+from burnish.models.flow.rehearsal import distance
 from burnish.models.loading import quietly
 from burnish.models.tiny.base import Tiny
 from burnish.models.tiny.build import missing, write
@@ -355,15 +355,23 @@ def euler(scheduler: Any) -> Any:
 class _Ddim:
     """Comes before the class of a scheduler that predicts noise: DDIM's step (Song et al. 2020, equation 12)."""
 
-    def step(self, model_output: Tensor, timestep: Any, sample: Tensor, *_: Any, **__: Any) -> Any:
+    def step(
+        self, model_output: Tensor, timestep: Any, sample: Tensor, *_: Any, return_dict: bool = True, **__: Any
+    ) -> Any:
+        from diffusers.schedulers.scheduling_ddim import DDIMSchedulerOutput
+
         own: Any = self
         at = own.timesteps.tolist().index(int(timestep))
         before = own.alphas_cumprod[int(timestep)]
         last = at + 1 == len(own.timesteps)
-        after = own.final_alpha_cumprod if last else own.alphas_cumprod[int(own.timesteps[at + 1])]
+        after = (
+            getattr(own, "final_alpha_cumprod", torch.tensor(1.0))
+            if last
+            else own.alphas_cumprod[int(own.timesteps[at + 1])]
+        )
         clean = (sample - (1 - before).sqrt() * model_output) / before.sqrt()
         landed = after.sqrt() * clean + (1 - after).sqrt() * model_output
-        return (landed, clean)
+        return DDIMSchedulerOutput(landed, clean) if return_dict else (landed, clean)
 
 
 def alike(model: Any) -> None:

@@ -77,7 +77,8 @@ def measure(tiny: TinyLanguage, folder: Path) -> Row:
     except UserError as error:
         row.refused = str(error).partition(": ")[2] or str(error)
         return row
-    row.tier = model.tiers.name.partition(":")[0].removeprefix("tier ") + ("f" if model.tiers.fast else "")
+    mark = "f" if model.tiers.fast else "a" if model.tiers.cacheless else ""
+    row.tier = model.tiers.name.partition(":")[0].removeprefix("tier ") + mark
     prompts = prompts_of(model, tiny)
     sampled = sample(model, prompts)
     expected = own_logprobs_at(model, sampled, TEMPERATURE)

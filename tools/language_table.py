@@ -58,6 +58,9 @@ def page(rows: Sequence[Row]) -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
+MARKS = {"f": ", fast", "a": ", anew"}  # of tiers
+
+
 def table(rows: Sequence[Row]) -> str:
     """Rows, sorted by their classes."""
     head = "class | model | reads | tier | batch | sampler | greedy | shared | gradients | turns | bf16 | updates | "
@@ -67,7 +70,7 @@ def table(rows: Sequence[Row]) -> str:
         name = row.model.removesuffix("ForConditionalGeneration").removesuffix("ForCausalLM")
         figures = (figure(getattr(row, one)) for one in ("shared", "gradients", "turns", "half"))
         lines.append([
-            name, row.name, ", ".join(row.reads), row.tier.replace("f", ", fast"), figure(row.batch),
+            name, row.name, ", ".join(row.reads), row.tier[:1] + MARKS.get(row.tier[1:], ""), figure(row.batch),
             figure(row.sampler), row.greedy, *figures, f"{row.grpo} + {row.ppo}", figure(row.adapter),
             figure(row.weights),
         ])  # fmt: skip
@@ -88,6 +91,7 @@ rounding.
 - **tier**: what the checks on load chose. 0: one prompt a forward. 1: padded batches, and decoding with the class's own
   cache. 2: responses share their prompt through that cache, in training with gradients. 3: the decoder runs packed and
   shared prompts under Burnish's own plan; *fast*: and its own decoding.
+  *anew*: its own cache gives other numbers, so that each token is computed with all before it.
 - **batch**: the trainer's log-probs in padded batches. **sampler**: those that sampling reports, at temperature 0.8.
 - **greedy**: tokens of greedy responses that transformers' `generate` writes too.
 - **shared, gradients**: log-probs of responses that share their prompt, and gradients relative to the largest.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,9 +133,58 @@ class LatePipeline(UnseenPipeline):
         return super().moved(velocity * 2 if self.done > 4 else velocity, time, dots)
 
 
+class KeepingPipeline(UnseenPipeline):
+    """Puts grey dots, noised, into the upper half after each step; before the first one, that is noise alone."""
+
+    def moved(self, velocity: Tensor, time: Tensor, dots: Tensor) -> Tensor:
+        times = self.scheduler.timesteps.tolist()
+        if time == times[0]:
+            self.__dict__["noise"] = dots
+        drawn, later = super().moved(velocity, time, dots), times[times.index(float(time)) + 1 :]
+        level, upper = later[0] / 1000 if later else 0.0, dots.shape[1] // 2
+        kept = 0.5 * (1 - level) + level * self.noise[:, :upper]
+        return torch.cat([kept.expand(len(drawn), -1, -1), drawn[:, upper:]], 1)
+
+
+class NumbersPipeline(UnseenPipeline):
+    """Draws from the number of a class, and holds each sample twice while it is guided, as DiT does."""
+
+    @torch.no_grad()
+    def __call__(
+        self, class_labels: list[int], num_inference_steps: int = 10, guidance_scale: float = 2.0,
+        generator: Any = None, output_type: str = "pil", return_dict: bool = True,
+    ) -> Any:  # fmt: skip
+        letters, nothing = torch.tensor([class_labels]), torch.tensor([[63]])
+        dots = torch.randn(1, 64, 3, generator=generator).repeat(2 if guidance_scale > 1 else 1, 1, 1)
+        self.scheduler.set_timesteps(num_inference_steps)
+        for time in self.scheduler.timesteps:
+            half, clean = dots[: max(len(dots) // 2, 1)], (1 - time / 1000).expand(1)
+            added = self.painter(letters, half, clean).added
+            if guidance_scale > 1:
+                plain = self.painter(nothing, half, clean=clean).added
+                added = (plain + guidance_scale * (added - plain)).repeat(2, 1, 1)
+            dots = self.moved(-added, time, dots)
+        drawn = dots.chunk(2)[0] if guidance_scale > 1 else dots
+        return SimpleNamespace(images=(drawn.view(-1, 8, 8, 3).permute(0, 3, 1, 2) / 4 + 0.5).clamp(0, 1))
+
+
+class OddScheduler(FlowMatchEulerDiscreteScheduler):
+    """Takes half of what networks predict."""
+
+    def step(self, model_output: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return super().step(model_output / 2, *args, **kwargs)
+
+
+class BrokenPipeline(UnseenPipeline):
+    """Asks its network for what it hasn't."""
+
+    def read(self, text: str) -> Tensor:
+        return super().read(text) + json.loads("{}")["offset"]
+
+
 CLASSES = (
     UnseenPainter, OddPainter, UnseenPipeline, TwicePipeline, TwoStatesPipeline, OwnSchedulerPipeline, MomentumPipeline,
-    LatePipeline,
+    LatePipeline, KeepingPipeline, BrokenPipeline, NumbersPipeline,
 )  # fmt: skip
 
 

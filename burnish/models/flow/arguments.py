@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 OURS = ("generator", "num_inference_steps", "output_type", "return_dict", "prompt", "negative_prompt", "latents",
         "height", "width", "sigmas", "timesteps", "num_images_per_prompt", "num_videos_per_prompt")  # fmt: skip
+CLASS = "class_labels"  # of pipelines that draw from the number of a class, which is then the prompt
 RATES = ("frame_rate", "fps")
 MOVING = ("num_frames", "frames", "video_length", "video", "pose_video", "control_video")  # of those that return frames
 EMBEDDED = ("Flux2Pipeline", "FluxControl", "FluxFill", "LatentConsistency", "SanaSprint", "VisualCloze")
@@ -121,7 +122,13 @@ class Arguments:
         Raises:
             UserError: naming the prompt.
         """
-        image = self.parameters.get("image")
+        image, number = self.parameters.get("image"), self.parameters.get(CLASS)
+        needed = number is not None and number.default is inspect.Parameter.empty and CLASS not in self.rollout.call
+        if needed and not prompt.text.strip().isdecimal():
+            raise UserError(
+                f"{prompt.name} is {prompt.text!r:.80}, but a {self.kind.__name__} draws from the number of a class: "
+                "give numbers as prompts, such as 207"
+            )
         if prompt.images and image is None:
             raise UserError(f"{prompt.name} has a picture, but a {self.kind.__name__} takes none; leave it out")
         for name, _ in prompt.inputs:
@@ -139,6 +146,8 @@ class Arguments:
             self.guidance: guidance if guidance > 1 else self._unguided,
             "negative_prompt": prompt.negative if guidance > 1 else None,
         }  # fmt: skip
+        if prompt.text.strip().isdecimal():
+            wanted[CLASS] = [int(prompt.text)]
         if "max_area" in self.parameters and request.height and request.width:
             wanted["max_area"] = request.height * request.width
         wanted |= {name: self._shown(media) for name, media in prompt.inputs}

@@ -12,6 +12,15 @@ from torch import Tensor
 
 from burnish.flow import conventions
 
+EULER = {  # schedulers of several evaluations per step, and those that have the same noise levels with one
+    "PNDMScheduler": "DDIMScheduler",
+    "CogVideoXDPMScheduler": "CogVideoXDDIMScheduler",  # its steps also take what the one before predicted
+    "HeunDiscreteScheduler": "EulerDiscreteScheduler",
+    "KDPM2DiscreteScheduler": "EulerDiscreteScheduler",
+    "KDPM2AncestralDiscreteScheduler": "EulerDiscreteScheduler",
+    "FlowMatchHeunDiscreteScheduler": "FlowMatchEulerDiscreteScheduler",
+}
+
 
 class Unsupported(Exception):
     """Why a pipeline can't be trained, for a message."""
@@ -71,3 +80,11 @@ def _end(scheduler: Any, kind: conventions.Kind) -> float:
         return conventions.time_of(kind, float(sigmas[-1]))
     final = float(getattr(scheduler, "final_alpha_cumprod", 1.0))
     return conventions.time_of(kind, ((1 - final) / final) ** 0.5)
+
+
+def once_a_step(scheduler: Any) -> Any:
+    """A scheduler, or one of the same noise levels that asks for one prediction per step, and for nothing else."""
+    import diffusers
+
+    name = EULER.get(type(scheduler).__name__)
+    return scheduler if name is None else getattr(diffusers, name).from_config(scheduler.config)

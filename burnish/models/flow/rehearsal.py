@@ -33,12 +33,12 @@ class Rehearsal(Witness):
         self.made[-1].append((name, arguments, output))
         return output
 
-    def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[[], Tensor]) -> Tensor:
+    def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
         self.made.append([])
         return super().step(scheduler, output, time, x, own)
 
 
-def rehearse(visit: Callable[[Any], Any], forwards: Any, table: Any, *, exact: bool) -> None:
+def rehearse(visit: Callable[[Any], Any], forwards: Any, table: Any, *, exact: bool, start: int = 0) -> None:
     """Compare each step of a run with the same step taken by itself.
 
     Args:
@@ -46,6 +46,7 @@ def rehearse(visit: Callable[[Any], Any], forwards: Any, table: Any, *, exact: b
         forwards: of the model.
         table: of the run.
         exact: whether networks compute in float32.
+        start: the first step that is compared.
 
     Raises:
         Unsupported: a step differs.
@@ -53,7 +54,8 @@ def rehearse(visit: Callable[[Any], Any], forwards: Any, table: Any, *, exact: b
     rehearsal, tolerance = Rehearsal(forwards), CLOSE if exact else ROUNDED
     visit(rehearsal)
     states, velocities = rehearsal.states(table)
-    for k, made in enumerate(rehearsal.made[: len(states)]):
+    for k in range(start, len(states)):
+        made = rehearsal.made[k]
         alone = Placed(forwards, table, states[k : k + 1], float(table.times[k]))
         visit(alone)
         same = [call.network for call in alone.calls] == [name for name, _, _ in made]
@@ -80,3 +82,10 @@ def _close(found: Any, expected: Any, tolerance: float) -> bool:
         float((one - other).abs().max()) <= tolerance * max(float(other.abs().max()), 1e-9)
         for one, other in zip(*tensors, strict=True) if one.numel()
     )  # fmt: skip
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    """Largest difference, relative to the largest value."""
+    if found.shape != expected.shape:
+        return float("inf")
+    return float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-12))

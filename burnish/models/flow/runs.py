@@ -9,7 +9,6 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,17 +16,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from burnish.models.flow.forwards import Call, Forwards
-from burnish.models.flow.levels import Levels, Unsupported
+from burnish.models.flow.levels import Levels, Unsupported, once_a_step
 from burnish.models.flow.tape import Tape
 from burnish.models.flow.timetable import Timetable
-
-EULER = {  # schedulers of several evaluations per step, and those that have the same noise levels with one
-    "PNDMScheduler": "DDIMScheduler",
-    "HeunDiscreteScheduler": "EulerDiscreteScheduler",
-    "KDPM2DiscreteScheduler": "EulerDiscreteScheduler",
-    "KDPM2AncestralDiscreteScheduler": "EulerDiscreteScheduler",
-    "FlowMatchHeunDiscreteScheduler": "FlowMatchEulerDiscreteScheduler",
-}
 
 
 class Left(BaseException):
@@ -44,12 +35,8 @@ class Runner:
 
     def __init__(self, pipeline: Any, names: tuple[str, ...], device: Callable[[], torch.device]) -> None:
         """Args: ``names`` of the networks; ``device`` tells where they compute once they are placed."""
-        import diffusers
-
-        kind, scheduler = type(pipeline), pipeline.scheduler
-        if (name := type(scheduler).__name__) in EULER:
-            scheduler = getattr(diffusers, EULER[name]).from_config(scheduler.config)
-        self._pipeline, self._scheduler, self._device = pipeline, scheduler, device
+        kind = type(pipeline)
+        self._pipeline, self._scheduler, self._device = pipeline, once_a_step(pipeline.scheduler), device
         self._networks = {name: part for name in names if (part := getattr(pipeline, name)) is not None}
         self._call = inspect.unwrap(kind.__call__)  # without its no_grad
         self._encoders = [name for name in dir(kind) if name.startswith(("encode_", "_encode_"))]
@@ -89,6 +76,8 @@ class Runner:
 
 def stand_in_scheduler(scheduler: Any, visit: Visit) -> Any:
     """A copy whose steps are the visit's; all else is the scheduler's own."""
+    from diffusers.schedulers.scheduling_ddim import DDIMSchedulerOutput  # its fields are also a tuple's
+
     fresh, kind = copy.copy(scheduler), type(scheduler)
 
     @functools.wraps(scheduler.set_timesteps)  # pipelines look at what these take
@@ -98,14 +87,16 @@ def stand_in_scheduler(scheduler: Any, visit: Visit) -> Any:
 
     @functools.wraps(scheduler.step)
     def step(output: Tensor, timestep: Any, sample: Tensor, *args: Any, return_dict: bool = True, **kwargs: Any) -> Any:
-        def own() -> Any:
-            return kind.step(fresh, output, timestep, sample, *args, return_dict=False, **kwargs)[0]
+        def own(predicted: Tensor = output, at: Tensor = sample) -> Any:
+            if backward and predicted is not output:
+                raise NotImplementedError("a step whose tokens have times of their own")
+            return kind.step(fresh, predicted, timestep, at, *args, return_dict=False, **kwargs)[0]
 
         # with a time for each token, schedulers step forward along the negative of what a network predicts
         backward = kwargs.get("per_token_timesteps") is not None
         landed = visit.step(fresh, -output if backward else output, timestep, sample, own)
         # schedulers that also return what they predict: it is the sample, where the last step lands on it
-        return SimpleNamespace(prev_sample=landed) if return_dict else (landed, landed)
+        return DDIMSchedulerOutput(landed, landed) if return_dict else (landed, landed)
 
     def copied(memo: Any) -> None:
         raise Unsupported("it steps several schedulers in an iteration, so that a sample has more than one state")
@@ -113,7 +104,10 @@ def stand_in_scheduler(scheduler: Any, visit: Visit) -> Any:
     own = {"set_timesteps": set_timesteps, "step": step, "__deepcopy__": copied}
     if hasattr(scheduler, "add_noise") and not hasattr(scheduler, "sigmas"):
         # looked up by the time, also where the one that is asked for lies between two
-        own["add_noise"] = lambda clean, noise, at: kind.add_noise(fresh, clean, noise, at.round().long())
+        def add_noise(original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Any:
+            return kind.add_noise(fresh, original_samples, noise, timesteps.round().long())
+
+        own["add_noise"] = add_noise
     fresh.__dict__ |= own
     return fresh
 
@@ -168,8 +162,9 @@ class Visit:
         """A network's output."""
         return self.forwards.blank(network, self.forwards.noted(name, arguments))
 
-    def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[[], Tensor]) -> Tensor:
-        """The next state after ``x`` at ``time``, in the scheduler's terms; ``own`` gives the scheduler's own."""
+    def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
+        """The next state after ``x`` at ``time``, in the scheduler's terms; ``own`` is the scheduler's own step, which
+        takes another output and state too."""
         raise Left(x)
 
 
@@ -203,13 +198,15 @@ class Placed(Visit):
         self.calls.append(self.forwards.noted(name, arguments, copies=len(self.x)))
         return self.forwards.blank(network, self.calls[-1])
 
-    def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[[], Tensor]) -> Tensor:
-        at = float(self.table.times[-1]) if self.time is None else self.time
+    def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
+        at, rows = float(self.table.times[-1]) if self.time is None else self.time, len(self.x)
         if self._before < 0:
-            raise Left(None if self._outputs is None else self.table.velocity(scheduler, output, x, at))
+            answered = self._outputs is not None
+            raise Left(self.table.velocity(scheduler, output[:rows], x[:rows], at) if answered else None)
         scheduler._step_index = self.table.skipped + 1
         self._before -= 1
-        return x if self._before >= 0 else self.x * self.table.scale(at)
+        # some hold a sample twice, for guidance
+        return x if self._before >= 0 else torch.cat([self.x * self.table.scale(at)] * len(x))
 
 
 class Witness(Visit):
@@ -228,7 +225,7 @@ class Witness(Visit):
         run = self.forwards if self._own else self.forwards.blank
         return run(network, self.forwards.noted(name, arguments))
 
-    def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[[], Tensor]) -> Tensor:
+    def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
         self._scheduler = scheduler
         # some write the next state over this one
         self._seen.append((torch.as_tensor(time).reshape(()).cpu(), x.clone(), output))
@@ -250,5 +247,6 @@ class Witness(Visit):
     def states(self, table: Timetable) -> tuple[Tensor, Tensor]:
         """The state before each step, [N, ...], and the velocity there."""
         seen = list(zip(table.times.tolist(), self._seen, strict=False))
-        states = [x.float() / table.scale(at) for at, (_, x, _) in seen]
-        return torch.cat(states), torch.cat([table.velocity(self._scheduler, v, x, at) for at, (_, x, v) in seen])
+        states = [x[:1].float() / table.scale(at) for at, (_, x, _) in seen]
+        velocities = [table.velocity(self._scheduler, v[:1], x[:1], at) for at, (_, x, v) in seen]
+        return torch.cat(states), torch.cat(velocities)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -222,7 +223,11 @@ class UniversalModel(TransformersModel):
     # The network
 
     def text(self, network: nn.Module) -> Any:
+        from transformers import PreTrainedModel
+
         decoder: Any = network.get_decoder()  # type: ignore[operator]
+        if not isinstance(decoder, PreTrainedModel):  # it looks for a name, under which some have their head
+            decoder = network.base_model
         while decoder.get_output_embeddings() is not None:  # of some classes it has a head of its own
             decoder = decoder.model
         return decoder
@@ -273,6 +278,7 @@ class UniversalModel(TransformersModel):
         self, network: nn.Module, rows: DecodingRows, *, batch_size: int, check_cancelled: Callable[[], None]
     ) -> None:
         from burnish.language.fast_decoding import FastDecoder
+        from burnish.models.language.own.anew import Anew
         from burnish.models.language.own.cache import OwnDecoder
         from burnish.models.language.own.collation import Conversation
 
@@ -280,9 +286,11 @@ class UniversalModel(TransformersModel):
             FastDecoder(self, network, rows).run(batch_size, check_cancelled)
             return
 
-        prompts = Conversation.prompts(rows.prompts)
+        tiers, prompts, begin = self.tiers, Conversation.prompts(rows.prompts), None
+        if tiers.cacheless:
+            begin = partial(Anew, self.forwards, network, lengths=tiers.cached, fill=tiers.fill)
         decoder = OwnDecoder(
-            self.forwards, network, rows, prompts, lengths=self.tiers.cached, goes_on=self.tiers.goes_on
+            self.forwards, network, rows, prompts, lengths=tiers.cached, goes_on=tiers.goes_on, begin=begin
         )
         decoder.run(batch_size, check_cancelled)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import diffusers
@@ -11,6 +12,8 @@ import torch
 import burnish
 from burnish.models.flow.base import Drawing
 from burnish.models.flow.loading import load_model
+from burnish.models.flow.runs import Witness
+from burnish.models.flow.universal import Universal
 from burnish.models.lora import add_adapters
 from burnish.models.tiny import describe
 from burnish.models.tiny.build import write
@@ -18,12 +21,17 @@ from burnish.models.tiny.calls import media
 from burnish.options.flow import LoraOptions, ModelOptions, RolloutOptions
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
+from burnish.utils import random
 from burnish.utils.errors import UserError
 from tests.support.tiny_recipes import reward, write_recipe, write_rewards
 from tests.support.unseen import (
+    BrokenPipeline,
+    KeepingPipeline,
     LatePipeline,
     MomentumPipeline,
+    NumbersPipeline,
     OddPainter,
+    OddScheduler,
     OwnSchedulerPipeline,
     TwicePipeline,
     TwoStatesPipeline,
@@ -195,6 +203,51 @@ def test_pipelines_that_step_otherwise_are_refused(kind, tmp_path, monkeypatch):
         model.verify(asked, guidance=2.0)
 
 
+def test_what_is_kept_of_a_picture_may_be_noise_before_the_first_step(tmp_path, monkeypatch):
+    add_to_diffusers(monkeypatch)
+    path = write_unseen(tmp_path, KeepingPipeline)
+    model = load_model(ModelOptions(path=str(path)), RolloutOptions(num_inference_steps=4))
+    asked = model.condition([Prompt(text="a cat")], Drawing(steps=4))
+    model.verify(asked, guidance=2.0)
+    mask = model.noised(asked)
+    assert mask.view(2, 32, 3).all(-1).all(-1).tolist() == [False, True]
+
+
+def test_numbers_of_classes_are_prompts_and_a_sample_may_be_held_twice(tmp_path, monkeypatch):
+    add_to_diffusers(monkeypatch)
+    path = write_unseen(tmp_path, NumbersPipeline)
+    model = load_model(ModelOptions(path=str(path)), RolloutOptions(num_inference_steps=4, guidance_scale=3.0))
+    with pytest.raises(UserError, match="draws from the number of a class: give numbers as prompts"):
+        model.check([Prompt(text="a cat")])
+    prompts = [Prompt(text="7"), Prompt(text="12")]
+    model.check(prompts)
+    drawing = Drawing(steps=4)
+    asked = model.condition(prompts, drawing)
+    model.verify(asked, guidance=3.0)
+    times, rows = model.schedule(asked, drawing), asked.rows()
+    x = model.start(asked, drawing, [("row", i) for i in range(2)])
+    own = [
+        model.visit(one, 3.0, Witness(model.forwards, own=True), seed=random.key("row", i))
+        for i, one in enumerate(rows.each())
+    ]
+    for at, after in itertools.pairwise(times):
+        x = x + (after - at) * model.predict(model.network, x, at.expand(2), rows, rows, guidance=3.0)
+    drawn = [model.tail(one, x[i : i + 1]) for i, one in enumerate(rows.each())]
+    for ours, theirs in zip(drawn, own, strict=True):
+        torch.testing.assert_close(ours.images, theirs.images, rtol=0, atol=1e-5)
+    assert (own[0].images - own[1].images).abs().max() > 0.01
+
+
+def test_an_error_of_the_pipelines_own_call_is_told_with_its_place(tmp_path, monkeypatch):
+    add_to_diffusers(monkeypatch)
+    path = write_unseen(tmp_path, BrokenPipeline)
+    model = load_model(ModelOptions(path=str(path)), RolloutOptions(num_inference_steps=4))
+    asked = model.condition([Prompt(text="a cat")], Drawing(steps=4))
+    said = r"a BrokenPipeline can't be drawn from .*ended with KeyError: 'offset' \(unseen.py, line \d+\)"
+    with pytest.raises(UserError, match=said):
+        model.verify(asked, guidance=2.0)
+
+
 def test_what_begins_late_in_a_run_is_found_without_running_it(tmp_path, monkeypatch):
     add_to_diffusers(monkeypatch)
     path = write_unseen(tmp_path, LatePipeline)
@@ -215,6 +268,16 @@ def test_outputs_that_nobody_can_look_into_are_refused(tmp_path, monkeypatch):
     asked = model.condition([Prompt(text="a cat")], Drawing(steps=4))
     with pytest.raises(UserError, match="its painter returns a SimpleNamespace, whose tensors can't be found"):
         model.verify(asked, guidance=2.0)
+
+
+def test_a_scheduler_that_takes_predictions_for_something_else_is_refused(tmp_path, monkeypatch):
+    add_to_diffusers(monkeypatch)
+    model = load_model(ModelOptions(path=str(write_unseen(tmp_path))), RolloutOptions(num_inference_steps=4))
+    model.pipeline.scheduler = OddScheduler(shift=3.0)
+    odd = Universal(model.pipeline, ModelOptions(path=str(tmp_path)), model.rollout, compute=torch.float32)
+    asked = odd.condition([Prompt(text="a cat")], Drawing(steps=4))
+    with pytest.raises(UserError, match=r"last step of its OddScheduler ends \d\S* \(relative\) from the sample"):
+        odd.verify(asked, guidance=2.0)
 
 
 def test_only_what_its_call_takes_can_be_asked_for(tmp_path, monkeypatch):

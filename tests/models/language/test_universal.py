@@ -234,7 +234,7 @@ def few(model):
     return Encoded.cat([model.encode(*chat(text)[:1]) for text in ("Hello", "How is it?")])
 
 
-def test_a_model_whose_cache_is_wrong_is_refused_with_the_difference(unseen, monkeypatch):
+def test_a_model_whose_cache_is_wrong_decodes_without_it(unseen, monkeypatch):
     own = UnseenForCausalLM.forward
 
     def forward(self, *args, past_key_values=None, **kwargs):
@@ -244,8 +244,30 @@ def test_a_model_whose_cache_is_wrong_is_refused_with_the_difference(unseen, mon
         return out
 
     monkeypatch.setattr(UnseenForCausalLM, "forward", forward)
-    with pytest.raises(UserError, match=r"one row after another by its cache has log-probs that differ by \d"):
+    model = load_universal(unseen)
+    assert model.tiers.name.endswith("decoding without a cache")
+    assert (model.tiers.padded, model.tiers.shared, model.keeps_turns) == (True, False, False)
+    completion = decode(model, model.network, few(model), [0, 1, 1], [1, 2, 3], Sampling(max_new_tokens=6))
+    torch.testing.assert_close(completion.logprob, own_logprobs(model, completion, 1.0), **TIGHT)
+
+
+def test_a_model_whose_tokens_see_later_ones_is_refused_with_the_difference(unseen, monkeypatch):
+    own = UnseenForCausalLM.forward
+
+    def forward(self, *args, **kwargs):
+        out = own(self, *args, **kwargs)
+        out.logits = out.logits + out.logits.mean(1, keepdim=True)
+        return out
+
+    monkeypatch.setattr(UnseenForCausalLM, "forward", forward)
+    with pytest.raises(UserError, match=r"token is computed with those before it has log-probs that differ by \d"):
         load_universal(unseen)
+
+
+def test_a_head_under_the_name_of_a_decoder_is_not_taken_for_one(unseen, monkeypatch):
+    monkeypatch.setattr(UnseenForCausalLM, "get_decoder", lambda self: self.get_output_embeddings())
+    model = load_universal(unseen)
+    assert model.text(model.network) is model.network.base_model
 
 
 def test_a_model_that_padding_on_the_left_changes_decodes_one_prompt_at_a_time(unseen, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -110,6 +111,7 @@ class OwnDecoder:
         *,
         lengths: Lengths,
         goes_on: bool,
+        begin: Callable[[Sequence[Conversation]], Any] | None = None,
     ) -> None:
         """Make one for some rows.
 
@@ -120,9 +122,11 @@ class OwnDecoder:
             prompts: that they answer.
             lengths: of prompts that share a forward; different ones are padded on the left.
             goes_on: what is computed of a conversation is kept for its next turn.
+            begin: makes something else of prompts than a cache, such as ``Anew``.
         """
         self.forwards, self.network, self.rows, self.prompts, self.lengths = forwards, network, rows, prompts, lengths
         self.turn = rows.turn if goes_on else None
+        self._prefilled = begin or partial(Cached.prefilled, forwards, network)
         self._over: set[int] = set()  # rows that were looked at when they ended
 
     def run(self, batch_size: int, check_cancelled: Callable[[], None]) -> None:
@@ -178,7 +182,7 @@ class OwnDecoder:
 
         held = {prompt: found for prompt in prompts if (found := self._held(prompt)) is not None}
         new = [prompt for prompt in prompts if prompt not in held]
-        parts = [Cached.prefilled(self.forwards, self.network, [self.prompts[one] for one in new])] if new else []
+        parts = [self._prefilled([self.prompts[one] for one in new])] if new else []
         order = list(new)
         rest = {prompt: self.prompts[prompt].ids[one.ids.shape[1] :] for prompt, one in held.items()}
         for count in sorted({len(ids) for ids in rest.values()}):  # nothing may be padded behind what was kept

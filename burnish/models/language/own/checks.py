@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from burnish.language.decoding import decode
 from burnish.language.kept import Going, Kept, Turn
 from burnish.language.logprobs import response_logprobs, score
 from burnish.language.sampling import Sampling
+from burnish.models.language.own.anew import Anew
 from burnish.models.language.own.cache import Cached
 from burnish.models.language.own.captured import has_plan, switch
 from burnish.models.language.own.collation import Conversation, Lengths
@@ -66,6 +67,7 @@ class Tiers:
     unplanned: frozenset[str] = frozenset()  # media that don't: prompts with them run as in the tiers below
     fast: bool = False  # its layers run by Burnish's own decoding
     goes_on: bool = False  # its cache is kept between turns of a conversation
+    cacheless: bool = False  # its cache gives other numbers, so that every token is computed with all before it
 
     @property
     def scored(self) -> Lengths:
@@ -79,6 +81,8 @@ class Tiers:
 
     @property
     def name(self) -> str:
+        if self.cacheless and not self.fast:
+            return f"{replace(self, cacheless=False).name}, decoding without a cache"
         if self.packed:
             return f"tier 3: packed and shared prompts{', own decoding' if self.fast else ''}"
         if self.shared:
@@ -109,29 +113,36 @@ def check(model: UniversalModel) -> Tiers:
         measured[what] = _difference(model, found, other or probe)
         return measured[what] <= (EXACT if model.compute == torch.float32 else ROUNDED)
 
-    alone = replace(tiers, padded=False, mixes=False)
-    for what, run in (
-        ("one row by itself", lambda: _scored(model, probe.completion, alone)),
-        ("one row after another by its cache", lambda: _cached(model, probe.completion, "one")),
-    ):
-        if not agrees(what, run):
+    def demand(what: str, found: Callable[[], Tensor]) -> None:
+        if not agrees(what, found):
             raise UserError(
                 f"model.path is {model.path}: {name} can't be trained, as {what} has log-probs that differ by "
                 f"{measured[what]:.2g} nats from those of its own forward; give another model"
             )
-    tiers = replace(tiers, counted=_counts(model, probe))
+
+    alone = replace(tiers, padded=False, mixes=False)
+    demand("one row by itself", lambda: _scored(model, probe.completion, alone))
+    tiers = replace(tiers, cacheless=not agrees("its cache", lambda: _cached(model, probe.completion, alone)))
+    if tiers.cacheless:
+        what = "a row of which each token is computed with those before it"
+        demand(what, lambda: _cached(model, probe.completion, tiers))
+    tiers = replace(tiers, counted=not tiers.cacheless and _counts(model, probe))
     padded = agrees("padded batch", lambda: _scored(model, probe.completion, replace(tiers, padded=True)))
     if not padded:  # pictures and videos may not go together
         model.forwards.collation = replace(model.forwards.collation, mixes=False)
         padded = agrees("padded batch", lambda: _scored(model, probe.completion, replace(tiers, padded=True)))
-    mixes = padded and agrees("padded cache", lambda: _cached(model, probe.completion, "any"))
-    tiers = replace(tiers, padded=padded, mixes=mixes)
-    if not mixes:
+    tiers = replace(tiers, padded=padded)
+    mixed = replace(tiers, mixes=True)
+    if padded and not tiers.cacheless and agrees("padded cache", lambda: _cached(model, probe.completion, mixed)):
+        tiers = mixed
+    if not tiers.mixes:
         tiers = replace(tiers, even=_even(model, probe, tiers, agrees))
-    shared = not tiers.full_logits and agrees("shared prompts", lambda: _shared(model, probe.completion, tiers))
+    shared = not (tiers.full_logits or tiers.cacheless) and agrees(
+        "shared prompts", lambda: _shared(model, probe.completion, tiers)
+    )
     tiers = replace(tiers, shared=shared and _same_gradients(model, probe, tiers, measured))
     tiers = _plan(model, probe, tiers, agrees)
-    if not tiers.fast:
+    if not (tiers.fast or tiers.cacheless):
         tiers = replace(tiers, goes_on=_goes_on(model, probe.completion, tiers, agrees))
     if "audio" in model.readable:
         lengthen_short(model, tiers, EXACT if model.compute == torch.float32 else ROUNDED)
@@ -172,7 +183,7 @@ def _responses_kinds(model: UniversalModel, tiers: Tiers, completion: Completion
             if not value:
                 raise
             continue
-        off = _difference(model, lambda: _cached(model, completion, "one"), probe)
+        off = _difference(model, lambda: _cached(model, completion, Tiers()), probe)
         probes.append((off, value, probe))
         if off <= (EXACT if model.compute == torch.float32 else ROUNDED):
             break
@@ -191,17 +202,20 @@ def _scored(model: UniversalModel, completion: Completion, tiers: Tiers) -> Tens
         return score(model, model.network, states, completion, temperature=1.0).logprob.cpu()
 
 
-def _cached(model: UniversalModel, completion: Completion, lengths: Lengths) -> Tensor:
-    """Token by token, as decoding does, with prompts of these lengths in one cache."""
+def _cached(model: UniversalModel, completion: Completion, tiers: Tiers) -> Tensor:
+    """Token by token, as decoding does."""
     table, index = completion.prompts.table, completion.prompts.index
     prompts = Conversation.prompts(table)
-    groups = model.forwards.collation.groups(prompts, lengths)
+    groups = model.forwards.collation.groups(prompts, tiers.cached)
+    begin: Callable[[Sequence[Conversation]], Any] = partial(Cached.prefilled, model.forwards, model.network)
+    if tiers.cacheless:
+        begin = partial(Anew, model.forwards, model.network, lengths=tiers.cached, fill=tiers.fill)
     logits: list[Tensor] = [torch.zeros(0)] * len(completion)
     for group in groups:
         rows = [row for row, prompt in enumerate(index.tolist()) if prompt in group]
         with torch.no_grad():
-            cached = Cached.prefilled(model.forwards, model.network, [prompts[prompt] for prompt in group])
-            device = cached.ids.device
+            cached = begin([prompts[prompt] for prompt in group])
+            device = cached.logits.device
             cached.select(torch.tensor([group.index(int(index[row])) for row in rows], device=device))
             steps = [cached.logits]
             for column in range(int(completion.length[rows].max()) - 1):
@@ -219,7 +233,7 @@ def _even(model: UniversalModel, probe: Probe, tiers: Tiers, agrees: Callable[..
         return False
     alone = replace(tiers, even=True, padded=False)
     return agrees("rows of one length", lambda: _scored(model, twins.completion, alone), twins) and agrees(
-        "cache of one length", lambda: _cached(model, twins.completion, "equal"), twins
+        "cache of one length", lambda: _cached(model, twins.completion, alone), twins
     )
 
 
