@@ -89,9 +89,12 @@ def window_of(config: Any) -> int:
     return min((int(value) for value in named if value), default=1)
 
 
-def own_logprobs(model: UniversalModel, network: Any, completion: Completion, fill: dict[str, int]) -> Tensor:
+def own_logprobs(
+    model: UniversalModel, network: Any, completion: Completion, fill: dict[str, int], *, temperature: float = 1.0
+) -> Tensor:
     """Log-probs [B, T] of responses by the class's own forward of one row, its positions left to it."""
-    return logprobs_of(model, _own_logits(model, network, completion, fill), completion)
+    logits = _own_logits(model, network, completion, fill)
+    return logprobs_of(model, [own / temperature for own in logits], completion)
 
 
 def _own_logits(model: UniversalModel, network: Any, completion: Completion, fill: dict[str, int]) -> list[Tensor]:
