@@ -89,7 +89,7 @@ def test_a_published_recipe_says_whose_settings_it_has(recipe):
 def test_a_published_recipe_makes_a_session(recipe, folder, monkeypatch):
     monkeypatch.chdir(folder)
     family = recipe.partition("/")[0]
-    small = ["height=8", "width=8", "max_sequence_length=4"]
+    small = ["height=8", "width=8", "max_sequence_length=32"]
     path = folder / family / "pipeline"
     lora = load(recipe).model.lora
     begun = [] if lora is None or lora.path is None else ["model.lora.path=null"]  # from an adapter of the user
