@@ -21,8 +21,6 @@ from burnish.algorithms.language.shaping import shape
 from burnish.language.head import chosen_scores
 from burnish.losses.entropy import entropy
 from burnish.losses.policy import masked, sequence_mean, terms
-from burnish.losses.responses import sft
-from burnish.losses.value import value_loss
 from burnish.registry import lookup
 from burnish.rollout.filter import varied
 from burnish.types.completion import ResponseRows
@@ -63,8 +61,12 @@ def test_policy_loss(c):
 def test_value_loss(c):
     given, mask = c.inputs, mask_of(c, "values")
     value = given["values"].clone().requires_grad_()
-    loss, _ = value_loss(value, given["old_values"], given["returns"], mask, clip=given["clip_eps"])
-    total = aggregate(loss, mask, GRPO)
+    made = algorithm("ppo", value_clip=given["clip_eps"], loss_agg_mode=GRPO)
+    part: Any = SimpleNamespace(
+        value=given["old_values"], returns=given["returns"], mask=mask, update=1, trace=None, limit=mask.shape[1]
+    )
+    roles: Any = SimpleNamespace(frozen=lambda update: True, values=lambda trace: value)  # while the critic warms up
+    total = made.loss(part, roles).total / made.size(part)
     c.close(total, c.expected["loss"])
     c.close(gradient(total, value), c.expected["grad_values"])
 
@@ -74,8 +76,13 @@ def test_supervised_loss(c):
     logits = c.inputs["logits"].clone().requires_grad_()
     labels = c.inputs["labels"][:, 1:]
     mask = labels != -100
-    logprob, _ = scores(logits[:, :-1], labels.clamp_min(0))
-    total = aggregate(sft(logprob, mask), mask, "token-mean")
+    logprob, spread = scores(logits[:, :-1], labels.clamp_min(0))
+    trace = judged(torch.zeros(len(mask)), mask).trace
+    given = OfflineResponses(answers=ResponseRows(trace=trace, members=1), good=mask[:, 0], update=1, version=0, seed=0)
+    made = algorithm("sft")
+    batch, _ = made.credit(given)
+    roles: Any = SimpleNamespace(policy=lambda trace: SimpleNamespace(logprob=logprob, entropy=spread))
+    total = made.loss(batch, roles).total / made.size(batch)
     c.close(total, c.expected["loss"])
     c.close(gradient(total, logits), c.expected["grad_logits"])
 
@@ -360,7 +367,8 @@ def test_high_entropy_mask(c):
     options = {"high_entropy_fraction": fraction, "high_entropy_per": "sequence"} if fraction else {}
     made = algorithm("grpo", **options)
     scored = judged(torch.zeros(len(mask)), mask)
-    weight, _ = made._selected(replace(annotated(made, scored), entropy=c.inputs["entropy"]), mask, mask.float())
+    batch, _ = made.credit(replace(annotated(made, scored), entropy=c.inputs["entropy"]))
+    weight = batch.weight
     if "reference_mask" in c.expected:
         assert weight.bool().equal(mask)
     else:
