@@ -13,7 +13,7 @@ export HF_HUB_OFFLINE := 1
 
 VLLM :=  # make gpu VLLM=vllm-env/bin/python: sampling with vLLM too
 
-.PHONY: quickstart test thorough fast pretend-gpu gpu dist release-check lint install clean
+.PHONY: quickstart test thorough fast pretend-gpu gpu dist release-check docs lint install clean
 
 quickstart: $(VENV)/.installed  ## train the quickstart and say where its report is
 	$(BIN)/burnish train quickstart

@@ -180,3 +180,10 @@ def test_the_changelog_has_a_section_for_what_is_under_way_and_for_every_version
     own = tuple(map(int, re.findall(r"\d+", burnish.__version__)[:3]))
     assert under_way or versions[0] == own, "the version of the package has no section"
     assert not versions or versions[0] <= own, "a version is released that the package does not have"
+
+
+def test_a_target_of_make_is_made_whatever_files_are_called():
+    """``make docs`` beside a folder ``docs`` would do nothing and say that it is up to date."""
+    made = (ROOT / "Makefile").read_text()
+    phony = set(re.search(r"^\.PHONY: (.*)$", made, re.M)[1].split())
+    assert set(re.findall(r"^([\w-]+):", made, re.M)) == phony
