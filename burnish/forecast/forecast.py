@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
@@ -188,9 +189,11 @@ def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolFore
 def _quietly() -> Iterator[None]:
     """Without what the run's own code has to say: nothing of it is true of values that nobody knows."""
     before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.disable(logging.ERROR)  # PyTorch reports what a pipeline tries and gives up as an error
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logging.disable(before)
 

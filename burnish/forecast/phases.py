@@ -122,7 +122,7 @@ def rollout_phases(assembly: Assembly, counter: LiveBytes, half: Half) -> None:
     half.again()
     with counter.phase(SAMPLE):
         request = _request(assembly, 1)
-        _ = assembly.rollout_worker.generate(split(request, share.size if share else 1)[0])
+        _ = assembly.rollout_worker.generate(max(split(request, share.size if share else 1), key=len))
         counter.label(HOST, tensors_of(half.caches()))
 
 
@@ -192,21 +192,21 @@ class _Asked(Exception):
 
 
 def _collected(assembly: Assembly, counter: LiveBytes, update: int) -> Any:
-    """The batch of an update, as a rank has it before it annotates."""
+    """The batch of an update, as the rank that samples most has it before it annotates."""
     ranks = assembly.ranks
     if ranks.size == 1 or not assembly.config.online:
         scored = assembly.source.collect(update)
         counter.label(BATCH, tensors_of(scored), but=HOST)
         return scored
     parts = split(_request(assembly, update), ranks.rows.size)
-    own = assembly.generate(parts[0])
+    own = assembly.generate(max(parts, key=len))
     answered = ranks.context.gather(own)[0]  # of ranks that drew the same the first one answers, and all learn from it
     own = answered if own is None else own
     # samples of all ranks travel through the memory of their machines
     counter.label(HOST, tensors_of(own))
     # groups of other ranks are others: what is done once for each is done for all of them
-    first = int(parts[0].group[0])
-    return join([replace(own, group=own.group + int(part.group[0]) - first) for part in parts])
+    groups = int(own.group.max()) + 1
+    return join([replace(own, group=own.group + rank * groups) for rank in range(len(parts))])
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:

@@ -50,12 +50,13 @@ def test_ranks_that_split_sequences_are_foretold(tmp_path):
     assert wires(forecast) == pytest.approx(wires(real), rel=1e-3)
 
 
-def test_groups_of_other_ranks_are_others():
-    """Steps that samples of a group took as one are learned once for each group, not once for all ranks.
+def test_the_rank_that_samples_most_is_forecast_and_groups_of_others_are_others():
+    """Two prompts are one for each of two ranks, whose steps are one micro-batch; of three one rank has two.
 
-    Each rank learns two samples of four steps: as one micro-batch, or as two.
+    Steps that samples of a group took as one are learned once for each group, not once for all ranks.
     """
-    options = [*OPTIONS, "runtime=ray", "pools.train.processes=2"]
-    parts = [foretold(2, "quickstart", [*options, f"trainer.micro_batch_size={steps}"]) for steps in (8, 4)]
-    once, twice = (phases["update, backward"].wire for phases in parts)
+    alone = [option for option in OPTIONS if not option.startswith("data.")]
+    options = [*alone, "runtime=ray", "pools.train.processes=2", "trainer.micro_batch_size=8"]
+    found = [foretold(2, "quickstart", [*options, f"data.train_batch_size={count}"]) for count in (2, 3)]
+    once, twice = (phases["update, backward"].wire for phases in found)
     assert twice == 2 * once > 0
