@@ -61,6 +61,7 @@ class Pretending(TorchDispatchMode):
             aten._unique2.default: self._unique,
             aten.index.Tensor: self._index,
             aten.masked_select.default: lambda x, mask: self._index(x, [mask]),
+            aten._ctc_loss.Tensor: self._ctc_loss,
         }
 
     @contextmanager
@@ -138,6 +139,14 @@ class Pretending(TorchDispatchMode):
 
     def _unique(self, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
         return self._made(value.numel(), dtype=value.dtype), self._made(*value.shape), self._made(value.numel())
+
+    def _ctc_loss(
+        self, log_probs: Tensor, targets: Tensor, steps: Tensor, lengths: Tensor, *_: Any
+    ) -> tuple[Tensor, Tensor]:
+        """The losses, and what their backward pass needs: as wide as the longest target is long."""
+        states = 2 * int(lengths.max()) + 1
+        loss = log_probs.new_empty(log_probs.shape[1])
+        return loss, log_probs.new_empty(log_probs.shape[1], log_probs.shape[0], states)
 
     def _index(self, value: Tensor, indices: list[Tensor | None]) -> Tensor:
         if not any(one is not None and one.dtype == torch.bool for one in indices):
