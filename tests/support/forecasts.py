@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from benchmarks.forecasts import Aside
 from burnish.config import load
 from burnish.forecast.counter import LiveBytes, Peak
 from burnish.forecast.fakes import Pretending
@@ -19,7 +20,7 @@ from tests.support.rank_runs import together
 
 def counted(recipe: str, options: Sequence[str], ranks: Ranks = SINGLE_RANK) -> dict[str, Peak]:
     """The peaks of a run on real tensors, all of it done."""
-    counter, config = LiveBytes(), load(recipe, list(options))
+    counter, config = Aside(), load(recipe, list(options))
     ranks = ranks.in_contexts(config.sharding.context_parallel)
     with counter:
         assembly = assemble(config, ranks)
