@@ -190,7 +190,7 @@ class FlowAssembly(Assembly):
         if self.config.sharding.context_parallel > 1:
             self._check_contexts()
         self._check_drawn(self.config.rewards, [*self.train_prompts, *self.val_prompts], "rewards")
-        self._check_lengths()
+        self._check_parts()
         for i, teacher in enumerate(self.needs.teachers):
             option = f"algorithm.teachers[{i}]"
             check_teacher(self.config.model, teacher.path, teacher.lora, option, revision=teacher.revision)
@@ -207,11 +207,12 @@ class FlowAssembly(Assembly):
         if problems := [f"{section}.{label}: {problem}" for label, problem in refused.items() if problem]:
             raise UserError("\n".join([*problems, "leave these rewards or options out, or train another model"]))
 
-    def _check_lengths(self) -> None:
-        """Say or refuse what text encoders wouldn't read in full."""
+    def _check_parts(self) -> None:
+        """Refuse networks that can't be trained, and prompts that text encoders wouldn't read in full."""
         path, index = read_index(self.config.model)
         family = family_of(self.config.model, index)
         if issubclass(family, LoadedPipeline):  # one that is no pipeline has its own way
+            family.check_networks(index, self.config.model)
             family.check_lengths(path, index, self.config.rollout, self._drawn_from)
 
     @property

@@ -67,5 +67,5 @@ def test_it_is_said_once_before_weights_are_loaded(name, tmp_path, monkeypatch, 
     monkeypatch.setattr(burnish.tasks.flow.assembly, "load_model", load)
     options = [f"model.path={tmp_path / 'model'}", f"data.train_files={tmp_path / 'prompts.txt'}", "model.device=cpu"]
     assembly = assemble(load_config("quickstart", options))
-    assembly._check_lengths()
+    assembly._check_parts()
     assert len([one for one in caplog.records if "prompts have more tokens" in one.getMessage()]) == 1
