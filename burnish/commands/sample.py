@@ -17,7 +17,7 @@ from burnish.algorithms.flow.base import Needs
 from burnish.commands.opening import SampleRequest, given_media, open_run, output_folder
 from burnish.config.tasks import task_named
 from burnish.data.flow.prompts import read_prompts
-from burnish.models.flow.loading import family_of, load_model, read_index
+from burnish.models.flow.loading import check_parts, family_of, load_model, read_index
 from burnish.options.flow import ModelOptions, RolloutOptions, Solver
 from burnish.tasks.flow.engine import FlowEngine, FlowJob
 from burnish.tasks.flow.roles import FlowRoles
@@ -33,6 +33,7 @@ from burnish.utils.reading import checked_path
 log = logging.getLogger(__name__)
 
 DRAWN = re.compile(r"\d{3,}-(\d{2,}\.(png|mp4|webp|wav)|input-[\w-]+\.png)")  # names of the files that are written
+OPTION = re.compile(r"[a-z]\w*(\.\w+)+=\S+")  # as train and eval take them
 
 
 def sample(
@@ -56,6 +57,11 @@ def sample(
     """Sample ``n`` images or responses per prompt; the same seed gives the same samples for any ``n``."""
     if not all(text.strip() for text in prompts):
         raise UserError("a prompt is empty; write one, or leave it out")
+    if option := next((text for text in prompts if OPTION.fullmatch(text)), None):
+        raise UserError(
+            f"{option!r:.80} is an option of a recipe, which sample doesn't take; use its own (burnish sample --help), "
+            "or give it as a prompt in a --prompt-file"
+        )
     wanted = {
         "num_inference_steps": steps, "guidance_scale": guidance, "solver": solver, "height": height, "width": width,
         "num_frames": frames,
@@ -118,6 +124,7 @@ def _prompts(assembly: Any, request: SampleRequest) -> list[Prompt]:
     rollout = RolloutOptions() if assembly is None else assembly.config.rollout
     _, index = read_index(options)
     family_of(options, index).check_inputs(index, rollout, prompts)
+    check_parts(options, rollout, prompts)
     return prompts
 
 

@@ -71,6 +71,12 @@ REFUSED = {
     "another pipeline": (["model.path={place}/wan"], ["WanPipeline", "can't be loaded"]),
     "half a pipeline": (["model.path={place}/gutted"], ["gutted", "transformer"]),
     "layer that is not there": (["model.lora.targets=[attn.to_q, attn.nope]"], ["model.lora.targets", "attn.nope"]),
+    "no network": (["model.networks=[]"], ["model.networks is []", "transformer, or leave it out"]),
+    "a network twice": (["model.networks=[transformer, transformer]"], ["model.networks is", "once"]),
+    "network that is not there": (["model.networks=[nope]"], ["model.networks", "'nope'", "transformer"]),
+    "network that reads": (
+        ["model.networks=[text_encoder]"], ["'text_encoder', a CLIPTextModel", "no velocity; name transformer"],
+    ),
     "size that can't be drawn": (["rollout.height=9"], ["rollout.height is 9", "8 or 10"]),
     "missing prompts": (["data.train_files={place}/nowhere.txt"], ["data.train_files", "nowhere.txt"]),
     "empty prompts": (["data.train_files={place}/empty.txt"], ["empty.txt", "no records"]),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from burnish.models.flow.pipeline import LoadedPipeline
 from burnish.models.flow.truncation import tokenizers_of
+from burnish.models.loading import quietly
 from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
 from burnish.utils.images import NonFiniteImage
@@ -162,7 +163,8 @@ class EmbeddedPipeline(LoadedPipeline):
         length = rollout.max_sequence_length
         asked = cls.default_text_length if length is None else length
         limit = tokenizer.model_max_length if t5 is None else asked
-        counted = [(len(tokenizer(text).input_ids), text) for text in texts]
+        with quietly():  # it is told here, in the run's own terms
+            counted = [(len(tokenizer(text).input_ids), text) for text in texts]
         if over := [(count, text) for count, text in counted if count > limit]:
             count, text = over[0]
             shown = text if len(text) <= 60 else f"{text[:57]}..."

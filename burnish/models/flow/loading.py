@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +21,7 @@ from burnish.utils.weights import without_weights
 
 if TYPE_CHECKING:
     from burnish.models.flow.base import FlowModel
+    from burnish.types.prompt import Prompt
 
 ANY = "pipeline"  # the family of pipelines that no other takes
 STANDARD_SIDE = 128  # latent positions per side if a transformer's configuration names none, as FLUX's pipeline
@@ -99,6 +101,22 @@ def family_of(options: ModelOptions, index: dict[str, Any]) -> Any:
     # of two that read the same pipelines, a plugin's is taken only where it is named
     families = {family.pipeline_class: family for family in reversed(entries("flow model"))}
     return families.get(str(class_name)) or lookup("flow model", ANY)
+
+
+def check_parts(options: ModelOptions, rollout: RolloutOptions, prompts: Sequence[Prompt]) -> None:
+    """Refuse networks that can't be trained, and tell of prompts that text encoders wouldn't read in full, before any
+    weight is loaded.
+
+    Raises:
+        UserError: naming the network, or the first prompt where the family refuses such.
+    """
+    from burnish.models.flow.pipeline import LoadedPipeline
+
+    path, index = read_index(options)
+    family = family_of(options, index)
+    if issubclass(family, LoadedPipeline):  # one that is no pipeline has its own way
+        family.check_networks(index, options)
+        family.check_lengths(path, index, rollout, prompts)
 
 
 def load_model(

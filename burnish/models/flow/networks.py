@@ -55,7 +55,7 @@ def denoisers(parts: Mapping[str, Any], chosen: Sequence[str] | None) -> tuple[s
         chosen: model.networks, or None.
 
     Raises:
-        UserError: a chosen part isn't there, or none was found.
+        UserError: a chosen part isn't there or predicts nothing, or none was found.
     """
     from diffusers.models.modeling_utils import ModelMixin
 
@@ -65,6 +65,17 @@ def denoisers(parts: Mapping[str, Any], chosen: Sequence[str] | None) -> tuple[s
         if absent := [name for name in chosen if name not in modules]:
             raise UserError(
                 f"model.networks has {absent[0]!r}, which the pipeline hasn't; its networks are {', '.join(modules)}"
+            )
+        usual = ", ".join(denoisers(parts, None))
+        if not chosen or len(set(chosen)) < len(chosen):
+            raise UserError(
+                f"model.networks is {list(chosen)}; name each network that is trained once, of {usual}, or leave it out"
+            )
+        # diffusers takes its encoders from transformers, and what they make is no velocity
+        if encoders := [name for name in chosen if modules[name].__module__.startswith("transformers.")]:
+            raise UserError(
+                f"model.networks has {encoders[0]!r}, a {modules[encoders[0]].__name__}, which predicts no velocity; "
+                f"name {usual}, or leave it out"
             )
         return tuple(chosen)
     models = {

@@ -130,6 +130,16 @@ class LoadedPipeline:
         return "image"
 
     @classmethod
+    def check_networks(cls, index: dict[str, Any], options: ModelOptions) -> None:
+        """Refuse to train parts that the pipeline doesn't have, or that predict no velocity, by model_index.json.
+
+        Raises:
+            UserError: naming them.
+        """
+        if options.networks is not None:
+            denoisers(_networks(index), options.networks)
+
+    @classmethod
     def check_lengths(
         cls, path: Path, index: dict[str, Any], rollout: RolloutOptions, prompts: Sequence[Prompt]
     ) -> None:

@@ -22,6 +22,7 @@ from burnish.evaluation.suite import Suite
 from burnish.models.flow.base import FlowModel
 from burnish.models.flow.contexts import check_contexts
 from burnish.models.flow.loading import (
+    check_parts,
     family_of,
     load_model,
     load_outline,
@@ -30,7 +31,6 @@ from burnish.models.flow.loading import (
     read_index,
     standard_side,
 )
-from burnish.models.flow.pipeline import LoadedPipeline
 from burnish.models.flow.teachers import check_teacher, load_teacher
 from burnish.rewards.base import Reward
 from burnish.rollout.requests import RolloutRequest
@@ -190,7 +190,7 @@ class FlowAssembly(Assembly):
         if self.config.sharding.context_parallel > 1:
             self._check_contexts()
         self._check_drawn(self.config.rewards, [*self.train_prompts, *self.val_prompts], "rewards")
-        self._check_lengths()
+        check_parts(self.config.model, self.config.rollout, self._drawn_from)
         for i, teacher in enumerate(self.needs.teachers):
             option = f"algorithm.teachers[{i}]"
             check_teacher(self.config.model, teacher.path, teacher.lora, option, revision=teacher.revision)
@@ -206,13 +206,6 @@ class FlowAssembly(Assembly):
         refused = {label: reward.refusal(drawn) for label, reward in rewards.items()}
         if problems := [f"{section}.{label}: {problem}" for label, problem in refused.items() if problem]:
             raise UserError("\n".join([*problems, "leave these rewards or options out, or train another model"]))
-
-    def _check_lengths(self) -> None:
-        """Say or refuse what text encoders wouldn't read in full."""
-        path, index = read_index(self.config.model)
-        family = family_of(self.config.model, index)
-        if issubclass(family, LoadedPipeline):  # one that is no pipeline has its own way
-            family.check_lengths(path, index, self.config.rollout, self._drawn_from)
 
     @property
     def _drawn_from(self) -> list[Prompt]:

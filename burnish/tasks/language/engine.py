@@ -84,6 +84,7 @@ class ResponseEngine:
     def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
         """Responses in the order of the job's rows, as tokens and as text."""
         prompts = self.encode(job.prompts)
+        _refuse_long(prompts, job, self.roles.model.max_positions)
         keys = [random.key(*key, sample) for key, sample in zip(job.keys(self.seed), job.sample.tolist(), strict=True)]
         told = Told(self.roles.model, job.finished)
         with self.responding(job) as respond:
@@ -204,6 +205,18 @@ def length_unread(model: LanguageModel, prompt: Prompt, tools: Sequence[dict[str
         if None not in each:
             return model.count_tokens(prompt.chat(), tools) - len(each) + sum(tokens or 0 for tokens in each)
     return None
+
+
+def _refuse_long(prompts: Gathered[Encoded], job: ResponseJob, positions: int) -> None:
+    """Refuse a prompt that leaves too few positions for its response, which nobody has measured before."""
+    room, lengths = positions - job.sampling.max_new_tokens, prompts.table.lengths
+    for prompt, row in zip(job.prompts, prompts.index.tolist(), strict=True):
+        if lengths[row] > room:
+            raise UserError(
+                f"{prompt.name} has {lengths[row]} tokens and rollout.max_new_tokens is {job.sampling.max_new_tokens}, "
+                f"but the model has {positions} positions (max_position_embeddings); shorten the prompt, or lower "
+                f"rollout.max_new_tokens{f' to {positions - lengths[row]}' if lengths[row] < positions else ''}"
+            )
 
 
 def _bytes_of(encoded: Encoded) -> int:

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-import burnish.tasks.flow.assembly
+import burnish.models.flow.pipeline
 from burnish.config import load as load_config
+from burnish.models.flow.loading import check_parts
 from burnish.models.flow.truncation import truncated
 from burnish.models.tiny import describe
 from burnish.models.tiny.build import write
@@ -64,8 +65,8 @@ def test_it_is_said_once_before_weights_are_loaded(name, tmp_path, monkeypatch, 
     def load(*args, **more):
         raise AssertionError("weights are loaded")
 
-    monkeypatch.setattr(burnish.tasks.flow.assembly, "load_model", load)
+    monkeypatch.setattr(burnish.models.flow.pipeline, "load_mapped", load)
     options = [f"model.path={tmp_path / 'model'}", f"data.train_files={tmp_path / 'prompts.txt'}", "model.device=cpu"]
     assembly = assemble(load_config("quickstart", options))
-    assembly._check_lengths()
+    check_parts(assembly.config.model, assembly.config.rollout, assembly.train_prompts)
     assert len([one for one in caplog.records if "prompts have more tokens" in one.getMessage()]) == 1
