@@ -253,6 +253,7 @@ def test_a_model_whose_cache_is_wrong_decodes_without_it(unseen, monkeypatch):
     torch.testing.assert_close(completion.logprob, own_logprobs(model, completion, 1.0), **TIGHT)
 
 
+@pytest.mark.thorough
 def test_a_class_that_counts_positions_otherwise_counts_them_itself(tmp_path):
     """RoBERTa's begin behind the number of its padding token, which the rule for decoding doesn't know."""
     roberta = TinyLanguage(
