@@ -8,7 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMultimodalLM,
+    CLIPConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+)
 
 from burnish.language.decoding import decode
 from burnish.language.logprobs import response_logprobs
@@ -251,6 +259,16 @@ def test_a_model_whose_cache_is_wrong_decodes_without_it(unseen, monkeypatch):
     assert (model.tiers.padded, model.tiers.shared, model.keeps_turns) == (True, False, False)
     completion = decode(model, model.network, few(model), [0, 1, 1], [1, 2, 3], Sampling(max_new_tokens=6))
     torch.testing.assert_close(completion.logprob, own_logprobs(model, completion, 1.0), **TIGHT)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"), [(T5Config(), "is an encoder with a decoder"), (CLIPConfig(), "has model_type clip, for which")]
+)
+def test_what_writes_no_text_by_itself_is_refused_before_its_weights_are_read(config, said, tmp_path, monkeypatch):
+    config.save_pretrained(tmp_path)
+    monkeypatch.setattr("burnish.models.language.universal.load_mapped", lambda *_, **__: pytest.fail("weights"))
+    with pytest.raises(UserError, match=said):
+        load_universal(tmp_path)
 
 
 @pytest.mark.thorough
