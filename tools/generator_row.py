@@ -310,7 +310,8 @@ def drawn_alone(
             made = pipeline(**call)
         sound = "audios" in vars(made)
         output = model.arguments.values(made) if sound else model.arguments.tensor(made)
-        found.append((states[-1].float().squeeze(0), output))
+        # some hold a sample twice, for guidance
+        found.append((states[-1][: len(output)].float().squeeze(0), output))
     return found
 
 

@@ -175,6 +175,7 @@ def greedy(model: Any, prompts: Encoded) -> str:
         given |= {name: value.float() for name, value in given.items() if value.is_floating_point()}
         theirs = model.network.generate(
             input_ids=ids[None], attention_mask=torch.ones_like(ids)[None], **given, max_new_tokens=8, do_sample=False,
+            use_cache=not model.tiers.cacheless,
             eos_token_id=list(model.stop), pad_token_id=model.stop[0],
             suppress_tokens=model.banned.tolist() or None,
         )[0, len(ids) :]  # fmt: skip

@@ -109,6 +109,26 @@ def is_passed_by(network: nn.Module, name: str) -> bool:
     return own == "out_proj" and all(hasattr(network.get_submodule(owner), part) for part in ("A_log", "D", "conv1d"))
 
 
+def is_plain(layer: nn.Linear) -> bool:
+    """Whether a layer of one of transformers' own classes takes any numbers along its last axis, as adapters do."""
+    import copy
+
+    import torch
+
+    if type(layer).forward is torch.nn.Linear.forward or not type(layer).__module__.startswith("transformers.models."):
+        return True
+    other = copy.copy(layer)
+    other._parameters = {
+        name: None if value is None else torch.nn.Parameter(value.detach().to("meta"))
+        for name, value in layer._parameters.items()
+    }
+    try:
+        found = other(torch.empty(1, 1, layer.in_features, dtype=layer.weight.dtype, device="meta"))
+    except RuntimeError:  # its input has an axis of groups, each with weights of its own
+        return False
+    return bool(found.shape == (1, 1, layer.out_features))
+
+
 def language_targets(network: Any, decoder: nn.Module, options: LanguageLoraOptions) -> list[str]:
     """Default target layers of a language model: the decoder's linear layers but routers, by full name.
 
@@ -143,7 +163,13 @@ def language_targets(network: Any, decoder: nn.Module, options: LanguageLoraOpti
                 f"model.lora.targets has {target!r}, the output projection of a Mamba layer, whose kernels read its "
                 "weight without its adapter; leave it out, or name other layers in full"
             )
-    found = [name for name in found if name not in past]
+    grouped = {name for module, name in linear.items() if module in inside and not is_plain(module)}
+    if several := [name for name in grouped for target in options.targets or () if ends_with(name, [target])]:
+        raise UserError(
+            f"model.lora.targets has {min(several)}, whose groups of inputs have weights of their own, which adapters "
+            "haven't; leave it out, or train all weights with model.lora=null"
+        )
+    found = [name for name in found if name not in past | grouped]
     if options.vision:
         tower = [name for module, name in linear.items() if module not in inside and name != head]
         if not tower:

@@ -27,6 +27,8 @@ RATES = ("frame_rate", "fps")
 MOVING = ("num_frames", "frames", "video_length", "video", "pose_video", "control_video")  # of those that return frames
 EMBEDDED = ("Flux2Pipeline", "FluxControl", "FluxFill", "LatentConsistency", "SanaSprint", "VisualCloze")
 """Beginnings of names of pipelines whose guidance_scale is an input of the network, which no signature tells."""
+CACHED = "use_kv_cache"  # of pipelines that keep keys and values of their first step for those that follow
+WITH_OPACITY = 4  # channels
 DECODED = 256 << 20  # bytes of decoded pictures and frames that are kept: every step of a sample asks for its own
 USUAL_RATE = 16.0  # frames per second of clips whose pipeline knows none
 SOUND_RATE = 44_100  # samples per second of sounds
@@ -48,6 +50,7 @@ class Arguments:
             name: value for name, value in {
                 "num_frames": rollout.num_frames,
                 "max_sequence_length": rollout.max_sequence_length,
+                CACHED: False if CACHED in self.parameters else None,  # each step is run by itself
                 self._rate: rollout.fps,
                 "guidance_scale": rollout.embedded_guidance,
             }.items() if name is not None and value is not None
@@ -171,8 +174,14 @@ class Arguments:
         return float(known) if isinstance(known, int | float) else USUAL_RATE
 
     def tensor(self, returned: Any) -> Tensor:
-        """Pictures [1, 3, H, W], or frames [1, F, 3, H, W], in [0, 1] of what the pipeline returned for one row."""
+        """Pictures [1, 3, H, W], or frames [1, F, 3, H, W], in [0, 1] of what the pipeline returned for one row.
+
+        What is transparent in them shows white.
+        """
         pixels = self.values(returned)
+        if pixels.ndim > 3 and pixels.shape[-3] == WITH_OPACITY:
+            opacity = pixels[..., 3:, :, :].clamp(0, 1)
+            pixels = pixels[..., :3, :, :] * opacity + 1 - opacity
         channels = pixels if pixels.ndim > 4 or "frames" not in _names(returned) else pixels[None]
         return channels.expand(*channels.shape[:-3], 3, -1, -1)
 

@@ -80,15 +80,21 @@ class UniversalModel(TransformersModel):
     @classmethod
     def _network(cls, path: Path, dtype: torch.dtype) -> Any:
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM
-        from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING
 
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        kind = AutoModelForMultimodalLM if type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING else AutoModelForCausalLM
+        if getattr(config, "is_encoder_decoder", False):
+            raise UserError(f"{path} is an encoder with a decoder; Burnish trains decoders: give another model")
+        seeing = type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING
+        if not seeing and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+            raise UserError(
+                f"{path} has model_type {config.model_type}, for which transformers has no model that writes text; "
+                "give a language model"
+            )
+        kind = AutoModelForMultimodalLM if seeing else AutoModelForCausalLM
         return load_mapped(kind, path, dtype=dtype, trust_remote_code=False)
 
     def _refuse(self, text: Any) -> None:
-        if getattr(self.config, "is_encoder_decoder", False):
-            raise UserError(f"{self.path} is an encoder with a decoder; Burnish trains decoders: give another model")
         kind = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default")
         if kind in ("dynamic", "longrope"):
             raise UserError(f"{self.path} has rope_type {kind}, which is not supported: it depends on the length")

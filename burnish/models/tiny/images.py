@@ -90,6 +90,12 @@ IMAGES = (
     Tiny(name="flux2", pipeline="Flux2Pipeline", also=("flux.2", "flux2-dev"),
          parts={**SHIFTED, "text_encoder": {"text_config": {"num_hidden_layers": 31}},
                 "tokenizer": "PreTrainedTokenizerFast", "transformer": {"guidance_embeds": True}}),
+    Tiny(name="qwen-image-2.1", pipeline="QwenImage21Pipeline", parts=SHIFTED),
+    # draws from the number of a class
+    Tiny(name="dit", pipeline="DiTPipeline", height=None, width=None, prompt=False, call={"class_labels": [207]},
+         parts={"scheduler": "DDIMScheduler", "vae": {"shift_factor": None}}),
+    # draws without a prompt
+    Tiny(name="ddpm", pipeline="DDPMPipeline", height=None, width=None, prompt=False),
     Tiny(name="flux2-klein-kv", pipeline="Flux2KleinKVPipeline",
          parts=KLEIN),
 )  # fmt: skip

@@ -27,6 +27,10 @@ VAES: dict[str, Config] = {
         "base_dim": 8, "z_dim": LATENT, "dim_mult": [1, 2, 2], "num_res_blocks": 1,
         "temperal_downsample": [False, True], **VIDEO_MEANS,
     },
+    "AutoencoderKLQwenImage21": {
+        "base_dim": 4, "decoder_base_dim": 4, "z_dim": LATENT, "dim_mult": [1, 1, 1, 1, 1], "num_res_blocks": 1,
+        **VIDEO_MEANS,
+    },
     "AutoencoderKLWan": {
         "base_dim": 4, "z_dim": LATENT, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1,
         "temperal_downsample": [False, True, True], **VIDEO_MEANS,
@@ -166,6 +170,19 @@ DENOISERS: dict[str, Config] = {
     "ErnieImageTransformer2DModel": {
         "hidden_size": 32, "num_attention_heads": 2, "num_layers": 2, "ffn_hidden_size": 32,
         "in_channels": 4 * LATENT, "out_channels": 4 * LATENT, "text_in_dim": TEXT, "rope_axes_dim": [4, 6, 6],
+    },
+    "QwenImage21Transformer2DModel": {
+        "in_channels": LATENT, "out_channels": LATENT, "num_layers": 2, "attention_head_dim": 16,
+        "num_attention_heads": 2, "context_in_dim": TEXT, "axes_dims_rope": [4, 6, 6],
+    },
+    "DiTTransformer2DModel": {
+        "sample_size": 8, "patch_size": 2, "in_channels": LATENT, "out_channels": 2 * LATENT, "num_layers": 2,
+        "attention_head_dim": 8, "num_attention_heads": 2,
+    },
+    "UNet2DModel": {
+        "sample_size": 8, "block_out_channels": [8, 16], "layers_per_block": 1, "norm_num_groups": 4,
+        "attention_head_dim": 4, "down_block_types": ["DownBlock2D", "AttnDownBlock2D"],
+        "up_block_types": ["AttnUpBlock2D", "UpBlock2D"],
     },
     "UNet2DConditionModel": {
         "sample_size": 8, "in_channels": LATENT, "out_channels": LATENT, "block_out_channels": [16, 32],

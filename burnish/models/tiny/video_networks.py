@@ -24,6 +24,9 @@ VIDEO_VAES: dict[str, Config] = {
         "latent_channels": LATENT, "block_out_channels": FOUR, "layers_per_block": 1, "norm_num_groups": 4,
         "sample_size": 32,
     },
+    "AutoencoderKLMagvit": {
+        "latent_channels": LATENT, "block_out_channels": FOUR, "layers_per_block": 1, "norm_num_groups": 4,
+    },
     "AutoencoderKLTemporalDecoder": {
         "latent_channels": LATENT, "block_out_channels": [32, 32, 32], "layers_per_block": 1, "sample_size": 32,
         "down_block_types": ["DownEncoderBlock2D"] * 3,
@@ -82,6 +85,11 @@ VIDEO_DENOISERS: dict[str, Config] = {
     "Kandinsky5Transformer3DModel": {
         "in_visual_dim": LATENT, "out_visual_dim": LATENT, "in_text_dim": TEXT, "in_text_dim2": CLIP, "time_dim": 16,
         "model_dim": 32, "ff_dim": 64, "num_text_blocks": 1, "num_visual_blocks": 2, "axes_dims": [4, 6, 6],
+    },
+    "EasyAnimateTransformer3DModel": {
+        "in_channels": LATENT, "out_channels": LATENT, "num_attention_heads": 2, "attention_head_dim": 16,
+        "time_embed_dim": 4, "text_embed_dim": TEXT, "num_layers": 2, "mmdit_layers": 1, "patch_size": 2,
+        "sample_width": 4, "sample_height": 4,
     },
     "MotionAdapter": {
         "block_out_channels": [16, 32], "motion_layers_per_block": 1, "motion_norm_num_groups": 4,

@@ -93,5 +93,7 @@ OTHER_VIDEOS = (
     clip(name="animatediff-v2v", pipeline="AnimateDiffVideoToVideoPipeline", num_frames=None, inputs=VIDEO,
          parts={"scheduler": "DDIMScheduler", "vae": {"shift_factor": None}}),
     clip(name="kandinsky5-t2v", pipeline="Kandinsky5T2VPipeline"),
+    clip(name="easyanimate", pipeline="EasyAnimatePipeline",
+         parts={"tokenizer": "Qwen2Tokenizer", "text_encoder": "Qwen2_5_VLForConditionalGeneration"}),
 )  # fmt: skip
 VIDEOS = (*WANS, *HUNYUAN, *OTHER_VIDEOS)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from types import SimpleNamespace
 from typing import Any
 
 import diffusers
 import pytest
+import torch
 
 from burnish.models.flow.arguments import EMBEDDED, Arguments
 from burnish.options.flow import RolloutOptions
@@ -82,3 +84,26 @@ def test_perturbed_attention_can_be_left_out():
 def test_what_the_user_gives_comes_before_what_is_made():
     assert given("FluxKontextPipeline", 1.0)["max_area"] == 64 * 32
     assert given("FluxKontextPipeline", 1.0, call={"max_area": 512})["max_area"] == 512
+
+
+def test_each_step_is_run_by_itself_unless_a_cache_is_asked_for():
+    assert given("QwenImage21Pipeline", 1.0)["use_kv_cache"] is False
+    assert given("QwenImage21Pipeline", 1.0, call={"use_kv_cache": True})["use_kv_cache"] is True
+    assert "use_kv_cache" not in given("QwenImagePipeline", 1.0)
+
+
+def test_what_is_transparent_shows_white():
+    red, clear = torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.tensor([1.0, 0.0, 0.0, 0.25])
+    images = torch.stack([red, clear], -1).view(1, 4, 1, 2)
+    found = Arguments(diffusers.QwenImage21Pipeline, RolloutOptions()).tensor(SimpleNamespace(images=images))
+    assert found[0, :, 0].T.tolist() == [[1.0, 0.0, 0.0], [1.0, 0.75, 0.75]]
+
+
+def test_a_prompt_is_the_number_of_a_class_where_one_is_taken():
+    arguments = Arguments(diffusers.DiTPipeline, RolloutOptions())
+    row = Requests(prompts=[Prompt(text=" 207 ")], height=None, width=None, steps=4)
+    assert arguments.of(row, 1.0)["class_labels"] == [207]
+    arguments.check_prompt(row.prompts[0])
+    with pytest.raises(UserError, match="is 'a cat', but a DiTPipeline draws from the number of a class"):
+        arguments.check_prompt(Prompt(text="a cat"))
+    Arguments(diffusers.DiTPipeline, RolloutOptions(call={"class_labels": [207]})).check_prompt(Prompt(text="a cat"))

@@ -7,7 +7,7 @@ import torch
 
 from burnish.models.language.loading import load_language_model
 from burnish.models.lora import adapter_parameters, add_adapters
-from burnish.models.targets import language_targets
+from burnish.models.targets import is_plain, language_targets
 from burnish.models.tiny import describe_language
 from burnish.models.tiny.language.build import build
 from burnish.options.language import LanguageLoraOptions, LanguageModelOptions
@@ -122,3 +122,22 @@ def test_layers_that_can_not_be_chosen_are_refused(family, given, said):
     targets = language_targets(model.network, model.text(model.network), options)
     with pytest.raises(UserError, match=said):
         add_adapters(model.network, options, ["policy"], seed=0, default_targets=targets)
+
+
+def test_layers_whose_inputs_have_groups_are_left_out():
+    from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4GroupedLinear
+    from transformers.models.falcon.modeling_falcon import FalconLinear
+
+    assert not is_plain(DeepseekV4GroupedLinear(8, 16, n_groups=2))
+    assert is_plain(FalconLinear(8, 16))
+    assert is_plain(torch.nn.Linear(8, 16))
+    network = build(describe_language("qwen3"), 0)[0]
+    for layer in network.model.layers:
+        layer.self_attn.o_proj.__class__ = DeepseekV4GroupedLinear
+        layer.self_attn.o_proj.n_groups = 2
+    options = LanguageLoraOptions(rank=2)
+    found = language_targets(network, network.get_decoder(), options)
+    assert any("q_proj" in name for name in found)
+    assert not any("o_proj" in name for name in found)
+    with pytest.raises(UserError, match=r"has model\.layers\.0\.self_attn\.o_proj, whose groups of inputs"):
+        language_targets(network, network.get_decoder(), LanguageLoraOptions(rank=2, targets=["o_proj"]))

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from burnish.language.model import Video
+from burnish.models.language.own.collation import Trial, learn
 from burnish.models.language.processing import PatchVideos
 from burnish.models.language.tiles import TileVideos, in_words
+from burnish.utils.errors import UserError
 from tests.support.language_samples import model_of
 from tests.support.tiny_language import chat, film, picture
 
@@ -83,3 +85,12 @@ WORDS = {
 @pytest.mark.parametrize(("number", "words"), WORDS.items())
 def test_numbers_in_words(number, words):
     assert in_words(number) == words
+
+
+def test_media_that_would_have_to_go_on_with_the_text_are_refused():
+    def alone(chosen):
+        tokens = 5 + sum(chosen)
+        return {"input_ids": torch.zeros(1, tokens), "cross_attention_mask": torch.ones(1, tokens, len(chosen), 2)}
+
+    with pytest.raises(UserError, match="cross_attention_mask with an entry for each token of a prompt"):
+        learn(Trial(alone, alone))

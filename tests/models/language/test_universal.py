@@ -8,13 +8,23 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMultimodalLM,
+    CLIPConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+)
 
 from burnish.language.decoding import decode
 from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
 from burnish.models.language.loading import check_own_family, family_of
 from burnish.models.language.universal import UniversalModel
+from burnish.models.tiny.language import TinyLanguage
+from burnish.models.tiny.language.build import write
 from burnish.options.flow import ModelOptions
 from burnish.options.language import LanguageModelOptions
 from burnish.types.completion import Encoded
@@ -247,6 +257,29 @@ def test_a_model_whose_cache_is_wrong_decodes_without_it(unseen, monkeypatch):
     model = load_universal(unseen)
     assert model.tiers.name.endswith("decoding without a cache")
     assert (model.tiers.padded, model.tiers.shared, model.keeps_turns) == (True, False, False)
+    completion = decode(model, model.network, few(model), [0, 1, 1], [1, 2, 3], Sampling(max_new_tokens=6))
+    torch.testing.assert_close(completion.logprob, own_logprobs(model, completion, 1.0), **TIGHT)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"), [(T5Config(), "is an encoder with a decoder"), (CLIPConfig(), "has model_type clip, for which")]
+)
+def test_what_writes_no_text_by_itself_is_refused_before_its_weights_are_read(config, said, tmp_path, monkeypatch):
+    config.save_pretrained(tmp_path)
+    monkeypatch.setattr("burnish.models.language.universal.load_mapped", lambda *_, **__: pytest.fail("weights"))
+    with pytest.raises(UserError, match=said):
+        load_universal(tmp_path)
+
+
+@pytest.mark.thorough
+def test_a_class_that_counts_positions_otherwise_counts_them_itself(tmp_path):
+    """RoBERTa's begin behind the number of its padding token, which the rule for decoding doesn't know."""
+    roberta = TinyLanguage(
+        name="roberta", model="RobertaForCausalLM", tokenizer="pieces", config={"is_decoder": True, "hidden_size": 32}
+    )
+    write(roberta, tmp_path, 0)
+    model = load_universal(tmp_path)
+    assert not model.forwards.counts
     completion = decode(model, model.network, few(model), [0, 1, 1], [1, 2, 3], Sampling(max_new_tokens=6))
     torch.testing.assert_close(completion.logprob, own_logprobs(model, completion, 1.0), **TIGHT)
 

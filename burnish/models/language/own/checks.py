@@ -121,6 +121,7 @@ def check(model: UniversalModel) -> Tiers:
             )
 
     alone = replace(tiers, padded=False, mixes=False)
+    model.forwards.counts = agrees("positions as for decoding", lambda: _scored(model, probe.completion, alone))
     demand("one row by itself", lambda: _scored(model, probe.completion, alone))
     tiers = replace(tiers, cacheless=not agrees("its cache", lambda: _cached(model, probe.completion, alone)))
     if tiers.cacheless:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from burnish.types.completion import Completion, Encoded, Features, pad_and_cat
+from burnish.utils.errors import UserError
 
 TEXT = ("input_ids", "attention_mask", "labels", "position_ids")  # what a processor returns beside media and kinds
 KINDS = "token_type_ids"  # how the names of kinds of tokens end
@@ -109,10 +110,18 @@ def learn(trial: Trial) -> tuple[Collation, dict[str, int], bool]:
     Returns:
         The collation, the axis along which further media of the same prompt follow, and whether tensors that are
         joined along it are what the processor makes of all media at once.
+
+    Raises:
+        UserError: a tensor has an entry for each token of a prompt, which responses would have to go on with.
     """
-    one, two = media_of(trial.alone([0])), media_of(_tried(trial.alone, [1, 2]))
+    first, second, more = trial.alone([0]), trial.alone([1]), _tried(trial.alone, [1, 2])
+    if aligned := _per_token(first) & _per_token(more or second):
+        raise UserError(
+            f"the model's processor returns {min(aligned)} with an entry for each token of a prompt, as where text "
+            "attends to pictures in layers of its own; Burnish can't go on with it in responses: give another model"
+        )
+    one, two, single = media_of(first), media_of(more), media_of(second)
     three = media_of(_tried(trial.alone, [0, 1, 2]))
-    single = media_of(trial.alone([1]))
     together = media_of(_tried(trial.together, [[0], [1, 2]] if two else [[0], [1]]))
     mixed = media_of(_tried(trial.together, [[], [0]]))
     axes = {name: _axis(one[name], (two or single)[name], together.get(name)) for name in one}
@@ -132,6 +141,12 @@ def media_of(inputs: Inputs) -> dict[str, Tensor]:
     """The media among what a processor returns."""
     tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor) and value.ndim}
     return {name: value for name, value in tensors.items() if name not in TEXT and not name.endswith(KINDS)}
+
+
+def _per_token(inputs: Inputs) -> set[str]:
+    """Names of media whose second axis is as long as the text."""
+    tokens = inputs["input_ids"].shape[1]
+    return {name for name, value in media_of(inputs).items() if value.ndim > 2 and value.shape[1] == tokens}
 
 
 def kinds_of(inputs: Inputs) -> dict[str, Tensor]:

@@ -20,13 +20,14 @@ class Forwards:
     def __init__(self, network: Any, collation: Collation, *, pad: int, compute: torch.dtype) -> None:
         self.collation, self.pad, self.compute = collation, pad, compute
         self.accepted = frozenset(accepted(type(network)))
+        self.counts = True  # positions are given; else a class counts them otherwise than when it decodes
 
     def inputs(
         self, network: Any, conversations: Sequence[Conversation], *, side: Literal["left", "right"] = "right"
     ) -> Inputs:
         """Arguments of a forward, with the class's own positions."""
         inputs = self.collation.padded(conversations, self.pad, side=side)
-        if "position_ids" in self.accepted:  # counted where the tokens are: a GPU would be waited for
+        if self.counts and "position_ids" in self.accepted:  # counted where the tokens are: a GPU would be waited for
             rest = {name: value for name, value in inputs.items() if name != "input_ids" and name in self.accepted}
             inputs["position_ids"] = network._prepare_position_ids_for_generation(inputs["input_ids"], rest)
         return self.placed(network, inputs)
