@@ -3,50 +3,40 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
+from generator_alone import GUIDANCE, NEGATIVE, SEED, drawn_alone, job_of, seed_of, without_noise
 from torch import Tensor, nn
 
 from burnish import loop
 from burnish.commands.export import write_weights
 from burnish.config import load
 from burnish.models.flow.arguments import Arguments
-from burnish.models.flow.levels import EULER
 from burnish.models.flow.rehearsal import distance
 from burnish.models.loading import quietly
 from burnish.models.tiny.base import Tiny
 from burnish.models.tiny.build import missing, write
-from burnish.models.tiny.calls import example_call, media
 from burnish.models.tiny.calls import load as load_alone
+from burnish.models.tiny.calls import media
 from burnish.options.flow import RolloutOptions
 from burnish.tasks import Assembly, assemble
-from burnish.tasks.flow.engine import FlowEngine, FlowJob
+from burnish.tasks.flow.engine import FlowEngine
 from burnish.types.clips import Sound
-from burnish.types.prompt import Prompt
-from burnish.utils import random
 from burnish.utils.errors import UserError
 from burnish.utils.recent import Recent
 
-SEED, STEPS, GUIDANCE = 0, 4, 3.0
-SAMPLES = 2  # of the prompt that is compared
+STEPS = 4
 LOGPROB = "rollout_corr/logprob_abs_diff"
 EXACT = 5e-4  # largest relative difference that is rounding
-NEGATIVE = "grey"
 PROMPTS = ("a red fox in the snow", "two apples on the table")
 FEWER = {"SanaSprintPipeline": 2, "SanaSprintImg2ImgPipeline": 2}  # steps of pipelines that take no more
-# solvers of a higher order that are Euler's method at order 1
-MULTISTEP = ("UniPCMultistepScheduler", "DPMSolverMultistepScheduler", "DEISMultistepScheduler",
-             "EDMDPMSolverMultistepScheduler")  # fmt: skip
-DDIM = ("DDIMScheduler", "CogVideoXDDIMScheduler", "EulerDiscreteScheduler", "EDMEulerScheduler")
 OF_FILES = (
     "image",
     "images",
@@ -251,11 +241,6 @@ def scoring(assembly: Assembly) -> Iterator[None]:
         assembly.close()
 
 
-def job_of(assembly: Assembly) -> FlowJob:
-    """Some samples of the first prompt, without noise in the steps."""
-    return FlowJob.groups(assembly.train_prompts[:1], SAMPLES, purpose="sample", update=0)
-
-
 def drawn(assembly: Assembly) -> list[tuple[Tensor, Tensor, Tensor | None]]:
     """Final state, in the scheduler's scale, output, and which elements are noised, of each sample of our sampler."""
     engine: FlowEngine = assembly.engine
@@ -273,137 +258,12 @@ def drawn(assembly: Assembly) -> list[tuple[Tensor, Tensor, Tensor | None]]:
     return found
 
 
-def drawn_alone(
-    tiny: Tiny, folder: Path, assembly: Assembly, changed: Sequence[str] = (),
-    loaded: Callable[[Path], Any] = load_alone,
-) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
-    """The same by the pipeline's own call, from the same seeds: diffusers loads it and runs it.
-
-    Args:
-        tiny: its description.
-        folder: of the pipeline.
-        assembly: of the run, which says the seeds.
-        changed: what of its own call is changed: its solver, what it begins from.
-        loaded: loads it.
-    """
-    found, job, model = [], job_of(assembly), assembly.roles.model
-    prompt: Prompt = job.prompts[0]
-    for sample in job.sample.tolist():
-        pipeline = loaded(folder)
-        if "solver" in changed:
-            pipeline.scheduler = euler(pipeline.scheduler)
-        if "condition" in changed:
-            without_noise(pipeline)
-        call = example_call(tiny, pipeline, steps=assembly.config.rollout.num_inference_steps, seed=SEED)
-        taken = inspect.signature(type(pipeline).__call__).parameters
-        if "prompt" in taken and tiny.prompt:
-            call["prompt"] = prompt.text
-        seed = random.key(assembly.config.seed, job.purpose, job.update, prompt.uid, sample, "start")
-        if "condition" in changed:
-            seed = seed_of(prompt)
-        call |= guidance_of(taken) | {"generator": torch.Generator().manual_seed(seed)}
-        if "output_type" in taken:
-            call["output_type"] = "pt"
-        states = watch_steps(pipeline.scheduler)
-        with quietly(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            made = pipeline(**call)
-        sound = "audios" in vars(made)
-        output = model.arguments.values(made) if sound else model.arguments.tensor(made)
-        # some hold a sample twice, for guidance
-        found.append((states[-1][: len(output)].float().squeeze(0), output))
-    return found
-
-
-def guidance_of(taken: Any) -> dict[str, Any]:
-    """The arguments of a call that turn guidance on, of those that it takes."""
-    scale = "true_cfg_scale" if "true_cfg_scale" in taken else "guidance_scale"
-    if scale not in taken:
-        return {}
-    return {name: value for name, value in {scale: GUIDANCE, "negative_prompt": NEGATIVE}.items() if name in taken}
-
-
-def watch_steps(scheduler: Any) -> list[Tensor]:
-    """The states after a scheduler's steps, which come into this list."""
-    states, step = list[Tensor](), scheduler.step
-
-    @functools.wraps(step)
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        landed = step(*args, **kwargs)
-        states.append(landed[0] if isinstance(landed, tuple) else landed.prev_sample)
-        return landed
-
-    scheduler.step = watched
-    return states
-
-
-def euler(scheduler: Any) -> Any:
-    """A scheduler of the same noise levels whose steps are Euler's or DDIM's; the same one if there is none."""
-    import diffusers
-
-    name, kind = type(scheduler).__name__, type(scheduler)
-    if name in EULER:
-        return getattr(diffusers, EULER[name]).from_config(scheduler.config, clip_sample=False)
-    if name in MULTISTEP:
-        settings = {"solver_order": 1, "disable_corrector": list(range(100)), "algorithm_type": "dpmsolver++"}
-        own = inspect.signature(kind).parameters
-        return kind.from_config(scheduler.config, **{key: value for key, value in settings.items() if key in own})
-    if hasattr(scheduler, "alphas_cumprod") and name not in DDIM:
-        return type(name, (_Ddim, kind), {}).from_config(scheduler.config)  # type: ignore[attr-defined]
-    return scheduler
-
-
-class _Ddim:
-    """Comes before the class of a scheduler that predicts noise: DDIM's step (Song et al. 2020, equation 12)."""
-
-    def step(
-        self, model_output: Tensor, timestep: Any, sample: Tensor, *_: Any, return_dict: bool = True, **__: Any
-    ) -> Any:
-        from diffusers.schedulers.scheduling_ddim import DDIMSchedulerOutput
-
-        own: Any = self
-        at = own.timesteps.tolist().index(int(timestep))
-        before = own.alphas_cumprod[int(timestep)]
-        last = at + 1 == len(own.timesteps)
-        after = (
-            getattr(own, "final_alpha_cumprod", torch.tensor(1.0))
-            if last
-            else own.alphas_cumprod[int(own.timesteps[at + 1])]
-        )
-        clean = (sample - (1 - before).sqrt() * model_output) / before.sqrt()
-        landed = after.sqrt() * clean + (1 - after).sqrt() * model_output
-        return DDIMSchedulerOutput(landed, clean) if return_dict else (landed, clean)
-
-
 def alike(model: Any) -> None:
     """Have samples begin from the noise that their condition has, and encode pictures without any."""
     without_noise(model.pipeline)
     model._tapes = Recent(1)  # without encodings with noise
     first = model.first
     model.first = lambda request, _: first(request, seed_of(request.prompts[0]))
-
-
-def seed_of(prompt: Prompt) -> int:
-    """What is random in the condition of a prompt's samples is drawn from this seed."""
-    return int(prompt.uid, 16) >> 2
-
-
-def without_noise(pipeline: Any) -> None:
-    """Have the VAE encode pictures to their means, so that no condition is random."""
-    vae = getattr(pipeline, "vae", None)
-    if vae is None or not hasattr(vae, "encode"):
-        return
-    encode = vae.encode
-
-    def encoded(*args: Any, **kwargs: Any) -> Any:
-        found = encode(*args, **kwargs)
-        known = getattr(found, "latent_dist", None)
-        if known is None or not hasattr(known, "mode"):
-            return found
-        mean = known.mode()
-        return SimpleNamespace(latent_dist=SimpleNamespace(sample=lambda generator=None: mean, mode=lambda: mean))
-
-    vae.encode = encoded
 
 
 def apart(
