@@ -35,7 +35,7 @@ def table() -> str:
             shown = f"`{folder}/*`" + (" but the next" if len(kinds) > 1 else "") if len(names) > 3 else shown
             options = " ".join(hardware.options)
             figures = [known[full] for name in names if (full := f"{folder}/{name}") in known]
-            between = "–".join(f"{one:.0f}" for one in sorted({min(figures), max(figures)})) if figures else ""
+            between = "–".join(dict.fromkeys(f"{one:.0f}" for one in (min(figures), max(figures)))) if figures else ""
             between += f" ({len(figures)} of {len(names)})" if 0 < len(figures) < len(names) else ""
             rows.append(f"| {shown} | {hardware} | {between} | {f'`{options}`' if options else ''} |")
     return "\n".join(rows)
