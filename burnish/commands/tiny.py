@@ -27,6 +27,8 @@ from burnish.utils.reading import checked_path
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from burnish.models.tiny.language.base import Kind
+
 INDEX = "model_index.json"
 MODEL = ("config.json", "model.safetensors", "tokenizer_config.json")  # files of a language model
 KINDS = {"image": "a picture", "video": "a video", "audio": "sound"}
@@ -138,18 +140,20 @@ def _tell(found: Tiny, folder: Path, seed: int, console: Console) -> None:
 
 
 def _tell_of_answer(found: TinyLanguage, folder: Path, seed: int, console: Console) -> None:
-    """Show a prompt to what was written, and say how it is used."""
+    """Show prompts to what was written, one with each thing that it perceives, and say how it is used."""
     from burnish.models.tiny.language.calls import example_prompt, load, trial
 
     network, reader = load(folder)
     started = time.perf_counter()
-    trial(network, example_prompt(folder, reader, tuple(found.places), seed))
+    alone: list[tuple[Kind, ...]] = [(kind,) for kind in found.places]
+    for kinds in alone or [()]:  # not every class takes pictures beside a video
+        trial(network, example_prompt(folder, reader, kinds, seed))
     took = time.perf_counter() - started
     weights = sum(parameter.numel() for parameter in network.parameters())
     media = [KINDS[kind] for kind in found.places]
-    brought = f" with {', '.join(media)}" if media else ""
+    prompts = f"prompts with {', '.join(media)}" if len(media) > 1 else " with ".join(["a prompt", *media])
     console.print(
-        f"{folder} is a {found.model} of {weights:,} random weights. Loaded by transformers, it read a prompt{brought} "
+        f"{folder} is a {found.model} of {weights:,} random weights. Loaded by transformers, it read {prompts} "
         f"in {took:.2f} s.",
         markup=False,
     )

@@ -27,11 +27,13 @@ def test_writes_a_language_model_and_says_how_it_is_used(tmp_path, capsys):
     assert json.loads((folder / "config.json").read_text())["model_type"] == "qwen3_vl"
     told = capsys.readouterr().out
     assert f"{folder} is a Qwen3VLForConditionalGeneration" in told
-    assert "read a prompt with a picture, a video in" in told
+    assert "read prompts with a picture, a video in" in told
     assert f"In a recipe: model.path={folder}" in told
     assert main(["tiny", "llama", str(folder)]) == 2
     assert main(["tiny", "llama", str(folder), "--force"]) == 0
     assert not (folder / "processor_config.json").exists()
+    # its processor takes pictures or a video, and drops the pictures of a prompt with both
+    assert main(["tiny", "smolvlm", str(folder), "--force"]) == 0
 
 
 def test_says_what_else_the_call_takes(tmp_path, capsys):
