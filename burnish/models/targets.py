@@ -126,7 +126,8 @@ def is_plain(layer: nn.Linear) -> bool:
         found = other(torch.empty(1, 1, layer.in_features, dtype=layer.weight.dtype, device="meta"))
     except RuntimeError:  # its input has an axis of groups, each with weights of its own
         return False
-    return bool(found.shape == (1, 1, layer.out_features))
+    # routers give more than numbers
+    return isinstance(found, torch.Tensor) and found.shape == (1, 1, layer.out_features)
 
 
 def language_targets(network: Any, decoder: nn.Module, options: LanguageLoraOptions) -> list[str]:

@@ -279,12 +279,12 @@ def both(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     tiny_pipeline(folder, vae=False)
     write(describe(rank_runs.EXPERTS), folder / "pipeline" / rank_runs.EXPERTS, 0)
-    alone = {name: rank_runs.alone(name, folder) for name in rank_runs.RUNS}
+    alone = {name: rank_runs.alone(name, folder) for name in rank_runs.NAMES}
     return folder, alone, rank_runs.together(rank_runs.all_runs, folder)
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("name", rank_runs.RUNS)
+@pytest.mark.parametrize("name", rank_runs.NAMES)
 def test_two_ranks_train_as_one(both, name):
     _, alone, (first, second) = both
     assert alone[name]["moved"] > 3e-4, "nothing was learned, so nothing is compared"
