@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-
-import numpy as np
-import torch
-from torch import Tensor
+from collections.abc import Sequence
 
 from burnish.types.completion import Completion
 from burnish.types.said import Said, outline
@@ -15,24 +12,28 @@ RUN = 4  # tokens of a run
 FIRST = 8  # tokens whose entropy is watched
 
 
-def said(trace: Completion, row: int, text: str) -> Said:
-    """Statistics of a response of a batch, whose text is ``text``."""
-    chosen = trace.mask[row]
-    first = -trace.logprob[row, chosen][:FIRST].double()
-    finished = bool(trace.finished[row])
-    return Said(
-        length=int(chosen.sum()),
-        truncated=not finished,
-        repeated=repeated(trace.ids[row, chosen]),
-        surprisal=float(first.mean()) if len(first) else math.nan,
-        outline=outline(text),
-    )
+def said(trace: Completion, texts: Sequence[str]) -> list[Said]:
+    """Statistics of each response of a batch, whose texts are ``texts``.
+
+    Arrays of one move off the device: a batch has hundreds of responses, and PyTorch's call costs more than a row.
+    """
+    ids, masks, logprob = (value.cpu().numpy() for value in (trace.ids, trace.mask, trace.logprob))
+    found = []
+    for text, own, mask, probs, finished in zip(texts, ids, masks, logprob, trace.finished.tolist(), strict=True):
+        first = probs[mask][:FIRST].tolist()
+        found.append(
+            Said(
+                length=int(mask.sum()),
+                truncated=not finished,
+                repeated=repeated(own[mask].tolist()),
+                surprisal=-math.fsum(first) / len(first) if first else math.nan,
+                outline=outline(text),
+            )
+        )
+    return found
 
 
-def repeated(ids: Tensor) -> float:
-    """Share of the runs of ``RUN`` tokens of [T] that occurred before; 0 without any run."""
-    if len(ids) <= RUN:
-        return 0.0
-    runs = torch.stack([ids[start : len(ids) - RUN + 1 + start] for start in range(RUN)], 1).cpu().numpy()
-    joined = np.ascontiguousarray(runs).view(np.dtype((np.void, runs.dtype.itemsize * RUN))).ravel()
-    return 1 - len(np.unique(joined)) / len(joined)
+def repeated(ids: Sequence[int]) -> float:
+    """Share of the runs of ``RUN`` tokens that occurred before; 0 without any run."""
+    runs = list(zip(*(ids[start:] for start in range(RUN)), strict=False))
+    return 1 - len(set(runs)) / len(runs) if runs else 0.0

@@ -93,7 +93,7 @@ class ResponseRollouts:
             counts={name: dialogues for name in spoken if not name.endswith(("/max", "/min"))},
             failures=failures_of(job.prompts, job.sample, scores),
             execution=ran,
-            said=[said(trace, row, response.full_text) for row, response in enumerate(responses)],
+            said=said(trace, [response.full_text for response in responses]),
             quotes=list(_quotes(job, responses, scores)),
         )
 
