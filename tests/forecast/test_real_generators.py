@@ -1,7 +1,7 @@
 """Generators of real sizes fit the GPUs that they are meant for, by forecast: nothing here needs a weight or a GPU.
 
-Limits count what a GPU must have: the peak, fragments, CUDA, and the networks of rewards beside it. What takes longer
-than some seconds of a CPU is thorough, as are all other recipes (test_real_sizes.py).
+Limits count what a GPU must have: the peak, fragments, CUDA, and the networks of rewards beside it. All other recipes
+are thorough (test_real_sizes.py).
 """
 
 import pytest
@@ -34,10 +34,8 @@ def foretold(recipe: str, options: list[str]) -> Forecast:
         pytest.param("flux/flow_grpo", [*SMALL, *QUANTISED], "22GiB", id="FLUX.1, LoRA, quantised base"),
         pytest.param("sd35/flow_grpo", [], "80GB", id="SD3.5-M"),
         pytest.param("sdxl/flow_grpo", [], "24GB", id="SDXL"),
-        pytest.param("qwen_image/flow_grpo", [], "80GB", id="Qwen-Image", marks=pytest.mark.thorough),
-        pytest.param(
-            "wan22/flow_grpo", [*EIGHT, "model.offload=true"], "80GB", id="Wan 2.2 A14B", marks=pytest.mark.thorough
-        ),
+        pytest.param("qwen_image/flow_grpo", [], "80GB", id="Qwen-Image"),
+        pytest.param("wan22/flow_grpo", [*EIGHT, "model.offload=true"], "80GB", id="Wan 2.2 A14B"),
     ],
 )
 def test_a_generator_fits(recipe: str, options: list[str], memory: str) -> None:
@@ -45,7 +43,6 @@ def test_a_generator_fits(recipe: str, options: list[str], memory: str) -> None:
     assert found.fits(in_bytes(memory)), shown(found.needs)
 
 
-@pytest.mark.thorough
 def test_all_weights_of_flux_train_on_eight_gpus() -> None:
     """With a reference, at most 29 GiB a rank in updates, and 60 GiB at any time."""
     (pool,) = foretold("flux/flow_grpo", ALL).pools

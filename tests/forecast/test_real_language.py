@@ -2,24 +2,36 @@
 
 import pytest
 
-from burnish.config.load import load
+from burnish.config.load import hardware_of, load
 from burnish.forecast.forecast import forecast, in_bytes
 
 EIGHT = ["runtime=ray", "pools.train.processes=8", "sharding.gather=compute"]
 
 
-@pytest.mark.slow
+pytestmark = pytest.mark.slow
+
+
 @pytest.mark.parametrize(
     ("recipe", "options", "memory"),
     [
         pytest.param("qwen25_vl/grpo", ["model.lora.rank=64", "rollout.batch_size=64"], "48GB", id="7B-lora-one-card"),
-        pytest.param(
-            "qwen25_vl/ppo", [*EIGHT, "rollout.batch_size=32"], "80GB", id="7B-ppo-8-cards", marks=pytest.mark.thorough
-        ),
+        pytest.param("qwen25_vl/ppo", [*EIGHT, "rollout.batch_size=32"], "80GB", id="7B-ppo-8-cards"),
     ],
-)  # fmt: skip
+)
 def test_a_run_of_a_thousand_and_two_thousand_tokens_fits(recipe: str, options: list[str], memory: str) -> None:
     config = load(recipe, options)
     assert (config.data.max_prompt_length, config.rollout.max_new_tokens) == (1024, 2048)
     found = forecast(config)
     assert found.fits(in_bytes(memory)), [pool.why(in_bytes(memory)) for pool in found.pools]
+
+
+def test_seventy_two_billion_weights_fit_on_what_their_recipe_states() -> None:
+    """64 GPUs of 80 GB, 16 of which are vLLM's."""
+    recipe = "qwen25_vl_72b/grpo"
+    hardware = hardware_of(recipe)
+    assert (hardware.gpus, hardware.memory_gb) == (64, 80)
+    config = load(recipe, hardware.options)
+    assert (config.data.max_prompt_length, config.rollout.max_new_tokens) == (1024, 2048)
+    found = forecast(config)
+    assert [pool.name for pool in found.pools] == ["train", "rollout"]
+    assert found.fits(hardware.bytes), [pool.why(hardware.bytes) for pool in found.pools]
