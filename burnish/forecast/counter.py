@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed import ProcessGroup
 from torch.distributed.distributed_c10d import _get_group_size_by_name
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -234,6 +235,10 @@ class LiveBytes(TorchDispatchMode):
         sizes = [one.numel() * one.element_size() for one in taken.values()]
         if "all_to_all" in func.name():
             self.received(max(sizes) - max(sizes) // _get_group_size_by_name(args[-1]))  # its own part stays
+        elif "alltoall_base" in func.name():  # output, input, group, rows that come from each rank, and that go there
+            group = ProcessGroup.unbox(args[2])
+            rows = args[3] or [1] * group.size()
+            self.received(sizes[0] - sizes[0] * rows[group.rank()] // max(sum(rows), 1))
         else:
             self.received(received_in(func.name(), sizes))
 

@@ -14,6 +14,8 @@ SMALL = [
 ]  # fmt: skip
 TOLERANCE = 0.1
 FULL, BF16 = ["model.lora=null"], ["model.dtype=bfloat16"]
+KL = ["algorithm.kl_coef=0.1"]  # a reference, which samples are compared with gathered, and steps sharded
+MINI = ["trainer.mini_batch_size=2"]  # whose rows other ranks have annotated
 
 
 def on(ranks: int) -> list[str]:
@@ -26,9 +28,10 @@ def on(ranks: int) -> list[str]:
     [
         pytest.param(1, [], id="lora"),
         pytest.param(1, [*FULL, *BF16, "model.gradient_checkpointing=true"], id="full-bf16-recomputed"),
-        pytest.param(2, FULL, id="full-2", marks=pytest.mark.cluster),
+        pytest.param(2, [*FULL, *KL], id="full-kl-2", marks=pytest.mark.cluster),
         pytest.param(1, BF16, id="lora-bf16", marks=pytest.mark.thorough),
         pytest.param(2, BF16, id="lora-bf16-2", marks=[pytest.mark.cluster, pytest.mark.thorough]),
+        pytest.param(2, [*FULL, *KL, *MINI], id="minis-2", marks=[pytest.mark.cluster, pytest.mark.thorough]),
         pytest.param(4, [], id="lora-4", marks=pytest.mark.thorough),
     ],
 )
