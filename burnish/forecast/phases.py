@@ -82,7 +82,7 @@ def train_phases(
             peak.wire *= name == LOAD  # of everything else, what one update has sent
         _update(assembly, counter, half, trainer, update, samples=samples, rests=rests)
     if assembly.config.validation.every:
-        with counter.phase(VALIDATE), assembly.trained_weights(), assembly.roles.shards.gathered(["policy"]):
+        with counter.phase(VALIDATE), assembly.trained_weights(), assembly.roles.shards.gathered_late(["policy"]):
             half.validate()
     with counter.phase(SAVE):
         state = trainer.state_dict()

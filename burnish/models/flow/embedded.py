@@ -195,6 +195,8 @@ class EmbeddedPipeline(LoadedPipeline):
             return found
 
         table = Conditioning.cat([self._embedded.get(text, partial(encoded, text)) for text in unique])
+        for part in self.away:
+            part.leave()  # before ranks gather the network that is to run next
         row = {text: i for i, text in enumerate(unique)}
         return Gathered(table=table, index=torch.tensor([row[text] for text in texts]))
 

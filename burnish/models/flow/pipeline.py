@@ -45,6 +45,7 @@ class LoadedPipeline:
         self.network: nn.Module = together({name: getattr(pipeline, name) for name in self.names})
         self.device = next(self.network.parameters()).device  # where it computes; ``load`` places it there afterwards
         self.path: Path | None = None  # directory that it was read from
+        self.away: Sequence[PutAway] = ()  # parts that rest in CPU memory
 
     @classmethod
     def load(
@@ -104,6 +105,7 @@ class LoadedPipeline:
         model = cls(pipeline, options, rollout, compute=compute)
         model.device, model.path = torch.empty(0, device=device).device, path
         leave_at(model.networks.values(), away)
+        model.away = away
         for part in away:
             part.instead_of = [other for other in away if other.part in model.never_beside(part.part)]
         for network in model.networks.values():
