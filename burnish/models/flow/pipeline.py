@@ -37,6 +37,7 @@ class LoadedPipeline:
     may_lack: ClassVar[tuple[str, ...]] = ()  # parts without which it works; none named is any
     pipeline_class: ClassVar[str]
     runs_own: ClassVar[bool] = False
+    away: Sequence[PutAway] = ()  # parts that rest in CPU memory
 
     def __init__(self, pipeline: Any, options: ModelOptions, rollout: RolloutOptions, *, compute: torch.dtype) -> None:
         self.pipeline, self.rollout, self.compute = pipeline, rollout, compute
@@ -45,7 +46,6 @@ class LoadedPipeline:
         self.network: nn.Module = together({name: getattr(pipeline, name) for name in self.names})
         self.device = next(self.network.parameters()).device  # where it computes; ``load`` places it there afterwards
         self.path: Path | None = None  # directory that it was read from
-        self.away: Sequence[PutAway] = ()  # parts that rest in CPU memory
 
     @classmethod
     def load(
