@@ -158,7 +158,7 @@ class LocalController(Controller):
 
     def evaluate(self, target: Path | None, guidance: float | None) -> Metrics:
         assembly = self.assembly
-        with assembly.trained_weights(), assembly.roles.shards.gathered(["policy"]):
+        with assembly.trained_weights():
             metrics = assembly.evaluate(target, n=assembly.config.validation.n, guidance=guidance)
             return metrics | (assembly.evaluate_suites(target) if guidance is None else {})
 

@@ -50,7 +50,8 @@ class BriefTrainer(Trainer):
     _learned: set[int]  # weights that have had a gradient
     _before: set[str]  # phases that were over when the optimizers got their states
     _steps = 0
-    _received: Counter[str]  # bytes by phase, in the step that was taken
+    _brought: Counter[str]  # bytes by phase of rows that other ranks computed, in a step
+    _received: Counter[str]  # bytes by phase, in the step that was taken, but for these
 
     @classmethod
     def of(cls, trainer: Trainer, counter: LiveBytes, rests: Rests) -> BriefTrainer:
@@ -86,7 +87,9 @@ class BriefTrainer(Trainer):
     def _micro_batches(self, mini: Batch) -> Iterator[tuple[Batch, float]]:
         """The first ones. Those that are left out would have other ranks send as much as the last."""
         every, counter, done, one = super()._micro_batches(mini), self._counter, 0, Counter[str]()
+        before = counter.wires()
         first = next(every, None) or self._any_row(mini)
+        self._brought += counter.wires() - before
         left = 1 if self._primed and next(every, None) is not None else 0
         if left:
             for group in self.groups:  # an earlier micro-batch has left these
@@ -110,11 +113,12 @@ class BriefTrainer(Trainer):
     def _step(self, mini: Batch, update: int) -> Metrics:
         self._steps += 1
         if self._steps > 1:
+            next(super()._micro_batches(mini), None)  # how many rows come from others is of each step its own
             self._counter.received_again(self._received, 1)
             return {}
-        before = self._counter.wires()
+        before, self._brought = self._counter.wires(), Counter()
         metrics = super()._step(mini, update)
-        self._received = self._counter.wires() - before
+        self._received = self._counter.wires() - before - self._brought
         return metrics
 
     def _fill_gradients(self, group: ParameterGroup) -> None:

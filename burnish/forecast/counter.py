@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed import ProcessGroup
 from torch.distributed.distributed_c10d import _get_group_size_by_name
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_iter
 
 DEVICE, META = torch.ops.prim.device.default, torch.device("meta")
@@ -234,10 +235,18 @@ class LiveBytes(TorchDispatchMode):
         sizes = [one.numel() * one.element_size() for one in taken.values()]
         if "all_to_all" in func.name():
             self.received(max(sizes) - max(sizes) // _get_group_size_by_name(args[-1]))  # its own part stays
+        elif "alltoall_base" in func.name():  # output, input, group, rows that come from each rank, and that go there
+            group = ProcessGroup.unbox(args[2])
+            rows = args[3] or [1] * group.size()
+            self.received(sizes[0] - sizes[0] * rows[group.rank()] // max(sum(rows), 1))
         else:
             self.received(received_in(func.name(), sizes))
 
     def _add(self, tensor: Tensor, category: str, *, again: bool = False) -> None:
+        if (inner := _inside(tensor)) is not None:
+            for one in inner:
+                self._add(one, category, again=again)
+            return
         try:
             storage = _storage(tensor)
         except (NotImplementedError, RuntimeError):  # sparse ones and the like have none
@@ -314,6 +323,13 @@ def tensors_in(args: Any) -> Iterator[Tensor]:
             yield one
         elif isinstance(one, list | tuple):
             yield from (value for value in one if isinstance(value, Tensor))
+
+
+def _inside(tensor: Any) -> list[Tensor] | None:
+    """The tensors that a quantised one is made of, whose own storage is only a claim; None of any other."""
+    if hasattr(tensor, "_local_tensor") or not is_traceable_wrapper_subclass(tensor):
+        return None
+    return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
 
 
 def _storage(tensor: Tensor) -> Any:

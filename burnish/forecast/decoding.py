@@ -20,14 +20,17 @@ ORDINARY = 7  # a token that no response ends with
 
 
 @contextmanager
-def endless(counter: LiveBytes, *, skips: bool, kept: int = 0, most: int = 0) -> Iterator[None]:
+def endless(
+    counter: LiveBytes, *, skips: bool, conversations: int = 0, tokens: int = 0, most: int = 0
+) -> Iterator[None]:
     """Responses are written until their limit.
 
     Args:
         counter: which is active.
         skips: write their first tokens, and then the last one, with a cache that has grown as it would have on the way.
-        kept: tokens of other conversations that are kept for their next turn, by Burnish's own decoder.
-        most: bytes that these may take.
+        conversations: that are kept for their next turn.
+        tokens: of each of them.
+        most: bytes that they may take.
     """
     import burnish.language.decoding as module
     from burnish.language.fast_decoding import FastDecoder
@@ -35,6 +38,12 @@ def endless(counter: LiveBytes, *, skips: bool, kept: int = 0, most: int = 0) ->
     from burnish.models.language.own.cache import Cached, OwnDecoder
 
     way = _Way(counter, skips=skips)
+    sizes: list[int] = []  # of a conversation, in a class's own cache
+
+    def held(each: int) -> Tensor:
+        """Memory of conversations of so many bytes."""
+        with counter.made_as(CACHES):
+            return torch.empty(min(each * conversations, most), dtype=torch.uint8)
 
     def ordinary(weights: Tensor, noise: Tensor) -> Tensor:
         return torch.full((len(weights),), ORDINARY)
@@ -48,21 +57,25 @@ def endless(counter: LiveBytes, *, skips: bool, kept: int = 0, most: int = 0) ->
     def fast(self: FastDecoder, *given: Any) -> None:
         way.begin(self.rows)
         layers = self.layers
-        size = min(2 * len(layers.layers) * layers.pairs * layers.width * layers.compute.itemsize * kept, most)
-        with counter.made_as(CACHES):
-            held = torch.empty(size, dtype=torch.uint8)
+        others = held(2 * len(layers.layers) * layers.pairs * layers.width * layers.compute.itemsize * tokens)
         run(self, *given)
-        del held
+        del others
 
     def own_stepping(self: Cached, *given: Any) -> None:
         counter.label(CACHES, _held(self))
+        sizes.append(kept_by_class(self, tokens))
         if columns := way.columns():
             _lengthened_own(counter, self, columns)
         own_step(self, *given)
 
     def own(self: OwnDecoder, *given: Any) -> None:
         way.begin(self.rows)  # each batch has a cache of its own
-        decode(self, *given)
+        with counter.span() as span:
+            decode(self, *given)
+        if sizes:  # how large they are is known only now
+            others = held(max(sizes))
+            counter.repeated(span)
+            del others
 
     step, run, own_step, decode = Layers.step, FastDecoder.run, Cached.step, OwnDecoder._decode
     replaced: list[tuple[Any, str, Any]] = [
@@ -123,6 +136,19 @@ def _held(cached: Any) -> Iterator[Any]:
     for layer in _layers(cached):
         for value in vars(layer).values():
             yield from value.values() if isinstance(value, dict) else (value,)
+
+
+def kept_by_class(cached: Any, tokens: int) -> int:
+    """Bytes of a conversation of so many tokens in a class's own cache: keys and values, and states of any length."""
+    from burnish.models.language.own.turns import has_keys, tensors_of
+
+    size, rows = 0, len(cached.ids)
+    for layer in _layers(cached):
+        every = sum(one.nbytes for one in tensors_of(layer))
+        keys = layer.keys.nbytes + layer.values.nbytes if has_keys(layer) else 0
+        columns = min(tokens, layer.sliding_window - 1) if hasattr(layer, "sliding_window") else tokens
+        size += (every - keys) // rows + (keys // layer.keys.shape[-2] * columns // rows if keys else 0)
+    return size
 
 
 def _lengthened_own(counter: LiveBytes, cached: Any, columns: int) -> None:

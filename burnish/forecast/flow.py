@@ -140,9 +140,9 @@ class FlowHalf:
             alike(network, self.counter)
             if self.assembly.ranks.size == 1:  # what ranks exchange for a block depends on its place
                 recompute_alike(network, self.counter)
-            network.forward = self.once(network.forward, shapes)
+            network.forward = self.once(network.forward, lambda *args, **more: (self._held(), shapes(*args, **more)))
         # a pipeline whose fast forms fail finds that out by trying them
-        predict = self.once(model.predict, lambda *args, **more: (_form(model), shapes(*args, **more)))
+        predict = self.once(model.predict, lambda *args, **more: (_form(model), self._held(), shapes(*args, **more)))
         model.predict = predict if leave is None else lambda *args, **more: leave() or predict(*args, **more)
         if leave is not None and isinstance(model, EmbeddedPipeline):
             model.condition = self._encoding(model.condition, leave)  # type: ignore[method-assign]
@@ -158,6 +158,10 @@ class FlowHalf:
         self.assembly.engine = BriefEngine(roles, self.assembly.config.rollout, self.assembly.config.seed, self)
         for data in self.assembly.finished:
             data.check()  # which ranks that learn from the same pictures rely on
+
+    def _held(self) -> tuple[bool, ...]:
+        """Of which networks this rank has full weights for a while; of others every call gathers those of a block."""
+        return tuple(sharded.is_gathered for sharded in self.assembly.roles.shards.networks.values())
 
     def _encoding(self, condition: Callable[..., Any], leave: Callable[..., None]) -> Callable[..., Any]:
         """A phase of its own: encoders leave when the network runs next, and nothing is scored before that."""

@@ -107,20 +107,21 @@ class LanguageHalf:
         """What is kept from one batch to the next: tokens and pixels of prompts, in the memory of the machine."""
         return iter(())
 
-    def in_full(self, job: ResponseJob) -> tuple[ResponseJob, int, int]:
-        """A job whose responses are all turns of a dialogue; tokens that are kept between turns, and most bytes of it.
+    def in_full(self, job: ResponseJob) -> tuple[ResponseJob, dict[str, int]]:
+        """A job whose responses are all turns of a dialogue, and what is kept between turns; see ``endless``.
 
         What an environment says counts as the policy's, as far as a dialogue's own limit allows.
         """
         environment, sampling = self.assembly.config.environment, job.sampling
         if environment is None:
-            return job, 0, 0
+            return job, {}
         longest = environment.longest(sampling.max_new_tokens)
         encode: Any = self.assembly.engine.encode  # what ``shorten`` has put in its place
-        kept, prompt = 0, encode.length
+        kept = {}
         if environment.max_turns > 1 and self.assembly.roles.model.keeps_turns:
-            kept = len(job.prompts) * (prompt + max(longest - sampling.max_new_tokens, 0))
-        return replace(job, sampling=replace(sampling, max_new_tokens=longest)), kept, environment.kept_bytes
+            tokens = encode.length + max(longest - sampling.max_new_tokens, 0)
+            kept = {"conversations": len(job.prompts), "tokens": tokens, "most": environment.kept_bytes}
+        return replace(job, sampling=replace(sampling, max_new_tokens=longest)), kept
 
     def again(self) -> None:
         """Another round begins."""
@@ -165,12 +166,12 @@ class BriefDecoding(LanguageEngine):
 
     def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
         half, pretending = self.half, self.half.pretending
-        job, kept, most = half.in_full(job)
+        job, kept = half.in_full(job)
         found = responses(self.encode(job.prompts), job, self.roles.model.axes)
         half.decoded = half.rounds
         first = replace(job.select(slice(0, self.batch_size)), finished=None)
         before = 0 if pretending is None else pretending.integer
-        with endless(half.counter, skips=pretending is not None, kept=kept, most=most):
+        with endless(half.counter, skips=pretending is not None, **kept):
             if pretending is not None:
                 pretending.integer = 0  # of responses with odd log-probs
             super().sample(first)

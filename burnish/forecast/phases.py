@@ -82,7 +82,7 @@ def train_phases(
             peak.wire *= name == LOAD  # of everything else, what one update has sent
         _update(assembly, counter, half, trainer, update, samples=samples, rests=rests)
     if assembly.config.validation.every:
-        with counter.phase(VALIDATE), assembly.trained_weights(), assembly.roles.shards.gathered(["policy"]):
+        with counter.phase(VALIDATE), assembly.trained_weights(), assembly.roles.shards.gathered_late(["policy"]):
             half.validate()
     with counter.phase(SAVE):
         state = trainer.state_dict()
@@ -133,7 +133,8 @@ def _loaded(
     rewards = {label: at_hand(reward) for label, reward in config.rewards.items()}
     assembly.scorer = FixedScores(rewards, config.mixing)  # type: ignore[assignment]
     _find_prompts(assembly, half)
-    mapped = assembly.ranks.size > 1 or not trains  # what a worker samples with is converted on its way to the GPU
+    # what a worker samples with is converted on its way to the GPU, and what is quantised a layer after the other
+    mapped = assembly.ranks.size > 1 or not trains or config.model.quantization is not None
     if mapped:
         _map_files(assembly, counter)
     with counter.phase(LOAD, WEIGHTS):
@@ -153,7 +154,7 @@ def _loaded(
 
 
 def _map_files(assembly: Assembly, counter: LiveBytes) -> None:
-    """Have networks lie on no GPU until they are sharded or placed: their files are mapped, and not read."""
+    """Have networks lie on no GPU until they are sharded, placed or quantised: their files are mapped, and not read."""
     load = assembly.load_roles
 
     def mapped() -> Any:

@@ -1,7 +1,8 @@
 """Linear layers that take the memory of quantised ones, without the libraries that have those.
 
 Sizes are those of the formats: bitsandbytes' NormalFloat keeps a byte for two weights, a byte of scale for 64 of them
-and a float32 for 256 scales; torchao's int8 and fp8 keep a byte for each weight and a scale for each row.
+and a float32 for 256 scales; torchao's int8 and fp8 keep a byte for each weight and a float32 for each row, int8 one
+more byte for a row's zero.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from burnish.options.flow import Precision
 
 BLOCK, NESTED = 64, 256  # weights of a scale, and scales of a scale, of NormalFloat
 
@@ -35,40 +38,48 @@ class _FourBits(torch.autograd.Function):
 class StoredLinear(nn.Linear):
     """A frozen layer whose weight has the bytes of a quantised one."""
 
-    def __init__(self, layer: nn.Linear, compute: torch.dtype, *, bits: int) -> None:
-        """Args: ``bits`` of a weight: 4 or 8."""
+    def __init__(self, layer: nn.Linear, compute: torch.dtype, precision: Precision) -> None:
+        """Args: ``precision`` of the weight: nf4, int8 or fp8."""
         super().__init__(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
-        self.compute, self.bits = compute, bits
-        self.weight = nn.Parameter(
-            torch.empty(layer.out_features, layer.in_features * bits // 8, dtype=torch.uint8), requires_grad=False
-        )
+        self.compute, self.precision = compute, precision
+        columns = layer.in_features // (2 if precision == "nf4" else 1)
+        self.weight = nn.Parameter(torch.empty(layer.out_features, columns, dtype=torch.uint8), requires_grad=False)
         self.bias = layer.bias
         scales = layer.weight.numel() // BLOCK
-        own = scales + 4 * (scales // NESTED) if bits == 4 else layer.out_features * compute.itemsize
+        rows = layer.out_features * (5 if precision == "int8" else 4)
+        own = scales + 4 * (scales // NESTED) if precision == "nf4" else rows
         self.scales = nn.Parameter(torch.empty(own, dtype=torch.uint8), requires_grad=False)
         self.train(layer.training)
 
     def full(self) -> Tensor:
         """The weight as it is computed with, and the scales that it is made by."""
-        scales = torch.empty(self.out_features * self.in_features // BLOCK if self.bits == 4 else 1)
-        made = torch.empty(self.out_features, self.in_features, dtype=self.compute)
+        shape = self.out_features, self.in_features
+        if self.precision == "fp8":  # which is multiplied with its scales in float32
+            wide = torch.empty(shape)
+            scaled = wide * 1
+            return scaled.to(self.compute)
+        scales = torch.empty(self.out_features * self.in_features // BLOCK if self.precision == "nf4" else 1)
+        made = torch.empty(shape, dtype=self.compute)
         del scales
         return made
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.bits == 4:
+        if self.precision == "nf4":
             found: Tensor = _FourBits.apply(x, self)  # type: ignore[no-untyped-call]
             return found
         # as torchao multiplies: what the weight is cast to waits for the backward pass
-        scales = torch.empty(self.out_features, dtype=self.compute)
-        product = F.linear(x.to(self.compute), self.full()) * scales
+        product = F.linear(x.to(self.compute), self.full())
+        if self.precision == "int8":
+            product = product * torch.empty(self.out_features, dtype=self.compute)
         return product if self.bias is None else product + self.bias
 
 
-def _store(network: nn.Module, layers: dict[str, nn.Linear], compute: torch.dtype, device: Any, *, bits: int) -> None:
+def _store(
+    network: nn.Module, layers: dict[str, nn.Linear], compute: torch.dtype, device: Any, *, precision: Precision
+) -> None:
     for name, layer in layers.items():
         owner, _, own = name.rpartition(".")
-        setattr(network.get_submodule(owner), own, StoredLinear(layer, compute, bits=bits))
+        setattr(network.get_submodule(owner), own, StoredLinear(layer, compute, precision))
 
 
 @contextmanager
@@ -78,7 +89,8 @@ def stored_in_fewer_bits() -> Iterator[None]:
 
     replaced: Any = quantization
     before = replaced.QUANTIZERS, replaced.quantization_complaint
-    ours = {name: partial(_store, bits=bits) for name, bits in (("nf4", 4), ("int8", 8), ("fp8", 8))}
+    stored: tuple[Precision, ...] = ("nf4", "int8", "fp8")
+    ours = {name: partial(_store, precision=name) for name in stored}
     replaced.QUANTIZERS = before[0] | ours
     replaced.quantization_complaint = lambda precision: ""
     try:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from burnish.training.ranks import SINGLE_RANK, Ranks, SingleRank
+from burnish.training.ranks import SINGLE_RANK, Ranks, SingleRank, exchanged
 
 T = TypeVar("T")
 
@@ -36,7 +36,10 @@ class PretendRanks(SingleRank):
 
         found = PretendRanks(self.size)
         if size > 1:
-            found._rows = PretendRanks(self.size // size) if size < self.size else SINGLE_RANK
+            if size < self.size:
+                found._rows = PretendRanks(self.size // size, dist.new_group(list(range(0, self.size, size))))
+            else:
+                found._rows = SINGLE_RANK
             found._context = PretendRanks(size, dist.new_group(list(range(size))))
         return found
 
@@ -47,7 +50,7 @@ class PretendRanks(SingleRank):
         return [value] * self.size
 
     def exchange(self, pieces: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
-        return [pieces[0].new_zeros(count, *pieces[0].shape[1:]) for count in counts]
+        return exchanged(pieces, counts, self.group)
 
 
 @contextmanager

@@ -109,25 +109,34 @@ def is_passed_by(network: nn.Module, name: str) -> bool:
     return own == "out_proj" and all(hasattr(network.get_submodule(owner), part) for part in ("A_log", "D", "conv1d"))
 
 
-def is_plain(layer: nn.Linear) -> bool:
-    """Whether a layer of one of transformers' own classes takes any numbers along its last axis, as adapters do."""
+def adapter_complaint(layer: nn.Linear) -> str:
+    """Why adapters can't be added to what a linear layer of one of transformers' own classes returns; "" if they can.
+
+    Adapters take any numbers along the input's last axis, and return as many as the layer has outputs.
+    """
     import copy
 
     import torch
 
     if type(layer).forward is torch.nn.Linear.forward or not type(layer).__module__.startswith("transformers.models."):
-        return True
+        return ""
     other = copy.copy(layer)
     other._parameters = {
         name: None if value is None else torch.nn.Parameter(value.detach().to("meta"))
         for name, value in layer._parameters.items()
     }
+    rows = torch.empty(1, layer.in_features, dtype=layer.weight.dtype, device="meta")
     try:
-        found = other(torch.empty(1, 1, layer.in_features, dtype=layer.weight.dtype, device="meta"))
+        found = other(rows)
+        if isinstance(found, torch.Tensor):
+            found = other(rows[None])
     except RuntimeError:  # its input has an axis of groups, each with weights of its own
-        return False
-    # routers give more than numbers
-    return isinstance(found, torch.Tensor) and found.shape == (1, 1, layer.out_features)
+        return "whose groups of inputs have weights of their own, which adapters haven't"
+    if not isinstance(found, torch.Tensor):
+        return "a router, which returns its choice of experts beside their scores; adapters would change scores alone"
+    if found.shape != (1, 1, layer.out_features):
+        return f"whose output has shape {list(found.shape)} for {layer.out_features} features, which no adapter gives"
+    return ""
 
 
 def language_targets(network: Any, decoder: nn.Module, options: LanguageLoraOptions) -> list[str]:
@@ -164,13 +173,13 @@ def language_targets(network: Any, decoder: nn.Module, options: LanguageLoraOpti
                 f"model.lora.targets has {target!r}, the output projection of a Mamba layer, whose kernels read its "
                 "weight without its adapter; leave it out, or name other layers in full"
             )
-    grouped = {name for module, name in linear.items() if module in inside and not is_plain(module)}
-    if several := [name for name in grouped for target in options.targets or () if ends_with(name, [target])]:
+    refused = {name: why for module, name in linear.items() if module in inside and (why := adapter_complaint(module))}
+    if wanted := [name for name in refused for target in options.targets or () if ends_with(name, [target])]:
         raise UserError(
-            f"model.lora.targets has {min(several)}, whose groups of inputs have weights of their own, which adapters "
-            "haven't; leave it out, or train all weights with model.lora=null"
+            f"model.lora.targets has {min(wanted)}, {refused[min(wanted)]}; leave it out, or train all weights with "
+            "model.lora=null"
         )
-    found = [name for name in found if name not in past | grouped]
+    found = [name for name in found if name not in past | refused.keys()]
     if options.vision:
         tower = [name for module, name in linear.items() if module not in inside and name != head]
         if not tower:

@@ -244,7 +244,7 @@ class Assembly:
         raise NotImplementedError
 
     def evaluate(self, target: Path | None, *, n: int, guidance: float | None = None) -> Metrics:
-        """Sample and score held-out prompts; see ``Evaluation``. On several ranks, weights have to be gathered."""
+        """Sample and score held-out prompts; see ``Evaluation``. Ranks call it together."""
         return self.evaluation(self)(target, n=n, guidance=guidance)
 
     @cached_property

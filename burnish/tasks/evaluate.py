@@ -126,7 +126,8 @@ class Evaluation:
         """
         own = job.share(ranks)
         try:
-            mine = [self.sampled(own) if own.prompts else None]
+            with self.assembly.roles.shards.gathered_late(["policy"]):
+                mine = [self.sampled(own) if own.prompts else None]
         except Cancelled:
             mine = []
         # what samples show goes to the rank that keeps it, and to no other

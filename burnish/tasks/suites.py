@@ -167,7 +167,8 @@ class SuiteRunner:
 
     def _attempt(self, header: Header, unit: int | None, folder: Folder) -> list[list[Record]]:
         try:
-            return [[] if unit is None else self._unit(header, unit, folder)]
+            with self.assembly.roles.shards.gathered_late(["policy"]):
+                return [[] if unit is None else self._unit(header, unit, folder)]
         except Cancelled:
             return []
 

@@ -192,15 +192,8 @@ class ProcessRanks:
         return found or []
 
     def exchange(self, pieces: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
-        rows = torch.cat(list(pieces)).contiguous()
-        come = rows.new_empty(sum(counts), *rows.shape[1:])
         with self._waiting("an exchange of rows"):
-            self._dist.all_to_all_single(
-                come.view(len(come), math.prod(rows.shape[1:])),
-                rows.view(len(rows), math.prod(rows.shape[1:])),
-                list(counts), [len(piece) for piece in pieces], group=self.group,
-            )  # fmt: skip
-        return list(come.split(list(counts)))
+            return exchanged(pieces, counts, self.group)
 
     def first(self, action: Callable[[], T]) -> T:
         outcome: list[Any] = [None, None]
@@ -235,6 +228,20 @@ class ProcessRanks:
                 f"rank {self.rank} of {self.size}: {what} failed or timed out after {self.timeout:g} s; check the logs "
                 f"of the other ranks ({error})"
             ) from error
+
+
+def exchanged(pieces: Sequence[Tensor], counts: Sequence[int], group: Any) -> list[Tensor]:
+    """``Ranks.exchange`` in a process group; None is the default group."""
+    import torch.distributed as dist
+
+    rows = torch.cat(list(pieces)).contiguous()
+    come = rows.new_empty(sum(counts), *rows.shape[1:])
+    dist.all_to_all_single(
+        come.view(len(come), math.prod(rows.shape[1:])),
+        rows.view(len(rows), math.prod(rows.shape[1:])),
+        list(counts), [len(piece) for piece in pieces], group=group,
+    )  # fmt: skip
+    return list(come.split(list(counts)))
 
 
 def join_ranks(rank: int, size: int, address: str, port: int, device: str, timeout: float) -> Ranks:

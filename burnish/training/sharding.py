@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -133,6 +133,7 @@ class Shards:
     def __init__(self, ranks: Ranks = SINGLE_RANK) -> None:
         self.ranks = ranks
         self.networks: dict[str, Sharded] = {}
+        self._waiting: list[Callable[[], None]] = []  # what gathers for contexts that have begun without full weights
 
     def inside(self, name: str, run: Callable[[], T]) -> T:
         """Run a function that uses a network; see ``Sharded``."""
@@ -141,12 +142,33 @@ class Shards:
     @contextmanager
     def gathered(self, names: Sequence[str] | None = None) -> Iterator[None]:
         """Full weights of some networks, or of all, in this context; see ``Sharded``."""
+        self.gather()
         if not self.networks:
             yield
             return
         first, *others = self.networks if names is None else names
         with self.networks[first].gathered(), self.gathered(others) if others else nullcontext():
             yield
+
+    @contextmanager
+    def gathered_late(self, names: Sequence[str]) -> Iterator[None]:
+        """The same, from when ``gather`` is called in this context, or a further context gathers; at its end at last.
+
+        What else needs the device's memory can be done before. Every rank gathers once, also one that has nothing to do
+        or has failed, so no other collective operation may come between.
+        """
+        with ExitStack() as until_left:
+            self._waiting.append(lambda: until_left.enter_context(self.gathered(names)))
+            try:
+                yield
+            finally:
+                self.gather()
+
+    def gather(self) -> None:
+        """Begin to hold full weights, where contexts of ``gathered_late`` have not yet."""
+        waiting, self._waiting = self._waiting, []
+        for begin in waiting:
+            begin()
 
     def distribute(self, function: Callable[[P], T], items: Iterable[P]) -> list[T]:
         """``[function(item) for item in items]``, distributed over the ranks."""

@@ -5,6 +5,7 @@ import pytest
 from burnish.config import load
 from burnish.forecast.brief import BACKWARD
 from burnish.forecast.forecast import forecast
+from burnish.forecast.phases import LOAD
 from tests.support.forecasts import counted_on, differences, foretold, wires
 
 SMALL = [
@@ -14,6 +15,8 @@ SMALL = [
 ]  # fmt: skip
 TOLERANCE = 0.1
 FULL, BF16 = ["model.lora=null"], ["model.dtype=bfloat16"]
+KL = ["algorithm.kl_coef=0.1"]  # a reference, which samples are compared with gathered, and steps sharded
+MINI = ["trainer.mini_batch_size=2"]  # whose rows other ranks have annotated
 
 
 def on(ranks: int) -> list[str]:
@@ -26,9 +29,10 @@ def on(ranks: int) -> list[str]:
     [
         pytest.param(1, [], id="lora"),
         pytest.param(1, [*FULL, *BF16, "model.gradient_checkpointing=true"], id="full-bf16-recomputed"),
-        pytest.param(2, FULL, id="full-2", marks=pytest.mark.cluster),
+        pytest.param(2, [*FULL, *KL], id="full-kl-2", marks=pytest.mark.cluster),
         pytest.param(1, BF16, id="lora-bf16", marks=pytest.mark.thorough),
         pytest.param(2, BF16, id="lora-bf16-2", marks=[pytest.mark.cluster, pytest.mark.thorough]),
+        pytest.param(2, [*FULL, *KL, *MINI], id="minis-2", marks=[pytest.mark.cluster, pytest.mark.thorough]),
         pytest.param(4, [], id="lora-4", marks=pytest.mark.thorough),
     ],
 )
@@ -42,13 +46,28 @@ def test_forecasts_equal_counted_runs(size, options, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_forecast_of_a_quantised_base_equals_a_counted_run(tmp_path):
+@pytest.mark.parametrize(
+    ("precision", "library"),
+    [
+        ("nf4", "bitsandbytes"),
+        pytest.param("int8", "torchao", marks=pytest.mark.thorough),
+        pytest.param("fp8", "torchao", marks=pytest.mark.thorough),
+    ],
+)
+def test_a_forecast_of_a_quantised_base_equals_a_counted_run(precision, library, tmp_path):
     """Counted with the library's own layers, foretold with layers that only take their memory."""
-    pytest.importorskip("bitsandbytes", reason="needs burnish[quantization]")
-    options = [*SMALL, *BF16, "model.quantization.weights=nf4", "model.gradient_checkpointing=true"]
+    pytest.importorskip(library, reason="needs burnish[quantization]")
+    options = [*SMALL, *BF16, f"model.quantization.weights={precision}", "model.gradient_checkpointing=true"]
     real = counted_on(1, "quickstart", options, tmp_path)
     found = differences(real, foretold(1, "quickstart", options))
     assert all(abs(error) < TOLERANCE for error in found.values()), found
+
+
+@pytest.mark.slow
+def test_a_quantised_base_is_never_on_the_device_in_full():
+    phases = foretold(1, "quickstart", [*SMALL, *BF16, "validation.every=null", "model.quantization.weights=int8"])
+    held = phases["publish"].parts["weights"]
+    assert phases[LOAD].total == phases[LOAD].parts["weights"] == held
 
 
 @pytest.mark.slow

@@ -5,10 +5,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from benchmarks.forecasts import Aside
 from burnish.config.load import load
 from burnish.forecast.counter import BUFFERS, LiveBytes
+from burnish.forecast.decoding import kept_by_class
 from burnish.forecast.fakes import Pretending
 from burnish.forecast.forecast import forecast
 from burnish.forecast.language import LanguageHalf
@@ -16,9 +18,12 @@ from burnish.forecast.phases import LOAD, RECEIVE, train_phases
 from burnish.forecast.published import Published
 from burnish.forecast.ranks import pretend_ranks
 from burnish.forecast.tiers import known_tiers, measured
+from burnish.language.kept import Kept
+from burnish.models.language.own.cache import Cached
 from burnish.tasks import assemble
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.utils.weights import without_weights
+from tests.support.games import Shows, play, prompts
 from tests.support.rank_runs import together
 
 NEAR = 0.10  # a forecast's relative error
@@ -49,6 +54,31 @@ def model(folder: Path, *, hidden: int, layers: int, words: int, tied: bool = Fa
     }  # fmt: skip
     Published("a small one", "config.json", about).write(folder)
     return folder
+
+
+def recurrent(folder: Path) -> None:
+    """A Qwen3.5, most of whose layers are recurrent: its class has a cache of its own."""
+    about = {
+        "model_type": "qwen3_5", "weights": 0,
+        "config": {
+            "text_config": {
+                "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4,
+                "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 4096, "linear_num_key_heads": 2,
+                "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [3, 3, 2],
+                                    "partial_rotary_factor": 0.25},
+            },
+            "vision_config": {
+                "depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2, "out_hidden_size": 128,
+                "patch_size": 16, "num_position_embeddings": 64,
+            },
+        },
+        "processor": {
+            "image_processor": {"patch_size": 16, "temporal_patch_size": 2, "merge_size": 2,
+                                "size": {"shortest_edge": 4096, "longest_edge": 1 << 20}},
+        },
+    }  # fmt: skip
+    Published("a small one", "config.json", about).write(folder)
 
 
 def peaks(options: list[str], ranks: Ranks, folder: Path, *, pretending: Pretending | None = None) -> dict[str, int]:
@@ -123,28 +153,8 @@ def test_a_forecast_of_several_ranks_is_what_each_holds(tmp_path: Path, name: st
 
 @pytest.mark.slow
 def test_a_class_with_a_cache_of_its_own_is_what_a_real_run_holds(tmp_path: Path) -> None:
-    """Qwen3.5, most of whose layers are recurrent: a forecast decodes three tokens, the real run all of them."""
-    about = {
-        "model_type": "qwen3_5", "weights": 0,
-        "config": {
-            "text_config": {
-                "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4,
-                "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 4096, "linear_num_key_heads": 2,
-                "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
-                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [3, 3, 2],
-                                    "partial_rotary_factor": 0.25},
-            },
-            "vision_config": {
-                "depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2, "out_hidden_size": 128,
-                "patch_size": 16, "num_position_embeddings": 64,
-            },
-        },
-        "processor": {
-            "image_processor": {"patch_size": 16, "temporal_patch_size": 2, "merge_size": 2,
-                                "size": {"shortest_edge": 4096, "longest_edge": 1 << 20}},
-        },
-    }  # fmt: skip
-    Published("a small one", "config.json", about).write(tmp_path / "model")
+    """A forecast decodes three tokens, the real run all of them."""
+    recurrent(tmp_path / "model")
     tiers, _ = measured("qwen3_5") or pytest.fail("there is no tiny one")
     assert tiers.padded
     assert not tiers.fast
@@ -168,8 +178,12 @@ def test_a_worker_that_samples_is_loaded_in_the_precision_that_it_rests_in(tmp_p
     assert come.wire == pytest.approx(come.parts[BUFFERS], rel=0.01)  # which are as large as what is trained: all
 
 
-def test_turns_that_are_kept_are_counted(tmp_path: Path) -> None:
-    model(tmp_path / "model", hidden=128, layers=3, words=512)
+@pytest.mark.parametrize("cache", ["burnish", "class"])
+def test_turns_that_are_kept_are_counted(tmp_path: Path, cache: str) -> None:
+    if cache == "class":
+        recurrent(tmp_path / "model")
+    else:
+        model(tmp_path / "model", hidden=128, layers=3, words=512)
     options = ["model.dtype=float32"]
     options += ["environment.name=function", "environment.path=tests.support.games:Show", "environment.max_turns=3"]
     found = {}
@@ -177,6 +191,21 @@ def test_turns_that_are_kept_are_counted(tmp_path: Path) -> None:
         more = [*options, f"environment.kept_gb={kept}"]
         found[kept] = peaks(more, SINGLE_RANK, tmp_path, pretending=Pretending())["sample"]
     assert found[0.0005] - found[0.0] == pytest.approx(0.0005 * 2**30, rel=0.02)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", pytest.param("gemma3", marks=pytest.mark.thorough)])
+def test_the_size_of_what_a_class_keeps_is_known(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recurrent states are as large for any conversation, sliding windows end; the size of one tells that of others."""
+    told, put = dict[int, int](), Kept.put
+
+    def noted(self: Kept, name: object, ids: Tensor, cached: Cached, size: int) -> None:
+        told[len(ids)] = size
+        assert {tokens: kept_by_class(cached, tokens) for tokens in told} == told
+        put(self, name, ids, cached, size)
+
+    monkeypatch.setattr(Kept, "put", noted)
+    play(Shows(max_turns=3), prompts(), family=family)
+    assert len(told) > 1
 
 
 def test_ranks_that_sample_gather_the_policy_alone(tmp_path: Path) -> None:

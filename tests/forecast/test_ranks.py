@@ -1,14 +1,19 @@
 """Ranks that are pretended leave nothing behind for real ones."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
 from burnish.config import load
+from burnish.forecast.counter import LiveBytes
 from burnish.forecast.forecast import forecast
+from burnish.forecast.ranks import pretend_ranks
 from burnish.tasks import assemble
+from burnish.training.exchange import bring, kept_by_owners
 from burnish.training.ranks import SINGLE_RANK, Ranks
+from burnish.types.batch import Batch
 from burnish.utils.errors import UserError
 from tests.support.factory import tiny_flux
 from tests.support.forecasts import counted_on, differences, foretold, wires
@@ -60,3 +65,27 @@ def test_the_rank_that_samples_most_is_forecast_and_groups_of_others_are_others(
     found = [foretold(2, "quickstart", [*options, f"data.train_batch_size={count}"]) for count in (2, 3)]
     once, twice = (phases["update, backward"].wire for phases in found)
     assert twice == 2 * once > 0
+
+
+@dataclass(kw_only=True)
+class Means(Batch):
+    """What ranks have annotated."""
+
+    mean: torch.Tensor  # [B, 3, 5]
+
+
+def brought(ranks: Ranks, _: Path | None = None) -> int:
+    """Bytes that come when rows are learned elsewhere than they were annotated: on the first rank 4 of its 6 rows."""
+    counter = LiveBytes()
+    parts = [range(start, start + 2) for start in range(0, 12, 2)]
+    with counter, counter.phase("bring"):
+        batch = Means(mean=kept_by_owners(ranks, lambda part: torch.ones(len(part), 3, 5), parts))
+        assert len(bring(batch, ranks, [slice(4, 10), slice(0, 4)])) == 6 - 2 * ranks.rank
+    return counter.peaks["bring"].wire
+
+
+@pytest.mark.cluster
+def test_rows_that_another_rank_annotated_are_foretold(tmp_path):
+    with pretend_ranks(2) as ranks:
+        foretold_bytes = brought(ranks)
+    assert foretold_bytes == together(brought, tmp_path)[0] == 4 * 3 * 5 * 4

@@ -9,8 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from burnish.models.flow.pipeline import LoadedPipeline
-from burnish.models.flow.truncation import tokenizers_of
-from burnish.models.loading import quietly
+from burnish.models.flow.truncation import (
+    measured,
+    refuse_long,
+    refuse_unknown,
+    tokenizers_of,
+    vocabularies_of,
+)
 from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
 from burnish.utils.images import NonFiniteImage
@@ -134,27 +139,30 @@ class EmbeddedPipeline(LoadedPipeline):
                 )
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        self.check_texts(_texts(prompts))
+        pass  # ``check_lengths`` has read all of them, before any weight
 
     @classmethod
     def check_lengths(
         cls, path: Path, index: dict[str, Any], rollout: RolloutOptions, prompts: Sequence[Prompt]
     ) -> None:
-        cls._refuse_long(tokenizers_of(path, index), rollout, _texts(prompts))
+        cls._refuse(tokenizers_of(path, index), vocabularies_of(path, index), rollout, _texts(prompts))
 
     def check_texts(self, texts: Sequence[str]) -> None:
-        """Refuse texts that the text encoders would truncate.
+        """Refuse texts that the text encoders would truncate, or that have tokens which they don't know.
 
         Raises:
             UserError: with the first such text.
         """
-        self._refuse_long(self.pipeline.components, self.rollout, texts)
-        for text in texts:
-            self._check_tokens(text)
+        parts = self.pipeline.components
+        encoders = {name: part for name, part in parts.items() if "text_encoder" in name and part is not None}
+        known = {name: part.get_input_embeddings().num_embeddings for name, part in encoders.items()}
+        self._refuse(parts, known, self.rollout, texts)
 
     @classmethod
-    def _refuse_long(cls, parts: Mapping[str, Any], rollout: RolloutOptions, texts: Sequence[str]) -> None:
-        # truncation would silently train on another prompt than the user wrote
+    def _refuse(
+        cls, parts: Mapping[str, Any], known: Mapping[str, int], rollout: RolloutOptions, texts: Sequence[str]
+    ) -> None:
+        """Args: ``parts`` are the pipeline's, tokenizers at least; ``known`` are the text encoders' vocabularies."""
         tokenizer, what = parts.get("tokenizer"), "tokens of the CLIP tokenizer"
         if (t5 := parts.get(cls.t5)) is not None:
             tokenizer, what = t5, "tokens of the T5 tokenizer (rollout.max_sequence_length)"
@@ -162,30 +170,12 @@ class EmbeddedPipeline(LoadedPipeline):
             raise UserError("model.path has no tokenizer in its model_index.json; fetch the model again")
         length = rollout.max_sequence_length
         asked = cls.default_text_length if length is None else length
-        limit = tokenizer.model_max_length if t5 is None else asked
-        with quietly():  # it is told here, in the run's own terms
-            counted = [(len(tokenizer(text).input_ids), text) for text in texts]
-        if over := [(count, text) for count, text in counted if count > limit]:
-            count, text = over[0]
-            shown = text if len(text) <= 60 else f"{text[:57]}..."
-            more = f" (and {len(over) - 1} more prompts have too many)" if len(over) > 1 else ""
-            raise UserError(
-                f"prompt {shown!r} has {count} tokens, but this model reads at most {limit} {what}{more}; shorten it"
-            )
-
-    def _check_tokens(self, text: str) -> None:
-        """Refuse a tokenizer of another model: one with ids beyond the encoder's vocabulary."""
-        parts = self.pipeline.components
-        for name, encoder in parts.items():
-            tokenizer = parts.get(name.replace("text_encoder", "tokenizer")) if "text_encoder" in name else None
-            if encoder is None or tokenizer is None:
-                continue
-            last, known = max(tokenizer(text).input_ids, default=0), encoder.get_input_embeddings().num_embeddings
-            if last >= known:
-                raise UserError(
-                    f"prompt {text!r:.60} has token id {last}, but {name} has only {known}: the tokenizer belongs to "
-                    "another model; fetch the model again"
-                )
+        counts, last = measured(tokenizer, texts)
+        refuse_long(texts, counts, tokenizer.model_max_length if t5 is None else asked, what)
+        for name, size in known.items():
+            other = parts.get(name.replace("text_encoder", "tokenizer"))
+            if other is not None:
+                refuse_unknown(texts, last if other is tokenizer else measured(other, texts)[1], name, size)
 
     def condition(
         self, prompts: Sequence[Prompt], drawing: Drawing, check_cancelled: Callable[[], None] = lambda: None
@@ -205,6 +195,8 @@ class EmbeddedPipeline(LoadedPipeline):
             return found
 
         table = Conditioning.cat([self._embedded.get(text, partial(encoded, text)) for text in unique])
+        for part in self.away:
+            part.leave()  # before ranks gather the network that is to run next
         row = {text: i for i, text in enumerate(unique)}
         return Gathered(table=table, index=torch.tensor([row[text] for text in texts]))
 

@@ -37,6 +37,7 @@ class LoadedPipeline:
     may_lack: ClassVar[tuple[str, ...]] = ()  # parts without which it works; none named is any
     pipeline_class: ClassVar[str]
     runs_own: ClassVar[bool] = False
+    away: Sequence[PutAway] = ()  # parts that rest in CPU memory
 
     def __init__(self, pipeline: Any, options: ModelOptions, rollout: RolloutOptions, *, compute: torch.dtype) -> None:
         self.pipeline, self.rollout, self.compute = pipeline, rollout, compute
@@ -104,6 +105,7 @@ class LoadedPipeline:
         model = cls(pipeline, options, rollout, compute=compute)
         model.device, model.path = torch.empty(0, device=device).device, path
         leave_at(model.networks.values(), away)
+        model.away = away
         for part in away:
             part.instead_of = [other for other in away if other.part in model.never_beside(part.part)]
         for network in model.networks.values():

@@ -1,13 +1,15 @@
-"""Prompts that are longer than what the text encoders of a pipeline read."""
+"""Prompts that the text encoders of a pipeline don't read in full: too long ones, and tokens that they don't know."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from burnish.models.loading import quietly
+from burnish.utils.errors import UserError
+from burnish.utils.json_text import read_object
 from burnish.utils.reading import understood
 
 LENGTH = "max_sequence_length"
@@ -36,6 +38,54 @@ def tokenizers_of(path: Path, index: Mapping[str, Any]) -> dict[str, Any]:
         with quietly(), understood(f"model.path is {path}, whose {name} can't be loaded"):
             found[name] = kind.from_pretrained(path / name, local_files_only=True)
     return found
+
+
+def vocabularies_of(path: Path, index: Mapping[str, Any]) -> dict[str, int]:
+    """How many tokens each text encoder of a pipeline knows, where its config.json says so; no weight is read.
+
+    Raises:
+        UserError: a config.json can't be read.
+    """
+    named = [name for name, part in index.items() if "text_encoder" in name and isinstance(part, list) and any(part)]
+    files = {name: path / name / "config.json" for name in named}
+    sizes = {name: read_object(file).get("vocab_size") for name, file in files.items() if file.is_file()}
+    return {name: size for name, size in sizes.items() if isinstance(size, int)}
+
+
+def measured(tokenizer: Any, texts: Iterable[str]) -> tuple[list[int], list[int]]:
+    """How many tokens each text has, and the largest id among them."""
+    with quietly():  # what is too long is told by its caller, in the run's own terms
+        pairs = [(len(ids), max(ids, default=0)) for ids in (tokenizer(text).input_ids for text in texts)]
+    return [count for count, _ in pairs], [last for _, last in pairs]
+
+
+def refuse_long(texts: Sequence[str], counts: Sequence[int], limit: int, what: str) -> None:
+    """Refuse texts of more than ``limit`` tokens: truncation would silently train on another prompt.
+
+    Raises:
+        UserError: with the first such text; ``what`` says whose tokens they are.
+    """
+    if over := [(count, text) for count, text in zip(counts, texts, strict=True) if count > limit]:
+        count, text = over[0]
+        shown = text if len(text) <= 60 else f"{text[:57]}..."
+        more = f" (and {len(over) - 1} more prompts have too many)" if len(over) > 1 else ""
+        raise UserError(
+            f"prompt {shown!r} has {count} tokens, but this model reads at most {limit} {what}{more}; shorten it"
+        )
+
+
+def refuse_unknown(texts: Sequence[str], last: Sequence[int], encoder: str, size: int) -> None:
+    """Refuse a tokenizer of another model: one that gives ids beyond the vocabulary of its text encoder.
+
+    Raises:
+        UserError: with the first such text.
+    """
+    for text, token in zip(texts, last, strict=True):
+        if token >= size:
+            raise UserError(
+                f"prompt {text!r:.60} has token id {token}, but {encoder} has only {size}: the tokenizer belongs to "
+                "another model; fetch the model again"
+            )
 
 
 def truncated(kind: type, tokenizers: Iterable[Any], length: int | None, texts: Iterable[str]) -> str:

@@ -106,9 +106,9 @@ class FlowAssembly(Assembly):
         roles, worker = self.roles, self.rollout_worker
         scored: Scored | None = None
         # adapters share one network, which is gathered once for all
-        with roles.gathered() if roles.lora is not None else nullcontext():
+        with roles.gathered(late=True) if roles.lora is not None else nullcontext():
             try:
-                with roles.gathered():
+                with roles.gathered(late=True):  # text encoders are away by then
                     if request is not None:
                         scored = worker.sampled(request)
             finally:

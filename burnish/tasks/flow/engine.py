@@ -93,10 +93,13 @@ class FlowEngine:
         if merge == "auto":
             merge = not merging_rounds(self.model.network)
         with Lockstep(self.roles.context) as step, ExitStack() as until_sampled:
-            conditioning = self.model.condition(job.prompts, drawing, job.check_cancelled)
-            unconditional = self.model.condition(
-                [prompt.unconditional for prompt in job.prompts], drawing, job.check_cancelled
-            )
+            try:
+                conditioning = self.model.condition(job.prompts, drawing, job.check_cancelled)
+                unconditional = self.model.condition(
+                    [prompt.unconditional for prompt in job.prompts], drawing, job.check_cancelled
+                )
+            finally:
+                self.roles.shards.gather()  # also where a prompt can't be encoded: other ranks wait for this one
             role = step.around(
                 until_sampled.enter_context(self.roles.sampling(job.role, merge=merge)), job.check_cancelled
             )

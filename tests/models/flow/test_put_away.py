@@ -51,3 +51,17 @@ def test_what_reaches_the_network_is_found_without_gradients_of_the_other_expert
     hook.remove()
     assert graded
     assert not any(graded)
+
+
+def test_text_encoders_leave_when_prompts_are_encoded(tmp_path):
+    """Ranks gather the network after that, where both would not fit."""
+    write(describe("flux"), tmp_path / "flux", seed=0)
+    model = load_model(ModelOptions(path=str(tmp_path / "flux"), device="cpu"), RolloutOptions())
+    parts = model.pipeline.components
+    model.away = encoders = [PutAway(parts[name], torch.device("cpu")) for name in ("text_encoder", "text_encoder_2")]
+    came = []
+    for part in encoders:
+        part.part.register_forward_hook(lambda *_, part=part: came.append(not part.is_away))
+    model.condition([Prompt(text="a cube")], Drawing(height=64, width=64, steps=4))
+    assert came == [True, True]
+    assert all(part.is_away for part in encoders)

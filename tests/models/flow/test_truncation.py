@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +15,7 @@ from burnish.models.flow.truncation import truncated
 from burnish.models.tiny import describe
 from burnish.models.tiny.build import write
 from burnish.tasks import assemble
+from burnish.utils.errors import UserError
 
 
 class Tokenizer:
@@ -70,3 +73,40 @@ def test_it_is_said_once_before_weights_are_loaded(name, tmp_path, monkeypatch, 
     assembly = assemble(load_config("quickstart", options))
     check_parts(assembly.config.model, assembly.config.rollout, assembly.train_prompts)
     assert len([one for one in caplog.records if "prompts have more tokens" in one.getMessage()]) == 1
+
+
+def flux(folder, prompts):
+    write(describe("flux-dev"), folder / "model", 0)
+    (folder / "prompts.txt").write_text("".join(f"{one}\n" for one in prompts))
+    options = [f"model.path={folder / 'model'}", f"data.train_files={folder / 'prompts.txt'}", "model.device=cpu"]
+    options += ["data.val_files=null", "rollout.max_sequence_length=null", f"output_dir={folder / 'run'}"]
+    return assemble(load_config("quickstart", options))
+
+
+def test_every_prompt_is_tokenised_once_by_each_tokenizer_at_the_start(tmp_path, monkeypatch):
+    import transformers
+
+    told, before = Counter(), transformers.PreTrainedTokenizerBase.__call__
+
+    def called(self, text, *args, **more):
+        told[id(self), text] += 1
+        return before(self, text, *args, **more)
+
+    monkeypatch.setattr(transformers.PreTrainedTokenizerBase, "__call__", called)
+    assembly = flux(tmp_path, ['a "cat"', 'a "dog"'])
+    assembly.check_data()
+    assembly.roles.model.check(assembly.train_prompts)
+    assert Counter(text for _, text in told.elements()) == {'a "cat"': 2, 'a "dog"': 2, "": 2}
+    assert set(told.values()) == {1}
+
+
+def test_a_tokenizer_of_another_model_is_refused_before_weights_are_loaded(tmp_path):
+    assembly = flux(tmp_path, ['a "cat"'])
+    for name in ("text_encoder", "text_encoder_2"):
+        config = tmp_path / "model" / name / "config.json"
+        content = config.read_text()
+        config.write_text(json.dumps(json.loads(content) | {"vocab_size": 5}))
+        with pytest.raises(UserError, match=rf"has token id \d+, but {name} has only 5: the tokenizer belongs to"):
+            assembly.check_data()
+        config.write_text(content)
+    assembly.check_data()

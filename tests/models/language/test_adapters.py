@@ -7,7 +7,7 @@ import torch
 
 from burnish.models.language.loading import load_language_model
 from burnish.models.lora import adapter_parameters, add_adapters
-from burnish.models.targets import is_plain, language_targets
+from burnish.models.targets import adapter_complaint, language_targets
 from burnish.models.tiny import describe_language
 from burnish.models.tiny.language.build import build
 from burnish.options.language import LanguageLoraOptions, LanguageModelOptions
@@ -128,9 +128,8 @@ def test_layers_whose_inputs_have_groups_are_left_out():
     from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4GroupedLinear
     from transformers.models.falcon.modeling_falcon import FalconLinear
 
-    assert not is_plain(DeepseekV4GroupedLinear(8, 16, n_groups=2))
-    assert is_plain(FalconLinear(8, 16))
-    assert is_plain(torch.nn.Linear(8, 16))
+    assert "groups of inputs" in adapter_complaint(DeepseekV4GroupedLinear(8, 16, n_groups=2))
+    assert adapter_complaint(FalconLinear(8, 16)) == adapter_complaint(torch.nn.Linear(8, 16)) == ""
     network = build(describe_language("qwen3"), 0)[0]
     for layer in network.model.layers:
         layer.self_attn.o_proj.__class__ = DeepseekV4GroupedLinear
@@ -141,3 +140,21 @@ def test_layers_whose_inputs_have_groups_are_left_out():
     assert not any("o_proj" in name for name in found)
     with pytest.raises(UserError, match=r"has model\.layers\.0\.self_attn\.o_proj, whose groups of inputs"):
         language_targets(network, network.get_decoder(), LanguageLoraOptions(rank=2, targets=["o_proj"]))
+
+
+@pytest.mark.parametrize("kind", ["llama4.modeling_llama4.Llama4Router", "phimoe.modeling_phimoe.PhimoeTopKRouter"])
+def test_routers_are_left_out(kind):
+    from importlib import import_module
+    from types import SimpleNamespace
+
+    module, _, name = kind.rpartition(".")
+    config = SimpleNamespace(hidden_size=16, num_local_experts=4, num_experts_per_tok=2)
+    config.router_jitter_noise = config.input_jitter_noise = 0.01
+    network = build(describe_language("qwen3"), 0)[0]
+    for layer in network.model.layers:
+        layer.mlp.chooser = getattr(import_module(f"transformers.models.{module}"), name)(config)
+    found = language_targets(network, network.get_decoder(), LanguageLoraOptions(rank=2))
+    assert found
+    assert not any("chooser" in name for name in found)
+    with pytest.raises(UserError, match=r"has model\.layers\.0\.mlp\.chooser, a router, which returns its choice"):
+        language_targets(network, network.get_decoder(), LanguageLoraOptions(rank=2, targets=["chooser"]))

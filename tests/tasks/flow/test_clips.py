@@ -19,6 +19,7 @@ from burnish.rewards.scoring import Scorer
 from burnish.tasks import assemble
 from burnish.tasks.flow.evaluate import FlowEvaluation
 from burnish.training.ranks import SINGLE_RANK
+from burnish.training.sharding import Shards
 from burnish.types.clips import Clip, Sample
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
@@ -42,6 +43,7 @@ def evaluation(draw: Callable[[int], Sample], rewards: dict[str, Any]) -> FlowEv
 
     assembly = SimpleNamespace(
         ranks=SINGLE_RANK,
+        roles=SimpleNamespace(shards=Shards()),
         val_prompts=PROMPTS,
         check_cancelled=lambda: None,
         config=SimpleNamespace(validation=NOTHING, output_dir="elsewhere"),

@@ -19,6 +19,7 @@ from tests.support.rank_runs import together
 OPTIONS = [
     "steps=2", "data.train_batch_size=3", "rollout.n=2", "rollout.batch_size=2", "scoring.processes=0",
     "rewards.ocr=null", "rewards.jpeg_compressibility.weight=1", "algorithm=flow_grpo", "algorithm.kl_coef=0.1",
+    "validation.max_prompts=3",
     "optimizer.schedule_updates=null", "rollout.num_inference_steps=3", "algorithm.window={kind: random, size: 1}",
 ]  # fmt: skip
 GROWTH = ("actor/velocity_norm_ratio", "actor/velocity_distance")
@@ -39,16 +40,30 @@ def on_ranks(ranks: Ranks, folder: Path) -> dict[str, Any]:
         moved(assembly)
         roles, model = assembly.roles, assembly.roles.model
         gathered: set[tuple[str, ...]] = set()
-        predict = model.predict
+        predict, condition, full = model.predict, model.condition, []
 
         def watched(*args: Any, predict: Any = predict, roles: Any = roles, seen: Any = gathered, **more: Any) -> Any:
             seen.add(tuple(name for name, network in roles.shards.networks.items() if network.is_gathered))
             return predict(*args, **more)
 
-        model.predict = watched
+        def encoding(*given: Any, condition: Any = condition, roles: Any = roles, full: Any = full, **more: Any) -> Any:
+            full += [name for name, network in roles.shards.networks.items() if network.is_gathered]
+            return condition(*given, **more)
+
+        def failing(*given: Any, **more: Any) -> Any:
+            raise ValueError("a text can't be encoded")
+
+        model.predict, model.condition = watched, encoding
         chunk = split(given(assembly), ranks.size)[ranks.rank]
         found[name] = assembly.generate(chunk), gathered
+        if name == "adapters":
+            found["evaluated"] = assembly.evaluate(None, n=2)
+        assert full == []  # text encoders need the memory that full weights take
         if ranks.rank:
+            model.condition = failing
+            with pytest.raises(ValueError, match="can't be encoded"):
+                assembly.generate(chunk)
+            model.condition = condition
             assert assembly.generate(None) is None
             assembly.stop = lambda: True
             with pytest.raises(Cancelled):
@@ -58,7 +73,7 @@ def on_ranks(ranks: Ranks, folder: Path) -> dict[str, Any]:
             with pytest.raises(AttributeError):
                 assembly.generate(chunk)
         else:
-            assert [len(assembly.generate(chunk)) for _ in range(3)] == [len(chunk)] * 3
+            assert [len(assembly.generate(chunk)) for _ in range(4)] == [len(chunk)] * 4
         assert not any(network.is_gathered for network in roles.shards.networks.values())
     return found
 
@@ -84,3 +99,4 @@ def test_two_ranks_sample_as_one_and_hold_one_full_network_at_a_time(tmp_path: P
             assert scored.metrics[metric] not in (0.0, 1.0)
         for _, gathered in (found[name] for found in both):
             assert gathered == {("policy",), ("reference",)} if name == "all" else {("policy",)}
+    assert both[0]["evaluated"] == both[1]["evaluated"] == alone.evaluate(None, n=2)

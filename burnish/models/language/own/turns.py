@@ -50,7 +50,7 @@ def joined(parts: Sequence[Cached]) -> Cached:
 def size(cached: Cached) -> int:
     """Bytes of the caches."""
     held = (value for name, value in cached.arguments.items() if name in caches())
-    return sum(tensor.nbytes for value in held for layer in value.layers for tensor in _tensors(layer))
+    return sum(tensor.nbytes for value in held for layer in value.layers for tensor in tensors_of(layer))
 
 
 def _kept(cached: Cached) -> Inputs:
@@ -78,12 +78,14 @@ LAYERS = {
 }  # fmt: skip
 
 
-def _has_keys(layer: Any) -> bool:
+def has_keys(layer: Any) -> bool:
+    """Whether a layer of a cache holds keys and values of tokens."""
     return getattr(layer, "is_initialized", False) and getattr(layer, "keys", None) is not None
 
 
-def _tensors(layer: Any) -> Iterator[Tensor]:
-    if _has_keys(layer):
+def tensors_of(layer: Any) -> Iterator[Tensor]:
+    """All that a layer of a cache holds."""
+    if has_keys(layer):
         yield from (layer.keys, layer.values)
     for name in STATES:
         yield from (state for state in getattr(layer, name, {}).values() if state is not None)
@@ -104,7 +106,7 @@ def _resize(cached: Cached, columns: int) -> None:
 
 
 def _resize_layer(layer: Any, columns: int) -> None:
-    if not _has_keys(layer):
+    if not has_keys(layer):
         return
     held = columns
     if hasattr(layer, "sliding_window"):
@@ -120,7 +122,7 @@ def _together(several: Sequence[Any]) -> Any:
     own = _apart(several[0])
     for number, layer in enumerate(own.layers):
         others = [one.layers[number] for one in several]
-        if _has_keys(layer):
+        if has_keys(layer):
             layer.keys = torch.cat([other.keys for other in others])
             layer.values = torch.cat([other.values for other in others])
         for name in STATES:
