@@ -132,6 +132,11 @@ class DecodingRows:
         self._told: set[int] = set()
         self._told_live = 0  # of these, how many are still in the cache
 
+    def cut(self, most: int) -> None:
+        """Let no response that has not been begun have more tokens than these."""
+        self.limits.clamp_(max=most)
+        self._limits = [min(limit, most) for limit in self._limits]
+
     def enter(self, batch: Sequence[int]) -> Active:
         """Begin to decode some rows."""
         rows = torch.tensor(batch, dtype=torch.long, device=self.device)
