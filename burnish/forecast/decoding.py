@@ -102,7 +102,7 @@ class _Way:
         if not self.skips:
             return
         self._left, self._steps = max(rows.longest - WRITTEN, 0), 0
-        rows.limits.clamp_(max=WRITTEN)
+        rows.cut(WRITTEN)
 
     def columns(self) -> int:
         """By how many tokens a cache is to grow before a step."""

@@ -32,9 +32,10 @@ class Bucket:
 
     queries: Tensor  # [S, T] long, indices in the sequence; padded with the first index
     keys: Tensor  # [S, P + T] long
-    mask: Tensor | None  # [S, 1, T or 1, P + T] bool; None is causal
+    mask: Tensor | None  # [S or 1, 1, T or 1, P + T] bool; None is causal
     contiguous: slice | None  # the queries, where they are a slice of the sequence
     prefix: Tensor  # [S] long: length of each segment's prefix
+    _additive: dict[torch.dtype, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def to(self, device: torch.device | str) -> Bucket:
         mask = None if self.mask is None else to_device(self.mask, device)
@@ -52,6 +53,15 @@ class Bucket:
         distance = index[:, :, None] - torch.cat([shared, index], 1)[:, None]
         mask = (distance >= 0 if self.mask is None else self.mask[:, 0]) & (distance < window)
         return replace(self, mask=mask[:, None])
+
+    def additive(self, dtype: torch.dtype) -> Tensor | None:
+        """What is added to the scores, made once for all layers: attention makes it of a mask of bools in each."""
+        if self.mask is None:
+            return None
+        if dtype not in self._additive:
+            hidden = torch.tensor(-torch.inf, dtype=dtype, device=self.mask.device)
+            self._additive[dtype] = torch.where(self.mask, torch.zeros_like(hidden), hidden)
+        return self._additive[dtype]
 
 
 class Plan:
@@ -85,11 +95,26 @@ class Groups:
     """Segments as padded batches, for kernels that know one length only."""
 
     buckets: list[Bucket] = field(repr=False)
-    order: Tensor | None  # [N] long: index of each token's output among those of all buckets; None: the same order
+    places: list[int]  # the buckets in the order in which their outputs are joined: that of their first tokens
+    order: Tensor | None  # [N] long: index of each token's output among the joined ones; None: they are in order
 
     def within(self, window: int) -> Groups:
         """The same for layers with a sliding window."""
-        return Groups([bucket.within(window) for bucket in self.buckets], self.order)
+        return replace(self, buckets=[bucket.within(window) for bucket in self.buckets])
+
+    def queries(self, packed: Tensor) -> list[Tensor]:
+        """The queries [S, H, T, D] of every bucket, of tokens [N, H, D]."""
+        if self.order is not None:
+            return [_rows(packed, bucket.queries, bucket.contiguous) for bucket in self.buckets]
+        # the gradient of parts that make up the sequence is made of theirs, without zeros that are added up
+        sizes = [self.buckets[number].queries.numel() for number in self.places]
+        parts = dict(zip(self.places, packed.split(sizes) if len(sizes) > 1 else [packed], strict=True))
+        return [_unpacked(parts[number], bucket.queries) for number, bucket in enumerate(self.buckets)]
+
+    def joined(self, outputs: list[Tensor]) -> Tensor:
+        """The outputs [S T, H, D] of all buckets as one of the sequence [N, H, D]."""
+        out = torch.cat([outputs[number] for number in self.places]) if len(outputs) > 1 else outputs[0]
+        return out if self.order is None else out.index_select(0, self.order)
 
     @classmethod
     def of(cls, segments: Sequence[Segment], *, causal: bool, device: torch.device) -> Groups:
@@ -98,7 +123,7 @@ class Groups:
         chosen = [number for number, segment in enumerate(segments) if segment.length]
         chosen.sort(key=lambda n: (segments[n].prefix is not None, segments[n].length))
         before = max((_before(segments[n], segments) for n in chosen), default=0)
-        buckets, order, offset = [], torch.empty(total, dtype=torch.long), 0
+        buckets, real = [], []
         while chosen:
             longest = segments[chosen[-1]]
             pairs = 0 if longest.prefix is None else longest.length * (before + longest.length)
@@ -107,12 +132,15 @@ class Groups:
                 first -= 1
             chosen, last = chosen[:first], chosen[first:]
             bucket, own = _bucket([segments[n] for n in sorted(last)], segments, causal)
-            order[bucket.queries[own]] = offset + own.flatten().nonzero().flatten()
             buckets.append(bucket)
+            real.append(own)
+        places = sorted(range(len(buckets)), key=lambda number: int(buckets[number].queries[0, 0]))
+        order, offset = torch.empty(total, dtype=torch.long), 0
+        for bucket, own in ((buckets[number], real[number]) for number in places):
+            order[bucket.queries[own]] = offset + own.flatten().nonzero().flatten()
             offset += own.numel()
-        moved = [bucket.to(device) for bucket in buckets]
         ordered = offset == total and bool((order == torch.arange(total)).all())
-        return cls(moved, None if ordered else to_device(order, device))
+        return cls([bucket.to(device) for bucket in buckets], places, None if ordered else to_device(order, device))
 
 
 def _before(segment: Segment, segments: Sequence[Segment]) -> int:
@@ -145,7 +173,8 @@ def _bucket(chosen: list[Segment], segments: Sequence[Segment], causal: bool) ->
     begins = torch.tensor([prefix.start for prefix in prefixes])[:, None]
     keys = torch.cat([torch.where(seen, begins + before, begins), queries], 1)
     triangle = torch.ones(len(index), len(index), dtype=torch.bool).tril()
-    mask = torch.cat([seen[:, None, :].expand(-1, len(index), -1), triangle.expand(len(chosen), -1, -1)], 2)
+    rows = seen[:1] if bool(seen.all()) else seen  # prefixes of one length have one mask
+    mask = torch.cat([rows[:, None, :].expand(-1, len(index), -1), triangle.expand(len(rows), -1, -1)], 2)
     return Bucket(queries, keys, mask[:, None], contiguous, seen.sum(1)), own
 
 
@@ -172,14 +201,13 @@ def attend(
     query, key, value = as_computed(query, key, value)
     reason = unsupported(query, dropout)
     say_once(query.device, reason)
-    packed = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
+    packed = [tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value)]
     if not reason:
         out = varying(packed[0], packed[1], packed[2], plan.lengths, causal=plan.causal, window=window, scale=scaling)
         return out[None], None
     groups = plan.groups(window)
     outputs = []
-    for bucket in groups.buckets:
-        q = _rows(packed[0], bucket.queries, bucket.contiguous)
+    for bucket, q in zip(groups.buckets, groups.queries(packed[0]), strict=True):
         contiguous = bucket.contiguous if bucket.keys.shape == bucket.queries.shape else None
         k, v = (_rows(tensor, bucket.keys, contiguous) for tensor in packed[1:])
         if bucket.mask is not None and q.is_cuda and q.shape[1] != k.shape[1]:
@@ -187,17 +215,14 @@ def attend(
             k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], 1) for tensor in (k, v))
         out = F.scaled_dot_product_attention(
             q, k, v,
-            attn_mask=bucket.mask,
+            attn_mask=bucket.additive(_computed(q)),
             dropout_p=dropout,
             is_causal=plan.causal and bucket.mask is None,
             scale=scaling,
             enable_gqa=q.shape[1] != k.shape[1],
         )  # fmt: skip
         outputs.append(out.transpose(1, 2).flatten(0, 1))
-    joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    if groups.order is not None:
-        joined = joined.index_select(0, groups.order)
-    return joined[None], None
+    return groups.joined(outputs)[None], None
 
 
 def window_of(attention: Any) -> int | None:
@@ -229,7 +254,18 @@ def _images(boundaries: Tensor) -> Plan:
 def _rows(packed: Tensor, index: Tensor, contiguous: slice | None) -> Tensor:
     """Tokens [N, H, D] of a packed sequence as [S, H, T, D]."""
     taken = packed[contiguous] if contiguous is not None else packed.index_select(0, index.flatten())
-    return taken.reshape(*index.shape, *packed.shape[1:]).transpose(1, 2)
+    return _unpacked(taken, index)
+
+
+def _unpacked(taken: Tensor, index: Tensor) -> Tensor:
+    """The tokens [S T, H, D] of an index [S, T] as [S, H, T, D]."""
+    return taken.reshape(*index.shape, *taken.shape[1:]).transpose(1, 2)
+
+
+def _computed(tensor: Tensor) -> torch.dtype:
+    """The precision in which attention takes its inputs."""
+    kind = tensor.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
 
 
 def install(*configurations: Any) -> None:

@@ -106,9 +106,12 @@ class Cache:
 
     def window(self) -> list[tuple[Tensor, Tensor]]:
         """Keys and values [B K, C, W] of every layer for the visible columns; the last is that of the next token."""
-        seen = slice(self.first, self.end)
-        rows = slice(len(self.begin) * self.pairs)
-        return [(layer[0, rows, seen], layer[1, rows, seen]) for layer in self.memory]
+        rows, columns = len(self.begin) * self.pairs, self.end - self.first
+        found = []
+        for layer in self.memory:
+            keys, values = layer.narrow(1, 0, rows).narrow(2, self.first, columns).unbind(0)
+            found.append((keys, values))
+        return found
 
     def _reserve(self, columns: int) -> None:
         """Have memory for as many columns."""

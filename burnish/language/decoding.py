@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from torch import Tensor, nn
@@ -73,12 +73,26 @@ class Active:
     limit: Tensor
     ended: Tensor  # bool: by a stop id or a stop string
     done: Tensor  # bool: ended, or at its limit
+    _: KW_ONLY
+    # Bounds that are known without reading a tensor: most tokens need not be looked at
+    over: int = 0  # rows that are done
+    fewest: int = 0  # tokens chosen for a row that is not done, at least
+    most: int = 0  # tokens chosen for any row, at most
+    nearest: int  # limit of any row, at least
 
     def keep(self, index: Tensor) -> Active:
-        return Active(*(mine[index] for mine in self._all()))
+        """The rows of an index, all of those that are not done."""
+        tensors = (mine[index] for mine in self._all())
+        return Active(*tensors, fewest=self.fewest, most=self.most, nearest=self.nearest)
 
     def followed_by(self, other: Active) -> Active:
-        return Active(*(torch.cat(pair) for pair in zip(self._all(), other._all(), strict=True)))
+        return Active(
+            *(torch.cat(pair) for pair in zip(self._all(), other._all(), strict=True)),
+            over=self.over + other.over,
+            fewest=min(self.fewest, other.fewest),
+            most=max(self.most, other.most),
+            nearest=min(self.nearest, other.nearest),
+        )
 
     def _all(self) -> tuple[Tensor, ...]:
         return self.row, self.count, self.position, self.limit, self.ended, self.done
@@ -104,7 +118,8 @@ class DecodingRows:
         count, longest = len(self.index), sampling.max_new_tokens
         self.limits = torch.tensor(limits if limits is not None else [longest] * count, device=device)
         self.longest = longest = int(self.limits.max()) if count else 0
-        self.waiting = [row for row, limit in enumerate(self.limits.tolist()) if limit > 0]
+        self._limits: list[int] = self.limits.tolist()
+        self.waiting = [row for row, limit in enumerate(self._limits) if limit > 0]
         self.noise = torch.from_numpy(uniforms(keys, longest + 1)).to(device)
         # the last column takes what rows write after they have ended
         self.ids = torch.zeros(count, longest + 1, dtype=torch.long, device=device)
@@ -117,6 +132,11 @@ class DecodingRows:
         self._told: set[int] = set()
         self._told_live = 0  # of these, how many are still in the cache
 
+    def cut(self, most: int) -> None:
+        """Let no response that has not been begun have more tokens than these."""
+        self.limits.clamp_(max=most)
+        self._limits = [min(limit, most) for limit in self._limits]
+
     def enter(self, batch: Sequence[int]) -> Active:
         """Begin to decode some rows."""
         rows = torch.tensor(batch, dtype=torch.long, device=self.device)
@@ -128,6 +148,7 @@ class DecodingRows:
             limit=self.limits[rows],
             ended=torch.zeros_like(rows, dtype=torch.bool),
             done=torch.zeros_like(rows, dtype=torch.bool),
+            nearest=min((self._limits[row] for row in batch), default=self.longest),
         )
 
     def next_tokens(self, logits: Tensor, live: Active) -> Tensor:
@@ -139,17 +160,21 @@ class DecodingRows:
         if len(self.banned):
             logits.index_fill_(-1, self.banned, -torch.inf)
         scaled = logits / sampling.scored_at if sampling.scored_at != 1 else logits
-        weights, normaliser = _weights(scaled)
+        weights, top = _weights(scaled)
+        normaliser = weights.sum(-1).log_().add_(top)
         filtered = self._filtered(logits, scaled, live)
-        column = torch.where(live.done, self.longest, live.count)
+        column = torch.where(live.done, self.longest, live.count) if live.over else live.count
+        cell = torch.add(column, live.row, alpha=self.longest + 1)  # of tables with a column more than tokens
         if sampling.temperature == 0 and sampling.first_temperature is None:
             tokens = filtered.argmax(-1)
         else:
-            tokens = choose(weights if filtered is scaled else _weights(filtered)[0], self.noise[live.row, column])
+            weights = weights if filtered is scaled else _weights(filtered)[0]
+            tokens = choose(weights, self.noise.view(-1).index_select(0, cell))
             if sampling.temperature == 0:
                 tokens = torch.where(live.count == 0, tokens, filtered.argmax(-1))
-        self.ids[live.row, column] = tokens
-        self.logprob[live.row, column] = scaled.gather(-1, tokens[:, None])[:, 0] - normaliser
+        self.ids.view(-1).index_copy_(0, cell, tokens)
+        chosen = scaled.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        self.logprob.view(-1).index_copy_(0, cell, chosen - normaliser)
         self._update(tokens, live)
         return tokens
 
@@ -162,7 +187,9 @@ class DecodingRows:
         if sampling.first_temperature is not None:
             hot = filtered * (sampling.scored_at / sampling.first_temperature)
             filtered = torch.where((live.count == 0)[:, None], hot, filtered)
-        if sampling.min_new_tokens:
+        if live.most < sampling.min_new_tokens:
+            filtered = filtered.index_fill(-1, self.stops, -torch.inf)
+        elif live.fewest < sampling.min_new_tokens:
             early = (live.count < sampling.min_new_tokens)[:, None]
             filtered = filtered.index_copy(-1, self.stops, filtered[:, self.stops].masked_fill(early, -torch.inf))
         return keep_likely(filtered, sampling) if sampling.filters else filtered
@@ -175,17 +202,25 @@ class DecodingRows:
 
     def _update(self, tokens: Tensor, live: Active) -> None:
         """Count the chosen tokens, and mark the rows that have ended."""
-        unfinished = ~live.done
+        least = self.sampling.min_new_tokens
         if self.seen is not None:
             self.seen[live.row, tokens] = torch.ones_like(live.done)
+        unfinished = ~live.done if live.over else 1
         live.count += unfinished
         live.position += unfinished
+        live.fewest, live.most = live.fewest + 1, live.most + 1
+        if live.most < min(least, live.nearest):
+            return  # none can have ended
         ended = tokens == self.stops[0] if len(self.stops) == 1 else torch.isin(tokens, self.stops)
         if self.sampling.stop:
             ended |= self._ends_with_stop(live)
-        ended &= unfinished & (live.count >= self.sampling.min_new_tokens)
+        if live.over:
+            ended &= unfinished
+        if live.fewest < least:
+            ended &= live.count >= least
         live.ended |= ended
-        live.done = live.ended | (live.count >= live.limit)
+        live.done = live.ended if live.most < live.nearest else live.ended | (live.count >= live.limit)
+        live.over = int(live.done.sum())
 
     def tell_ended(self, live: Active, done: int) -> None:
         """Hand over rows that have ended since the last call; ``done`` of the live ones have by now."""
@@ -245,7 +280,6 @@ class DecodingRows:
 
 
 def _weights(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Unnormalized probabilities [B, V], and the log normalizer [B] of the logits."""
+    """Unnormalized probabilities [B, V], and the logits [B] of the most likely tokens, which have 1."""
     top = logits.amax(-1, keepdim=True)
-    weights = (logits - top).exp_()
-    return weights, weights.sum(-1).log_() + top[:, 0]
+    return (logits - top).exp_(), top.squeeze(-1)

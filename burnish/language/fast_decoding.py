@@ -30,7 +30,8 @@ class FastDecoder:
         self.embedding = model.text(network).embed_tokens
         self.prefilled: dict[int, tuple[Tensor, Tensor]] = {}  # by prompt: last state, keys and values
         last = max((p for p in self.prompts.next_position), default=0) + rows.longest
-        positions = torch.arange(last + 1, device=self.device)[None]
+        positions = (torch.arange(last + 2, device=self.device) - 1).clamp_min(0)[None]
+        # of the position before each: that of the token chosen last, where the next token's is known
         self.rotations = self.layers.rotation(positions.expand(model.axes, 1, -1) if model.axes > 1 else positions)
 
     def run(self, batch_size: int, check_cancelled: Callable[[], None]) -> None:
@@ -51,7 +52,7 @@ class FastDecoder:
         while len(live.row):
             check_cancelled()
             tokens = rows.next_tokens(self.layers.logits(x), live)
-            done = int(live.done.sum())
+            done = live.over
             rows.tell_ended(live, done)
             compact = done >= IDLE * len(live.row) or (done > 0 and cache.full)
             if compact:
@@ -61,7 +62,7 @@ class FastDecoder:
                 cache.keep(unfinished.tolist(), len(waiting))
                 live, tokens = live.keep(unfinished), tokens[unfinished]
             if len(live.row):
-                x = self.layers.step(self.embedding(tokens), self.rotations[live.position - 1], cache)
+                x = self.layers.step(self.embedding(tokens), self.rotations.index_select(0, live.position), cache)
             if compact and waiting:
                 free = cache.rows - len(live.row)
                 batch, waiting = waiting[:free], waiting[free:]

@@ -20,6 +20,8 @@ from burnish.language.cache import Cache
 from burnish.types.batch import to_device
 from burnish.utils.weights import is_quantized
 
+Rotation = tuple[Tensor, Tensor]  # cosine and signed sine of positions [N, 1, W]
+
 
 @dataclass(frozen=True)
 class Adapter:
@@ -186,26 +188,31 @@ class Layers:
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return weight * wide.to(x.dtype)
 
-    def _attention_input(self, layer: Layer, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _attention_input(self, layer: Layer, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [N, H, W], rotated keys [N, K, W] and values [N, K, W]."""
         normal = self._normal(x, layer.attention_norm).to(self.compute)
         if self.compute == torch.float32 and isinstance(layer.qkv, Linear) and layer.qkv.bias is not None:
             joined = F.linear(normal, layer.qkv.weight).add_(layer.qkv.bias)  # faster than a product with a bias
         else:
             joined = layer.qkv(normal)
-        joined = joined.view(len(x), -1, self.width)
-        qk, values = joined[:, : -self.pairs], joined[:, -self.pairs :]
+        qk, values = joined.view(len(x), -1, self.width).split([self.heads + self.pairs, self.pairs], 1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q = self._normal(qk[:, : self.heads], layer.q_norm)
             k = self._normal(qk[:, self.heads :], layer.k_norm)
             qk = torch.cat([q, k], 1)
-        cos, sin = rotation[:, None, : self.width], rotation[:, None, self.width :]
+        cos, sin = rotation
         swapped = qk.roll(self.width // 2, -1)
         if self.compute == torch.float32:
-            qk = torch.addcmul(qk * cos, swapped, sin)
+            qk = (qk * cos).addcmul_(swapped, sin)
         else:
             qk = (qk * cos + swapped * sin).to(self.compute)
-        return qk[:, : self.heads], qk[:, self.heads :], values
+        q, k = qk.split([self.heads, self.pairs], 1)
+        return q, k, values
+
+    def _factors(self, rotation: Tensor) -> Rotation:
+        """Cosine and signed sine [N, 1, W] of a rotation [N, 2 W], once for all layers."""
+        cos, sin = rotation.unsqueeze(1).split(self.width, -1)
+        return cos, sin
 
     def _rest(self, layer: Layer, x: Tensor, attended: Tensor) -> Tensor:
         """The rest of a layer after attention [N, H W]."""
@@ -249,7 +256,7 @@ class Layers:
         Returns:
             States [P, D], and keys and values [layers, 2, K, M, W] of the complete prompts.
         """
-        rotation = self.rotation(positions)
+        rotation = self._factors(self.rotation(positions))
         total = len(x) if before is None else len(before.new) + len(before.old)
         cached = x.new_empty(len(self.layers), 2, self.pairs, total, self.width, dtype=self.compute)
         for number, layer in enumerate(self.layers):
@@ -280,23 +287,22 @@ class Layers:
         Returns:
             States [B, D].
         """
-        count = len(x)
-        mask = cache.advance()
+        count, mask, factors = len(x), cache.advance(), self._factors(rotation)
         for layer, (keys, values) in zip(self.layers, cache.window(), strict=True):
-            q, k, v = self._attention_input(layer, x, rotation)
-            keys[:, -1] = k.flatten(0, 1)
-            values[:, -1] = v.flatten(0, 1)
-            # all rows end at the last column
-            near = slice(-layer.window, None) if layer.window is not None else slice(None)
-            q = q.reshape(count * self.pairs, self.heads // self.pairs, self.width)
-            near_mask, near_keys, near_values = mask[..., near], keys[:, near], values[:, near]
+            q, k, v = self._attention_input(layer, x, factors)
+            keys.select(1, -1).view(k.shape).copy_(k)
+            values.select(1, -1).view(v.shape).copy_(v)
+            q, near_mask = q.reshape(count * self.pairs, self.heads // self.pairs, self.width), mask
+            if layer.window is not None and layer.window < keys.shape[1]:
+                near = slice(-layer.window, None)  # all rows end at the last column
+                near_mask, keys, values = mask[..., near], keys[:, near], values[:, near]
             if self.compute == torch.float32:
-                scores = torch.baddbmm(near_mask, q, near_keys.transpose(1, 2), alpha=self.scale)
-                attended = torch.bmm(scores.softmax(-1), near_values)
+                scores = torch.baddbmm(near_mask, q, keys.transpose(1, 2), alpha=self.scale)
+                attended = torch.bmm(scores.softmax(-1), values)
             else:
                 # keeps scores and softmax in float32, where separate products would round them
                 attended = F.scaled_dot_product_attention(
-                    q[:, None], near_keys[:, None], near_values[:, None], attn_mask=near_mask[:, None], scale=self.scale
+                    q[:, None], keys[:, None], values[:, None], attn_mask=near_mask[:, None], scale=self.scale
                 )
             x = self._rest(layer, x, attended.view(count, -1))
         return x

@@ -108,10 +108,10 @@ def _cumulative(weights: Tensor) -> Tensor:
 
 def _locate(cumulative: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Indices [B] where cumulative weights [B, N] exceed a fraction [B] of their total, and that weight [B]."""
-    total = cumulative[:, -1]
+    total = cumulative.select(-1, -1)
     # rounding must not take the product up to the total, beyond which there is no token
     target = torch.minimum(uniform * total, total.nextafter(torch.zeros_like(total)))
-    index = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
+    index = torch.searchsorted(cumulative, target.unsqueeze(-1), right=True).squeeze(-1)
     return index.clamp_max(cumulative.shape[-1] - 1), target  # the clamp is for NaN weights
 
 

@@ -77,9 +77,18 @@ def test_images_of_unlike_size_take_no_mask_of_all_pairs():
 
 def test_the_mask_of_one_call_is_bounded(monkeypatch):
     monkeypatch.setattr(attention, "PAIRS", 300)
-    chosen = [Segment(0, 10), *(Segment(10 + 10 * n, 10, 0) for n in range(6))]
+    chosen = [Segment(0, 10), Segment(10, 9), *(Segment(19 + 10 * n, 10, n % 2) for n in range(6))]
     masks = [bucket.mask for bucket in Plan.of(chosen).groups().buckets if bucket.mask is not None]
     assert [tuple(mask.shape) for mask in masks] == [(2, 1, 10, 20)] * 3
+
+
+def test_masks_are_made_once_and_shared_by_prefixes_of_one_length():
+    chosen = [Segment(0, 10), Segment(10, 10), *(Segment(20 + 10 * n, 10, n % 2) for n in range(6))]
+    groups = Plan.of(chosen).groups()
+    shared = next(bucket for bucket in groups.buckets if bucket.mask is not None)
+    assert tuple(shared.mask.shape) == (1, 1, 10, 20)
+    assert shared.additive(torch.float32) is shared.additive(torch.float32)
+    assert groups.order is None, "outputs need no sorting where segments follow one another"
 
 
 def test_the_other_way_is_said_once_and_has_the_same_numbers(caplog):

@@ -76,9 +76,12 @@ class TransformersModel:
         import torch
         from transformers import AutoTokenizer
 
+        from burnish.language.norms import shorten_backward
+
         with quietly():
             network = cls._network(path, dtype)
         network.requires_grad_(False).eval()
+        shorten_backward(network)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         model = cls(path, network, tokenizer, compute=compute)
         model.device = torch.empty(0, device=device).device

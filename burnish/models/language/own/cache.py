@@ -159,7 +159,7 @@ class OwnDecoder:
         while True:
             check_cancelled()
             tokens = rows.next_tokens(cached.logits.clone(), live)
-            done = int(live.done.sum())
+            done = live.over
             rows.tell_ended(live, done)
             if self.turn is not None and not self.turn.last and done > told:
                 self._keep(self.turn, live, cached)
