@@ -118,7 +118,7 @@ def within_limits(
             if (count := before + len(model.response_ids(text))) > positions:
                 return (
                     f"a prompt and a response of {count} tokens, but the model has {positions} positions "
-                    f"(max_position_embeddings): {shown(prompt.text)}"
+                    f"({model.position_limit}): {shown(prompt.text)}"
                 )
         return ""
 

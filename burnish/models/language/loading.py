@@ -21,7 +21,7 @@ from burnish.utils.reading import understood
 from burnish.utils.weights import complaints_about, tokenizer_complaint, without_weights
 
 if TYPE_CHECKING:
-    from burnish.language.model import LanguageModel
+    from burnish.language.model import LanguageModel, Positions
     from burnish.types.prompt import Prompt
 
 KIND = "language model"
@@ -191,7 +191,7 @@ def load_language_model(
     return model
 
 
-def positions_of(options: CommonModelOptions) -> int | None:
+def positions_of(options: CommonModelOptions) -> Positions | None:
     """Tokens that a model was trained to read at once, by config.json alone; None where transformers can't tell.
 
     Raises:
@@ -200,14 +200,14 @@ def positions_of(options: CommonModelOptions) -> int | None:
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    from burnish.models.language.base import max_positions
+    from burnish.models.language.base import positions_within
 
     path, config = read_config(options)
     if config.get("model_type") not in CONFIG_MAPPING:
         return None
     with understood(f"model.path is {options.path}, whose config.json can't be read"):
         found = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        return max_positions(found.get_text_config())
+        return positions_within(found.get_text_config())
 
 
 def load_outline(options: CommonModelOptions) -> LanguageModel:

@@ -45,7 +45,6 @@ class UniversalModel(TransformersModel):
         from burnish.models.language.own.forwards import Forwards
 
         self.path, self.config = path, network.config
-        self._refuse(self.config.get_text_config())
         super().__init__(path, network, tokenizer, compute=compute)
         self._within: dict[str, int] = {}  # axis along which further media of a prompt follow, by name of a tensor
         self._appends: dict[str, bool] = {}  # whether media of later turns can follow those before, by kind
@@ -93,11 +92,6 @@ class UniversalModel(TransformersModel):
             )
         kind = AutoModelForMultimodalLM if seeing else AutoModelForCausalLM
         return load_mapped(kind, path, dtype=dtype, trust_remote_code=False)
-
-    def _refuse(self, text: Any) -> None:
-        kind = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default")
-        if kind in ("dynamic", "longrope"):
-            raise UserError(f"{self.path} has rope_type {kind}, which is not supported: it depends on the length")
 
     # Text
 
