@@ -189,15 +189,6 @@ def test_a_directory_that_is_no_model_is_refused(tmp_path):
         load_language_model(ModelOptions(path=str(tmp_path)))
 
 
-def test_positions_that_change_with_length_are_refused(tmp_path):
-    folder = tiny_language(tmp_path, "llama")
-    config = json.loads((folder / "config.json").read_text())
-    config["rope_parameters"] = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match="rope_type dynamic"):
-        load_language_model(ModelOptions(path=str(folder)))
-
-
 def test_a_family_may_be_named():
     model = load_language_model(ModelOptions(path=str(folder_of("llama")), family="text", device="cpu"))
     assert model.name == "text"
