@@ -20,7 +20,7 @@ from burnish.models.language.tiles import in_words
 from burnish.options.flow import ModelOptions
 from burnish.utils.errors import UserError
 from tests.support.language_samples import folder_of, model_of, prompts_of
-from tests.support.tiny_language import FAMILIES, SEEING, SMOL, chat, film, picture, tiny_language
+from tests.support.tiny_language import FAMILIES, SEEING, SMOL, chat, film, picture
 
 
 @pytest.mark.parametrize("family", FAMILIES)
