@@ -14,7 +14,7 @@ from burnish.models.language.chat import ChatTokenizer, joined
 from burnish.models.lora import adapter_state
 from burnish.models.placing import place
 from burnish.utils.errors import UserError
-from burnish.utils.weights import Agreed, refuse_non_finite
+from burnish.utils.weights import Agreed, own_config, refuse_non_finite
 
 if TYPE_CHECKING:
     import torch
@@ -210,7 +210,7 @@ class TransformersModel:
 
         with torch.device("meta"):
             # not from the network's configuration, which names Burnish's attention
-            plain = type(self.network)(type(self.config).from_pretrained(self.path, local_files_only=True))
+            plain = type(self.network)(own_config(type(self.network), self.path))
         plain.load_state_dict(weights, assign=True)
         plain.tie_weights()
         plain.generation_config = self.network.generation_config

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 KIND = "language model"
 TOWERS = ("vision_config", "audio_config")  # keys of config.json of models that see or hear
 UNIVERSAL = "transformers"  # the family that reads every model_type which no other reads
+GENERATION = "generation_config.json"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 EXPERTS = ("num_experts", "num_local_experts")  # keys of config.json in different versions of transformers
@@ -124,6 +125,8 @@ def check_files(options: CommonModelOptions) -> None:
         found.append(f"{path} has no chat template (chat_template.jinja) to position pictures; fetch the model again")
     if found:
         raise UserError("\n".join(f"model.path: {one}" for one in found))
+    if (path / GENERATION).is_file():
+        read_object(path / GENERATION)  # transformers goes on without one that is damaged, and so without its ends
     if (attention := attention_of(options)) != "auto" and family.name != UNIVERSAL:
         raise UserError(
             f"model.attention is {attention}, but model.family {family.name} runs Burnish's own attention over packed "
