@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from burnish.config import load
@@ -90,6 +91,7 @@ def _lines(prompt: Prompt) -> Iterator[str]:
     yield prompt.where
     for turn in prompt.turns:
         said = "".join(part.text if part.kind == "text" else f"<{part.kind}>" for part in turn.parts)
+        said = "\n".join(filter(None, [said, replace(turn, parts=()).said])) if turn.calls else said
         yield f"  {turn.role}: {terminal.cut(said)}".replace("\n", "\n    ")
     media: list[tuple[str, Any]] = [(one.kind, one) for one in prompt.media] + list(prompt.inputs)
     yield from (f"  {name}: {one.path or 'in the record'}" for name, one in media)

@@ -12,12 +12,17 @@ from burnish.data.pixels import NAMES, images_of, media_of, sounds_of, videos_of
 from burnish.data.values import shown, text_of
 from burnish.types.media import Kind, Media
 from burnish.types.prompt import Message, Part
+from burnish.types.tool_calls import read_calls
 
 KINDS: tuple[Kind, ...] = ("image", "video", "audio")
 MARKERS: dict[str, Kind] = {f"<{kind}>": kind for kind in KINDS}
 ROLES = ("system", "user", "assistant", "tool")
 # keys of a part under which its own media may be, beside its type's name
 SOURCES = ("url", "path", "bytes")
+CALLED = (
+    "has tool_calls in a response, which must be text: write there what the model is to write for a call, such as "
+    "<tool_call>...</tool_call>"
+)
 
 
 @dataclass
@@ -129,6 +134,8 @@ def response_text(value: Any, key: str) -> str:
     """
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], Mapping):
         role, content = value[0].get("role"), value[0].get("content")
+        if value[0].get("tool_calls"):
+            raise ValueError(CALLED)
         if role != "assistant":
             raise ValueError(f"{key!r} has a message of {role!r}; it must be the assistant's")
         value = "".join(_texts(content, key)) if isinstance(content, list) else content
@@ -148,9 +155,21 @@ def _messages(value: Any, supply: _Supply, folder: Path) -> list[Message]:
     for message in value:
         if not isinstance(message, Mapping) or message.get("role") not in ROLES:
             raise ValueError(f"has a message {shown(message)}; its role must be one of {', '.join(ROLES)}")
-    strings = all(isinstance(message.get("content"), str) for message in value)
+    strings = all(isinstance(_content(message), str) for message in value)
     marked = strings and any(supply.media.values())
-    return [Message(m["role"], tuple(_parts(m.get("content"), supply, folder, marked=marked))) for m in value]
+    return [Message(m["role"], tuple(_parts(_content(m), supply, folder, marked=marked)), _calls(m)) for m in value]
+
+
+def _content(message: Mapping[str, Any]) -> Any:
+    content = message.get("content")
+    return "" if content is None and message.get("tool_calls") else content  # as OpenAI's format has it
+
+
+def _calls(message: Mapping[str, Any]) -> tuple[str, ...]:
+    calls = read_calls(message.get("tool_calls"))
+    if calls and message["role"] != "assistant":
+        raise ValueError(f"has a message of {message['role']!r} with tool_calls; they must be the assistant's")
+    return calls
 
 
 def _parts(content: Any, supply: _Supply, folder: Path, *, marked: bool) -> Iterator[Part]:

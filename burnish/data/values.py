@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -45,6 +46,8 @@ def text_of(value: Any, key: str, *, numbers: bool = False) -> str:
         ValueError: it is not text, or can't be encoded as UTF-8.
     """
     if numbers and isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value):  # what is missing in a table of pandas, for one
+            raise ValueError(f"{key!r} is {value}, no number to compare with; take it out, or write text")
         return str(value)
     if not isinstance(value, str):
         raise ValueError(f"{key!r} is {shown(value)}; it must be text")

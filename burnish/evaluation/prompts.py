@@ -18,7 +18,7 @@ from burnish.data.sets import SETS, prepared
 from burnish.evaluation.suite import Suite, checked
 from burnish.options.flow import PromptOptions
 from burnish.options.language import LanguageDataOptions
-from burnish.types.prompt import Message, Part, Prompt
+from burnish.types.prompt import Part, Prompt
 from burnish.utils.errors import UserError
 
 PREPARED = "prepared:"  # before the name of a set
@@ -98,5 +98,5 @@ def _instructed(prompt: Prompt, instruction: str) -> Prompt:
     if not instruction:
         return prompt
     *before, last = prompt.turns
-    said = Message(last.role, (*last.parts, Part("text", instruction)))
+    said = replace(last, parts=(*last.parts, Part("text", instruction)))
     return replace(prompt, text=prompt.text + instruction, messages=(*before, said))

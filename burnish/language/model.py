@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 
 Chat = Sequence[dict[str, Any]]  # as transformers' chat templates read it: {"role": ..., "content": str or parts}
 Tools = Sequence[dict[str, Any]]  # JSON schemas of functions that the model may call
+
+
+class Positions(NamedTuple):
+    """How many tokens a model reads at once, and which entry of its configuration says so."""
+
+    most: int
+    name: str
 
 
 @dataclass(frozen=True)
@@ -113,6 +120,7 @@ class LanguageModel(Protocol):
     parameters_per_token: int  # weights of the decoder that each token is multiplied with
     audio_rate: int | None  # samples per second of the sounds that it hears; None: it hears none
     max_positions: int  # that the model was trained for: the limit of a prompt with its response
+    position_limit: str  # what that is called in its configuration
     attention_width: int  # layers x heads x head width: multiplications per pair of tokens
 
     @classmethod

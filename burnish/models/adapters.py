@@ -23,7 +23,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "use_qalora": (False, None), "bias": ("none", None),
     "lora_bias": (False, None), "rank_pattern": ({}, None), "alpha_pattern": ({}, None),
     "trainable_token_indices": (None,), "target_parameters": ([], None),
-    "layer_replication": (None,), "megatron_config": (None,), "fan_in_fan_out": (False, None),
+    "layer_replication": (None,), "megatron_config": (None,),
 }  # fmt: skip
 
 

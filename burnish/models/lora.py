@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from burnish.models.placing import as_placed, place
-from burnish.models.targets import check_rank, chosen, saved_in_full
+from burnish.models.targets import check_rank, chosen, is_transposed, linear_kinds, saved_in_full
 from burnish.options.flow import LoraOptions
 from burnish.utils.errors import UserError
 from burnish.utils.weights import is_quantized
@@ -45,7 +45,7 @@ def add_adapters(
     import torch
     from peft import LoraConfig
 
-    linear = {name: module for name, module in network.named_modules() if isinstance(module, torch.nn.Linear)}
+    linear = {name: module for name, module in network.named_modules() if isinstance(module, linear_kinds())}
     saved = saved_in_full(network, options)
     if options.targets is None:
         default_targets = _not_renamed(network, default_targets)
@@ -55,6 +55,7 @@ def add_adapters(
     config = LoraConfig(
         r=options.rank, lora_alpha=alpha, target_modules=targets, use_rslora=options.rslora,  # type: ignore[arg-type]
         use_dora=options.dora, modules_to_save=saved or None,
+        fan_in_fan_out=all(is_transposed(linear[name]) for name in adapted),
     )  # fmt: skip
     if options.dora or saved:  # these begin with values of the weights
         place(network, next(network.parameters()).device)
@@ -238,20 +239,23 @@ def merged(network: nn.Module, name: str) -> Iterator[None]:
 
     The original weights are restored from a copy, not by subtraction, so that nothing drifts.
     """
+    from torch.nn import Parameter
+
     original = []
     adapted = lora_layers(network)
     in_full = [(layer, layer.active_adapters[0]) for layer in carriers(network)[len(adapted) :]]
     switch_adapter([layer for layer, _ in in_full], name)
     for layer in adapted:
         base: Any = layer.get_base_layer()
-        original.append((layer, base, base.weight.data))
-        base.weight.data = _sum(layer, name).to(base.weight.dtype)
+        original.append((layer, base, base.weight))
+        # another parameter, as some layers share theirs with others, which have adapters of their own (Zamba)
+        base.weight = Parameter(_sum(layer, name).to(base.weight.dtype), requires_grad=False)
         layer._disable_adapters = True
     try:
         yield
     finally:
         for layer, base, weight in original:
-            base.weight.data = weight
+            base.weight = weight
             layer._disable_adapters = False
         for module, before in in_full:
             switch_adapter([module], before)
@@ -295,7 +299,11 @@ def merged_state(network: nn.Module, name: str, *, dtype: torch.dtype | None = N
     Returns:
         Weights by name, and the relative rounding error of the adapter: the norm of the rounding errors in the adapted
         weights over the norm of its contribution to them.
+
+    Raises:
+        UserError: an adapted layer shares its weight with another, so that there is no one weight to merge it into.
     """
+    _refuse_shared(network)
     lost = learned = 0.0
     weights: dict[str, Tensor] = {}
     for module, layer in network.named_modules():
@@ -312,6 +320,18 @@ def merged_state(network: nn.Module, name: str, *, dtype: torch.dtype | None = N
     return named, (lost / learned) ** 0.5 if learned else 0.0
 
 
+def _refuse_shared(network: nn.Module) -> None:
+    first: dict[int, str] = {}
+    for name, parameter in network.named_parameters(remove_duplicate=False):
+        other = first.setdefault(id(parameter), name)
+        if other != name and any(".base_layer." in one for one in (other, name)):
+            layers = " and ".join(one.replace(".base_layer.", ".") for one in (other, name))
+            raise UserError(
+                f"the adapter can't be merged: {layers} are one weight, and an adapter adds to each of them something "
+                "else; export with --format lora"
+            )
+
+
 def in_precision(weights: dict[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
     """Weights with floating-point tensors converted to a dtype; None keeps each tensor's own."""
     return {key: value.detach().to(dtype if value.is_floating_point() else None) for key, value in weights.items()}
@@ -324,5 +344,6 @@ def _sum(layer: Any, name: str) -> Tensor:
     total = weight.float() + delta
     if name in layer.lora_magnitude_vector:  # DoRA: rows have lengths that are learned
         length: Tensor = layer.lora_magnitude_vector[name].weight.detach()
-        total = total * (length / total.norm(dim=1))[:, None]
+        axis = 0 if is_transposed(layer.get_base_layer()) else 1
+        total = total * (length / total.norm(dim=axis)).unsqueeze(axis)
     return total

@@ -17,8 +17,25 @@ TOO_LARGE = 16  # largest ratio of adapter weights to the weights that they adap
 ROUTERS = ("router", "gate", "shared_expert_gate")  # layers that choose among experts
 
 
+def linear_kinds() -> tuple[type[nn.Module], ...]:
+    """The classes of linear layers: torch's, and that of GPT-2, whose weight has its inputs first."""
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    return torch.nn.Linear, Conv1D
+
+
+def is_transposed(layer: nn.Module) -> bool:
+    """Whether a linear layer's weight is [inputs, outputs]."""
+    return not isinstance(layer, linear_kinds()[0])
+
+
+def _sizes(layer: Any) -> tuple[int, int]:
+    return (layer.nx, layer.nf) if is_transposed(layer) else (layer.in_features, layer.out_features)
+
+
 def chosen(
-    linear: Mapping[str, nn.Linear], options: LoraOptions, default: Sequence[str], saved: Sequence[str]
+    linear: Mapping[str, nn.Module], options: LoraOptions, default: Sequence[str], saved: Sequence[str]
 ) -> tuple[list[str], list[str]]:
     """What peft is told to adapt, and the full names of the layers that this means."""
 
@@ -91,12 +108,13 @@ def ends_with(name: str, targets: Sequence[str]) -> bool:
     return any(f".{name}".endswith(f".{target}") for target in targets)
 
 
-def check_rank(rank: int, adapted: Sequence[nn.Linear]) -> None:
+def check_rank(rank: int, adapted: Sequence[nn.Module]) -> None:
     """Refuse adapters many times as large as their layers; a rank slightly above theirs only wastes memory."""
-    present = sum(layer.in_features * layer.out_features for layer in adapted)
-    added = sum(rank * (layer.in_features + layer.out_features) for layer in adapted)
+    sizes = [_sizes(layer) for layer in adapted]
+    present = sum(inputs * outputs for inputs, outputs in sizes)
+    added = sum(rank * (inputs + outputs) for inputs, outputs in sizes)
     if added > TOO_LARGE * present:
-        widest = max(min(layer.in_features, layer.out_features) for layer in adapted)
+        widest = max(min(size) for size in sizes)
         raise UserError(
             f"model.lora.rank is {rank}: adapters would be {added / present:.3g} times as large as the layers that "
             f"they adapt, and a rank above {widest} adds nothing; lower it, or train all weights with model.lora=null"
@@ -109,7 +127,7 @@ def is_passed_by(network: nn.Module, name: str) -> bool:
     return own == "out_proj" and all(hasattr(network.get_submodule(owner), part) for part in ("A_log", "D", "conv1d"))
 
 
-def adapter_complaint(layer: nn.Linear) -> str:
+def adapter_complaint(layer: Any) -> str:
     """Why adapters can't be added to what a linear layer of one of transformers' own classes returns; "" if they can.
 
     Adapters take any numbers along the input's last axis, and return as many as the layer has outputs.
@@ -118,7 +136,8 @@ def adapter_complaint(layer: nn.Linear) -> str:
 
     import torch
 
-    if type(layer).forward is torch.nn.Linear.forward or not type(layer).__module__.startswith("transformers.models."):
+    own = type(layer).__module__.startswith("transformers.models.")
+    if not own or type(layer).forward is torch.nn.Linear.forward or is_transposed(layer):
         return ""
     other = copy.copy(layer)
     other._parameters = {
@@ -152,8 +171,6 @@ def language_targets(network: Any, decoder: nn.Module, options: LanguageLoraOpti
     Raises:
         UserError: there is no vision tower, or the user's targets name the language head.
     """
-    import torch
-
     names = {module: name for name, module in network.named_modules()}
     head = names[network.get_output_embeddings()]
     for target in options.targets or ():
@@ -162,8 +179,8 @@ def language_targets(network: Any, decoder: nn.Module, options: LanguageLoraOpti
                 f"model.lora.targets has {target!r}, the language head, which Burnish applies without adapters; leave "
                 "it out, or train all weights without model.lora"
             )
-    inside = {module for module in decoder.modules() if isinstance(module, torch.nn.Linear)}
-    linear = {module: name for module, name in names.items() if isinstance(module, torch.nn.Linear)}
+    inside = {module for module in decoder.modules() if isinstance(module, linear_kinds())}
+    linear = {module: name for module, name in names.items() if isinstance(module, linear_kinds())}
     found = [name for module, name in linear.items() if module in inside and name != head]
     found = [name for name in found if name.split(".")[-1] not in ROUTERS]
     past = {name for name in found if is_passed_by(network, name)}

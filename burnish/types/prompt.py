@@ -9,9 +9,11 @@ from functools import cached_property
 from typing import Any, Literal
 
 from burnish.types.media import Media
+from burnish.types.tool_calls import as_chat, as_text
 from burnish.utils.json_text import parse_json
 
 SHOWN = 60  # characters of a prompt in a message
+CALL = 128  # bytes around the call of a tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +30,23 @@ class Message:
 
     role: str
     parts: tuple[Part, ...]
+    calls: tuple[str, ...] = ()  # of tools, as ``read_calls`` returns them
 
     @property
     def text(self) -> str:
         """The text parts, joined."""
         return "".join(part.text for part in self.parts)
+
+    @property
+    def said(self) -> str:
+        """The text parts, and the calls of tools in a common form."""
+        calls = [as_chat(call)["function"] for call in self.calls]
+        return "\n".join([*([self.text] if self.text or not calls else []), *(as_text(**call) for call in calls)])
+
+    @property
+    def size(self) -> int:
+        """Bytes that a chat template writes of it at most, but for what is around them."""
+        return len(self.text.encode()) + sum(CALL + 2 * len(call.encode()) for call in self.calls)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +76,10 @@ class Prompt:
     @cached_property
     def uid(self) -> str:
         content: list[Any] = [self.text, self.negative, self.answer, self.source]
-        said = [(message.role, [(part.kind, part.text) for part in message.parts]) for message in self.messages]
+        said = [
+            (message.role, [(part.kind, part.text) for part in message.parts], *message.calls)
+            for message in self.messages
+        ]
         more = [said, [media.digest for media in self.media], self.label, self.extra]
         if any(more):  # text-only prompts keep the hash that they had before messages and media existed
             content += more
@@ -105,7 +122,9 @@ class Prompt:
     def chat(self) -> list[dict[str, Any]]:
         """The conversation as transformers' chat templates read it."""
         return [
-            {"role": message.role, "content": [_chat_part(part) for part in message.parts]} for message in self.turns
+            {"role": message.role, "content": [_chat_part(part) for part in message.parts]}
+            | ({"tool_calls": [as_chat(call) for call in message.calls]} if message.calls else {})
+            for message in self.turns
         ]
 
 

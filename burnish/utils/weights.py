@@ -116,9 +116,11 @@ def load_network(kind: Any, folder: Path, *, further: Literal["warn", "refuse"] 
         return from_config(kind, folder, **options)
     try:
         with _silence():
+            described = {} if hasattr(kind, "load_config") else {"config": own_config(kind, folder)}
             network, report = kind.from_pretrained(
-                folder, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True, **options
-            )
+                folder, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True,
+                **described, **options,
+            )  # fmt: skip
     except Exception as error:  # libraries raise anything for damaged files
         why = f"{_reason(error)}; fetch the model again, or give the config.json that belongs to it"
         raise UserError(f"{folder} can't be loaded as {kind.__name__}: {why}") from error
@@ -149,6 +151,19 @@ def load_network(kind: Any, folder: Path, *, further: Literal["warn", "refuse"] 
     return network
 
 
+def own_config(kind: Any, folder: Path) -> Any:
+    """The configuration of a network of transformers, without the kernels that its folder asks for.
+
+    Those may be code that transformers would fetch from the hub and run, or a package that is not installed.
+    """
+    from transformers import AutoConfig
+
+    known = getattr(kind, "config_class", None) or AutoConfig
+    config = known.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    config._attn_implementation = config._experts_implementation = None  # and of its parts
+    return config
+
+
 def _generation(network: Any, folder: Path) -> None:
     """Give a network what its folder says about generating, as ``from_pretrained`` does."""
     from transformers import GenerationConfig
@@ -170,11 +185,8 @@ def from_config(kind: Any, folder: Path, *, dtype: Any, **options: Any) -> Any:
             finally:
                 torch.set_default_dtype(before)
         else:
-            from transformers import AutoConfig
-
-            own = getattr(kind, "config_class", None)
-            config = (own or AutoConfig).from_pretrained(folder, local_files_only=True)
-            make = kind.from_config if own is None else kind._from_config
+            config = own_config(kind, folder)
+            make = kind.from_config if getattr(kind, "config_class", None) is None else kind._from_config
             network = make(config, dtype=dtype, **options)
             _generation(network, folder)
     except Exception as error:  # libraries raise anything for damaged files

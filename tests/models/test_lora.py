@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers.pytorch_utils import Conv1D
 
 from burnish.models.flow.base import Drawing
 from burnish.models.flow.loading import load_model
 from burnish.models.language.loading import load_language_model
-from burnish.models.lora import active_adapter, add_adapters, lora_layers, switch_adapter
+from burnish.models.lora import (
+    active_adapter,
+    adapter_parameters,
+    add_adapters,
+    lora_layers,
+    merged,
+    merged_state,
+    switch_adapter,
+)
 from burnish.options.flow import LoraOptions, ModelOptions, RolloutOptions
 from burnish.options.language import LanguageModelOptions
 from burnish.types.prompt import Prompt
+from burnish.utils.errors import UserError
 from tests.support.factory import tiny_pipeline
 from tests.support.token_batches import folder_of
 
@@ -61,3 +71,42 @@ def test_recomputed_activations_are_those_of_the_adapter_of_the_forward_pass(kin
         gradients.append({key: value.grad for key, value in learned.items() if value.grad is not None})
     assert any(".other." in key for key in gradients[0])
     torch.testing.assert_close(gradients[1], gradients[0])
+
+
+class Blocks(torch.nn.Module):
+    """Two layers, of torch's class or of GPT-2's; ``shared``: of one weight."""
+
+    def __init__(self, kind, *, shared):
+        super().__init__()
+        self.first, self.second = kind(6, 6), kind(6, 6)
+        if shared:
+            self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.second(self.first(x).tanh())
+
+
+@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("kind", [torch.nn.Linear, Conv1D])
+def test_merging_computes_what_the_adapters_do_and_leaves_no_trace(kind, shared, dora):
+    torch.manual_seed(0)
+    network, x = Blocks(kind, shared=shared), torch.randn(3, 6)
+    network.requires_grad_(False)
+    options = LoraOptions(rank=2, targets=["first", "second"], dora=dora)
+    add_adapters(network, options, ["policy"], seed=0)
+    for parameter in adapter_parameters(network, "policy").values():
+        parameter.data += torch.randn(parameter.shape) * 0.3
+    expected, before = network(x), {key: value.clone() for key, value in network.state_dict().items()}
+    for _ in range(2):
+        with merged(network, "policy"):
+            torch.testing.assert_close(network(x), expected)
+        assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
+    assert (network.first.base_layer.weight is network.second.base_layer.weight) == shared
+    if shared:
+        with pytest.raises(UserError, match=r"first.weight and second.weight are one weight.*--format lora"):
+            merged_state(network, "policy")
+        return
+    plain = Blocks(kind, shared=False)
+    plain.load_state_dict(merged_state(network, "policy")[0])
+    torch.testing.assert_close(plain(x), expected)

@@ -225,6 +225,32 @@ def test_unreadable_settings_of_a_model_are_a_message(damaged):
         load_language_model(LanguageModelOptions(path=str(folder)))
 
 
+@pytest.mark.parametrize("family", ["auto", "transformers"])
+def test_a_folder_does_not_choose_kernels_which_would_be_fetched_and_run(damaged, monkeypatch, tmp_path, family):
+    from transformers.integrations import hub_kernels
+
+    def fetched(*given, **named):
+        raise AssertionError(given)
+
+    monkeypatch.setattr(hub_kernels, "load_and_register_attn_kernel", fetched)
+    folder = damaged("language")
+    written = json.loads((folder / "config.json").read_text())
+    written |= {"_attn_implementation": "somebody/kernels", "_experts_implementation": "somebody/kernels"}
+    (folder / "config.json").write_text(json.dumps(written))
+    model = load_language_model(LanguageModelOptions(path=str(folder), device="cpu", family=family))
+    model.save(tmp_path / "saved", dict(model.network.state_dict()))
+    assert "somebody" not in (tmp_path / "saved" / "config.json").read_text()
+
+
+def test_damaged_settings_of_generation_are_refused_with_the_ends_that_they_would_name(damaged):
+    from burnish.models.language.loading import check_files
+
+    folder = damaged("language")
+    (folder / "generation_config.json").write_text('{"eos_token_id": [1')
+    with pytest.raises(UserError, match=r"generation_config\.json is not JSON"):
+        check_files(LanguageModelOptions(path=str(folder)))
+
+
 def test_recipes_that_ship_with_their_weights_pass():
     from burnish.config.disk import check_disk
 

@@ -112,13 +112,13 @@ def within_limits(
 
     def too_long_together(record: ResponseRecord) -> str:
         for prompt, text in record.rows:
-            if sum(len(turn.text.encode()) for turn in prompt.turns) + len(text.encode()) + TEMPLATE < positions:
+            if sum(turn.size for turn in prompt.turns) + len(text.encode()) + TEMPLATE < positions:
                 continue  # as a token has at least one byte
             before = lengths.get(prompt.uid) or model.count_tokens(prompt.chat(), tools)
             if (count := before + len(model.response_ids(text))) > positions:
                 return (
                     f"a prompt and a response of {count} tokens, but the model has {positions} positions "
-                    f"(max_position_embeddings): {shown(prompt.text)}"
+                    f"({model.position_limit}): {shown(prompt.text)}"
                 )
         return ""
 

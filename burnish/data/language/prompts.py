@@ -47,7 +47,7 @@ def question(record: Record, options: LanguageDataOptions) -> Prompt:
     if asked(record.values, PROMPT, options.prompt_key)[0] not in DIALOGUES or len(messages) == 1:
         raise ValueError("has a prompt that ends with a message of the assistant; remove that message")
     prompt = prompt_of(record, conversation, messages[:-1], options)
-    return prompt if prompt.answer is not None else replace(prompt, answer=messages[-1].text)
+    return prompt if prompt.answer is not None else replace(prompt, answer=messages[-1].said)
 
 
 def conversation_of(record: Record, options: LanguageDataOptions) -> Conversation:
@@ -204,7 +204,7 @@ def check_positions(
     """
     found = []
     for prompt in prompts:
-        bound = sum(len(message.text.encode()) for message in prompt.turns) + room
+        bound = sum(message.size for message in prompt.turns) + room
         if bound + more(prompt) > longest and (count := length(prompt)) + room > longest:
             found.append((count, prompt))
     if found:

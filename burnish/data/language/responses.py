@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from burnish.data.conversation import response_text
+from burnish.data.conversation import CALLED, response_text
 from burnish.data.forms import asked, response_of
 from burnish.data.language.prompts import conversation_of, converse_with_media, prompt_of, question
 from burnish.data.records import PROMPT, RESPONSE, Record, read_files
@@ -81,6 +81,8 @@ def _demonstrations(record: Record, options: LanguageDataOptions) -> Iterator[Re
         message = conversation.messages[i]
         if any(part.kind != "text" for part in message.parts):
             raise ValueError("has a message of the assistant with a picture; a response must be text only")
+        if message.calls:
+            raise ValueError(CALLED)
         prompt = prompt_of(record, conversation, conversation.messages[:i], options)
         yield ResponseRecord(prompt, (_not_empty(message.text, "content"),))
 
@@ -137,6 +139,8 @@ def last_response(record: Record, options: LanguageDataOptions) -> str | None:
     if (response := one_response(record, options)) is not None:
         return response
     last = conversation_of(record, options).messages[-1]
+    if last.calls:
+        raise ValueError(CALLED)
     return _not_empty(last.text, "content") if last.role == "assistant" else None
 
 

@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from burnish.language.model import Positions
 from burnish.models.language.chat import ChatTokenizer, joined
 from burnish.models.lora import adapter_state
 from burnish.models.placing import place
 from burnish.utils.errors import UserError
-from burnish.utils.weights import Agreed, refuse_non_finite
+from burnish.utils.weights import Agreed, own_config, refuse_non_finite
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +62,7 @@ class TransformersModel:
         self.end = self.chat.turn_end(stop)
         self.stop = tuple(dict.fromkeys([*stop, self.end[-1]]))
         self.vocabulary: int = text.vocab_size
-        self.max_positions = max_positions(text)
+        self.max_positions, self.position_limit = positions_within(text)
 
     @classmethod
     def load(cls, path: Path, *, dtype: torch.dtype, compute: torch.dtype, device: str) -> Self:
@@ -212,7 +213,7 @@ class TransformersModel:
 
         with torch.device("meta"):
             # not from the network's configuration, which names Burnish's attention
-            plain = type(self.network)(type(self.config).from_pretrained(self.path, local_files_only=True))
+            plain = type(self.network)(own_config(type(self.network), self.path))
         plain.load_state_dict(weights, assign=True)
         plain.tie_weights()
         plain.generation_config = self.network.generation_config
@@ -233,14 +234,26 @@ class TransformersModel:
         (folder / "adapter_config.json").write_text(json.dumps(metadata, indent=2, default=str) + "\n")
 
 
-def max_positions(text: Any) -> int:
-    """Positions that a decoder supports, with RoPE scaling."""
-    rope = getattr(text, "rope_parameters", None) or {}
-    factor, original = rope.get("factor") or 1.0, rope.get("original_max_position_embeddings")
+def positions_within(text: Any) -> Positions:
+    """How many positions a decoder supports, with RoPE scaling, and by which entry of its configuration.
+
+    Dynamic scaling and LongRoPE turn all tokens of a row by other angles as soon as it is longer than a limit, also
+    those before: what was sampled until then would have other log-probs. Rows end there.
+    """
     most: int = getattr(text, "max_position_embeddings", UNLIMITED)  # recurrent models count no positions
+    rope = getattr(text, "rope_parameters", None) or {}
+    found = []
+    for one in [one for one in rope.values() if isinstance(one, dict)] or [rope]:  # some have one per type of layer
+        if one.get("rope_type") == "dynamic":
+            found.append(Positions(most, "max_position_embeddings, from which on its dynamic RoPE changes"))
+        elif one.get("rope_type") == "longrope" and (original := one.get("original_max_position_embeddings")):
+            found.append(Positions(original, "original_max_position_embeddings, from which on its LongRoPE changes"))
+    if found:
+        return min(found)
+    factor, original = rope.get("factor") or 1.0, rope.get("original_max_position_embeddings")
     if rope.get("rope_type") == "linear":
-        return int(most * factor)
-    return max(most, int(original * factor)) if original else most
+        return Positions(int(most * factor), "max_position_embeddings")
+    return Positions(max(most, int(original * factor)) if original else most, "max_position_embeddings")
 
 
 @contextmanager

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from burnish.types.tool_calls import as_text
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
 
@@ -44,7 +46,7 @@ class ChatTokenizer:
             UserError: the template refuses the messages.
         """
         mark = unused_character(joined(messages))
-        chat = [message | {"content": self._content(message, mark)} for message in messages]
+        chat = [self._turn(message, mark) for message in messages]
         if self.tokenizer.chat_template is None:
             return "\n".join(plain(message["content"]) for message in chat), mark
         return self._apply(chat, tools, prompt=prompt), mark
@@ -121,6 +123,30 @@ class ChatTokenizer:
             ) from error
         return text
 
+    def _turn(self, message: dict[str, Any], mark: str) -> dict[str, Any]:
+        calls = message.get("tool_calls", ())
+        if not calls:
+            return message | {"content": self._content(message, mark)}
+        if self._formats_calls:
+            cut = [_in_texts(call, lambda text: self._cut(text, mark)) for call in calls]
+            return message | {"content": self._content(message, mark), "tool_calls": cut}
+        written = "\n".join(filter(None, [plain(message["content"]), *(as_text(**call["function"]) for call in calls)]))
+        return {"role": message["role"], "content": self._content({**message, "content": written}, mark)}
+
+    @cached_property
+    def _formats_calls(self) -> bool:
+        """Whether the template itself writes the calls of tools."""
+        if self.tokenizer.chat_template is None:
+            return False
+        name = "tool-that-nobody-has"
+        call = {"type": "function", "function": {"name": name, "arguments": {}}, "id": "123456789"}  # Mistral's length
+        content: Any = [{"type": "text", "text": "a"}] if self.reads_parts else "a"
+        chat = [{"role": "user", "content": content}, {"role": "assistant", "content": content, "tool_calls": [call]}]
+        try:
+            return name in self._apply(chat, prompt=False)
+        except UserError:
+            return True
+
     def _content(self, message: dict[str, Any], mark: str) -> Any:
         content = message["content"]
         if isinstance(content, str) or not self.reads_parts:
@@ -191,6 +217,17 @@ def read_template(path: Path, tokenizer: Any, *, vision: bool) -> Any:
     return own
 
 
+def _in_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """A call of a tool with all of its texts changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [_in_texts(one, change) for one in value]
+    if isinstance(value, dict):
+        return {change(name): _in_texts(one, change) for name, one in value.items()}
+    return value
+
+
 def _as_result(content: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """What a tool returned in the usual form, pictures where they are."""
     before, after = RESULT.split("{}")
@@ -205,8 +242,9 @@ def unused_character(text: str) -> str:
 
 
 def joined(messages: Chat) -> str:
-    """The text of a conversation."""
-    return "".join(plain(message["content"]) for message in messages)
+    """The text of a conversation, calls of tools included."""
+    calls = [json.dumps(message.get("tool_calls", ()), ensure_ascii=False) for message in messages]
+    return "".join([*(plain(message["content"]) for message in messages), *calls])
 
 
 def plain(content: str | Sequence[dict[str, Any]]) -> str:

@@ -21,12 +21,13 @@ from burnish.utils.reading import understood
 from burnish.utils.weights import complaints_about, tokenizer_complaint, without_weights
 
 if TYPE_CHECKING:
-    from burnish.language.model import LanguageModel
+    from burnish.language.model import LanguageModel, Positions
     from burnish.types.prompt import Prompt
 
 KIND = "language model"
 TOWERS = ("vision_config", "audio_config")  # keys of config.json of models that see or hear
 UNIVERSAL = "transformers"  # the family that reads every model_type which no other reads
+GENERATION = "generation_config.json"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 EXPERTS = ("num_experts", "num_local_experts")  # keys of config.json in different versions of transformers
@@ -124,6 +125,8 @@ def check_files(options: CommonModelOptions) -> None:
         found.append(f"{path} has no chat template (chat_template.jinja) to position pictures; fetch the model again")
     if found:
         raise UserError("\n".join(f"model.path: {one}" for one in found))
+    if (path / GENERATION).is_file():
+        read_object(path / GENERATION)  # transformers goes on without one that is damaged, and so without its ends
     if (attention := attention_of(options)) != "auto" and family.name != UNIVERSAL:
         raise UserError(
             f"model.attention is {attention}, but model.family {family.name} runs Burnish's own attention over packed "
@@ -191,7 +194,7 @@ def load_language_model(
     return model
 
 
-def positions_of(options: CommonModelOptions) -> int | None:
+def positions_of(options: CommonModelOptions) -> Positions | None:
     """Tokens that a model was trained to read at once, by config.json alone; None where transformers can't tell.
 
     Raises:
@@ -200,14 +203,14 @@ def positions_of(options: CommonModelOptions) -> int | None:
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    from burnish.models.language.base import max_positions
+    from burnish.models.language.base import positions_within
 
     path, config = read_config(options)
     if config.get("model_type") not in CONFIG_MAPPING:
         return None
     with understood(f"model.path is {options.path}, whose config.json can't be read"):
         found = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        return max_positions(found.get_text_config())
+        return positions_within(found.get_text_config())
 
 
 def load_outline(options: CommonModelOptions) -> LanguageModel:

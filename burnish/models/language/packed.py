@@ -55,9 +55,6 @@ class PackedFamily(TransformersModel):
         kinds = set(getattr(text, "layer_types", None) or [])
         if further := kinds - {"full_attention", "sliding_attention"}:
             raise UserError(f"{self.path} has layers of type {', '.join(sorted(further))}, which are not supported")
-        kind = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default")
-        if kind in ("dynamic", "longrope"):
-            raise UserError(f"{self.path} has rope_type {kind}, which is not supported: it depends on the length")
 
     def _attending(self) -> Sequence[Any]:
         """Configurations of further modules to install Burnish's attention in: vision towers."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from burnish.models.language.base import TransformersModel
-from burnish.models.language.processors import audio_rate_of, load_processor
+from burnish.models.language.processors import COMBINED, PICTURES, audio_rate_of, load_processor
 from burnish.models.placing import load_mapped
 from burnish.registry import register
 from burnish.utils.errors import UserError
@@ -45,11 +45,11 @@ class UniversalModel(TransformersModel):
         from burnish.models.language.own.forwards import Forwards
 
         self.path, self.config = path, network.config
-        self._refuse(self.config.get_text_config())
         super().__init__(path, network, tokenizer, compute=compute)
         self._within: dict[str, int] = {}  # axis along which further media of a prompt follow, by name of a tensor
         self._appends: dict[str, bool] = {}  # whether media of later turns can follow those before, by kind
         self._single_forward = False
+        self.unread: dict[str, str] = {}  # what its forward says of media that its processor made, by kind
         self.least_audio = 0.0  # seconds; shorter sounds get silence behind them
         collation = self._learn_media()
         pad = tokenizer.pad_token_id
@@ -94,11 +94,6 @@ class UniversalModel(TransformersModel):
         kind = AutoModelForMultimodalLM if seeing else AutoModelForCausalLM
         return load_mapped(kind, path, dtype=dtype, trust_remote_code=False)
 
-    def _refuse(self, text: Any) -> None:
-        kind = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default")
-        if kind in ("dynamic", "longrope"):
-            raise UserError(f"{self.path} has rope_type {kind}, which is not supported: it depends on the length")
-
     # Text
 
     def _read_processors(self) -> None:
@@ -117,7 +112,7 @@ class UniversalModel(TransformersModel):
             value
             for config in (self.config, self.config.get_text_config())
             for name, value in config.to_dict().items()
-            if name.endswith(("_token_id", "_token_index")) and any(kind in name for kind in SEEN)
+            if name.endswith(("_id", "_index")) and any(kind in name for kind in SEEN)  # Molmo 2 has image_patch_id
         }
         return sorted(value for value in ids if isinstance(value, int) and value >= 0)
 
@@ -154,6 +149,7 @@ class UniversalModel(TransformersModel):
                 raise UserError(f"{self.path} reads text only, but a prompt has images or videos; remove them")
             ids, features = torch.tensor([*before, *self.chat.ids(text, mark)], dtype=torch.long), Features.none()
         else:
+            self._refuse_unread(shown)
             found = self._processed([text.replace(mark, CUT)], [shown])
             ids = found["input_ids"][0].long()
             kept = ids != self.processor.tokenizer.convert_tokens_to_ids(CUT)
@@ -161,6 +157,15 @@ class UniversalModel(TransformersModel):
             media = media_of(found)
             ids, features = ids[kept], Features(media, {n: self._within[n] for n in media if n in self._within}, kinds)
         return Encoded(ids=[ids], positions=[self._positions(ids, features)], features=[features])
+
+    def _refuse_unread(self, shown: Shown) -> None:
+        for kind, media in (("image", shown.images), ("video", shown.videos), ("audio", shown.audios)):
+            if media and kind in self.unread:
+                raise UserError(
+                    f"{self.path} can't read what a prompt brings as {kind}: the model and its processor, which is "
+                    f"configured by {COMBINED} or {PICTURES}, don't go together: {self.unread[kind]}; fetch both again "
+                    "from one place"
+                )
 
     def _count_axes(self) -> int:
         """Numbers per position of the class: time, height and width, or one along the text."""

@@ -15,7 +15,7 @@ from burnish.rewards.images.learned import CONFIG, frozen, named, read_weights, 
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json
 from burnish.utils.reading import read_file
-from burnish.utils.weights import refuse_oversized
+from burnish.utils.weights import own_config, refuse_oversized
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -109,7 +109,7 @@ def _config(weights: Mapping[str, Tensor], base: Path, family: str, where: str) 
     import transformers
 
     refuse_oversized(base / CONFIG)
-    config: Any = transformers.AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
+    config: Any = own_config(transformers.AutoModel, base)
     if config.model_type != family:
         raise UserError(f"base is {base}, a {config.model_type}; this reward was trained on a {family}: give one")
     if EMBEDDINGS not in weights:

@@ -54,7 +54,7 @@ def response_subject(response: Response, prompt: Prompt, *, media: bool = True) 
     if len(prompt.turns) == 1:
         text = prompt.turns[0].text
     else:
-        text = "\n".join(f"{message.role}: {message.text}" for message in prompt.turns)
+        text = "\n".join(f"{message.role}: {message.said}" for message in prompt.turns)
     words = {"prompt": text, "response": response.text, "answer": prompt.answer or ""}
     return Subject(words, prompt.images, prompt.videos, given=len(prompt.images)) if media else Subject(words)
 

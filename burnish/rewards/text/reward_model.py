@@ -139,9 +139,9 @@ class RewardModel(HeadOptions, LanguageReward):
 def _tokenized(tokenizer: Any, response: str, prompt: Prompt) -> dict[str, list[int]]:
     """Tokenizer output for a conversation that ends with the response."""
     if not tokenizer.chat_template:
-        text = "\n".join(message.text for message in prompt.turns)
+        text = "\n".join(message.said for message in prompt.turns)
         return dict(tokenizer(text, response))
-    chat = [{"role": message.role, "content": message.text} for message in prompt.turns]
+    chat = [{"role": message.role, "content": message.said} for message in prompt.turns]
     chat.append({"role": "assistant", "content": response})
     return {"input_ids": list(tokenizer.apply_chat_template(chat, tokenize=True, return_dict=False))}
 

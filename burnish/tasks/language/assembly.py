@@ -18,7 +18,7 @@ from burnish.data.language.offline import JudgementData, ResponseData
 from burnish.data.language.prompts import read_questions, within_length
 from burnish.data.language.responses import ResponseRecord, read_responses
 from burnish.data.stream import Stream
-from burnish.language.model import LanguageModel
+from burnish.language.model import LanguageModel, Positions
 from burnish.models.language.loading import (
     family_of,
     load_language_model,
@@ -277,7 +277,7 @@ class LanguageAssembly(Assembly):
         if (longest := positions_of(self.config.model)) is not None and (here or not self.measures_prompts):
             self._check_room(longest, self.learnable_prompts)
 
-    def _check_room(self, longest: int, trained: Sequence[Prompt]) -> None:
+    def _check_room(self, longest: Positions, trained: Sequence[Prompt]) -> None:
         """Refuse questions that leave too few of so many positions."""
         check_room(
             self.config, self.needs, longest, lambda: self._reader, self._tools,
@@ -296,7 +296,7 @@ class LanguageAssembly(Assembly):
     def check(self) -> None:
         super().check()
         model = self.roles.model
-        self._check_room(model.max_positions, self.learnable_prompts)
+        self._check_room(Positions(model.max_positions, model.position_limit), self.learnable_prompts)
         # templates and processors are the model's own: they are tried on the first prompt of each kind
         kinds = {
             (bool(p.images), bool(p.videos), bool(p.audios)): p

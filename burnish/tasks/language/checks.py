@@ -11,7 +11,7 @@ from burnish.algorithms.language.base import LanguageNeeds
 from burnish.config.language import LanguageConfig
 from burnish.data.language.offline import TEMPLATE
 from burnish.data.language.prompts import check_positions
-from burnish.language.model import LanguageModel
+from burnish.language.model import LanguageModel, Positions
 from burnish.models.language.loading import check_experts, check_own_family, check_readable
 from burnish.models.language.teachers import check_tokens
 from burnish.tasks.language.engine import length_unread
@@ -51,7 +51,7 @@ def check_inputs(
 def check_room(
     config: LanguageConfig,
     needs: LanguageNeeds,
-    longest: int,
+    positions: Positions,
     reader: Callable[[], LanguageModel],
     tools: Sequence[dict[str, Any]],
     *,
@@ -63,7 +63,7 @@ def check_room(
     Args:
         config: of the run.
         needs: of its algorithm.
-        longest: positions of the model.
+        positions: of the model.
         reader: the model or its outline, asked only where a question may be too long.
         tools: JSON schemas of functions that the questions tell of.
         trained: questions to learn from; where their responses are given, those are measured elsewhere.
@@ -88,7 +88,7 @@ def check_room(
         return found
 
     most, vllm = config.rollout.max_new_tokens, config.rollout.vllm
-    limit_of = "max_position_embeddings"
+    longest, limit_of = positions
     if vllm is not None and vllm.max_model_len is not None and vllm.max_model_len < longest:
         longest, limit_of = vllm.max_model_len, "rollout.vllm.max_model_len"
     limit = f"set data.max_prompt_length={max(longest - most, 1)} and data.overlong=filter"

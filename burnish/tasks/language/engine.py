@@ -84,7 +84,7 @@ class ResponseEngine:
     def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
         """Responses in the order of the job's rows, as tokens and as text."""
         prompts = self.encode(job.prompts)
-        _refuse_long(prompts, job, self.roles.model.max_positions)
+        _refuse_long(prompts, job, self.roles.model)
         keys = [random.key(*key, sample) for key, sample in zip(job.keys(self.seed), job.sample.tolist(), strict=True)]
         told = Told(self.roles.model, job.finished)
         with self.responding(job) as respond:
@@ -175,8 +175,8 @@ class Encoder:
         if self.bounded and encoded.lengths[0] >= self.model.max_positions:
             raise UserError(
                 f"{prompt.name} has {encoded.lengths[0]} tokens with what it shows and plays, but the model has only "
-                f"{self.model.max_positions} (max_position_embeddings); shorten it, or set data.max_prompt_length and "
-                "data.overlong=filter"
+                f"{self.model.max_positions} ({self.model.position_limit}); shorten it, or set data.max_prompt_length "
+                "and data.overlong=filter"
             )
         return replace(encoded, features=[one.in_precision(self.model.compute) for one in encoded.features])
 
@@ -207,14 +207,15 @@ def length_unread(model: LanguageModel, prompt: Prompt, tools: Sequence[dict[str
     return None
 
 
-def _refuse_long(prompts: Gathered[Encoded], job: ResponseJob, positions: int) -> None:
+def _refuse_long(prompts: Gathered[Encoded], job: ResponseJob, model: LanguageModel) -> None:
     """Refuse a prompt that leaves too few positions for its response, which nobody has measured before."""
-    room, lengths = positions - job.sampling.max_new_tokens, prompts.table.lengths
+    positions, lengths = model.max_positions, prompts.table.lengths
+    room = positions - job.sampling.max_new_tokens
     for prompt, row in zip(job.prompts, prompts.index.tolist(), strict=True):
         if lengths[row] > room:
             raise UserError(
                 f"{prompt.name} has {lengths[row]} tokens and rollout.max_new_tokens is {job.sampling.max_new_tokens}, "
-                f"but the model has {positions} positions (max_position_embeddings); shorten the prompt, or lower "
+                f"but the model has {positions} positions ({model.position_limit}); shorten the prompt, or lower "
                 f"rollout.max_new_tokens{f' to {positions - lengths[row]}' if lengths[row] < positions else ''}"
             )
 

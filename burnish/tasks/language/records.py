@@ -59,7 +59,8 @@ def short_records(
         UserError: some are too long and ``data.overlong`` is error, or all of them are.
     """
     limit, longest = config.data.max_prompt_length, config.rollout.max_new_tokens
-    positions = positions_of(config.model) or 0
+    known = positions_of(config.model)
+    positions = known.most if known else 0
     if limit is None and all(_is_short(*row, longest, positions) for record in records for row in record.rows):
         return list(records)
     model, lengths = reader(), dict[str, int]()
@@ -72,5 +73,5 @@ def short_records(
 
 def _is_short(prompt: Prompt, text: str, longest: int, positions: int) -> bool:
     """Whether a response is short enough by its bytes, and with its prompt's; a token has at least one."""
-    before, own = sum(len(turn.text.encode()) for turn in prompt.turns) + TEMPLATE, len(text.encode()) + SLACK
+    before, own = sum(turn.size for turn in prompt.turns) + TEMPLATE, len(text.encode()) + SLACK
     return own <= longest and before + own <= positions

@@ -175,6 +175,31 @@ def test_answers_stand_under_the_fields_usual_keys(folder):
     assert [message.role for message in told.messages] == ["system", "user"]
 
 
+USER = {"role": "user", "content": "so?"}
+
+
+def calling(**function):
+    """A message of the assistant that calls a tool."""
+    return {"role": "assistant", "content": None, "tool_calls": [function]}
+
+
+def test_calls_of_tools_are_part_of_what_was_said(folder):
+    opened = {"role": "user", "content": "<image>a"}
+    called = calling(name="f", arguments='{"a": 1}')
+    whole = {"role": "assistant", "content": "", "tool_calls": [{"id": "7", "function": called["tool_calls"][0]}]}
+    silent = {"role": "assistant", "content": ""}
+    records = [
+        {"messages": [opened, one, USER], "images": ["pictures/red.png"]} for one in (called, whole, silent, silent)
+    ]
+    told, known, nothing, again = read(folder, *records)
+    assert len(told.images) == 1  # markers are placeholders beside a message without a text, too
+    function = {"name": "f", "arguments": {"a": 1}}
+    assert told.chat()[1]["tool_calls"] == [{"type": "function", "function": function}]
+    assert known.chat()[1]["tool_calls"] == [{"type": "function", "function": function, "id": "7"}]
+    assert "tool_calls" not in nothing.chat()[1]
+    assert len({told.uid, known.uid, nothing.uid, again.uid}) == 3
+
+
 WRONG = [
     ({"prompt": "<image>?"}, "has 0 pictures, but 1 placeholders for them; write <image> into the question"),
     (
@@ -194,6 +219,13 @@ WRONG = [
     ({"promt": "a"}, "has no prompt or messages or question or problem or query; its keys are 'promt'"),
     ({"prompt": "a", "question": "b"}, "has 'prompt' and 'question'; set data.prompt_key"),
     ({"prompt": "a", "answer": "1", "solution": "2"}, "set data.answer_key to the one to read"),
+    ({"prompt": "a", "answer": float("nan")}, "'answer' is nan, no number to compare with"),
+    ({"prompt": [calling(), USER]}, r"has a tool call \{\}; it must have a function with a name"),
+    ({"prompt": [calling(name=""), USER]}, "must have a function with a name"),
+    ({"prompt": [calling(name="f", arguments="{"), USER]}, "has a call of f whose arguments are '{': .*Expecting"),
+    ({"prompt": [calling(name="f", arguments="3"), USER]}, "has a call of f whose arguments are '3': they are no obj"),
+    ({"prompt": [{**calling(name="f"), "role": "user"}]}, "message of 'user' with tool_calls; they must be the assist"),
+    ({"prompt": [{"role": "assistant", "content": None, "tool_calls": 3}, USER]}, "'tool_calls' is 3; it must be a l"),
     ({"prompt": "a", "answer": ["1"]}, r"'answer' is \['1'\]; it must be text"),
     ({"prompt": []}, "must be text or a list of messages"),
     ({"prompt": [{"role": "human", "content": "a"}]}, "its role must be one of system, user, assistant, tool"),

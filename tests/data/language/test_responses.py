@@ -27,6 +27,9 @@ def assistant(text: str) -> dict:
     return {"role": "assistant", "content": text}
 
 
+CALLING = assistant("") | {"tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]}
+
+
 def test_a_demonstration_is_a_question_and_its_response(tmp_path):
     records = [
         {"prompt": "<image>?", "image": "grey.png", "response": "grey", "answer": "g"},
@@ -91,6 +94,9 @@ WRONG = [
         {"prompt": "a", "response": [{"role": "assistant", "content": [{"type": "image"}]}]},
         "a response must be text only",
     ),
+    ("demonstrations", {"messages": [{"role": "user", "content": "a"}, CALLING]}, "has tool_calls in a response"),
+    ("preferences", {"prompt": "a", "chosen": [CALLING], "rejected": "b"}, "has tool_calls in a response"),
+    ("judgements", {"messages": [{"role": "user", "content": "a"}, CALLING], "label": True}, "has tool_calls in a res"),
 ]
 
 

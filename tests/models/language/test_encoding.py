@@ -20,7 +20,7 @@ from burnish.models.language.tiles import in_words
 from burnish.options.flow import ModelOptions
 from burnish.utils.errors import UserError
 from tests.support.language_samples import folder_of, model_of, prompts_of
-from tests.support.tiny_language import FAMILIES, SEEING, SMOL, chat, film, picture, tiny_language
+from tests.support.tiny_language import FAMILIES, SEEING, SMOL, chat, film, picture
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -187,15 +187,6 @@ def test_a_directory_that_is_no_model_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match="is not JSON"):
         load_language_model(ModelOptions(path=str(tmp_path)))
-
-
-def test_positions_that_change_with_length_are_refused(tmp_path):
-    folder = tiny_language(tmp_path, "llama")
-    config = json.loads((folder / "config.json").read_text())
-    config["rope_parameters"] = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match="rope_type dynamic"):
-        load_language_model(ModelOptions(path=str(folder)))
 
 
 def test_a_family_may_be_named():

@@ -181,6 +181,31 @@ def test_templates_are_told_what_tools_there_are(models, case):
     assert silent.encode([prompt_of("One?")]).table.ids[0].tolist() == whole(model, said("user", "One?"))
 
 
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": "<|im_end|>"}}}
+WRITES = QWEN25.replace(
+    "message.content ~ '<|im_end|>\n'",
+    "message.content }}{% for call in message.tool_calls %}{{ '!' ~ call.function.name ~ (call.function.arguments | "
+    "tojson) }}{% endfor %}{{ '<|im_end|>\n'",
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "written"),
+    [
+        (QWEN25, 'x\n<tool_call>\n{"name": "add", "arguments": {"a": "<|im_end|>"}}\n</tool_call><|im_end|>\n'),
+        (WRITES, 'x!add{"a": "<|im_end|>"}<|im_end|>\n'),
+    ],
+)
+def test_calls_are_written_by_the_template_or_as_qwen_does_and_forge_no_end(models, monkeypatch, template, written):
+    model = models("qwen2.5")
+    monkeypatch.setattr(model.tokenizer, "chat_template", template)
+    monkeypatch.delitem(vars(model.chat), "_formats_calls", raising=False)
+    ids = model.encode([said("user", "a"), said("assistant", "x") | {"tool_calls": [CALL]}]).ids[0]
+    assert f"<|im_start|>assistant\n{written}" in model.tokenizer.decode(ids)
+    assert int((ids == model.tokenizer.convert_tokens_to_ids("<|im_end|>")).sum()) == 2
+    monkeypatch.delitem(vars(model.chat), "_formats_calls", raising=False)
+
+
 def engine_of(model):
     """An engine whose policy says nothing."""
     return LanguageEngine(SimpleNamespace(model=model), batch_size=4, seed=0)

@@ -54,6 +54,7 @@ def any_responses(model: UniversalModel) -> Completion:
         sounds = samples("audio", model.audio_rate or 0)
         tried += [("What do you hear?", Shown(audios=sounds[:1])), ("And here?", Shown(audios=sounds[1:2]))]
     encoded, first = [], None
+    failed, seen = dict[str, Exception](), set[str]()
     for words, shown in tried:
         kinds = ("image", shown.images), ("video", shown.videos), ("audio", shown.audios)
         parts: list[dict[str, str]] = [{"type": kind} for kind, media in kinds for _ in media]
@@ -63,14 +64,17 @@ def any_responses(model: UniversalModel) -> Completion:
             with torch.no_grad():
                 model.forwards.states(model.network, model.forwards.inputs(model.network, Conversation.prompts(prompt)))
             encoded.append(prompt)
+            seen |= {kind for kind, media in kinds if media}
         except HeadUnusedError:
             raise
         except Exception as error:  # processors and towers raise anything for what they don't take
             first = first or error
+            failed |= {kind: error for kind, media in kinds if media}
     if not encoded:
         raise UserError(f"{model.path} takes no prompt: {first}; fetch the model again") from first
     if first:
         log.warning("%s: not compared on all kinds of prompts: %s", model.path, first)
+    model.unread = {kind: str(error) for kind, error in failed.items() if kind not in seen}
     table = Encoded.cat(encoded)
     banned = set(model.banned.tolist()) | set(model.stop)
     allowed = [token for token in range(min(model.vocabulary, len(model.tokenizer))) if token not in banned]

@@ -1,0 +1,37 @@
+"""What a class makes of its media: ids that stand for them, and processors that another model came with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from transformers import AutoConfig
+
+from burnish.models.language.loading import load_language_model
+from burnish.models.language.universal import UniversalModel
+from burnish.models.tiny.language import LANGUAGE
+from burnish.models.tiny.language.build import write
+from burnish.options.language import LanguageModelOptions
+from burnish.utils.errors import UserError
+from tests.support.tiny_language import chat, picture
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [("molmo2", {"image_patch_id", "image_start_token_id"}), ("llava", {"image_token_index"})],
+)
+def test_every_id_that_stands_for_media_is_known(kind, names):
+    config = AutoConfig.for_model(kind)
+    found = UniversalModel._placeholders(SimpleNamespace(processor=object(), config=config))
+    assert {getattr(config, name) for name in names} <= set(found)
+
+
+def test_a_processor_that_counts_other_tokens_than_the_model_is_refused_with_the_first_picture(tmp_path):
+    tiny = next(one for one in LANGUAGE if one.name == "llava")
+    write(replace(tiny, values={**tiny.values, "patch_size": 8}), tmp_path, 0)
+    options = LanguageModelOptions(path=str(tmp_path), device="cpu", family="transformers")
+    model = load_language_model(options)
+    assert len(model.encode(*chat("Hello")).ids[0]) > 1
+    with pytest.raises(UserError, match=r"as image: the model and its processor.*Image features and image tokens"):
+        model.encode(*chat("What?", picture(0)))
