@@ -16,8 +16,9 @@ from burnish.config.mixing import mixing_complaints
 from burnish.config.placement import placement_complaints, profiler_complaints
 from burnish.config.plugins import open_plugins
 from burnish.config.words import Words
-from burnish.options import CheckpointOptions, Count, EmaOptions, OptimizerOptions, ScoringOptions, Seed, Threads
+from burnish.options import Count, EmaOptions, OptimizerOptions, ScoringOptions, Seed, Threads
 from burnish.options.alarms import AlarmOptions
+from burnish.options.checkpoint import CheckpointOptions
 from burnish.options.cluster import PipelineOptions, PoolsOptions, RayOptions, ShardingOptions
 from burnish.options.mixing import MixingOptions
 from burnish.options.profiler import ProfilerOptions
@@ -78,7 +79,7 @@ class RunConfig:
     profiler: ProfilerOptions | None = None
     """What is recorded in every detail, in which policy updates; null records nothing."""
     trackers: TrackersOptions = Field(default_factory=TrackersOptions)
-    """Services and libraries that show the run besides its own report: W&B, SwanLab, MLflow, Trackio."""
+    """Services and libraries that show the run besides its own report: W&B, SwanLab, MLflow, Trackio, ClearML."""
     steps: Count = 100
     """Policy updates."""
     seed: Seed = 0
@@ -88,7 +89,8 @@ class RunConfig:
     resume: str = "auto"
     """auto goes on from the newest complete checkpoint in output_dir if there is one; never starts anew and
     refuses a folder that has a run in it; a path (RUN/checkpoints/00000030) goes on from that checkpoint, and with
-    another output_dir branches that run, with other options if you like."""
+    another output_dir branches that run, with other options if you like; the address of checkpoint.copy_to
+    (s3://BUCKET/RUN) fetches the newest copy, where it is newer than what output_dir has."""
     threads: Threads = 1
     """CPU threads of the trainer; part of what makes two runs equal bit by bit."""
     runtime: Literal["local", "ray"] = "local"
@@ -333,7 +335,8 @@ class RunConfig:
             )
 
         for section, optimizer in self.optimizers.items():
-            if optimizer.schedule_updates is not None and optimizer.schedule_updates < self.steps:
+            decays = optimizer.schedule != "constant" and optimizer.schedule_updates is not None
+            if decays and (optimizer.schedule_updates or 0) < self.steps:
                 yield (
                     f"{section}.schedule_updates is {optimizer.schedule_updates}, but steps is {self.steps}: the "
                     f"learning rate is {optimizer.min_lr:g} from there on; raise it, or lower steps"
@@ -350,6 +353,8 @@ class RunConfig:
             )
 
     def _choices(self) -> Iterator[str]:
+        if self.checkpoint.export == "lora" and self.model.lora is None:
+            yield "checkpoint.export is lora, but model.lora is null: there is no adapter; set checkpoint.export=merged"
         counting = [label for label, reward in self.rewards.items() if reward.counts]
         if len(counting) == 1 and self.algorithm.needs().each_reward:
             yield (

@@ -49,6 +49,7 @@ class RunFolder:
         self.tensorboard = self.path / "tensorboard"
         self.reference = self.path / "reference"
         self.checkpoints = self.path / CHECKPOINTS
+        self.exported = self.path / "exported"
         self.profiles = self.path / "profiles"
         self.samples = self.path / KEPT
         self.validation_samples = self.path / VALIDATED
@@ -213,7 +214,7 @@ class RunFolder:
         # plugins may have moved since
         before = load(str(self.config), [f"plugins={json.dumps(config.plugins)}"])
         differing, hint = [], ""
-        decaying = {name: one for name, one in config.optimizers.items() if one.schedule != "constant"}
+        decaying = {name: one for name, one in config.optimizers.items() if one.has_length}
         for line in changes(before, config):
             option = line.split(":", 1)[0]
             open_ended = [name for name, one in decaying.items() if one.schedule_updates is None]
@@ -222,8 +223,8 @@ class RunFolder:
                 # with this length the updates that were made would be the same, if there is such a length
                 length = " ".join(f"{name}.schedule_updates={max(before.steps, config.steps)}" for name in open_ended)
                 hint = (
-                    f"\nthe learning rate decays over {before.steps} updates; to change steps, also set the length of "
-                    f"the decay: {length}"
+                    f"\nthe learning rate's schedule is of {before.steps} updates; to change steps, also set its "
+                    f"length: {length}"
                 )
             elif not _MAY_CHANGE.match(option):
                 differing.append(line)
@@ -243,7 +244,7 @@ class RunFolder:
         files = (
             self.metrics, self.tensorboard, self.reference, validation, self.profiles, self.report, self.failures,
             self.code, self.samples, self.groups, self.timeline, self.trackers, self.alarms, self.alarms_first.parent,
-            self.validation_samples, self.config,
+            self.validation_samples, self.exported, self.config,
         )  # fmt: skip
         if not any(file.exists() for file in files):
             return
