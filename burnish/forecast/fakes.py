@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
@@ -102,7 +102,7 @@ class Pretending(TorchDispatchMode):
         if func is DEVICE:
             return device_of(args[0])
         kwargs = kwargs or {}
-        if func is aten._fused_adamw_.default:  # number by number; what DTensor asks of lists takes their length squared
+        if func is aten._fused_adamw_.default:  # on the shards: DTensor's rules take the square of a list's length
             args = tree_map_only(DTensor, lambda sharded: sharded._local_tensor, args)
         answer = self._answers.get(func)
         if answer is not None and any(isinstance(one, FakeTensor) for one in tensors_in(args)):
