@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -112,8 +113,9 @@ def length_metrics(lengths: Lengths) -> dict[str, float]:
 def validation_metrics(scores: Scores, prompts: Sequence[Prompt]) -> dict[str, float]:
     """verl's validation metrics by data source: the reward with its best and worst of k, components by mean.
 
-    N in a name is the number of samples per prompt, including those without a reward. The reward's mean@N and best@N
-    are ``val-core``, the rest is ``val-aux``.
+    Where rewards read answers: what the majority's answer is worth, of the reward and of the component that reads it. N
+    in a name is the number of samples per prompt, including those without a reward. The reward's mean@N, best@N and
+    maj@N are ``val-core``, the rest is ``val-aux``.
 
     Args:
         scores: [B].
@@ -128,14 +130,23 @@ def validation_metrics(scores: Scores, prompts: Sequence[Prompt]) -> dict[str, f
     for source, by_prompt in sources.items():
         rows = list(by_prompt.values())
         count = min(len(some) for some in rows)
-        for name, value in best_and_worst([reward[some] for some in rows], count).items():
-            core = name == f"mean@{count}" or name.startswith(f"best@{count}/")
+        answers = {label for row in itertools.chain(*rows) for label in scores.answers[row]}
+        found = best_and_worst([reward[some] for some in rows], count)
+        if answers:
+            given = [[next(iter(scores.answers[row].values()), None) for row in some] for some in rows]
+            found |= majority([reward[some] for some in rows], given, count)
+        for name, value in found.items():
+            core = name == f"mean@{count}" or name.startswith((f"best@{count}/", f"maj@{count}/"))
             metrics[f"val-{'core' if core else 'aux'}/{source}/reward/{name}"] = value
         for name, column in columns:
             known = [value[~np.isnan(value)] for value in (column[some] for some in rows)]
             means = [float(value.mean()) for value in known if len(value)]
             if means:
                 metrics[f"val-aux/{source}/{name}/mean@{count}"] = float(np.mean(means))
+            if name in answers:
+                given = [[scores.answers[row].get(name) for row in some] for some in rows]
+                voted = majority([column[some] for some in rows], given, count)
+                metrics |= {f"val-aux/{source}/{name}/{k}": value for k, value in voted.items()}
     return metrics
 
 
@@ -170,18 +181,47 @@ def best_and_worst(values: Sequence[np.ndarray], count: int) -> dict[str, float]
     if not prompts:
         return {}
     found: dict[str, list[float]] = defaultdict(list)
-    sizes = [2**power for power in range(1, count.bit_length()) if 2**power < count]
     for known in prompts:
         found[f"mean@{count}"].append(known.mean())
         if count < 2:
             continue
         found[f"std@{count}"].append(known.std())
-        for size in [*sizes, count]:
+        for size in _sizes(count):
             drawn = known[_draws(len(known), size)]
             for name, extreme in (("best", drawn.max(1)), ("worst", drawn.min(1))):
                 found[f"{name}@{size}/mean"].append(extreme.mean())
                 found[f"{name}@{size}/std"].append(extreme.std())
     return {name: float(np.mean(values_of)) for name, values_of in found.items()}
+
+
+def majority(values: Sequence[np.ndarray], answers: Sequence[Sequence[str | None]], count: int) -> dict[str, float]:
+    """What the answer that most of k samples give is worth: a bootstrap over a prompt's samples, averaged over prompts.
+
+    As in verl, the answer drawn first wins a tie, it is worth what its first sample is, and having no answer is one.
+
+    Args:
+        values: one array per prompt, NaN where missing.
+        answers: of the same samples, in a normal form; one that nobody reads (None) has no vote.
+        count: samples per prompt; k takes the powers of two below it, and itself. With one there is no majority.
+    """
+    found: dict[str, list[float]] = defaultdict(list)
+    for value, given in zip(values, answers, strict=True):
+        votes = [i for i, answer in enumerate(given) if answer is not None and not np.isnan(value[i])]
+        numbers: dict[str | None, int] = {}
+        party = np.array([numbers.setdefault(given[i], len(numbers)) for i in votes])
+        for size in _sizes(count) if votes and count > 1 else ():
+            drawn = _draws(len(votes), size)
+            cells = party[drawn] + len(numbers) * np.arange(DRAWS)[:, None]
+            strength = np.bincount(cells.ravel(), minlength=DRAWS * len(numbers))[cells]
+            winner = drawn[np.arange(DRAWS), strength.argmax(1)]
+            worth = value[votes][winner]
+            found[f"maj@{size}/mean"].append(worth.mean())
+            found[f"maj@{size}/std"].append(worth.std())
+    return {name: float(np.mean(values_of)) for name, values_of in found.items()}
+
+
+def _sizes(count: int) -> list[int]:
+    return [*(2**power for power in range(1, count.bit_length()) if 2**power < count), count]
 
 
 @cache

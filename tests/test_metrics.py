@@ -13,6 +13,7 @@ from burnish.metrics import (
     best_and_worst,
     group_diversity,
     hacking_metrics,
+    majority,
     reward_metrics,
     timing_metrics,
     validation_metrics,
@@ -137,6 +138,51 @@ def test_core_is_the_mean_and_best_reward_and_the_rest_is_auxiliary():
     assert {f"val-aux/ocr/reward/{n}" for n in ("std@4", "best@2/mean", "worst@4/mean")} < metrics.keys()
     found.close(metrics["val-core/ocr/reward/mean@4"], expected["reward"]["mean@4"])
     found.close(metrics["val-aux/ocr/acc/mean@4"], expected["acc"]["mean@4"])
+
+
+def verls_majority(values, answers, size) -> tuple[float, float]:
+    """calc_maj_val and bootstrap_metric of verl/trainer/ppo/metric_utils.py, sample by sample."""
+    np.random.seed(42)
+    found = []
+    for drawn in np.random.choice(len(values), size=(1000, size), replace=True):
+        votes: dict[str, list[float]] = {}
+        for i in drawn:
+            votes.setdefault(answers[i], []).append(values[i])
+        found.append(votes[max(votes, key=lambda answer: len(votes[answer]))][0])
+    return float(np.mean(found)), float(np.std(found))
+
+
+def test_majorities_are_verls():
+    draw = np.random.default_rng(0)
+    values, answers = draw.random((3, 5)), [list(map(str, row)) for row in draw.integers(0, 3, (3, 5))]
+    metrics = majority(list(values), answers, 5)
+    assert metrics.keys() == {f"maj@{size}/{name}" for size in (2, 4, 5) for name in ("mean", "std")}
+    for size in (2, 4, 5):
+        each = [verls_majority(*pair, size) for pair in zip(values, answers, strict=True)]
+        assert metrics[f"maj@{size}/mean"] == pytest.approx(np.mean([mean for mean, _ in each]), abs=1e-12)
+        assert metrics[f"maj@{size}/std"] == pytest.approx(np.mean([std for _, std in each]), abs=1e-12)
+
+
+def test_a_majority_can_be_right_where_most_samples_are_wrong_and_missing_rewards_have_no_vote():
+    right = [1.0, 1.0, 0.0, 0.0, 0.0]
+    split = majority([np.array(right)], [["7", "7", "1", "2", ""]], 5)["maj@5/mean"]
+    united = majority([np.array(right)], [["7", "7", "1", "1", "1"]], 5)["maj@5/mean"]
+    assert united < np.mean(right) < split
+    missing = majority([np.array([1.0, NAN, NAN])], [["7", "1", "1"]], 3)
+    assert missing == {"maj@2/mean": 1.0, "maj@2/std": 0.0, "maj@3/mean": 1.0, "maj@3/std": 0.0}
+    assert majority([np.array([NAN, 0.5])], [["7", None]], 2) == majority([np.array([1.0])], [["7"]], 1) == {}
+
+
+def test_votes_are_of_the_reward_and_of_what_reads_answers():
+    answers = [{"exact": one} for one in "aab"] + [{}] * 3
+    given = scores([0.9, 0.9, 0.1] * 2, names=("exact", "format"), components=[[1.0, 1.0], [1.0, 1.0], [0.0, 1.0]] * 2)
+    metrics = validation_metrics(replace(given, answers=answers), [*prompts("ggg"), *prompts("hhh", "other")])
+    found = {name: value for name, value in metrics.items() if "maj@" in name}
+    assert {name for name in found if "core" in name} == {f"val-core/ocr/reward/maj@3/{k}" for k in ("mean", "std")}
+    assert {name.rpartition("/")[0] for name in found if "aux" in name} == {
+        "val-aux/ocr/reward/maj@2", "val-aux/ocr/exact/maj@2", "val-aux/ocr/exact/maj@3"
+    }  # fmt: skip
+    assert found["val-core/ocr/reward/maj@3/mean"] == pytest.approx(0.1 + 0.8 * found["val-aux/ocr/exact/maj@3/mean"])
 
 
 def test_validation_keeps_sources_apart_and_its_names_when_rewards_are_missing():

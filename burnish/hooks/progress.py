@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import math
+import re
 import time
 from collections.abc import Callable
 
@@ -18,6 +19,7 @@ from burnish.utils import terminal
 
 WINDOW = 10  # updates that the estimate of the remaining time is based on
 EXACT = (["ocr_exact"], ["exact"])  # components shown with the validation reward
+VOTE = re.compile(r"val-core/.+/reward/(maj@\d+)/mean")
 PAUSE = 5.0  # seconds between plain lines
 
 
@@ -97,12 +99,15 @@ def duration(seconds: float) -> str:
 
 
 def _validation(metrics: dict[str, float]) -> str:
-    """Result of a validation, such as ``validation 0.912 (exact 0.804)``; "" if there was none."""
+    """Result of a validation, such as ``validation 0.912, maj@8 0.934 (exact 0.804)``; "" if there was none."""
     rewards = [v for k, v in metrics.items() if k.startswith("val-core/") and "/reward/mean@" in k]
     exact = [v for k, v in metrics.items() if k.startswith("val-aux/") and k.split("/")[2:3] in EXACT]
     if not rewards:
         return ""
     text = f"validation {_number(sum(rewards) / len(rewards))}"
+    votes = [(match[1], v) for k, v in metrics.items() if (match := VOTE.fullmatch(k))]
+    if len({size for size, _ in votes}) == 1:
+        text += f", {votes[0][0]} {_number(sum(v for _, v in votes) / len(votes))}"
     return f"{text} (exact {_number(sum(exact) / len(exact))})" if exact else text
 
 

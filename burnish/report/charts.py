@@ -7,8 +7,9 @@ from typing import Any
 
 from burnish.config.run_folder import RunFolder
 from burnish.report.health import PARTS, explained, points_of
+from burnish.report.measures import REWARD, Measure
 from burnish.report.points import MOST, Interval, Points, series
-from burnish.report.summary import REWARD, Measure, Summary
+from burnish.report.summary import Summary
 from burnish.report.validated import MOST_SCORED, by_source, chosen, over_sources, scores_of
 
 VALIDATION, MEMORY, REST = "Validation", "Memory", "Other metrics"

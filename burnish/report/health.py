@@ -8,7 +8,8 @@ from html import escape
 
 from burnish.config.run_folder import STEP
 from burnish.report.curves import Chart, Series
-from burnish.report.summary import Summary, mean
+from burnish.report.measures import mean
+from burnish.report.summary import Summary
 
 PARTS = {
     "actor/": "The policy",

@@ -14,10 +14,11 @@ from burnish.report.curves import Chart, Series
 from burnish.report.frozen import digest, frozen
 from burnish.report.gallery import gallery
 from burnish.report.health import health, points_of
+from burnish.report.measures import REWARD
 from burnish.report.media import Embedded
 from burnish.report.overview import WORDS, numbers, sources
 from burnish.report.suites import suites_section
-from burnish.report.summary import REWARD, Summary, next_steps
+from burnish.report.summary import Summary, next_steps
 from burnish.report.verdict import headline, verdict
 from burnish.report.web import script, style
 from burnish.utils.disk import write_atomically

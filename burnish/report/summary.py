@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +14,20 @@ from burnish.config.run_folder import STEP, RunFolder, is_row
 from burnish.config.tasks import DEFAULT, TASKS
 from burnish.config.words import DRAWN, FILES, JUDGEMENTS, Words
 from burnish.report.habits import Habit, lost_habits
+from burnish.report.measures import (
+    BORDER,
+    EXACT,
+    FORMAT,
+    GIVEN,
+    LENGTH,
+    MEASURES,
+    REWARD,
+    STRICT,
+    VARIETY,
+    Measure,
+    Row,
+    votes,
+)  # fmt: skip
 from burnish.report.passes import Passes, passes
 from burnish.report.reading import read_configuration
 from burnish.report.samples import Samples, chance, read_samples, read_scores
@@ -49,84 +60,7 @@ TITLES = {  # names that are not just capitals
     "simpo": "SimPO",
     "tempflow_grpo": "TempFlow-GRPO",
 }
-MOST_DIGITS = 7
-SPACE = "\N{NO-BREAK SPACE}"
-PLUS_MINUS = f"{SPACE}±{SPACE}"
 FELL_BACK = 0.02  # last validation below the best one by this is reported
-
-Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A validation metric in the report."""
-
-    title: str
-    key: str  # of metrics, with * for the data source
-    better: int  # 1: higher is better, -1: lower is better, 0: neutral
-    percent: bool = False
-    enough: float = 0.005  # smallest change that counts
-    relative: bool = False  # whether ``enough`` is relative to the value before
-    chance: float = 0.0  # changes below this may be chance; infinity if unknown
-    digits: int = 3  # decimals
-
-    def of(self, row: Row | None) -> float | None:
-        """The value in a line of metrics, averaged over data sources; None if missing."""
-        return mean(row, self.key)
-
-    @property
-    def column(self) -> str:
-        """Its name in ``Score``."""
-        named = {VARIETY.key: "variety", LENGTH.key: "tokens"}
-        return named.get(self.key) or self.key.split("/")[-2]
-
-    def sign(self, before: float, after: float) -> int:
-        """1 for a significant rise, -1 for a significant fall, else 0."""
-        enough = max(self.enough * abs(before) if self.relative else self.enough, self.chance)
-        return 0 if abs(after - before) < enough else 1 if after > before else -1
-
-    def show(self, value: float | None) -> str:
-        """The value as text."""
-        if value is None:
-            return "–"
-        if self.percent:
-            return f"{100 * value:.{self.digits - 2}f}{SPACE}%".replace("-", "−")
-        digits = self.digits if abs(value) < 100 else 1
-        return f"{value:.{digits}f}".replace("-", "−")
-
-    def change(self, before: float, after: float) -> str:
-        """The change with its sign and confidence interval: +1.1 ± 1.9 points."""
-        number, _, unit = self.show(abs(after - before)).partition(SPACE)
-        sign = "" if not float(number) else "+" if after > before else "−"
-        words = f"{sign}{number}"
-        if 0 < self.chance < math.inf:
-            words += f"{PLUS_MINUS}{self.show(self.chance).partition(SPACE)[0]}"
-        return f"{words}{SPACE}points" if unit else words
-
-    def precise(self, values: Sequence[float]) -> Measure:
-        """The measure with enough digits that rounded values and rounded differences agree."""
-        for digits in range(self.digits, MOST_DIGITS):
-            unit = 10.0**-digits
-            rounded = [round(value / unit) for value in values]
-            pairs = zip(pairwise(values), pairwise(rounded), strict=True)
-            if all(round(abs(b - a) / unit) == abs(d - c) for (a, b), (c, d) in pairs):
-                return replace(self, digits=digits)
-        return self
-
-
-REWARD = Measure("Validation reward", "val-core/*/reward/mean@*", 1)
-EXACT = Measure("Read exactly right", "val-aux/*/ocr_exact/mean@*", 1, percent=True)
-STRICT = Measure("Answered right", "val-aux/*/exact/mean@*", 1, percent=True)
-FORMAT = Measure("In the form asked for", "val-aux/*/format/mean@*", 1, percent=True)
-AGREES = Measure("Judged as people did", "val-aux/*/accuracy/mean@*", 1, percent=True)
-GIVEN = Measure("Right among those in form", "val-aux/*/exact_given_format/mean@*", 0, percent=True)
-LENGTH = Measure("Tokens of a response", "val-aux/response_length/mean", 0, enough=0.15, relative=True, digits=1)
-BORDER = Measure("Border darkness", "val-aux/*/border_darkness/mean@*", -1, enough=0.01)
-MEASURES = {
-    "accuracy": AGREES, "ocr_exact": EXACT, "border_darkness": BORDER, "exact": STRICT, "format": FORMAT,
-    "exact_given_format": GIVEN,
-}  # fmt: skip
-VARIETY = Measure("Variety within a prompt", "val-aux/variety", 1, enough=0.15, relative=True)
 
 
 @dataclass(frozen=True)
@@ -232,7 +166,7 @@ class Summary:
                 weight = (rewards.get(name) or {}).get("weight", 0)
                 title = name.replace("_", " ").capitalize()
                 found.append(Measure(title, f"val-aux/*/{name}/mean@*", (weight > 0) - (weight < 0)))
-        found += [VARIETY, LENGTH]
+        found += [*votes(self.validated), VARIETY, LENGTH]
         order = [REWARD, EXACT, STRICT, FORMAT, GIVEN, None, BORDER, VARIETY, LENGTH]
         places = {measure.key: place for place, measure in enumerate(order) if measure is not None}
         found.sort(key=lambda measure: places.get(measure.key, order.index(None)))
@@ -327,20 +261,6 @@ def _read_reference(folder: RunFolder) -> Row | None:
     except (OSError, ValueError):  # not written yet, or truncated
         return None
     return found if is_row(found) and found.get("guidance_scale") is not None else None
-
-
-def mean(row: Row | None, key: str) -> float | None:
-    """The value of a metric, averaged over the data sources that ``*`` stands for."""
-    if row is None:
-        return None
-    if "*" not in key:
-        only = row.get(key)
-        return float(only) if only is not None and math.isfinite(only) else None
-    head, _, tail = key.partition("*")
-    end = tail.removesuffix("*")
-    names = [name for name in row if name.startswith(head) and end in name]
-    values = [row[name] for name in names if row[name] is not None and math.isfinite(row[name])]
-    return sum(values) / len(values) if values else None
 
 
 def algorithm_title(name: str) -> str:

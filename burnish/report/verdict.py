@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from burnish.config.run_folder import STEP
-from burnish.report.summary import BORDER, FELL_BACK, FORMAT, GIVEN, REWARD, VARIETY, Measure, Point, Summary
+from burnish.report.measures import BORDER, FORMAT, GIVEN, REWARD, VARIETY, Measure
+from burnish.report.summary import FELL_BACK, Point, Summary
 
 FEW = "too few prompts were evaluated to tell it from chance"
 

@@ -38,6 +38,7 @@ class Verdict:
     steps: tuple[tuple[int, float], ...] = ()  # rewards of steps, by the character of the response where each ends
     tokens: tuple[float, ...] = ()  # or of its tokens: of both the sum is part of the value
     named: Mapping[str, float] = field(default_factory=dict)  # like extras, whose names only the sample tells
+    answer: str | None = None  # that a response gives, in one normal form, for votes; None where no answers are read
 
 
 @options

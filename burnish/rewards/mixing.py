@@ -94,6 +94,7 @@ def mix(
         names=names,
         weights=tuple(w for reward in rewards.values() for w in (reward.weight, *[0.0] * len(reward.extras))),
         further=further,
+        answers=[{label: one.answer for label, one in row.items() if one.answer is not None} for row in rows],
         notes=[_note({label: verdict.note for label, verdict in row.items()}) for row in noted],
         faults=[_fault(row) for row in noted],
         steps=[_steps(row, share) for row, share in zip(rows, shares, strict=True)],

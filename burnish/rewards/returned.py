@@ -11,6 +11,7 @@ from burnish.rewards.base import Verdict
 
 SCORE = ("score", "reward")  # keys of a dict that hold the value
 LISTS = ("scores", "rewards", *SCORE)  # of a dict about a batch
+ANSWER = "pred"  # key of the answer that a response gives: equal ones vote together
 NAME = re.compile(r"[A-Za-z_][\w.-]{0,63}")  # of a further value: it becomes a part of metric names
 MOST = 64  # further values of a sample
 TEXT = 500  # characters of a text that are kept as a note
@@ -74,7 +75,7 @@ def shown(value: Any) -> str:
 
 
 def _of_dict(value: Mapping[str, Any], who: str, tokens: int | None) -> Verdict:
-    """One named score; steps or tokens that it is made of; further numbers by name; texts as notes."""
+    """One named score; steps or tokens that it is made of; further numbers by name; texts as notes; an answer."""
     steps, each = value.get("steps"), value.get("tokens")
     keys = [name for name in SCORE if name in value]
     if len(keys) > 1 or not (keys or steps is not None or each is not None):
@@ -106,7 +107,8 @@ def _of_dict(value: Mapping[str, Any], who: str, tokens: int | None) -> Verdict:
         return fault(f"{who} gave {len(named)} further values for a sample; at most {MOST} are logged")
     if whole.value is None:
         return Verdict(None, (), "; ".join([whole.note, *notes]), fault=whole.fault)
-    return Verdict(whole.value, (), "; ".join(notes), steps=by_step, tokens=by_token, named=named)
+    answer = None if value.get(ANSWER) is None else str(value[ANSWER]).strip()
+    return Verdict(whole.value, (), "; ".join(notes), steps=by_step, tokens=by_token, named=named, answer=answer)
 
 
 def _number(value: Any) -> bool:

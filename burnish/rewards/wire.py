@@ -145,10 +145,11 @@ def decode_prompt(value: Any, limits: Limits) -> Prompt:
 
 def encode_verdict(verdict: Verdict) -> dict[str, Any]:
     """What a service answers about one sample."""
-    return {
+    found: dict[str, Any] = {
         "value": verdict.value, "values": dict(verdict.named), "note": verdict.note[:NOTE],
         "fault": verdict.fault.partition("\n")[0][:NOTE],
     }  # fmt: skip
+    return found if verdict.answer is None else found | {"answer": verdict.answer[:NOTE]}
 
 
 def decode_verdict(value: Any, where: str) -> Verdict:
@@ -160,7 +161,9 @@ def decode_verdict(value: Any, where: str) -> Verdict:
         return Verdict(None, (), _plain(said), fault=_plain(fault))
     named = value["values"] if isinstance(value.get("values"), dict) else {}
     numbers = {str(name)[:100]: float(one) for name, one in named.items() if _is_number(one)}
-    return Verdict(float(value["value"]), (), _plain(str(value.get("note") or "")[:NOTE]), named=numbers)
+    answer = value["answer"][:NOTE] if isinstance(value.get("answer"), str) else None
+    note = _plain(str(value.get("note") or "")[:NOTE])
+    return Verdict(float(value["value"]), (), note, named=numbers, answer=answer)
 
 
 def decode_picture(about: Mapping[str, Any], limits: Limits) -> np.ndarray:

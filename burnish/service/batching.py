@@ -144,5 +144,6 @@ def _verdicts(scores: Scores) -> list[Verdict]:
         named = {name: v for name, v in zip(scores.names, components[row], strict=True) if not math.isnan(v)}
         named |= scores.further[row]
         value = None if missing else reward
-        found.append(Verdict(value, (), scores.notes[row], fault=scores.faults[row], named=named))
+        answer = next(iter(scores.answers[row].values()), None)
+        found.append(Verdict(value, (), scores.notes[row], fault=scores.faults[row], named=named, answer=answer))
     return found

@@ -190,6 +190,7 @@ class Scores(Batch):
     ran: list[dict[str, Ran]] = field(default_factory=list)  # [B] how each reward was computed, by its label
     tokens: list[tuple[float, ...]] = field(default_factory=list)  # [B] and what to its tokens; () if nothing does
     further: list[dict[str, float]] = field(default_factory=list)  # [B] values that only single samples have, by name
+    answers: list[dict[str, str]] = field(default_factory=list)  # [B] of responses, by the reward that reads them
     counted: Tensor = None  # type: ignore[assignment]  # [B, R] float64: components as they count, capped and gated
     applied: Tensor = None  # type: ignore[assignment]  # [B, R] float64: their weights; 0 where one doesn't apply
 
@@ -200,6 +201,7 @@ class Scores(Batch):
         self.tokens = self.tokens or [()] * count
         self.further = self.further or [{} for _ in range(count)]
         self.ran = self.ran or [{} for _ in range(count)]
+        self.answers = self.answers or [{} for _ in range(count)]
         if self.counted is None:
             self.counted = self.components.double()
         if self.applied is None:

@@ -60,6 +60,15 @@ def test_slow_updates_have_a_plain_line_each():
     assert not any("\x1b" in line or "\r" in line for line in lines)
 
 
+def test_a_validation_tells_what_the_majority_answers():
+    out = io.StringIO()
+    hook = Progress(SimpleNamespace(steps=1), done=0, console=Console(file=out, width=100, _environ={}))
+    hook.start(0)
+    hook(0, VALIDATION | {"val-core/a/b/reward/maj@8/mean": 0.95, "val-core/a/b/reward/maj@8/std": 0.1})
+    hook.close()
+    assert "validation 0.912, maj@8 0.950 (exact 0.800)" in out.getvalue()
+
+
 def test_a_log_in_colours_is_still_a_log():
     """FORCE_COLOR makes rich take a file for a terminal."""
     out = io.StringIO()

@@ -44,6 +44,7 @@ def run_of(path, right: tuple[float, float], form: tuple[float, float], think: t
         exact, formed = (sum(one["values"][name] for one in scores) / len(scores) for name in ("exact", "format"))
         row = {"val-core/default/reward/mean@4": exact, "val-aux/default/exact/mean@4": exact}
         row |= {"val-aux/default/format/mean@4": formed, "val-aux/default/exact_given_format/mean@4": exact / formed}
+        row |= {f"val-aux/default/exact/maj@{n}/{k}": v for n, v in ((2, 0.5), (4, 0.75)) for k in ("mean", "std")}
         rows.append({"training/global_step": update} | row)
     folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
@@ -52,6 +53,20 @@ def run_of(path, right: tuple[float, float], form: tuple[float, float], think: t
 def words(folder: RunFolder) -> str:
     write_report(folder)
     return " ".join(point.text for point in verdict(Summary.read(folder))).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_the_answer_of_most_samples_is_shown_beside_the_mean(tmp_path):
+    folder = run_of(tmp_path / "run", right=(0.5, 0.52), form=(0.6, 0.95), think=(0.4, 0.4))
+    titles = {one.title: one for one in Summary.read(folder).measures()}
+    assert "Answered right by majority of 4" in titles
+    assert "Answered right by majority of 2" not in titles
+    measure = titles["Answered right by majority of 4"]
+    assert (measure.column, measure.show(measure.of(Summary.read(folder).after))) == (
+        "maj@4",
+        "75.0\N{NO-BREAK SPACE}%",
+    )
+    write_report(folder)
+    assert folder.report.read_text().count("Answered right by majority of 4") >= 2  # the table, and its curve
 
 
 def test_a_rise_within_its_interval_is_no_verdict(tmp_path):

@@ -76,6 +76,7 @@ def test_functions_of_other_libraries_work_as_they_are():
     right, wrong = judge(said("compute_score"), [Response("7"), Response("8")], [prompt] * 2)
     assert (right.value, wrong.value, right.named["acc"], wrong.named["acc"]) == (1.0, 0.0, 1.0, 0.0)
     assert right.note == "pred: 7; source: s; extra: {'index': 3}"
+    assert (right.answer, wrong.answer) == ("7", "8")
 
     chat = Prompt(text="q", record=json.dumps({"solution": None, "level": 2}), conversational=True)
     assert values(judge(said("trl"), [Response("7"), Response("8")], [prompt, chat])) == [1.0, None]

@@ -96,6 +96,14 @@ def test_responses_are_scored_and_failures_are_missing():
     assert "gave up after" in gone.fault
 
 
+def test_answers_come_back_for_votes():
+    samples = [Response(f"<answer>{text}</answer>") for text in ("B", "(b)", "C")]
+    with served("multiple_choice", "--task", "image-text-to-text") as service:
+        one = remote("language reward", service.url, protocol="burnish")
+        verdicts = judge(one, samples, [Prompt(text="?", answer="B")] * 3)
+    assert [(verdict.value, verdict.answer) for verdict in verdicts] == [(1.0, "B"), (1.0, "B"), (0.0, "C")]
+
+
 def test_requests_without_samples_and_wrong_names():
     with pytest.raises(ConfigError, match="ocrr"):
         load_service(["ocrr"])

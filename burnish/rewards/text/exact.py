@@ -27,8 +27,9 @@ class Exact(AnswerReward):
 
     def _verdict(self, found: str | None, wanted: str) -> Verdict:
         if found is None:
-            return Verdict(0.0, (), "no answer")
-        return Verdict(float(self._plain(found) == self._plain(wanted)), (), found)
+            return Verdict(0.0, (), "no answer", answer="")
+        plain = self._plain(found)
+        return Verdict(float(plain == self._plain(wanted)), (), found, answer=plain)
 
     def _plain(self, text: str) -> str:
         if self.ignore_case:

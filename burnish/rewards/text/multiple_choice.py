@@ -46,7 +46,7 @@ class MultipleChoice(AnswerReward):
         if right is None:
             return Verdict(None, (), f"the right answer {wanted!r} chooses none of {self.choices}")
         chosen = None if found is None else self.choice(found)
-        return Verdict(float(chosen == right), (), chosen or "no choice")
+        return Verdict(float(chosen == right), (), chosen or "no choice", answer=chosen or "")
 
     def choice(self, text: str) -> str | None:
         """The letter that a text chooses; None if it chooses none or several."""

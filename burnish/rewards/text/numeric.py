@@ -11,7 +11,7 @@ from burnish.registry import register
 from burnish.rewards.base import Verdict
 from burnish.rewards.text.answers import AnswerReward, reference
 from burnish.rewards.text.arithmetic import Unreadable
-from burnish.rewards.text.quantities import same
+from burnish.rewards.text.quantities import normal, same
 from burnish.rewards.text.reading import read
 from burnish.utils.errors import UserError
 
@@ -52,18 +52,21 @@ class Numeric(AnswerReward):
 
     def _verdict(self, found: str | None, wanted: str) -> Verdict:
         if found is None:
-            return Verdict(0.0, (), "no answer")
+            return Verdict(0.0, (), "no answer", answer="")
         if self.grader == "math_verify":
-            return Verdict(float(same_expression(found, wanted)), (), found)
+            right = same_expression(found, wanted)
+            return Verdict(float(right), (), found, answer=wanted if right else found)
         try:
-            right = read(wanted)
+            references = read(wanted)
         except Unreadable as error:
             return Verdict(None, (), f"the right answer {wanted[:60]!r} {error}")
         try:
             numbers = read(found)
         except Unreadable as error:
-            return Verdict(0.0, (), f"{found[:60]!r} {error}")
-        return Verdict(float(any(same(one, other, self.tolerance) for one in numbers for other in right)), (), found)
+            return Verdict(0.0, (), f"{found[:60]!r} {error}", answer=found)
+        right = any(same(one, other, self.tolerance) for one in numbers for other in references)
+        # all that is right is one answer to a vote, however it is written; what is wrong is told apart by its number
+        return Verdict(float(right), (), found, answer=wanted if right else normal(numbers[0]))
 
 
 def same_expression(found: str, wanted: str) -> bool:

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TypeAlias
 
+EXACT = 2**53  # floats below it can be any integer
 ROUNDING = 1e-6  # tolerances up to this allow for rounding only, so integers must be equal
 
 
@@ -74,6 +75,17 @@ def same(found: Answer, wanted: Answer, tolerance: float) -> bool:
     if len(order) == len(wanted.members) and order.keys() == {member.name for member in wanted.members}:
         return all(same(order[member.name], member, tolerance) for member in wanted.members)
     return all(same(one, other, tolerance) for one, other in zip(found.members, wanted.members, strict=True))
+
+
+def normal(answer: Answer) -> str:
+    """A text that is equal for numbers which differ by their rounding or their spelling, as 0.5, 1/2 and 50 %."""
+    if isinstance(answer, Several):
+        return f"{answer.kind}({', '.join(map(normal, answer.members))})"
+    value, unit = answer.value, answer.unit
+    if unit is not None:
+        value *= unit.factor
+    text = str(int(value)) if math.isfinite(value) and value == int(value) and abs(value) < EXACT else f"{value:.6g}"
+    return text if unit is None else f"{text} {' '.join(f'{name}^{power}' for name, power in unit.powers)}"
 
 
 def close(value: float, wanted: float, tolerance: float) -> bool:

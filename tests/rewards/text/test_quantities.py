@@ -146,3 +146,13 @@ def test_odd_texts_are_read_at_once():
             with contextlib.suppress(Unreadable):
                 read(text + tail)
     assert time.process_time() - begun < 5
+
+
+def test_answers_to_a_vote_are_equal_where_numbers_are():
+    numbers = [f"<answer>{text}</answer>" for text in ("1/2", "0.5", r"\frac{1}{2}", "50 %", "7", "7.0", "1e16", "x")]
+    found = [verdict.answer for verdict in ask(reward("numeric"), *[(text, "8") for text in [*numbers, "no tag"]])]
+    assert found == ["0.5", "0.5", "0.5", "0.5", "7", "7", "1e+16", "x", ""]
+    right = ask(reward("numeric"), *[(f"<answer>{text}</answer>", "15 cm") for text in ("15", "150 mm", "15 cm")])
+    assert [(verdict.value, verdict.answer) for verdict in right] == [(1.0, "15 cm")] * 3
+    length, area = ask(reward("numeric"), *[(f"<answer>{text}</answer>", "3") for text in ("2 m", "2 m^2")])
+    assert length.answer != area.answer

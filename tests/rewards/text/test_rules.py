@@ -207,3 +207,11 @@ def test_functions_judge_text(tmp_path):
     assert "1 values for 2 responses" in first.note
     with pytest.raises(ValueError, match="nothing has no such name"):
         reward("function", path=f"{file}:nothing").check([])
+
+
+def test_letters_and_plain_answers_vote():
+    letters = ask(reward("multiple_choice"), *[(f"<answer>{text}</answer>", "A") for text in ("(B)", "b", "A or B")])
+    assert [verdict.answer for verdict in letters] == ["B", "B", ""]
+    plain = ask(reward("exact", ignore_case=True), ("<answer>Dog</answer>", "cat"), ("<answer> dog</answer>", "cat"))
+    assert [verdict.answer for verdict in plain] == ["dog", "dog"]
+    assert [verdict.answer for verdict in ask(reward("format"), ("a", None))] == [None]
