@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish import config as configuration
+from burnish.commands.fetching import fetched
 from burnish.config import RunConfig
 from burnish.config.disk import check_disk
 from burnish.config.hub import fetch_data, with_models
@@ -98,7 +99,7 @@ def train(config: RunConfig) -> Run:
     Raises:
         UserError: something is missing, or wrong with data, model or rewards.
     """
-    config = with_models(config)
+    config = with_models(fetched(config))
     fetch_data(config)
     check_disk(config)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported: processes share cores

@@ -165,11 +165,12 @@ def _train(args: argparse.Namespace) -> int:
     with StopRequest() as stop:
         try:
             with stop.cancellable():
+                from burnish.commands.fetching import fetched
                 from burnish.config import load
                 from burnish.config.disk import check_disk
                 from burnish.config.hub import fetch_data, with_models
 
-                config = with_models(load(args.recipe, args.overrides))
+                config = with_models(fetched(load(args.recipe, args.overrides)))
                 fetch_data(config)
                 check_disk(config)
                 _quiet_threads(config.threads)

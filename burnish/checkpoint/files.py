@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import re
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from typing import Any
 
 from burnish.algorithms.base import Metrics
 from burnish.checkpoint import first_format, manifest, state_file, tensor_file
+from burnish.checkpoint.manifest import VISIBLE
 from burnish.checkpoint.snapshot import Snapshot
 from burnish.training.saved import in_memory
 from burnish.utils.disk import sync
@@ -24,7 +24,6 @@ MANIFEST = manifest.NAME
 PARTS = ("roles", "groups", "ema", "trainer", "source")  # of the state of a run
 PLACED = ("roles", "groups", "ema")  # of these each rank reads its own slices, into memory that is there
 HASHED = 8  # files at a time
-VISIBLE = re.compile(r"(\d{8,})")  # folder names of complete checkpoints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +37,11 @@ class Checkpoint:
     files: dict[str, dict[str, Any]]  # size and sha256 by file name
     format: int
     unvalidated: Metrics | None = None  # metrics of its update, if the validation is still to be done
+
+    @property
+    def bytes(self) -> int:
+        """Size of its files, the manifest aside."""
+        return sum(about["size"] for about in self.files.values())
 
     def load(self, identity: dict[str, str], parts: Collection[str] = ()) -> dict[str, Any]:
         """The saved state by part; what networks, optimizers and averages hold as saved tensors, which are read later.

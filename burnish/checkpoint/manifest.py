@@ -19,6 +19,7 @@ from burnish.utils.json_text import parse_json
 NAME = "manifest.json"
 FIRST, FORMAT = 1, 2  # formats that can be read; the second is written
 LARGEST = 256 << 20  # bytes: a line for each of a million files
+VISIBLE = re.compile(r"(\d{8,})")  # folder names of complete checkpoints
 _FILE = re.compile(r"state\.json|tensors/[\w-][\w.-]*\.safetensors|[\w-][\w.-]*\.pt|shards/[\w.-]*\w")
 _HASH = re.compile(r"[0-9a-f]{64}")
 
@@ -44,6 +45,20 @@ def read(path: Path) -> dict[str, Any]:
         raise UserError(
             f"{path} is not a complete checkpoint: {file} is missing; give a numbered folder in a run's checkpoints"
         ) from None
+    return parse(raw, str(file), size)
+
+
+def parse(raw: bytes, file: str, size: int | None = None) -> dict[str, Any]:
+    """The manifest that a file holds.
+
+    Args:
+        raw: what was read of it.
+        file: its name, for messages.
+        size: its length in bytes, where not all of it was read.
+
+    Raises:
+        UserError: it is damaged, or not written by a run.
+    """
     try:
         content: dict[str, Any] = parse_json(raw)
         content.pop("sha256")
@@ -51,9 +66,9 @@ def read(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         intact = False
     if not intact:
-        raise UserError(f"{file} is damaged: its {size} bytes do not match its sha256")
+        raise UserError(f"{file} is damaged: its {len(raw) if size is None else size} bytes do not match its sha256")
     if type(content.get("format")) is not int or content["format"] not in (FIRST, FORMAT):
-        raise UserError(f"{path} has format {content.get('format')!r:.40}, not {FORMAT}; a newer Burnish wrote it")
+        raise UserError(f"{file} has format {content.get('format')!r:.40}, not {FORMAT}; a newer Burnish wrote it")
     if wrong := _wrong(content):
         raise UserError(f"{file} was not written by Burnish: {wrong}; use another checkpoint")
     return content

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import secrets
 import shutil
@@ -15,9 +16,10 @@ from typing import Any, Self
 
 from burnish.algorithms.base import Metrics
 from burnish.checkpoint import tensor_file
-from burnish.checkpoint.files import VISIBLE, Checkpoint, mark_validated, read, write, write_tensors
+from burnish.checkpoint.files import Checkpoint, mark_validated, read, write, write_tensors
+from burnish.checkpoint.manifest import VISIBLE
 from burnish.checkpoint.snapshot import Snapshot
-from burnish.options import CheckpointOptions
+from burnish.options.checkpoint import CheckpointOptions
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.utils.background import Background
 from burnish.utils.disk import FULL, sync
@@ -39,6 +41,7 @@ class CheckpointStore:
         self.folder, self.options, self.ranks = Path(folder), options, ranks
         self._verified: dict[Path, Checkpoint] = {}  # hashed once by this process
         self._cleaned = False
+        self._told = False  # that max_gb is too low
         self._longest = 0.0
         self._writing: Background | None = None
         self._background_ranks: Ranks | None = None
@@ -237,9 +240,31 @@ class CheckpointStore:
         best = _best(complete) if self.options.keep_best else None
         if best:
             keep.add(best.path)
+        if self.options.max_gb is not None:
+            always = {best.path if best else None, older[-1] if older else None}
+            ours = [found for found in reversed(complete) if found.path in keep]
+            keep &= self._within([found for found in ours if found.path in always], ours)
         for path in paths:
             if int(path.name) < update and path not in keep:
                 self._remove(path)
+
+    def _within(self, always: list[Checkpoint], kept: list[Checkpoint]) -> set[Path]:
+        """Those of ``kept``, the newest first, that fit into the room of ``max_gb`` beside those that stay anyway."""
+        room = (self.options.max_gb or math.inf) * 1e9 - sum(found.bytes for found in always)
+        if room < 0 and not self._told:
+            self._told = True
+            log.warning(
+                "checkpoint.max_gb is %g, and the checkpoints that are always kept take %.2f GB; it bounds the others",
+                self.options.max_gb, sum(found.bytes for found in always) / 1e9,
+            )  # fmt: skip
+        found = {one.path for one in always}
+        for one in kept:
+            if one not in always:
+                room -= one.bytes
+                if room < 0:
+                    break
+                found.add(one.path)
+        return found
 
     def _remove(self, path: Path) -> None:
         """Rename a checkpoint before removing it, so that a kill never leaves a partial one."""

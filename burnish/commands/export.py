@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -70,8 +71,8 @@ class Exported:
         )
 
 
-def write_export(run: str, output: str, what: Format, dtype: Dtype | None) -> Exported:
-    """Write the weights of a run into a new folder, without a card.
+def write_export(run: str, output: str, what: Format, dtype: Dtype | None, overrides: Sequence[str] = ()) -> Exported:
+    """Write the weights of a run into a new folder, without a card; ``overrides`` differ from the run's options.
 
     Raises:
         UserError: the folder is not empty, or there is no such run or adapter.
@@ -82,7 +83,8 @@ def write_export(run: str, output: str, what: Format, dtype: Dtype | None) -> Ex
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise UserError(f"output is {output}, which exists and is not an empty folder; choose another")
     # adapters are merged into the weights of model.path, not into a quantised copy of them
-    assembly, update = open_run(run, ["model.quantization=null"] if what == "merged" else (), samples=False)
+    unquantised = ["model.quantization=null"] if what == "merged" else []
+    assembly, update = open_run(run, [*overrides, *unquantised], samples=False)
     if what == "lora" and assembly.config.model.lora is None:
         raise UserError(f"{run} trained all weights (model.lora is null): there is no adapter; export merged weights")
     output_folder(output)

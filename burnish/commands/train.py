@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing, nullcontext, suppress
 from burnish.checkpoint.files import Checkpoint
 from burnish.checkpoint.store import CheckpointStore
 from burnish.commands.epochs import with_steps
+from burnish.commands.exporting import ENVIRONMENT
 from burnish.commands.fitting import Fit
 from burnish.commands.messages import closing_message, opening_message
 from burnish.commands.opening import open_controller
@@ -18,6 +19,7 @@ from burnish.config.run_folder import RunFolder
 from burnish.controller import Controller
 from burnish.hooks import Hook, Observed
 from burnish.hooks.alarms import Alarms, Forms
+from burnish.hooks.beside import Beside
 from burnish.hooks.checkpoints import BeforeValidation, Checkpoints
 from burnish.hooks.epochs import Epochs
 from burnish.hooks.expiry import Expiry, ReclaimTime, reclaim_time
@@ -35,6 +37,7 @@ from burnish.report import write_report
 from burnish.rewards.breaker import RewardsFailing
 from burnish.training.profiling import controller_command
 from burnish.utils.errors import Cancelled, UserError
+from burnish.utils.feed import Feed, Timing
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +113,21 @@ def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
                 checkpoint = store.latest()
 
 
+def beside(config: RunConfig, folder: RunFolder) -> list[Hook]:
+    """Processes that copy and export every checkpoint, if the options ask for them."""
+    options, run = config.checkpoint, str(folder.path.absolute())
+    feeds = {}
+    if options.copy_to is not None:
+        told = {"run": run, "address": options.copy_to, "keep": options.copy_keep, "best": options.keep_best}
+        feeds["checkpoint_copy"] = Feed("checkpoint.copy_to", "burnish.checkpoint.copying", told, Timing())
+    if options.export is not None:
+        told = {"run": run, "what": options.export}
+        feeds["checkpoint_export"] = Feed(
+            "checkpoint.export", "burnish.commands.exporting", told, Timing(), environment=ENVIRONMENT
+        )
+    return [Beside(folder, feeds, wait=options.wait)] if feeds else []
+
+
 def _attempt(
     config: RunConfig,
     folder: RunFolder,
@@ -154,6 +172,7 @@ def _attempt(
         Epochs(folder, config, lambda: controller.items),
         GroupLog(folder, lambda: controller.workers.credited),
         *([] if config.alarms is None else [Alarms(config, folder, config.alarms, forms.first)]),
+        *beside(config, folder),
         MetricsLog(folder, resumed_at=recorded, names=config.trackers.names),
         Failures(folder, config.trainer, steps=config.steps),
         checkpoints,

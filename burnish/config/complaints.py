@@ -25,6 +25,9 @@ OF_OTHERS = {
     "trainer.project_name": "trackers.wandb.project, and so on by tracker",
     "trainer.experiment_name": "trackers.wandb.name, and so on by tracker",
     "trainer.log_val_generations": "trackers.samples",
+    "trainer.default_hdfs_dir": "checkpoint.copy_to",
+    "trainer.max_actor_ckpt_to_keep": "checkpoint.keep_last",
+    "checkpoint.save_contents": "checkpoint.export, for example checkpoint.export=merged; the rest is always saved",
     "trainer.rollout_data_dir": "rollout.save, for example rollout.save.every=10",
     "trainer.validation_data_dir": "validation.save, for example validation.save.prompts=64",
 }

@@ -13,6 +13,7 @@ from burnish.data.own import own_data
 from burnish.data.sets import named_by
 from burnish.data.template import check_template
 from burnish.rewards.function import FunctionReward
+from burnish.utils.addresses import address_complaint, is_address, library_complaint
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.hub import model_folder
 from burnish.utils.hub_data import hub_data
@@ -36,7 +37,7 @@ def disk_problems(config: RunConfig) -> list[str]:
     """What keeps a run from starting on this machine."""
     checks: list[Callable[[RunConfig], None]] = [
         _machine, _model, *(partial(_prompts, option) for option in config.prompt_files), _template, _rewards, _scorers,
-        _output, _resume, _trackers,
+        _output, _resume, _trackers, _copies,
     ]  # fmt: skip
     problems = []
     for check in checks:
@@ -59,6 +60,12 @@ def _trackers(config: RunConfig) -> None:
     for name in config.trackers.libraries():
         if complaint := tracker_complaint(name):
             raise UserError(f"trackers.{name} {complaint}")
+
+
+def _copies(config: RunConfig) -> None:
+    address = config.checkpoint.copy_to
+    if address is not None and (complaint := library_complaint(address)):
+        raise UserError(f"checkpoint.copy_to is {address}, {complaint}")
 
 
 def _model(config: RunConfig) -> None:
@@ -136,6 +143,10 @@ def _output(config: RunConfig) -> None:
 
 def _resume(config: RunConfig) -> None:
     if config.resume == "auto":
+        return
+    if is_address(config.resume):
+        if complaint := address_complaint(config.resume) or library_complaint(config.resume):
+            raise UserError(f"resume is {config.resume}, {complaint}")
         return
     if config.resume == "never":
         if holds_run(checked_path(config.output_dir, "output_dir")):

@@ -20,6 +20,7 @@ from burnish.rewards.images.learned import CONFIG as MODEL_CONFIG
 from burnish.rewards.images.learned import LearnedReward, Source
 from burnish.rewards.judges.options import DecoderOptions
 from burnish.rewards.text.loaded_options import HeadOptions
+from burnish.utils.addresses import is_address
 from burnish.utils.errors import UserError
 from burnish.utils.hub import COMMIT, HubModel, hub_model, model_folder
 from burnish.utils.hub_data import hub_data
@@ -139,7 +140,7 @@ def _recorded(config: RunConfig) -> Any:
     """The configuration of the run that goes on, as it was written; {} for a new one."""
     if config.resume == "never":
         return {}
-    if config.resume == "auto":
+    if config.resume == "auto" or is_address(config.resume):
         folder = checked_path(config.output_dir, "output_dir")
     else:
         folder = checked_path(config.resume, "resume").resolve().parents[1]

@@ -16,8 +16,9 @@ from burnish.config.mixing import mixing_complaints
 from burnish.config.placement import placement_complaints, profiler_complaints
 from burnish.config.plugins import open_plugins
 from burnish.config.words import Words
-from burnish.options import CheckpointOptions, Count, EmaOptions, OptimizerOptions, ScoringOptions, Seed, Threads
+from burnish.options import Count, EmaOptions, OptimizerOptions, ScoringOptions, Seed, Threads
 from burnish.options.alarms import AlarmOptions
+from burnish.options.checkpoint import CheckpointOptions
 from burnish.options.cluster import PipelineOptions, PoolsOptions, RayOptions, ShardingOptions
 from burnish.options.mixing import MixingOptions
 from burnish.options.profiler import ProfilerOptions
@@ -88,7 +89,8 @@ class RunConfig:
     resume: str = "auto"
     """auto goes on from the newest complete checkpoint in output_dir if there is one; never starts anew and
     refuses a folder that has a run in it; a path (RUN/checkpoints/00000030) goes on from that checkpoint, and with
-    another output_dir branches that run, with other options if you like."""
+    another output_dir branches that run, with other options if you like; the address of checkpoint.copy_to
+    (s3://BUCKET/RUN) fetches the newest copy, where it is newer than what output_dir has."""
     threads: Threads = 1
     """CPU threads of the trainer; part of what makes two runs equal bit by bit."""
     runtime: Literal["local", "ray"] = "local"
@@ -350,6 +352,8 @@ class RunConfig:
             )
 
     def _choices(self) -> Iterator[str]:
+        if self.checkpoint.export == "lora" and self.model.lora is None:
+            yield "checkpoint.export is lora, but model.lora is null: there is no adapter; set checkpoint.export=merged"
         counting = [label for label, reward in self.rewards.items() if reward.counts]
         if len(counting) == 1 and self.algorithm.needs().each_reward:
             yield (

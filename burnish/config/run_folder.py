@@ -49,6 +49,7 @@ class RunFolder:
         self.tensorboard = self.path / "tensorboard"
         self.reference = self.path / "reference"
         self.checkpoints = self.path / CHECKPOINTS
+        self.exported = self.path / "exported"
         self.profiles = self.path / "profiles"
         self.samples = self.path / KEPT
         self.validation_samples = self.path / VALIDATED
@@ -243,7 +244,7 @@ class RunFolder:
         files = (
             self.metrics, self.tensorboard, self.reference, validation, self.profiles, self.report, self.failures,
             self.code, self.samples, self.groups, self.timeline, self.trackers, self.alarms, self.alarms_first.parent,
-            self.validation_samples, self.config,
+            self.validation_samples, self.exported, self.config,
         )  # fmt: skip
         if not any(file.exists() for file in files):
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import asdict, is_dataclass
 from typing import Any
@@ -12,13 +11,17 @@ from burnish.config import RunConfig, to_dict
 from burnish.config.run_folder import RunFolder
 from burnish.hooks import Hook
 from burnish.options.trackers import TrackersOptions
-from burnish.trackers.base import Outcome
-from burnish.trackers.feed import Feed, Timing
+from burnish.utils.feed import Feed, Timing, end_all
+from burnish.utils.feed_process import Outcome
 
 log = logging.getLogger(__name__)
 
 STOPPED = 10.0  # seconds that a run which was stopped, or failed, waits for its trackers
-POLL = 0.05  # seconds
+MODULE = "burnish.trackers.worker"
+QUIET = {  # a library in a process without a terminal has nobody to print to
+    "WANDB_SILENT": "true", "WANDB_CONSOLE": "off", "GRADIO_ANALYTICS_ENABLED": "False",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}  # fmt: skip
 
 
 class Trackers(Hook):
@@ -45,7 +48,10 @@ class Trackers(Hook):
         self.options, self.unfinished, self.resumed_at = config.trackers, unfinished, resumed_at
         self.steps, self._last = config.steps, 0
         self._outcome: Outcome = "failed"
-        self._feeds = [Feed(kind, told(kind, config, folder), timing or Timing()) for kind in chosen(config.trackers)]
+        self._feeds = [
+            Feed(f"trackers.{kind}", MODULE, told(kind, config, folder), timing or Timing(), environment=QUIET)
+            for kind in chosen(config.trackers)
+        ]
 
     def start(self, done: int) -> None:
         self._last = done
@@ -66,19 +72,8 @@ class Trackers(Hook):
     def close(self) -> None:
         """Give trackers some time to send what is left."""
         seconds = self.options.wait if self._outcome == "finished" else min(self.options.wait, STOPPED)
-        try:
-            for feed in self._feeds:
-                feed.end(self._outcome)
-            deadline = time.monotonic() + seconds
-            while any(feed.running for feed in self._feeds) and time.monotonic() < deadline:
-                time.sleep(POLL)
-                for feed in self._feeds:
-                    feed.poll()
-        finally:
-            for feed in self._feeds:
-                feed.close()
-                if not feed.done:
-                    log.warning("trackers.%s: %s", feed.kind, _lost(feed, seconds))
+        for feed in end_all(self._feeds, self._outcome, seconds):
+            log.warning("%s: %s", feed.option, _lost(feed, seconds))
 
 
 def _lost(feed: Feed, seconds: float) -> str:

@@ -210,21 +210,6 @@ class EmaOptions:
 
 
 @options
-class CheckpointOptions:
-    """Checkpoints, from which a killed run resumes."""
-
-    every: Count = 10
-    """Policy updates between checkpoints; one is always written at the end and when a signal stops the run."""
-    keep_last: Count = 2
-    """Newest N checkpoints are kept."""
-    keep_best: bool = True
-    """Also keep the checkpoint with the best validation reward."""
-    asynchronous: bool = False
-    """Write in the background from a copy in CPU memory; a checkpoint still appears only when it is complete. An error
-    is raised after the next policy update, or at the end of the run."""
-
-
-@options
 class ScoringOptions:
     """How rewards are computed."""
 

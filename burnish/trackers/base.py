@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from burnish.utils.feed_process import Outcome
+
 Names = Literal["verl", "lightrft"]
-Outcome = Literal["finished", "stopped", "failed"]
 GENERATIONS = "val/generations"  # verl's name of the table of validation samples
 COLUMNS = ("step", "input", "output", "score")  # of that table
 SAMPLES = "val/samples"  # what was drawn, one after another

@@ -12,8 +12,9 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
-from burnish.trackers.base import GENERATIONS, SAMPLES, About, Notice, Outcome, Sample
+from burnish.trackers.base import GENERATIONS, SAMPLES, About, Notice, Sample
 from burnish.trackers.media import kind_of, picture
+from burnish.utils.feed_process import Outcome
 
 MOST = 100  # parameters of a request
 LONGEST = 500  # characters of a parameter that every server takes

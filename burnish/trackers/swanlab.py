@@ -9,8 +9,9 @@ from typing import Any
 
 import swanlab
 
-from burnish.trackers.base import ALARMS, COLUMNS, GENERATIONS, SAMPLES, About, Notice, Outcome, Sample
+from burnish.trackers.base import ALARMS, COLUMNS, GENERATIONS, SAMPLES, About, Notice, Sample
 from burnish.trackers.media import gif, kind_of
+from burnish.utils.feed_process import Outcome
 
 
 class Swanlab:

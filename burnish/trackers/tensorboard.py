@@ -15,8 +15,9 @@ from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from burnish.trackers.base import ALARMS, GENERATIONS, SAMPLES, About, Notice, Outcome, Sample
+from burnish.trackers.base import ALARMS, GENERATIONS, SAMPLES, About, Notice, Sample
 from burnish.trackers.media import gif, kind_of, picture
+from burnish.utils.feed_process import Outcome
 
 RGB = 3  # TensorBoard's number of that colour space
 

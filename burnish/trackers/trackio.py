@@ -9,8 +9,9 @@ from typing import Any
 
 import trackio
 
-from burnish.trackers.base import COLUMNS, GENERATIONS, SAMPLES, About, Notice, Outcome, Sample
+from burnish.trackers.base import COLUMNS, GENERATIONS, SAMPLES, About, Notice, Sample
 from burnish.trackers.media import kind_of, playable
+from burnish.utils.feed_process import Outcome
 
 
 class Trackio:

@@ -10,8 +10,9 @@ from typing import Any
 
 import wandb
 
-from burnish.trackers.base import COLUMNS, GENERATIONS, SAMPLES, About, Notice, Outcome, Sample
+from burnish.trackers.base import COLUMNS, GENERATIONS, SAMPLES, About, Notice, Sample
 from burnish.trackers.media import kind_of, playable
+from burnish.utils.feed_process import Outcome
 
 LONGEST_TITLE = 63  # characters of an alert's
 BETWEEN = 1  # seconds within which a second alert of a title is dropped

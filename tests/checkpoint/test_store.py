@@ -77,6 +77,20 @@ def test_without_keep_best_only_the_newest_stay(tmp_path):
     assert store.best().update == 3
 
 
+def test_fewer_are_kept_where_they_take_too_much_room(tmp_path, caplog):
+    size = save(make(tmp_path / "one"), 1, score=0.9).stat() and make(tmp_path / "one").latest().bytes / 1e9
+    for gigabytes, kept in [(1.5, [1, 5]), (2.5, [1, 5]), (3.5, [1, 4, 5]), (9, [1, 2, 3, 4, 5]), (0.5, [1, 5])]:
+        caplog.clear()
+        folder = tmp_path / str(gigabytes)
+        for update, score in [(1, 0.9), (2, 0.1), (3, 0.3), (4, 0.2), (5, None)]:
+            save(make(folder, keep_last=9, max_gb=gigabytes * size), update, score=score)
+        assert updates(folder) == kept
+        assert ("checkpoint.max_gb is" in caplog.text) == (gigabytes < 2)
+    for update in (6, 7):
+        save(make(folder, keep_last=9, max_gb=0.5 * size, keep_best=False), update)
+    assert updates(folder) == [7]
+
+
 def test_a_damaged_best_one_gives_way_to_the_best_whole_one(tmp_path):
     for update, score in [(1, 0.9), (2, 0.5), (3, 0.1)]:
         save(make(tmp_path, keep_last=9), update, score=score)

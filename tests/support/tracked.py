@@ -20,7 +20,7 @@ from burnish.config.run_folder import STEP, RunFolder
 from burnish.hooks.metrics import MetricsLog
 from burnish.hooks.recorded import Lines
 from burnish.hooks.trackers import Trackers
-from burnish.trackers.feed import Timing
+from burnish.utils.feed import Timing
 from burnish.utils.video import clip_format, encode_clip, encode_sound
 
 NAMES = ("actor/loss", "val-core/x/reward/mean@1")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from burnish.trackers import feed
-from burnish.trackers.feed import Timing
+from burnish.utils import feed
+from burnish.utils.feed import Timing
 from tests.support.tracked import settled, track
 
 pytestmark = pytest.mark.slow
@@ -76,7 +76,7 @@ def test_a_tracker_that_hangs_for_a_minute_delays_nothing(library, caplog, where
 def test_one_that_hangs_is_started_again(library, caplog):
     run = library(init="time.sleep(3600 if first else 0)")
     track(run, range(6), WANDB, timing=Timing(stall=0.5), pause=0.3)
-    assert "trackers.wandb: it has sent nothing for 0.5 s; the run goes on, and it is tried again" in caplog.text
+    assert "trackers.wandb: it has got nowhere for 0.5 s; the run goes on, and it is tried again" in caplog.text
     assert rows(run) == EVERY
 
 

@@ -11,8 +11,8 @@ from burnish.config.disk import disk_problems
 from burnish.config.run_folder import RunFolder
 from burnish.trackers.names import renamed
 from burnish.trackers.reading import Notices, Progress, Rows, read_samples
-from burnish.trackers.secrets import redacted
 from burnish.utils.errors import ConfigError
+from burnish.utils.secrets import redacted
 from tests.support.tracked import validate
 
 

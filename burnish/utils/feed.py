@@ -1,4 +1,8 @@
-"""The run's side of a tracker: its process, what it is told, and what is said of its failures. Nothing here waits."""
+"""A process beside a run that follows what the run writes, as trackers do: the run's side of it.
+
+It is started, told up to which update there is something to do, started again after a failure, and what it says is
+logged. Nothing waits for it before the end. ``burnish.utils.feed_process`` is its own side.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,14 +27,12 @@ import json, socket, sys
 end = socket.socket(fileno=int(sys.argv[1]))
 lines = end.makefile("r", encoding="utf-8")
 sys.path[:] = json.loads(lines.readline())
-from burnish.trackers.worker import serve
+from importlib import import_module
+serve = import_module(sys.argv[3]).serve
 serve(end, lines, int(sys.argv[2]))
 """
-QUIET = {  # a library in a process without a terminal has nobody to print to
-    "WANDB_SILENT": "true", "WANDB_CONSOLE": "off", "GRADIO_ANALYTICS_ENABLED": "False",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-}  # fmt: skip
-FIRST_PAUSE, LONGEST_PAUSE = 10.0, 600.0  # seconds before a tracker that failed is started again
+FIRST_PAUSE, LONGEST_PAUSE = 10.0, 600.0  # seconds before one that failed is started again
+POLL = 0.05  # seconds
 TAKES = 5.0  # seconds in which a process has to take what it is told first, which it reads at once
 
 
@@ -39,21 +41,37 @@ class Timing:
     """Time, so that tests need none."""
 
     clock: Callable[[], float] = time.monotonic
-    stall: float = 300.0  # seconds without progress after which a tracker counts as hanging
+    stall: float = 300.0  # seconds without progress after which a process counts as hanging
 
 
 class Feed:
-    """Keeps one tracker going."""
+    """Keeps one process going."""
 
-    def __init__(self, kind: str, told: Mapping[str, Any], timing: Timing) -> None:
-        """Args: ``told`` is what the process is told first; see ``burnish.trackers.worker``."""
-        self.kind, self.told, self.timing = kind, told, timing
+    def __init__(
+        self,
+        option: str,
+        module: str,
+        told: Mapping[str, Any],
+        timing: Timing,
+        *,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Args:
+        option: that asks for it, which messages begin with.
+        module: whose ``serve`` the process runs; see ``burnish.utils.feed_process``.
+        told: what it is told first, as JSON has it.
+        timing: of failures.
+        environment: variables beside those of this process.
+        """
+        self.option, self.module, self.told, self.timing = option, module, told, timing
+        self.environment = dict(environment or {})
         self.upto = self.delivered = -1
-        self.done = False  # everything is sent, and the process has ended
+        self.done = False  # everything is done, and the process has ended
         self.problem = ""  # the last one
         self._child: Child | None = None
         self._outcome: str | None = None
-        self._failures, self._retry_at, self._moved = 0, 0.0, 0.0
+        self.failed = 0  # failures so far
+        self._failures, self._retry_at, self._moved = 0, 0.0, 0.0  # failures in a row
         self._heard, self._unsent = b"", b""
         self._orders: dict[str, Any] = {}  # not sent yet; later ones replace earlier ones
         self._said: set[str] = set()
@@ -63,7 +81,8 @@ class Feed:
         self._heard, self._unsent, self._orders, self._moved = b"", b"", {}, self.timing.clock()
         try:
             with open(os.devnull, "wb") as nowhere:
-                self._child = Child(_whole, START, environment={**os.environ, **QUIET}, output=nowhere)
+                code = START.replace("sys.argv[3]", repr(self.module))
+                self._child = Child(_whole, code, environment=os.environ | self.environment, output=nowhere)
             end: socket.socket = self._child.wire
             end.settimeout(TAKES)
             end.sendall(json.dumps(sys.path).encode() + b"\n" + json.dumps(self.told).encode() + b"\n")
@@ -74,7 +93,7 @@ class Feed:
         self._tell(upto=self.upto)
 
     def allow(self, update: int) -> None:
-        """Let it send everything up to an update."""
+        """Let it do everything up to an update."""
         self.poll()
         if self.delivered >= self.upto:
             self._moved = self.timing.clock()  # it had nothing to do until now
@@ -82,7 +101,7 @@ class Feed:
         self._tell(upto=self.upto)
 
     def end(self, outcome: str) -> None:
-        """Let it send what is left, and end."""
+        """Let it do what is left, and end."""
         self._outcome = outcome
         self.poll()
         if self._child is None and not self.done:
@@ -103,7 +122,7 @@ class Feed:
         elif gone:
             self._failed(self.problem or "its process has died")
         elif self.delivered < self.upto and now - self._moved > self.timing.stall:
-            self._failed(f"it has sent nothing for {self.timing.stall:g} s")
+            self._failed(f"it has got nowhere for {self.timing.stall:g} s")
 
     def close(self) -> None:
         """Kill the process."""
@@ -113,7 +132,7 @@ class Feed:
 
     @property
     def left(self) -> int:
-        """Updates that it has not sent."""
+        """Updates that it has not got to."""
         return self.upto - self.delivered
 
     @property
@@ -126,10 +145,11 @@ class Feed:
         self.problem = problem
         pause = min(FIRST_PAUSE * 2**self._failures, LONGEST_PAUSE)
         self._failures += 1
+        self.failed += 1
         self._retry_at = self.timing.clock() + pause
         if problem not in self._said:
             self._said.add(problem)
-            log.warning("trackers.%s: %s; the run goes on, and it is tried again", self.kind, printable(problem))
+            log.warning("%s: %s; the run goes on, and it is tried again", self.option, printable(problem))
 
     def _tell(self, **order: Any) -> None:
         self._orders |= order
@@ -169,11 +189,27 @@ class Feed:
         if "failed" in message:
             self.problem = message["failed"]
         if message.get("opened"):
-            log.info("trackers.%s: %s", self.kind, printable(message["opened"]))
+            log.info("%s: %s", self.option, printable(message["opened"]))
         if "warning" in message and message["warning"] not in self._said:
             self._said.add(message["warning"])
-            log.warning("trackers.%s: %s", self.kind, printable(message["warning"]))
+            log.warning("%s: %s", self.option, printable(message["warning"]))
         self.done = self.done or "done" in message
+
+
+def end_all(feeds: Sequence[Feed], outcome: str, seconds: float) -> list[Feed]:
+    """End processes, which may do what is left for so many seconds altogether; those that have not done it all."""
+    try:
+        for feed in feeds:
+            feed.end(outcome)
+        deadline = time.monotonic() + seconds
+        while any(feed.running for feed in feeds) and time.monotonic() < deadline:
+            time.sleep(POLL)
+            for feed in feeds:
+                feed.poll()
+    finally:
+        for feed in feeds:
+            feed.close()
+    return [feed for feed in feeds if not feed.done]
 
 
 def _whole(end: socket.socket) -> socket.socket:

@@ -1,0 +1,48 @@
+"""Addresses of folders that fsspec opens: s3://bucket/folder, gs://, hdfs://, file:///path."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+PROTOCOL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?=://)")
+CHAINED = re.compile(r"::|[?#]")
+READ_ONLY = ("http", "https")  # to fsspec
+LOST = ("memory", "data", "cached", "simplecache", "filecache", "blockcache")  # with the process
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is an address, and not a path of this machine or a name on the hub."""
+    return PROTOCOL.match(text) is not None
+
+
+def address_complaint(address: str) -> str:
+    """Why nothing can be kept at an address, as the end of a sentence; "" if it may be possible."""
+    found = PROTOCOL.match(address)
+    if found is None:
+        return "which is no address; give one such as s3://BUCKET/FOLDER, or file:///FOLDER for another disk"
+    if CHAINED.search(address):
+        return "which is no plain address of a folder: leave out ::, ? and #"
+    try:
+        parts = urlsplit(address)
+    except ValueError as error:
+        return f"which is no address: {error}"
+    if "@" in parts.netloc:
+        return "which holds a user name or a password, which would be saved; set variables of the environment"
+    if found[0].lower() in (*READ_ONLY, *LOST):
+        return f"but nothing can be kept at {found[0]}:// addresses; give s3://, gs://, hdfs:// or file://"
+    if not parts.path.strip("/") and found[0].lower() in ("file", "local"):
+        return "which names no folder"
+    return ""
+
+
+def library_complaint(address: str) -> str:
+    """What fsspec lacks for an address, as the end of a sentence; "" if nothing. It imports the library."""
+    from fsspec import get_filesystem_class
+
+    protocol = address.partition("://")[0]
+    try:
+        get_filesystem_class(protocol)
+    except (ImportError, ValueError) as error:
+        return f"which can't be opened: {' '.join(str(error).split())}"
+    return ""

@@ -1,0 +1,250 @@
+"""Copies of checkpoints at an address: complete or not there, verified, and fetched only as far as they say."""
+
+import io
+import json
+import logging
+import shutil
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from burnish.checkpoint import manifest
+from burnish.checkpoint.copying import copy
+from burnish.checkpoint.remote import Damaged, Remote
+from burnish.commands.fetching import fetched
+from burnish.config import load
+from burnish.utils.errors import UserError
+from burnish.utils.feed_process import Orders
+from tests.support.checkpoints import TENSORS, check, leftovers, make, save, updates
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"training/global_step": 0}\n')
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def there(tmp_path):
+    return f"file://{tmp_path / 'there'}"
+
+
+def copied(run, there, *, keep=None, best=True) -> list[dict]:
+    """What the process says while it copies all that a finished run has."""
+    said, ended = [], SimpleNamespace(outcome="finished", changed=threading.Event())
+    copy({"run": str(run), "address": there, "keep": keep, "best": best}, ended, lambda **one: said.append(one))
+    return said
+
+
+def kept(there) -> list[int]:
+    return sorted(Remote(there).updates())
+
+
+def test_a_copy_is_what_was_saved_and_comes_back_on_another_machine(run, there, tmp_path):
+    for update in (1, 2):
+        save(make(run / "checkpoints", keep_last=9), update, score=update / 4)
+    assert copied(run, there)[-1] == {"step": 2}
+    assert kept(there) == [1, 2]
+    other = tmp_path / "other" / "checkpoints"
+    other.mkdir(parents=True)
+    assert Remote(there).fetch(2, other) == other / "00000002"
+    check(make(other).latest(), 2)
+    assert make(other).latest().score == 0.5
+    assert (other / "00000002" / manifest.NAME).read_bytes() == (
+        run / "checkpoints/00000002/manifest.json"
+    ).read_bytes()
+    assert leftovers(other) == []
+    Remote(there).fetch_records(other.parent)
+    assert (other.parent / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
+
+
+def test_what_is_copied_is_not_sent_again_but_for_what_has_changed(run, there, tmp_path, monkeypatch):
+    store = make(run / "checkpoints", keep_last=9)
+    store.save(1, {"a": 1}, identity={}, score=None, unvalidated={})
+    copied(run, there)
+    monkeypatch.setattr(Remote, "_copy_file", lambda *_: pytest.fail("a file was sent again"))
+    said = copied(run, there)
+    assert said[0] == {"opened": f"copies go to {there}, which has 1", "step": -1}
+    assert said[-1] == {"step": 1}
+    monkeypatch.undo()
+    store.validated(1, 0.75)  # only the manifest changes
+    written = (tmp_path / "there/checkpoints/00000001/state.json").stat().st_mtime_ns
+    copied(run, there)
+    assert Remote(there).content(1)["score"] == 0.75
+    assert (tmp_path / "there/checkpoints/00000001/state.json").stat().st_mtime_ns == written
+
+
+def test_an_update_that_is_trained_again_replaces_its_copy(run, there, tmp_path):
+    save(make(run / "checkpoints"), 1)
+    copied(run, there)
+    save(make(run / "checkpoints"), 1, variant=3)
+    copied(run, there)
+    place = tmp_path / "other"
+    place.mkdir()
+    Remote(there).fetch(1, place)
+    check(make(place).latest(), 1, variant=3)
+
+
+def test_the_newest_copies_are_kept_and_the_best(run, there):
+    for update, score in [(1, 0.1), (2, 0.9), (3, 0.2), (4, 0.3)]:
+        save(make(run / "checkpoints", keep_last=9), update, score=score)
+        copied(run, there, keep=1)
+    assert kept(there) == [2, 4]
+    (run / "checkpoints" / "00000004").rename(run / "aside")  # the run went back to an earlier update
+    copied(run, there, keep=1, best=False)
+    assert kept(there) == [3, 4]
+
+
+def test_an_unfinished_copy_is_none_and_is_completed(run, there, tmp_path, monkeypatch):
+    save(make(run / "checkpoints"), 1)
+    whole = Remote._copy_file
+
+    def fails(self, file, place, about):
+        if file.suffix == ".safetensors":
+            raise OSError("the line is dead")
+        whole(self, file, place, about)
+
+    monkeypatch.setattr(Remote, "_copy_file", fails)
+    with pytest.raises(OSError, match="the line is dead"):
+        copied(run, there)
+    assert list((tmp_path / "there").rglob("state.json"))
+    assert kept(there) == []
+    monkeypatch.undo()
+    copied(run, there)
+    assert kept(there) == [1]
+
+
+def test_what_is_not_kept_as_it_was_sent_is_no_copy(run, there, monkeypatch):
+    save(make(run / "checkpoints"), 1)
+    remote = Remote(there)
+    opened = remote.fs.open
+    monkeypatch.setattr(
+        type(remote.fs), "open",
+        lambda self, path, mode, **rest: io.BytesIO(b"other") if mode == "rb" else opened(path, mode, **rest),
+    )  # fmt: skip
+    with pytest.raises(OSError, match="was not kept as it was written"):
+        copied(run, there)
+    monkeypatch.undo()
+    assert kept(there) == []
+
+
+def test_a_checkpoint_that_is_damaged_here_is_not_copied_and_stops_no_other(run, there):
+    for update in (1, 2):
+        save(make(run / "checkpoints", keep_last=9), update)
+    file = run / "checkpoints" / "00000002" / TENSORS
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    said = copied(run, there)
+    assert (
+        "is damaged: its sha256 is not the one in manifest.json"
+        in next(one for one in said if "warning" in one)["warning"]
+    )
+    assert kept(there) == [1]
+
+
+@pytest.mark.parametrize("how", ["shorter", "longer", "other", "manifest", "escaping"])
+def test_a_damaged_copy_is_skipped_for_the_one_before(how, run, there, tmp_path, caplog):
+    for update in (1, 2):
+        save(make(run / "checkpoints", keep_last=9), update)
+    copied(run, there)
+    newest = tmp_path / "there/checkpoints/00000002"
+    file = newest / TENSORS
+    raw = file.read_bytes()
+    if how == "manifest":
+        (newest / "manifest.json").write_text("{")
+    elif how == "escaping":  # its own hash is right
+        content = json.loads((newest / "manifest.json").read_bytes())
+        content.pop("sha256")
+        content["files"]["../../evil.safetensors"] = content["files"].pop("state.json")
+        (newest / "manifest.json").write_bytes(manifest.render(content))
+    else:
+        file.write_bytes({"shorter": raw[:-1], "longer": raw + b"x", "other": raw[:-1] + b"x"}[how])
+    config = load("quickstart", [f"resume={there}", f"output_dir={tmp_path / 'other'}"])
+    with caplog.at_level(logging.WARNING):
+        assert fetched(config).resume == "auto"
+    assert "checkpoint skipped" in caplog.text
+    assert updates(tmp_path / "other" / "checkpoints") == [1]
+    assert leftovers(tmp_path / "other" / "checkpoints") == []
+
+
+def test_a_run_goes_on_from_the_newer_of_here_and_there(run, there, tmp_path):
+    def resumed(address):
+        return fetched(load("quickstart", [f"resume={address}", f"output_dir={run}"])).resume
+
+    save(make(run / "checkpoints", keep_last=9), 1)
+    save(make(run / "checkpoints", keep_last=9), 2)
+    copied(run, there)
+    shutil.rmtree(run / "checkpoints" / "00000002")
+    save(make(run / "checkpoints", keep_last=9), 3)
+    assert (resumed(there), updates(run / "checkpoints")) == ("auto", [1, 3])
+    shutil.rmtree(run / "checkpoints" / "00000003")
+    assert (resumed(there), updates(run / "checkpoints")) == ("auto", [1, 2])
+    (run / "checkpoints" / "00000001" / TENSORS).write_bytes(b"damaged")
+    assert resumed(f"{there}/checkpoints/00000001") == str(run / "checkpoints" / "00000001")
+    check(make(run / "checkpoints").open(run / "checkpoints" / "00000001"), 1)
+
+
+def test_an_address_without_a_checkpoint_starts_only_the_run_whose_copies_go_there(there, tmp_path):
+    options = [f"resume={there}", f"output_dir={tmp_path / 'new'}"]
+    assert fetched(load("quickstart", [*options, f"checkpoint.copy_to={there}/"])).resume == "auto"
+    with pytest.raises(UserError, match="which has no complete checkpoint"):
+        fetched(load("quickstart", options))
+    with pytest.raises(UserError, match="which has no complete checkpoint"):
+        fetched(load("quickstart", [f"resume={there}/checkpoints/00000003", options[1]]))
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_disk_without_room_is_told_before_anything_is_read(run, there, tmp_path, monkeypatch):
+    save(make(run / "checkpoints"), 1)
+    copied(run, there)
+    monkeypatch.setattr("burnish.checkpoint.remote.shutil.disk_usage", lambda path: SimpleNamespace(free=5))
+    with pytest.raises(UserError, match=r"has room for 0\.00 GB; free some"):
+        Remote(there).fetch(1, run)
+    with pytest.raises(Damaged, match="is missing"):
+        Remote(there).fetch(7, run)
+
+
+def test_one_that_is_removed_meanwhile_is_told_and_the_next_is_copied(run, there, monkeypatch):
+    for update in (1, 2):
+        save(make(run / "checkpoints", keep_last=9), update)
+    whole = Remote.copy
+
+    def gone(self, folder):
+        if folder.name == "00000002":
+            shutil.rmtree(folder)
+        whole(self, folder)
+
+    monkeypatch.setattr(Remote, "copy", gone)
+    said = copied(run, there)
+    assert any("was removed before it was copied; raise checkpoint.keep_last" in one.get("warning", "") for one in said)
+    assert kept(there) == [1]
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("runs/copies", "is no address"), ("https://host/x", "nothing can be kept at https://"),
+        ("memory://x", "nothing can be kept"), ("s3://key:secret@bucket/x", "holds a user name or a password"),
+        ("simplecache::s3://bucket/x", "is no"), ("file:///", "names no folder"),
+    ],
+)  # fmt: skip
+def test_addresses_that_keep_nothing_are_refused(address, why):
+    with pytest.raises(UserError, match=f"copy_to is .*{why}"):
+        load("quickstart", [f"checkpoint.copy_to={address}"])
+
+
+def test_options_that_are_never_read_are_refused():
+    for option in ("copy_keep=2", "wait=5"):
+        with pytest.raises(UserError, match="is never read when"):
+            load("quickstart", [f"checkpoint.{option}"])
+    with pytest.raises(UserError, match=r"checkpoint\.export is lora, but model\.lora is null"):
+        load("quickstart", ["checkpoint.export=lora", "model.lora=null"])
+
+
+def test_orders_that_end_with_the_run_end_the_process():
+    orders = Orders(io.StringIO('{"upto": 3}\n'))
+    assert orders.changed.wait(5)
+    while orders.outcome is None:
+        orders.changed.wait(0.01)
+    assert (orders.upto, orders.outcome) == (3, "failed")
