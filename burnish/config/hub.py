@@ -14,15 +14,16 @@ from burnish.config.run import RunConfig
 from burnish.config.yaml_text import parse
 from burnish.models.adapters import SETTINGS, WEIGHTS
 from burnish.models.flow.adapters import FILE
+from burnish.models.language.overlaid import INDEX as TOKENIZER
 from burnish.options.flow import LoraOptions, ModelOptions
-from burnish.options.language import LanguageLoraOptions, TokenTeacher
+from burnish.options.language import LanguageLoraOptions, LanguageModelOptions, TokenTeacher
 from burnish.rewards.images.learned import CONFIG as MODEL_CONFIG
 from burnish.rewards.images.learned import LearnedReward, Source
 from burnish.rewards.judges.options import DecoderOptions
 from burnish.rewards.text.loaded_options import HeadOptions
 from burnish.utils.addresses import is_address
 from burnish.utils.errors import UserError
-from burnish.utils.hub import COMMIT, HubModel, hub_model, model_folder
+from burnish.utils.hub import COMMIT, WORDS, HubModel, hub_model, model_folder
 from burnish.utils.hub_data import hub_data
 from burnish.utils.paths import CONFIG
 from burnish.utils.reading import checked_path, read_text
@@ -30,7 +31,16 @@ from burnish.utils.reading import checked_path, read_text
 log = logging.getLogger(__name__)
 
 Place = tuple[str | int, ...]  # of a section in the configuration
-Section = ModelOptions | LoraOptions | Teacher | TokenTeacher | HeadOptions | DecoderOptions | LearnedReward
+Section = (
+    ModelOptions
+    | LanguageModelOptions
+    | LoraOptions
+    | Teacher
+    | TokenTeacher
+    | HeadOptions
+    | DecoderOptions
+    | LearnedReward
+)
 
 
 def with_models(config: RunConfig) -> RunConfig:
@@ -112,6 +122,9 @@ def _models(config: RunConfig) -> Iterator[tuple[Place, Section, Source, HubMode
     """Sections that name a model, by which options, and which of the hub it is; None for a directory."""
     trained = (Source(index=config.model_index),)
     sections: list[tuple[Place, Any, tuple[Source, ...]]] = [(("model",), config.model, trained)]
+    if isinstance(config.model, LanguageModelOptions):
+        tokenizer = Source("tokenizer", "tokenizer_revision", TOKENIZER, WORDS)
+        sections.append((("model",), config.model, (tokenizer,)))
     if config.model.lora is not None:
         files = (SETTINGS, WEIGHTS) if isinstance(config.model.lora, LanguageLoraOptions) else (FILE,)
         sections.append((("model", "lora"), config.model.lora, (Source(index=files[0], files=files),)))

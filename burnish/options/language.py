@@ -52,6 +52,13 @@ class LanguageModelOptions(CommonModelOptions):
     path: str
     """Directory in transformers layout; org/name downloads that model of the Hugging Face hub; burnish:NAME is one that
     ships with Burnish."""
+    tokenizer: str | None = None
+    """Directory, or name on the hub, of a tokenizer in the place of the model's own, with its chat template, and its
+    processor if there is one. It is checked against the model's vocabulary, and exported with the weights."""
+    tokenizer_revision: str | None = None
+    """Branch, tag or commit of a tokenizer of the hub; null is its default branch. A run records the commit."""
+    chat_template: str | None = None
+    """Chat template (Jinja) in the place of the tokenizer's own: a file, or the template itself."""
     family: str = "auto"
     """Name of the model family; auto reads it from config.json."""
     dtype: Literal["float32", "bfloat16"] = "float32"

@@ -31,7 +31,7 @@ _TEXTS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
 _WEIGHTS = tuple(
     f"{stem}{shard}.safetensors" for stem in ("model", "diffusion_pytorch_model") for shard in ("", "-?????-of-?????")
 )
-WORDS = ("*.json", "*.txt", "*.model")  # of a tokenizer
+WORDS = ("*.json", "*.txt", "*.model", "*.jinja")  # of a tokenizer
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 

@@ -16,6 +16,7 @@ from burnish.config import load
 from burnish.config.hub import missing_model, with_models
 from burnish.models.adapters import adapter_folder
 from burnish.models.flow.adapters import FILE
+from burnish.models.language.overlaid import tokenizer_folder
 from burnish.tasks import assemble
 from burnish.utils.errors import UserError
 from burnish.utils.paths import ASSETS
@@ -124,6 +125,22 @@ def test_a_language_model_goes_on_from_an_adapter_of_the_hub(hub, tmp_path):
     there = assemble(load(words, [*local, "model.lora.path=./adapter", "model.lora.alpha=4"])).roles.parameters()
     assert any(value.abs().max() > 0 for name, value in learned.items() if "lora_B" in name)
     assert all(torch.equal(value, there[name]) for name, value in learned.items())
+
+
+def test_a_tokenizer_of_the_hub_is_fetched_without_weights_and_its_commit_is_kept(hub, tmp_path):
+    write_language_models(tmp_path, ["qwen2"])
+    files: Files = {path.name: path.read_bytes() for path in (tmp_path / "qwen2").iterdir()}
+    commit = hub.publish("makers/words", files)
+    tree = language_recipe(tmp_path, "qwen2") | {"algorithm": "grpo"}
+    tree["model"] |= {"tokenizer": "makers/words"}
+    config = with_models(load(str(write_recipe(tmp_path / "recipe.yaml", tree))))
+    assert config.model.tokenizer_revision == commit
+    folder = tokenizer_folder(config.model)
+    assert (folder.name, (folder / "tokenizer.json").is_file()) == (commit, True)
+    assert not list(folder.glob("*.safetensors"))
+    tree["model"] |= {"tokenizer": None, "tokenizer_revision": "main"}
+    with pytest.raises(UserError, match=r"model\.tokenizer_revision is given without model\.tokenizer"):
+        with_models(load(str(write_recipe(tmp_path / "recipe.yaml", tree))))
 
 
 def test_a_new_run_takes_what_a_branch_is_at(hub, recipe):

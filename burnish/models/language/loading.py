@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.models.adapters import check_adapter_files
 from burnish.models.language.kernels import attention_of, choose_attention
+from burnish.models.language.overlaid import check_vocabulary, overlaid
 from burnish.models.loading import block_count, placement_of, quietly, read_folder
 from burnish.models.lora import AsInForward
 from burnish.models.placing import rest_frozen
@@ -34,12 +35,18 @@ EXPERTS = ("num_experts", "num_local_experts")  # keys of config.json in differe
 
 
 def read_config(options: CommonModelOptions) -> tuple[Path, dict[str, Any]]:
-    """The directory of a language model and its config.json.
+    """The directory that a language model is read from, and its config.json; see ``overlaid``.
 
     Raises:
         UserError: there is no such directory, or it is not in transformers layout.
     """
-    return read_folder(options, "config.json", "transformers", "model")
+    path, config = read_folder(options, "config.json", "transformers", "model")
+    return (overlaid(options, path) if isinstance(options, LanguageModelOptions) else path), config
+
+
+def check_words(options: LanguageModelOptions) -> None:
+    """Refuse a tokenizer of the user's that doesn't fit the model; see ``overlaid.check_vocabulary``."""
+    check_vocabulary(options, read_folder(options, "config.json", "transformers", "model")[0])
 
 
 def check_experts(options: LanguageModelOptions) -> None:

@@ -27,6 +27,7 @@ from burnish.models.language.loading import (
     positions_of,
     read_config,
 )
+from burnish.models.language.overlaid import copy_words, reading_lines
 from burnish.models.language.reward_head import HeadFile, reward_loading_lines, write_head, write_head_of_adapter
 from burnish.models.language.teachers import load_teacher
 from burnish.rewards.text.base import POLICY, Dialogue, Response, check_labels
@@ -369,6 +370,7 @@ class LanguageAssembly(Assembly):
 
     def save_adapter(self, target: Path) -> None:
         super().save_adapter(target)
+        copy_words(self.config.model, self.roles.model.path, target)
         if self.roles.reward_head is not None:
             write_head_of_adapter(target, self.roles.reward_head.weight, self._head_file, self._model_type)
 
@@ -386,5 +388,5 @@ class LanguageAssembly(Assembly):
         kind = type(self.roles.model.network).__name__
         if self.needs.heads:
             return reward_loading_lines(base, adapter, kind, self._model_type, len(self.needs.heads))
-        load = f'model = {kind}.from_pretrained("{base}")'
-        return [load, *([] if adapter is None else [f'model = peft.PeftModel.from_pretrained(model, "{adapter}")'])]
+        load = [f'model = {kind}.from_pretrained("{base}")', *reading_lines(self.config.model, base, adapter)]
+        return [*load, *([] if adapter is None else [f'model = peft.PeftModel.from_pretrained(model, "{adapter}")'])]

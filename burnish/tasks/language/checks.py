@@ -12,7 +12,7 @@ from burnish.config.language import LanguageConfig
 from burnish.data.language.offline import TEMPLATE
 from burnish.data.language.prompts import check_positions
 from burnish.language.model import LanguageModel, Positions
-from burnish.models.language.loading import check_experts, check_own_family, check_readable
+from burnish.models.language.loading import check_experts, check_own_family, check_readable, check_words
 from burnish.models.language.teachers import check_tokens
 from burnish.tasks.language.engine import length_unread
 from burnish.tasks.language.teachers import check_taught
@@ -38,6 +38,7 @@ def check_inputs(
     if config.environment is not None:
         config.environment.check()
     check_experts(config.model)
+    check_words(config.model)
     for number, teacher in enumerate(needs.teachers):
         if teacher.path is not None:
             check_tokens(config.model, teacher, f"algorithm.teachers[{number}]")
