@@ -79,7 +79,7 @@ class RunConfig:
     profiler: ProfilerOptions | None = None
     """What is recorded in every detail, in which policy updates; null records nothing."""
     trackers: TrackersOptions = Field(default_factory=TrackersOptions)
-    """Services and libraries that show the run besides its own report: W&B, SwanLab, MLflow, Trackio."""
+    """Services and libraries that show the run besides its own report: W&B, SwanLab, MLflow, Trackio, ClearML."""
     steps: Count = 100
     """Policy updates."""
     seed: Seed = 0

@@ -92,6 +92,20 @@ class TrackioOptions:
 
 
 @options
+class ClearmlOptions:
+    """ClearML. CLEARML_API_ACCESS_KEY and CLEARML_API_SECRET_KEY, or `clearml-init`, say who you are."""
+
+    project: Name = "burnish"
+    """Project of the run."""
+    name: Name | None = None
+    """Name of the run; null takes the name of output_dir."""
+    tags: list[Name] = Field(default_factory=list)
+    """Tags of the run."""
+    mode: Literal["online", "offline"] = "online"
+    """offline writes below output_dir/trackers/clearml, for Task.import_offline_session."""
+
+
+@options
 class TrackersOptions:
     """Where else metrics, samples of validations and alarms are shown. One that fails never stops or slows the run."""
 
@@ -103,6 +117,8 @@ class TrackersOptions:
     """MLflow; null leaves it out."""
     trackio: TrackioOptions | None = None
     """Trackio; null leaves it out."""
+    clearml: ClearmlOptions | None = None
+    """ClearML; null leaves it out."""
     tensorboard: bool = False
     """Also write samples of validations, and alarms, for TensorBoard, beside the curves that it always gets."""
     names: Literal["verl", "lightrft"] = "verl"
@@ -114,7 +130,9 @@ class TrackersOptions:
 
     def libraries(self) -> list[str]:
         """Trackers that are asked for and that need a library of their own, by the names of both."""
-        return [name for name in ("wandb", "swanlab", "mlflow", "trackio") if getattr(self, name) is not None]
+        return [
+            name for name in ("wandb", "swanlab", "mlflow", "trackio", "clearml") if getattr(self, name) is not None
+        ]
 
     @model_validator(mode="after")
     def _are_read(self) -> Self:

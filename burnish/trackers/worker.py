@@ -23,6 +23,7 @@ TRACKERS = {  # module and class of each
     "swanlab": "burnish.trackers.swanlab:Swanlab",
     "mlflow": "burnish.trackers.mlflow:Mlflow",
     "trackio": "burnish.trackers.trackio:Trackio",
+    "clearml": "burnish.trackers.clearml:Clearml",
     "tensorboard": "burnish.trackers.tensorboard:Tensorboard",
 }
 

@@ -25,7 +25,7 @@ def needs(name):
     return pytest.mark.skipif(find_spec(name) is None, reason=f"{name} is not installed: {command}")
 
 
-SECRETS = ("WANDB_API_KEY", "SWANLAB_API_KEY", "MLFLOW_TRACKING_TOKEN", "HF_TOKEN")
+SECRETS = ("WANDB_API_KEY", "SWANLAB_API_KEY", "MLFLOW_TRACKING_TOKEN", "HF_TOKEN", "CLEARML_API_SECRET_KEY")
 SECRET = "0123456789abcdef0123456789abcdef01234567"  # as long as a key of W&B
 
 
@@ -174,3 +174,29 @@ def test_tensorboard(tmp_path, monkeypatch):
     assert [one.step for one in tables] == [0, 3, 6, 9]
     # indented, so that TensorBoard's Markdown shows what a model says as it is
     assert "\n    **five** <b>0</b>" in tables[-1].tensor_proto.string_val[0].decode()
+
+
+@needs("clearml")
+def test_clearml(tmp_path, monkeypatch):
+    options = ["trackers.clearml.mode=offline", "trackers.clearml.project=mine", "trackers.clearml.tags=[nft]"]
+    run = interrupted(tmp_path / "run", monkeypatch, *options)
+    (folder,) = [path for path in (run / "trackers" / "clearml" / "offline").iterdir() if path.is_dir()]
+    assert folder.with_suffix(".zip").is_file()  # what ClearML's import_offline_session takes
+    task = json.loads((folder / "task.json").read_text())
+    assert (task["project_name"], task["name"], task["tags"]) == ("mine", "run", ["nft"])
+    assert "diffusion_nft" in task["configuration"]["options"]["value"]
+    assert not any(task.get("script", {}).get(name) for name in ("repository", "diff"))
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    events = [event for line in lines for event in json.loads(line)]
+    losses = [one for one in events if (one["metric"], one["variant"]) == ("actor", "loss")]
+    assert [(one["iter"], one["value"]) for one in losses] == [(update, update / 8) for update in ALL]
+    title, _, series = REWARD.partition("/")
+    assert [one["iter"] for one in events if (one["metric"], one["variant"]) == (title, series)] == [0, 3, 6, 9]
+    tables = [one for one in events if one["metric"] == "val/generations"]
+    assert [one["iter"] for one in tables] == [0, 3, 6, 9]
+    assert "**five** <b>0</b>" in tables[-1]["plot_str"]
+    files = sorted(path.suffix for path in (folder / "data").rglob("*") if path.is_file())
+    assert [suffix for suffix in files if suffix in (".png", ".wav")] == [".png"] * 2 + [".wav"] * 2
+    log = (folder / "log.jsonl").read_text()
+    assert log.count("alarm dark_share is over") == 1
+    assert log.count(SAID.partition("</b>")[2]) == 3

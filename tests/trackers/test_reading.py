@@ -117,7 +117,7 @@ def test_refusals(options, message):
     assert "word@" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["wandb", "swanlab", "mlflow", "trackio"])
+@pytest.mark.parametrize("name", ["wandb", "swanlab", "mlflow", "trackio", "clearml"])
 def test_a_library_that_is_missing_is_named_with_its_command(name, monkeypatch, tmp_path):
     monkeypatch.setattr("burnish.utils.installed.find_spec", lambda module: None if module == name else object())
     config = load("quickstart", [f"trackers.{name}={{}}", f"output_dir={tmp_path}"])
