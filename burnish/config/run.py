@@ -335,7 +335,8 @@ class RunConfig:
             )
 
         for section, optimizer in self.optimizers.items():
-            if optimizer.schedule_updates is not None and optimizer.schedule_updates < self.steps:
+            decays = optimizer.schedule != "constant" and optimizer.schedule_updates is not None
+            if decays and (optimizer.schedule_updates or 0) < self.steps:
                 yield (
                     f"{section}.schedule_updates is {optimizer.schedule_updates}, but steps is {self.steps}: the "
                     f"learning rate is {optimizer.min_lr:g} from there on; raise it, or lower steps"

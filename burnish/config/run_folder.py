@@ -214,7 +214,7 @@ class RunFolder:
         # plugins may have moved since
         before = load(str(self.config), [f"plugins={json.dumps(config.plugins)}"])
         differing, hint = [], ""
-        decaying = {name: one for name, one in config.optimizers.items() if one.schedule != "constant"}
+        decaying = {name: one for name, one in config.optimizers.items() if one.has_length}
         for line in changes(before, config):
             option = line.split(":", 1)[0]
             open_ended = [name for name, one in decaying.items() if one.schedule_updates is None]
@@ -223,8 +223,8 @@ class RunFolder:
                 # with this length the updates that were made would be the same, if there is such a length
                 length = " ".join(f"{name}.schedule_updates={max(before.steps, config.steps)}" for name in open_ended)
                 hint = (
-                    f"\nthe learning rate decays over {before.steps} updates; to change steps, also set the length of "
-                    f"the decay: {length}"
+                    f"\nthe learning rate's schedule is of {before.steps} updates; to change steps, also set its "
+                    f"length: {length}"
                 )
             elif not _MAY_CHANGE.match(option):
                 differing.append(line)

@@ -104,10 +104,12 @@ class OptimizerOptions:
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate after the warm-up: constant, or a decay to min_lr at the last update."""
     schedule_updates: Count | None = None
-    """linear, cosine: policy updates after which the decay is over; null uses steps. To extend a run with a
-    decaying learning rate, set steps and this; it continues with the learning rate of a run of that length."""
+    """linear, cosine, warmup_ratio: policy updates after which the decay is over; null uses steps. To extend a run with
+    a decaying learning rate, set steps and this; it continues with the learning rate of a run of that length."""
     warmup_steps: Whole = 0
     """Optimizer steps of linear warm-up."""
+    warmup_ratio: BelowOne = 0.0
+    """The same as a fraction of the optimizer steps of the run, or of schedule_updates."""
     max_grad_norm: Positive | None = 1.0
     """Clip the gradient norm to this; null never clips."""
 
@@ -124,8 +126,10 @@ class OptimizerOptions:
                 f"lr x weight_decay is {self.lr * self.weight_decay:g}; it must be below 1, since every step shrinks "
                 "the weights by that fraction; lower weight_decay"
             )
-        if self.schedule == "constant" and self.schedule_updates is not None:
+        if not self.has_length and self.schedule_updates is not None:
             raise ValueError("schedule_updates is never read when schedule is constant; leave it out")
+        if self.warmup_steps and self.warmup_ratio:
+            raise ValueError("warmup_steps and warmup_ratio are both given; leave one of them out")
         if self.schedule == "constant" and self.min_lr != 0:
             raise ValueError("min_lr is never read when schedule is constant; leave it out, or set schedule to cosine")
         if self.min_lr >= self.lr:
@@ -133,6 +137,15 @@ class OptimizerOptions:
         if self.name != "muon" and self.momentum != 0.95:
             raise ValueError(f"momentum is read by muon alone, and name is {self.name}; leave it out")
         return self
+
+    @property
+    def has_length(self) -> bool:
+        """Whether the learning rate of a step depends on how many there are."""
+        return self.schedule != "constant" or self.warmup_ratio > 0
+
+    def warm_up(self, total_steps: int) -> int:
+        """Optimizer steps of the warm-up, of so many."""
+        return self.warmup_steps or int(self.warmup_ratio * total_steps)
 
 
 @options

@@ -85,11 +85,12 @@ def learning_rate(step: int, options: OptimizerOptions, total_steps: int) -> flo
         options: peak, warm-up and shape.
         total_steps: of the schedule; linear and cosine reach their floor after the last one.
     """
-    if step < options.warmup_steps:
-        return options.lr * (step + 1) / options.warmup_steps
+    warm_up = options.warm_up(total_steps)
+    if step < warm_up:
+        return options.lr * (step + 1) / warm_up
     if options.schedule == "constant":
         return options.lr
-    done = (step - options.warmup_steps) / max(total_steps - options.warmup_steps, 1)
+    done = (step - warm_up) / max(total_steps - warm_up, 1)
     done = min(done, 1.0)
     left = 1 - done if options.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
     return options.min_lr + (options.lr - options.min_lr) * left

@@ -83,13 +83,14 @@ def test_options_that_change_no_weight_may_change(tmp_path, override):
     folder.refuse_other_configuration(config(override))
 
 
-def test_steps_decide_weights_where_the_learning_rate_falls_with_them(tmp_path):
+@pytest.mark.parametrize("schedule", ["optimizer.schedule=cosine", "optimizer.warmup_ratio=0.1"])
+def test_steps_decide_weights_where_the_learning_rate_depends_on_them(tmp_path, schedule):
     folder = RunFolder(tmp_path / "run")
-    folder.begin(config("optimizer.schedule=cosine", "steps=40"), resumed_at=None)
+    folder.begin(config(schedule, "steps=40"), resumed_at=None)
     with pytest.raises(UserError, match=r"steps: 40 -> 61(.|\n)*give the same(.|\n)* optimizer.schedule_updates=61$"):
-        folder.refuse_other_configuration(config("optimizer.schedule=cosine", "steps=61"))
+        folder.refuse_other_configuration(config(schedule, "steps=61"))
     with pytest.raises(UserError, match=r"optimizer\.schedule_updates=40$"):
-        folder.refuse_other_configuration(config("optimizer.schedule=cosine", "steps=20"))
+        folder.refuse_other_configuration(config(schedule, "steps=20"))
 
 
 @pytest.mark.parametrize(("steps", "length"), [(61, 61), (61, 80), (20, 40)])

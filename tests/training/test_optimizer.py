@@ -57,6 +57,16 @@ def test_the_warm_up_rises_linearly_to_the_peak():
     assert rates(warmup_steps=4)[:6] == [0.5, 1.0, 1.5, 2.0, 2.0, 2.0]
 
 
+def test_a_warm_up_may_be_a_part_of_the_run():
+    assert rates(warmup_ratio=0.4) == rates(warmup_steps=4)
+    assert rates(warmup_ratio=0.29, schedule="cosine") == rates(warmup_steps=2, schedule="cosine")
+    assert rates(warmup_ratio=0.04) == rates()
+    for wrong in ({"warmup_steps": 1, "warmup_ratio": 0.1}, {"warmup_ratio": 1.0}, {"schedule_updates": 5}):
+        with pytest.raises(ValueError, match=r"both given|less than 1|never read"):
+            OptimizerOptions(**wrong)
+    assert OptimizerOptions(warmup_ratio=0.1, schedule_updates=5).has_length
+
+
 def test_linear_falls_to_zero_just_after_the_last_step():
     assert rates(schedule="linear") == pytest.approx([2 * (1 - step / 10) for step in range(11)])
 
