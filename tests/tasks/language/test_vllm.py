@@ -140,6 +140,14 @@ def test_an_environment_answers_and_the_trainer_scores_all_turns_alike(engine):
         assert torch.equal(cut.ids[row, :length], completion.ids[row, :length])
 
 
+def test_turns_answer_the_conversation_as_it_is_written_anew(engine):
+    game, greedy = Shows(history="template"), job(PROMPTS[:3], Sampling(max_new_tokens=6, temperature=0.0), n=1)
+    theirs, _ = Dialogues(engine, game).sample(greedy)
+    ours, _ = Dialogues(LanguageEngine(engine.roles, batch_size=8, seed=3), game).sample(greedy)
+    assert torch.equal(theirs.ids, ours.ids)
+    assert torch.equal(theirs.mask, ours.mask)
+
+
 def test_a_response_depends_on_its_seed_and_not_on_its_neighbours(engine):
     whole, _ = engine.sample(job(PROMPTS))
     again, _ = engine.sample(job(PROMPTS))
