@@ -11,6 +11,7 @@ from burnish.hooks import Hook
 from burnish.utils.feed import Feed, end_all
 from burnish.utils.feed_process import Outcome
 
+FAILED = 10.0  # seconds that a run which failed, or is interrupted, waits for them
 log = logging.getLogger(__name__)
 
 
@@ -23,7 +24,7 @@ class Beside(Hook):
         Args:
             folder: of the run.
             feeds: by what their metrics are called.
-            wait: seconds that they may still take at the end of the run.
+            wait: seconds that they may still take at the end of the run, a stop included.
         """
         self.folder, self.feeds, self.wait = folder, dict(feeds), wait
         self._outcome: Outcome = "failed"
@@ -44,12 +45,13 @@ class Beside(Hook):
 
     def close(self) -> None:
         """Wait until they have done the last one; what is not done the same command does later."""
+        seconds = self.wait if self._outcome == "finished" else min(self.wait, FAILED)
         self._tell()
         for feed in self.feeds.values():
             if feed.left > 0:
                 log.info("%s: waiting until it has done update %d", feed.option, feed.upto)
-        for feed in end_all(list(self.feeds.values()), self._outcome, self.wait):
-            why = feed.problem or f"it took longer than {self.wait:g} s (checkpoint.wait)"
+        for feed in end_all(list(self.feeds.values()), self._outcome, seconds):
+            why = feed.problem or f"it took longer than {seconds:g} s (checkpoint.wait)"
             log.warning(
                 "%s: not done for all checkpoints up to update %d: %s; the same command does what is left",
                 feed.option, max(feed.upto, 0), why,

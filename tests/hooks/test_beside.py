@@ -63,5 +63,15 @@ def test_what_is_not_copied_in_time_is_told_at_the_end(tmp_path, caplog):
     assert "the same command does what is left" in caplog.text
 
 
+@pytest.mark.parametrize(("finished", "seconds"), [(True, 600.0), (False, 10.0)])
+def test_an_error_is_not_held_up_by_copies(finished, seconds, tmp_path, monkeypatch):
+    one, waited = hook(tmp_path / "run", f"checkpoint.copy_to=file://{tmp_path}/there"), []
+    monkeypatch.setattr("burnish.hooks.beside.end_all", lambda feeds, outcome, most: waited.append(most) or [])
+    if finished:
+        one.finish()
+    one.close()
+    assert waited == [seconds]
+
+
 def test_without_options_nothing_runs_beside(tmp_path):
     assert beside(load("quickstart", [f"output_dir={tmp_path}"]), RunFolder(tmp_path)) == []
