@@ -41,7 +41,7 @@ class CheckpointOptions:
     copy_keep: Count | None = None
     """Newest N copies are kept at copy_to, and with keep_best the best; null keeps all."""
     wait: NonNegative = WAIT
-    """Seconds at the end of a run, or at a stop, in which export and copy_to may be finished; 10 at most if it fails."""
+    """Seconds at the end of a run, or a stop, in which export and copy_to may be finished; 10 at most if it fails."""
 
     @field_validator("copy_to")
     @classmethod

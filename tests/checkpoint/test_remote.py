@@ -60,6 +60,18 @@ def test_a_copy_is_what_was_saved_and_comes_back_on_another_machine(run, there, 
     assert (other.parent / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
 
 
+def test_a_file_system_that_is_none_of_this_machine_will_do(run, tmp_path):
+    there = f"memory://{tmp_path.name}/run"
+    for update, score in [(1, 0.5), (2, 0.1), (3, 0.2)]:
+        save(make(run / "checkpoints", keep_last=9), update, score=score)
+        copied(run, there, keep=1)
+    assert kept(there) == [1, 3]
+    other = tmp_path / "other"
+    other.mkdir()
+    Remote(there).fetch(3, other)
+    check(make(other).latest(), 3)
+
+
 def test_what_is_copied_is_not_sent_again_but_for_what_has_changed(run, there, tmp_path, monkeypatch):
     store = make(run / "checkpoints", keep_last=9)
     store.save(1, {"a": 1}, identity={}, score=None, unvalidated={})
