@@ -43,7 +43,7 @@ def _call(value: Any) -> str:
 
 def as_chat(call: str) -> dict[str, Any]:
     """A call as transformers' chat templates read it."""
-    found = json.loads(call)
+    found = parse_json(call)
     function = {"name": found["name"], "arguments": found["arguments"]}
     return {"type": "function", "function": function} | ({"id": found["id"]} if "id" in found else {})
 
