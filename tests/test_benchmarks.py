@@ -13,12 +13,21 @@ ROOT = Path(__file__).parents[1]
 
 LONG = [
     pytest.param(name, marks=pytest.mark.thorough)
-    for name in ("flow_grpo_settings", "scoring", "language", "pipeline", "checkpoints", "loading")
+    for name in (
+        "flops",
+        "step_time",
+        "flow_grpo_settings",
+        "scoring",
+        "language",
+        "pipeline",
+        "checkpoints",
+        "loading",
+    )
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["flops", "precision", "step_time", "overhead", *LONG])
+@pytest.mark.parametrize("name", ["precision", "overhead", *LONG])
 def test_smoke(name, tmp_path):
     output = tmp_path / "result.json"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}

@@ -161,6 +161,7 @@ def test_the_shipped_model_reads_digits_and_often_forgets_the_form():
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_two_warm_ups_give_the_same_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(tiny_vlm, "PREFERENCES", 4)
     for name in ("one", "two"):

@@ -8,13 +8,12 @@ import pytest
 
 from burnish.registry import names
 from tests.support.pretend_flow import CASES, WAITS, options
-from tests.support.pretend_runs import PRECISIONS, check
+from tests.support.pretend_runs import cells, check
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "precision"), cells(CASES))
 def test_a_run(name: str, precision: str, flow_folder: Path) -> None:
     recipe, given = options(flow_folder, name)
     check(recipe, given, precision, waits=WAITS.get(name, 0), beside_cpu=" " not in name)

@@ -8,15 +8,12 @@ import pytest
 
 from burnish.registry import names
 from tests.support.pretend_language import CASES, SLOW, options
-from tests.support.pretend_runs import PRECISIONS, check
+from tests.support.pretend_runs import cells, check
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.thorough if name in SLOW else ()) for name in CASES]
-)
+@pytest.mark.parametrize(("name", "precision"), cells(CASES, SLOW))
 def test_a_run(name: str, precision: str, language_folder: Path) -> None:
     recipe, given = options(language_folder, name)
     check(recipe, given, precision, beside_cpu=" " not in name)

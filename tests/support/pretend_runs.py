@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,15 @@ KIB_OF_A_PIPELINE = 192  # first latents, drawn on the CPU in every run of a pip
 WAITS_OF_A_PIPELINE = 96  # diffusers' own code sends its timesteps to the GPU, and reads some back, for every prompt
 WAITS_OF_A_TOWER = 32  # transformers' own vision towers read the grids of their pictures back, in every forward
 KIB_OF_A_MICRO_BATCH, KIB_WITH_PICTURES = 24, 320  # with the prompts' embeddings, which rest on the CPU
+
+
+def cells(names: Iterable[str], slow: Collection[str] = ()) -> list[Any]:
+    """Names and precisions of a test. Variants of an algorithm in float32, and slow ones, are thorough."""
+    return [
+        pytest.param(name, precision, marks=pytest.mark.thorough if rare or name in slow else ())
+        for name in names
+        for precision, rare in zip(PRECISIONS, (" " in name, False), strict=True)
+    ]
 
 
 @dataclass

@@ -82,6 +82,11 @@ def test_the_same_seed_gives_the_same_numbers(runs, uninterrupted, tmp_path):
     assert metrics_of(tmp_path / "other") != metrics_of(whole)
 
 
+@pytest.mark.parametrize(
+    "uninterrupted",
+    ["ppo", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("grpo", "dpo"))],
+    indirect=True,
+)
 def test_killed_at_random_moments(runs, uninterrupted, tmp_path):
     name, whole, answer = uninterrupted
     draw = random.Random(name)

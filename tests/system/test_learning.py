@@ -64,7 +64,9 @@ def accuracy(line: dict[str, float]) -> float:
     return sum(found) / 3
 
 
-@pytest.mark.parametrize(("algorithm", "steps", "least"), [("grpo", 24, 0.7), ("ppo", 14, 0.65)])
+@pytest.mark.parametrize(
+    ("algorithm", "steps", "least"), [("grpo", 24, 0.7), pytest.param("ppo", 14, 0.65, marks=pytest.mark.thorough)]
+)
 def test_the_second_quickstart_learns_to_reason(tmp_path, algorithm, steps, least):
     overrides = [f"algorithm={algorithm}", f"steps={steps}", "validation.every=0", "validation.n=2",
                  f"output_dir={tmp_path / 'run'}"]  # fmt: skip
