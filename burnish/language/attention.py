@@ -59,8 +59,8 @@ class Bucket:
         if self.mask is None:
             return None
         if dtype not in self._additive:
-            hidden = torch.tensor(-torch.inf, dtype=dtype, device=self.mask.device)
-            self._additive[dtype] = torch.where(self.mask, torch.zeros_like(hidden), hidden)
+            shown = torch.zeros(self.mask.shape, dtype=dtype, device=self.mask.device)
+            self._additive[dtype] = shown.masked_fill_(~self.mask, -torch.inf)
         return self._additive[dtype]
 
 
