@@ -69,7 +69,9 @@ def exported(sd3, monkeypatch):
 
     def run(half, target, **how):
         bench = stepped(half, sd3)
-        model = SimpleNamespace(lora=LoraOptions(rank=4), path=str(folder_of("qwen2")), revision=None)
+        model = SimpleNamespace(
+            lora=LoraOptions(rank=4), path=str(folder_of("qwen2")), revision=None, tokenizer=None, chat_template=None
+        )
         config = SimpleNamespace(
             model=model, model_index="config.json", algorithm=SimpleNamespace(name="flow_grpo"), rewards={}
         )

@@ -30,6 +30,13 @@ ELSEWHERE = {
     "profiler.controller": "tests/training/test_profiling.py",  # of Nsight Systems
     "profiler.max_entries": "tests/training/test_profiling.py",  # of a GPU
     "model.lora.revision": "tests/config/test_hub.py",  # of an adapter to go on from
+    "model.tokenizer_revision": "tests/config/test_hub.py",  # of a tokenizer of the user's own
+    "checkpoint.copy_keep": "tests/checkpoint/test_remote.py",  # of copies
+    "checkpoint.wait": "tests/hooks/test_beside.py",
+    "optimizer.warmup_steps": "tests/training/test_optimizer.py",  # read where options count updates of a warm-up
+    "optimizer.warmup_ratio": "tests/training/test_optimizer.py",
+    "critic.optimizer.warmup_steps": "tests/training/test_optimizer.py",
+    "critic.optimizer.warmup_ratio": "tests/training/test_optimizer.py",
     "rollout.engine": "tests/system/test_language_options.py",  # read when options are checked
     "optimizer.schedule_updates": "tests/system/test_stopping.py",  # read where the configuration counts steps
     "critic.optimizer.schedule_updates": "tests/system/test_stopping.py",

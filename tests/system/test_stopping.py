@@ -334,7 +334,7 @@ def test_a_run_whose_learning_rate_falls_is_made_longer(recipe, tmp_path):
     assert rates["planned"] == rates["whole"]
     assert rates["whole"][2] == rates["longer"][2] > 0
     assert rates["longer"][:2] == pytest.approx([3e-4, 1.5e-4])
-    with pytest.raises(UserError, match=r"set the length of the decay: optimizer\.schedule_updates=4$"):
+    with pytest.raises(UserError, match=r"to change steps, also set its length: optimizer\.schedule_updates=4$"):
         start(recipe, tmp_path / "whole", *falling, "steps=4")
 
 
