@@ -152,6 +152,7 @@ def test_a_forecast_of_several_ranks_is_what_each_holds(tmp_path: Path, name: st
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_class_with_a_cache_of_its_own_is_what_a_real_run_holds(tmp_path: Path) -> None:
     """A forecast decodes three tokens, the real run all of them."""
     recurrent(tmp_path / "model")
