@@ -32,12 +32,12 @@ WAITS_OF_A_TOWER = 32  # transformers' own vision towers read the grids of their
 KIB_OF_A_MICRO_BATCH, KIB_WITH_PICTURES = 24, 320  # with the prompts' embeddings, which rest on the CPU
 
 
-def cells(names: Iterable[str], slow: Collection[str] = ()) -> list[Any]:
-    """Names and precisions of a test. Variants of an algorithm in float32, and slow ones, are thorough."""
+def cells(names: Iterable[str], slow: Collection[str] = (), seldom: Collection[str] = ()) -> list[Any]:
+    """Names and precisions of a test. Slow ones are thorough, and in float32 variants and ``seldom`` ones."""
     return [
         pytest.param(name, precision, marks=pytest.mark.thorough if rare or name in slow else ())
         for name in names
-        for precision, rare in zip(PRECISIONS, (" " in name, False), strict=True)
+        for precision, rare in zip(PRECISIONS, (" " in name or name in seldom, False), strict=True)
     ]
 
 
