@@ -5,10 +5,8 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
-# Tests wait for a fifth of their time, for processes and deadlines: few processors have room for one more of them
-WORKERS := $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : n)))
 # Processes that tests start read what the first of them compiled, also where the environment says not to keep it
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 # Threads that wait by spinning steal the core that another process computes on
 export OMP_WAIT_POLICY := PASSIVE
 export HF_HUB_OFFLINE := 1
