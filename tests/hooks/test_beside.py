@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from burnish.checkpoint.remote import Remote
-from burnish.commands.train import beside
+from burnish.commands.hooks import beside
 from burnish.config import load
 from burnish.config.run_folder import RunFolder
 from burnish.utils import feed

@@ -18,7 +18,7 @@ KINDS: dict[str, Callable[[], Iterable[Case]]] = {
     "runs": damage.run_cases,
     "signals": interruptions.cases,
 }
-SAMPLED = 9  # of every kind
+SAMPLED = 6  # of every kind
 
 
 def every_case() -> list[Case]:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -64,8 +64,28 @@ def serving(answer: Callable[[Any], None], host: str = "127.0.0.1") -> Iterator[
 
 
 class _Server(ThreadingHTTPServer):
+    """Whose connections end with it: one that a client keeps would answer on the port of the next server."""
+
     daemon_threads = True
     request_queue_size = 256
+
+    def __init__(self, *args: Any) -> None:
+        self._open: set[socket.socket] = set()
+        super().__init__(*args)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._open.discard(request)
+        super().shutdown_request(request)
+
+    def server_close(self) -> None:
+        super().server_close()
+        for one in list(self._open):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, *where: Any) -> None:
         if not isinstance(sys.exception(), OSError):  # a client that gave up is no error of the server's

@@ -186,12 +186,13 @@ SPLIT: dict[str, Make] = {
 # what the others of their kind show too
 SELDOM = () if os.environ.get("BURNISH_THOROUGH") else (
     "flow lora", "nft full", "experts lora", "tdm full", "recomputed", "tokens quantised",
-    "judged", "captured", "uphill",
+    "judged", "captured", "uphill", "token pairs", "flow quantised",
 )  # fmt: skip
 NAMES = tuple(name for name in RUNS if name not in SELDOM)
 # all kinds of what a checkpoint has of a rank
-RESUMED = ("flow full", "nft lora", "tdm lora", "ppo full", "ppo lora", "flow quantised")
-
+RESUMED = tuple(
+    name for name in ("flow full", "nft lora", "tdm lora", "ppo full", "ppo lora", "flow quantised") if name in NAMES
+)
 
 SPLIT_RESUMED = ("flux split",)
 SAVING = {*RESUMED, *ON_FOUR, *SPLIT_RESUMED}

@@ -40,6 +40,13 @@ STATE = {
     "dpo": ["policy.", "groups.actor", "source."],
 }
 
+# the one with a critic has all that the others have
+EVERY_STATE = pytest.mark.parametrize(
+    "uninterrupted",
+    ["ppo", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("grpo", "dpo"))],
+    indirect=True,
+)
+
 
 @pytest.fixture(scope="module")
 def runs():
@@ -82,11 +89,7 @@ def test_the_same_seed_gives_the_same_numbers(runs, uninterrupted, tmp_path):
     assert metrics_of(tmp_path / "other") != metrics_of(whole)
 
 
-@pytest.mark.parametrize(
-    "uninterrupted",
-    ["ppo", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("grpo", "dpo"))],
-    indirect=True,
-)
+@EVERY_STATE
 def test_killed_at_random_moments(runs, uninterrupted, tmp_path):
     name, whole, answer = uninterrupted
     draw = random.Random(name)
@@ -104,6 +107,7 @@ def test_killed_at_random_moments(runs, uninterrupted, tmp_path):
     pytest.fail(f"the run was killed {killed} times and never came to its end")
 
 
+@EVERY_STATE
 def test_killed_at_states_of_saving(runs, uninterrupted, tmp_path):
     name, whole, answer = uninterrupted
     calls = answer["calls"]
