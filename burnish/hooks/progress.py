@@ -18,7 +18,7 @@ from burnish.hooks import Hook
 from burnish.utils import terminal
 
 WINDOW = 10  # updates that the estimate of the remaining time is based on
-EXACT = (["ocr_exact"], ["exact"])  # components shown with the validation reward
+EXACT = re.compile(r"val-aux/.+/(ocr_)?exact/mean@\d+")  # components shown with the validation reward
 VOTE = re.compile(r"val-core/.+/reward/(maj@\d+)/mean")
 PAUSE = 5.0  # seconds between plain lines
 
@@ -101,7 +101,7 @@ def duration(seconds: float) -> str:
 def _validation(metrics: dict[str, float]) -> str:
     """Result of a validation, such as ``validation 0.912, maj@8 0.934 (exact 0.804)``; "" if there was none."""
     rewards = [v for k, v in metrics.items() if k.startswith("val-core/") and "/reward/mean@" in k]
-    exact = [v for k, v in metrics.items() if k.startswith("val-aux/") and k.split("/")[2:3] in EXACT]
+    exact = [v for k, v in metrics.items() if EXACT.fullmatch(k)]
     if not rewards:
         return ""
     text = f"validation {_number(sum(rewards) / len(rewards))}"

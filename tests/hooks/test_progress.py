@@ -64,7 +64,9 @@ def test_a_validation_tells_what_the_majority_answers():
     out = io.StringIO()
     hook = Progress(SimpleNamespace(steps=1), done=0, console=Console(file=out, width=100, _environ={}))
     hook.start(0)
-    hook(0, VALIDATION | {"val-core/a/b/reward/maj@8/mean": 0.95, "val-core/a/b/reward/maj@8/std": 0.1})
+    votes = {"val-core/a/b/reward/maj@8/mean": 0.95, "val-core/a/b/reward/maj@8/std": 0.1}
+    others = {"val-aux/default/ocr_exact/maj@8/mean": 0.9, "val-aux/default/ocr_exact/maj@8/std": 0.1}
+    hook(0, VALIDATION | votes | others)
     hook.close()
     assert "validation 0.912, maj@8 0.950 (exact 0.800)" in out.getvalue()
 
