@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-MOST_DIGITS = 7
 SPACE = "\N{NO-BREAK SPACE}"
 PLUS_MINUS = f"{SPACE}±{SPACE}"
 VOTE = re.compile(r"val-(?:core|aux)/.+/([^/]+)/maj@(\d+)/mean")
@@ -56,16 +55,17 @@ class Measure:
 
     def change(self, before: float, after: float) -> str:
         """The change with its sign and confidence interval: +1.1 ± 1.9 points."""
-        number, _, unit = self.show(abs(after - before)).partition(SPACE)
+        unit = 10.0**-self.digits  # the difference of what is shown, not of what was rounded for it
+        number, _, points = self.show(abs(round(after / unit) - round(before / unit)) * unit).partition(SPACE)
         sign = "" if not float(number) else "+" if after > before else "−"
         words = f"{sign}{number}"
         if 0 < self.chance < math.inf:
             words += f"{PLUS_MINUS}{self.show(self.chance).partition(SPACE)[0]}"
-        return f"{words}{SPACE}points" if unit else words
+        return f"{words}{SPACE}points" if points else words
 
     def precise(self, values: Sequence[float]) -> Measure:
-        """The measure with enough digits that rounded values and rounded differences agree."""
-        for digits in range(self.digits, MOST_DIGITS):
+        """The measure with one digit more if rounded values and rounded differences agree only then."""
+        for digits in (self.digits, self.digits + 1):
             unit = 10.0**-digits
             rounded = [round(value / unit) for value in values]
             pairs = zip(pairwise(values), pairwise(rounded), strict=True)

@@ -13,6 +13,7 @@ import pytest
 from burnish.commands.show import report
 from burnish.report import write_report
 from burnish.report.curves import WIDTH
+from burnish.report.measures import STRICT
 from burnish.report.summary import Summary
 from burnish.report.verdict import headline, verdict
 from burnish.utils.errors import UserError
@@ -175,6 +176,13 @@ def test_rounded_numbers_do_not_contradict_each_other(tmp_path):
     found = {row[0]: row[1:] for row in page_of(run_folder(tmp_path / "run", story)).rows}
     assert found["Border darkness"] == ["0.0024", "0.0036", "+0.0012"]
     assert found["Validation reward"] == ["0.772", "0.965", "+0.193"]
+
+
+def test_numbers_have_no_more_digits_than_anyone_reads():
+    before, after = 0.5234375, 0.85286458  # whose rounded values and rounded difference agree with four decimals only
+    measure = STRICT.precise([before, after])
+    assert [measure.show(before), measure.show(after)] == ["52.3\N{NO-BREAK SPACE}%", "85.3\N{NO-BREAK SPACE}%"]
+    assert measure.change(before, after) == "+33.0\N{NO-BREAK SPACE}points"
 
 
 def test_why_rewards_are_missing_is_told(tmp_path):
