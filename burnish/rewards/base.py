@@ -97,7 +97,7 @@ class AnyReward(Named, ABC):
         return self.score_given(samples, prompts, given)
 
     def asks(self) -> tuple[str, ...]:
-        """Which of ``burnish.rewards.given.INPUTS`` it reads; no others are sent to it."""
+        """Which of latents, embeddings and response_ids it reads; no others are sent to it."""
         return ()
 
     def compares(self) -> Compared:

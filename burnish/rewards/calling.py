@@ -57,7 +57,7 @@ class Call:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """What it asks for besides samples and prompts, by the names of ``given.INPUTS``."""
+        """What it asks for besides samples and prompts, by the names of ``Given.inputs``."""
         return tuple(sorted({INPUT_OF[name] for name in self.fields if name in INPUT_OF}))
 
     @property

@@ -11,14 +11,13 @@ if TYPE_CHECKING:
     from burnish.types.prompt import Prompt
 
 Compared = Literal["samples", "pairs", "groups"]  # what a reward judges: each by itself, two of a prompt, all of them
-INPUTS = ("latents", "embeddings", "response_ids")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
     """Of a batch of samples. Only what a reward asks for is sent to the process that computes it."""
 
-    inputs: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # by name of ``INPUTS``, one value per sample
+    inputs: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # latents, embeddings, response_ids, by sample
     group: Sequence[int] = ()  # equal for the samples of one prompt; empty: those with the same prompt
     update: int = 0  # the policy update that the samples are for; 0 is validation
     made_up: bool = False  # the samples are made up, to try the rewards: nobody knows what their latents would be

@@ -14,7 +14,6 @@ MOST_OBJECTS = 16  # of a class, the most confident ones
 SHRINK = 0.1  # of the summed sizes of two objects: as far as their centres may move without a relation
 RELATED = 0.5  # of the distance of two centres
 SETTLED = 1e-3  # pixels: offsets below are none
-TASKS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
 TEMPLATES = ("a photo of a {colour} {name}", "a photo of a {colour}-colored {name}", "a photo of a {colour} object")
 

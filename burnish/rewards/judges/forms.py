@@ -201,12 +201,6 @@ def spellings(question: str, answer: str) -> tuple[str, ...]:
 SHOWN = {"yes": YES, "no": NO}
 SCORES = {str(score): (str(score), f" {score}") for score in range(1, 6)}
 ORDER = {"1": ("1", " 1"), "2": ("2", " 2")}
-# forms that judge pictures and responses alike, and those of pictures; what each gives is in docs/judges.md
-ANY = ("answers", "yes", "yes_no", "scores", "pair")
-PICTURES = (
-    "vqascore", "soft_tifa_gm", "soft_tifa_am", "unified_reward", "unified_reward_2", "unified_reward_think",
-    "unified_reward_flex", "unified_reward_edit", "rational_rewards", "rational_rewards_edit", "qwen_aesthetic",
-)  # fmt: skip
 
 
 @cache

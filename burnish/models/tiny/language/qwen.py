@@ -10,7 +10,6 @@ NARROW: Config = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section"
 PIXELS: Config = {"shortest_edge": 64, "longest_edge": 1024}  # of a picture
 PATCHES: Config = {"patch_size": 4, "temporal_patch_size": 2, "merge_size": 2, "size": PIXELS}
 FRAMES: Config = {**PATCHES, "min_frames": 2, "max_frames": 8, "size": {"shortest_edge": 64, "longest_edge": 4096}}
-SIDE: Config = {"height": 16, "width": 16}
 
 QWEN_PLACES: dict[Kind, str] = {
     "image": "<|vision_start|><|image_pad|><|vision_end|>", "video": "<|vision_start|><|video_pad|><|vision_end|>",
