@@ -16,7 +16,7 @@ from burnish.report.licence import licence_of
 from burnish.report.reading import read_configuration
 from burnish.utils import terminal
 from burnish.utils.disk import writing
-from burnish.utils.errors import UserError
+from burnish.utils.errors import UserError, listed
 from burnish.utils.hub import is_hub_id
 from burnish.utils.hub_push import Repository, repository
 from burnish.utils.json_text import read_object
@@ -146,8 +146,7 @@ def _list(place: str, target: Repository, *, private: bool, dry_run: bool) -> No
 def _send(place: str, target: Repository, folder: RunFolder) -> None:
     console = terminal.console(highlight=False, soft_wrap=True)
     if there := target.others(Path(place)):
-        more = f" and {len(there) - 5} more" if len(there) > 5 else ""
-        console.print(f"Files of earlier commits stay there: {', '.join(there[:5])}{more}", markup=False)
+        console.print(f"Files of earlier commits stay there: {listed(there, 5)}", markup=False)
     commit = target.upload(Path(place), f"burnish push of {folder.path.resolve().name}")
     console.print(f"Sent: {commit}", markup=False)
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from burnish.data.order import Epochs, Mixed, Order
 from burnish.data.sampler import Sampler
 from burnish.types.prompt import Prompt
-from burnish.utils.errors import UserError
+from burnish.utils.errors import UserError, listed
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ class Stream(Generic[T]):
             changed = [i for i, (old, new) in enumerate(zip(before, now, strict=True)) if old != new]
             if 2 * len(changed) > len(now):
                 return None
-            names = _listed([self.items[i].where or f"record {i + 1}" for i in changed])
+            names = listed([self.items[i].where or f"record {i + 1}" for i in changed], NAMED)
             log.warning(
                 "%d of %d training records have changed since the checkpoint: %s; the run continues at the same "
                 "position in the data", len(changed), len(now), names,
@@ -158,7 +158,7 @@ class Stream(Generic[T]):
         log.warning(
             "the training data had %d records at the checkpoint and have %d now; removed or changed: %s. The run "
             "continues at the same position of the epoch, in which some records may be used twice or not at all; later "
-            "epochs use each once", len(before), len(now), _listed([f"record {i + 1}" for i in gone]),
+            "epochs use each once", len(before), len(now), listed([f"record {i + 1}" for i in gone], NAMED),
         )  # fmt: skip
         epoch, index = divmod(int(state["position"]), len(before))
         return epoch * len(now) + min(index, len(now))
@@ -193,11 +193,6 @@ def _run_lengths(parts: Sequence[int]) -> list[int]:
 def _hashes(records: str) -> list[bytes]:
     joined = base64.b64decode(records)
     return [joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES)]
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
 
 
 PromptStream = Stream[Prompt]

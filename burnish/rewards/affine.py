@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from burnish.rewards.images.learned import named
-from burnish.utils.errors import UserError
+from burnish.utils.errors import UserError, listed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,9 +43,9 @@ def folded(weights: Mapping[str, Tensor], layers: Sequence[str], where: Path) ->
     pairs = [tuple(f"{layer}.{part}".lstrip(".") for part in ("weight", "bias")) for layer in layers]
     wanted = {name for pair in pairs for name in pair}
     if missing := sorted(wanted - weights.keys()):
-        raise UserError(f"{where} lacks {named(missing)}; give the file of this head")
+        raise UserError(f"{where} lacks {listed(missing)}; give the file of this head")
     if further := sorted(weights.keys() - wanted):
-        raise UserError(f"{where} has {named(further)}, which this head does not have; give the file of this head")
+        raise UserError(f"{where} has {listed(further)}, which this head does not have; give the file of this head")
     try:
         weight, bias = weights[pairs[0][0]].double(), weights[pairs[0][1]].double()
         for name, other in pairs[1:]:

@@ -47,7 +47,7 @@ def tokenizer_of(folder: Path) -> Any:
     """
     from transformers import AutoTokenizer
 
-    from burnish.utils.errors import UserError
+    from burnish.utils.errors import UserError, first_line
     from burnish.utils.weights import tokenizer_complaint
 
     if complaint := tokenizer_complaint(folder):
@@ -55,8 +55,7 @@ def tokenizer_of(folder: Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library raises anything for damaged files
-        why = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"the tokenizer in {folder} can't be loaded: {why:.300}") from None
+        raise UserError(f"the tokenizer in {folder} can't be loaded: {first_line(error):.300}") from None
 
 
 def token_ids(tokenizer: Any, texts: Sequence[str], length: int, *, fill: bool = False) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class UserError(ValueError):
@@ -24,6 +24,17 @@ class ConfigError(UserError):
         self.complaints, self.count, self.way_out = lines, count or len(lines), way_out
         more = self.count - len(lines)
         super().__init__("\n".join([*lines, *([f"and {more} more"] if more else [])]))
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what a library's error says, or its type where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """The first of some names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 from burnish.utils.disk import writing
-from burnish.utils.errors import UserError
+from burnish.utils.errors import UserError, first_line
 from burnish.utils.json_text import read_object
 from burnish.utils.paths import PREFIX, resolve
 from burnish.utils.weights import complaints_about, tokenizer_complaint
@@ -168,10 +167,10 @@ class HubModel:
                 f"{self.command()}, and set model.path=DIR".replace("model.path", self.option)
             ) from None
         except errors.HfHubHTTPError as error:
-            raise UserError(f"{what}{at}, which can't be downloaded: {_first_line(error)}; try again later") from None
+            raise UserError(f"{what}{at}, which can't be downloaded: {first_line(error)}; try again later") from None
         except (OSError, client) as error:
             raise UserError(
-                f"{what}{at}, whose download broke off: {_first_line(error)}; run the same command again, which goes "
+                f"{what}{at}, whose download broke off: {first_line(error)}; run the same command again, which goes "
                 "on with it"
             ) from None
 
@@ -264,7 +263,3 @@ def _why(error: Exception) -> str:
     from huggingface_hub import constants
 
     return " (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
-
-
-def _first_line(error: Any) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

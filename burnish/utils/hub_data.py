@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from burnish.utils.errors import UserError
+from burnish.utils.errors import UserError, first_line
 
 # a split, of which a part may be named as the datasets library does: train[:950], train[10%:]
 _SET = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*)(?::([\w.-]+))?@([\w.-]+(?:\[(?:\d+%?)?:(?:\d+%?)?\])?)")
@@ -83,11 +83,11 @@ class HubData:
                 "files"
             ) from None
         except (exceptions.DatasetsError, ValueError, KeyError) as error:
-            raise UserError(f"{self.path} can't be read: {_first_line(error)}; give a split that it has") from None
+            raise UserError(f"{self.path} can't be read: {first_line(error):.300}; give a split that it has") from None
         except (OSError, client) as error:
             raise UserError(
-                f"{self.path} is not in the cache, and can't be downloaded: {_first_line(error)}; where the hub can be "
-                f"reached, run: {fetch}, and give its files"
+                f"{self.path} is not in the cache, and can't be downloaded: {first_line(error):.300}; where the hub "
+                f"can be reached, run: {fetch}, and give its files"
             ) from None
 
 
@@ -98,7 +98,3 @@ def hub_data(path: str) -> HubData | None:
     """
     found = _SET.fullmatch(path)
     return None if found is None else HubData(found[1], found[2], found[3])
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).split("\n")[0][:300]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from burnish.utils.errors import UserError
+from burnish.utils.errors import UserError, first_line
 from burnish.utils.hub import is_repository
 
 
@@ -114,11 +114,12 @@ class Repository:
                 owner = self.name.partition("/")[0]
                 why = f"your token may not write there; give one that may write to {owner}, or another name"
             else:
-                why = f"{_first_line(error)}; run the same command again later"
+                why = f"{first_line(error.__cause__ or error)}; run the same command again later"
             raise UserError(f"{subject}: {why}") from None
         except (OSError, RuntimeError, ValueError, client) as error:
             raise UserError(
-                f"{subject}: {_first_line(error)}; run the same command again, which sends what is missing"
+                f"{subject}: {first_line(error.__cause__ or error)}; run the same command again, which sends what is "
+                "missing"
             ) from None
 
 
@@ -138,8 +139,3 @@ def _is_this_machine(host: str | None) -> bool:
         return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
     except ValueError:
         return False
-
-
-def _first_line(error: BaseException) -> str:
-    cause = error.__cause__ or error
-    return (str(cause).strip() or type(cause).__name__).splitlines()[0]

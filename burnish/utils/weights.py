@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from burnish.utils.errors import UserError
+from burnish.utils.errors import UserError, listed
 from burnish.utils.json_text import parse_json, read_object
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ log = logging.getLogger(__name__)
 
 # values of a config.json: numbers of layers, but no sizes of what each has, such as vocab_size_per_layer_input
 MOST = {"^(?!.*size).*(layer|depth|block)": 10_000, "num_train_timesteps": 1_000_000}
-NAMED = 3  # tensors that a message names
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")  # not inspected
 VOCABULARIES = ("tokenizer.json", "*.model", "vocab.txt", "tekken.json", "*.tiktoken")
 STANDARD = ("diffusion_pytorch_model.safetensors", "model.safetensors")  # names of both libraries
@@ -128,24 +127,22 @@ def load_network(kind: Any, folder: Path, *, further: Literal["warn", "refuse"] 
     missing = sorted(report["missing_keys"])
     if missing:
         raise UserError(
-            f"{where} lacks {_named(missing)}, which {type(network).__name__} needs by its config.json; "
+            f"{where} lacks {listed(missing)}, which {type(network).__name__} needs by its config.json; "
             "fetch the model again, or give the config.json that belongs to it"
         )
     shapes = sorted(report.get("mismatched_keys") or ())
     if shapes:
         name, theirs, ours = shapes[0]
         raise UserError(
-            f"{where} does not match config.json in the shapes of {_named([one[0] for one in shapes])}: {name} is "
+            f"{where} does not match config.json in the shapes of {listed([one[0] for one in shapes])}: {name} is "
             f"{list(theirs)}, not {list(ours)}; give the config.json that belongs to it"
         )
     if report.get("error_msgs"):
-        raise UserError(
-            f"{where} can't be loaded as {kind.__name__}: {'; '.join(map(str, report['error_msgs'][:NAMED]))}"
-        )
+        raise UserError(f"{where} can't be loaded as {kind.__name__}: {'; '.join(map(str, report['error_msgs'][:3]))}")
     unused = sorted(report.get("unexpected_keys") or ())
     if unused and further == "refuse":
         raise UserError(
-            f"{where} has {_named(unused)}, which {type(network).__name__} does not have; give its own weights"
+            f"{where} has {listed(unused)}, which {type(network).__name__} does not have; give its own weights"
         )
     _refuse_further_layers(where, network, unused)
     return network
@@ -265,7 +262,7 @@ def refuse_non_finite(network: nn.Module, folder: Path, agreed: Agreed = lambda 
 
     found = agreed([name for name, value in network.named_parameters() if non_finite(local(value.detach()))])
     if found:
-        raise UserError(f"{_file(folder)} has non-finite values in {_named(found)}; fetch the model again")
+        raise UserError(f"{_file(folder)} has non-finite values in {listed(found)}; fetch the model again")
 
 
 def is_quantized(weight: Any) -> bool:
@@ -280,11 +277,11 @@ def _refuse_further_layers(where: Path, network: nn.Module, further: Sequence[st
     layers = [name for name in further if _pattern(name) in known]
     if layers:
         raise UserError(
-            f"{where} has {_named(layers)}, layers that {type(network).__name__} does not have by its config.json; "
+            f"{where} has {listed(layers)}, layers that {type(network).__name__} does not have by its config.json; "
             "give the config.json that belongs to it"
         )
     if further:
-        log.warning("%s has %s, which %s does not use", where, _named(further), type(network).__name__)
+        log.warning("%s has %s, which %s does not use", where, listed(further), type(network).__name__)
 
 
 @contextmanager
@@ -309,11 +306,6 @@ def _file(folder: Path) -> Path:
     """The weight file, or its folder if there are several."""
     files = sorted(folder.glob("*.safetensors"))
     return files[0] if len(files) == 1 else folder
-
-
-def _named(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more tensors" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
 
 
 def _reason(error: Exception) -> str:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from burnish.models.loading import quietly
 from burnish.rewards.headed.names import Parts
 from burnish.rewards.headed.reading import QuestionReader
-from burnish.rewards.images.learned import CONFIG, frozen, named, read_weights, weight_file
-from burnish.utils.errors import UserError
+from burnish.rewards.images.learned import CONFIG, frozen, read_weights, weight_file
+from burnish.utils.errors import UserError, listed
 from burnish.utils.json_text import parse_json
 from burnish.utils.reading import read_file
 from burnish.utils.weights import own_config, refuse_oversized
@@ -88,7 +88,7 @@ def load(
     network = _network(parts.weights, config, family, dtype, where)
     found = [_head(parts.heads, prefix, where) for prefix in heads]
     if parts.heads:
-        raise UserError(f"{where} has {named(sorted(parts.heads))}, heads that this reward does not have")
+        raise UserError(f"{where} has {listed(sorted(parts.heads))}, heads that this reward does not have")
     return Headed(_joined(network, found, files[0], dtype, device), reader)
 
 
@@ -135,9 +135,9 @@ def _network(weights: dict[str, Tensor], config: Any, family: str, dtype: str, w
 
 def _refuse_differences(weights: Mapping[str, Tensor], wanted: Mapping[str, Any], kind: str, where: str) -> None:
     if missing := sorted(wanted.keys() - weights.keys()):
-        raise UserError(f"{where} lacks {named(missing)}, which {kind} needs; give a complete checkpoint, or its base")
+        raise UserError(f"{where} lacks {listed(missing)}, which {kind} needs; give a complete checkpoint, or its base")
     if further := sorted(weights.keys() - wanted.keys()):
-        raise UserError(f"{where} has {named(further)}, which {kind} does not have; give the base that belongs to it")
+        raise UserError(f"{where} has {listed(further)}, which {kind} does not have; give the base that belongs to it")
     for name, shape in wanted.items():
         if weights[name].shape != shape:
             raise UserError(

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from burnish.rewards.images.learned import named
-from burnish.utils.errors import UserError
+from burnish.utils.errors import UserError, listed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +45,7 @@ class Parts:
         unknown = [name for name, tensor in tensors.items() if not self._sort(name, tensor)]
         if unknown:
             raise UserError(
-                f"{where} has {named(sorted(unknown))}, which belong to no Qwen2-VL with a head; give the checkpoint "
+                f"{where} has {listed(sorted(unknown))}, which belong to no Qwen2-VL with a head; give the checkpoint "
                 "of this reward"
             )
 
@@ -83,7 +82,7 @@ class Parts:
         """
         if strays := sorted(self.adapters.keys() - self.weights.keys()):
             raise UserError(
-                f"{where} has adapters of {named(strays)}, which neither it nor its base has; an adapter would change "
+                f"{where} has adapters of {listed(strays)}, which neither it nor its base has; an adapter would change "
                 "nothing: give the base model that it was trained on"
             )
         for target, halves in self.adapters.items():

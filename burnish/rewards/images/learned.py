@@ -18,7 +18,7 @@ from burnish.registry import options
 from burnish.rewards.base import Reward, Verdict
 from burnish.rewards.preprocessing import Preprocessing
 from burnish.rewards.text.reading_model import awake
-from burnish.utils.errors import UserError
+from burnish.utils.errors import UserError, first_line, listed
 from burnish.utils.hub import WORDS, model_folder
 from burnish.utils.weights import PICKLED, complaints_about, load_network, refuse_non_finite, tokenizer_complaint
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 CONFIG = "config.json"
-NAMED = 3  # tensors that a message names
 NESTED = ("state_dict", "model")  # under which trainers store the weights of a network
 WRAPPED = "module."  # what DistributedDataParallel puts before every name
 
@@ -302,7 +301,7 @@ def weight_file(place: Path, names: Sequence[str] = ()) -> Path:
     if not found:
         wanted = f" such as {names[0]}" if names else ""
         raise UserError(f"{place} has no weights{wanted}; give the folder that holds them, or the file itself")
-    raise UserError(f"{place} has {', '.join(file.name for file in found[:NAMED])}; give the file that is meant")
+    raise UserError(f"{place} has {listed([file.name for file in found])}; give the file that is meant")
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:
@@ -320,10 +319,9 @@ def read_weights(file: Path) -> dict[str, Tensor]:
         # what older releases of torch wrote is no archive, and can't be mapped
         found: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except Exception as error:  # libraries raise anything for damaged files
-        why = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
-            f"{file} can't be read as weights: {why:.300}; fetch it again, or convert it to safetensors where you "
-            "trust it"
+            f"{file} can't be read as weights: {first_line(error):.300}; fetch it again, or convert it to safetensors "
+            "where you trust it"
         ) from None
     for name in NESTED:
         if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
@@ -344,9 +342,9 @@ def fill(network: nn.Module, weights: Mapping[str, Tensor], where: Path) -> None
     own = network.state_dict()
     what = type(network).__name__
     if missing := sorted(own.keys() - weights.keys()):
-        raise UserError(f"{where} lacks {named(missing)}, which {what} needs; fetch it again, or give another file")
+        raise UserError(f"{where} lacks {listed(missing)}, which {what} needs; fetch it again, or give another file")
     if further := sorted(weights.keys() - own.keys()):
-        raise UserError(f"{where} has {named(further)}, which {what} does not have; give the file of this scorer")
+        raise UserError(f"{where} has {listed(further)}, which {what} does not have; give the file of this scorer")
     for name, value in weights.items():
         if value.shape != own[name].shape:
             raise UserError(
@@ -354,9 +352,3 @@ def fill(network: nn.Module, weights: Mapping[str, Tensor], where: Path) -> None
                 "this scorer, or the config.json that belongs to it"
             )
     network.load_state_dict(dict(weights), strict=True, assign=any(p.is_meta for p in network.parameters()))
-
-
-def named(names: Sequence[str]) -> str:
-    """The first of some names."""
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
