@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from burnish.algorithms.base import Metrics
@@ -45,9 +44,7 @@ class Controller:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         raise NotImplementedError
 
     def stop_when(
@@ -130,12 +127,10 @@ class LocalController(Controller):
         self.assembly.scorer.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self.assembly.scorer.close()
         self.assembly.close()
-        self.store.__exit__(kind, error, trace)
+        self.store.__exit__(kind, *error)
 
     @property
     def saving(self) -> float:

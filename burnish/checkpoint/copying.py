@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from burnish.checkpoint import manifest
-from burnish.checkpoint.manifest import VISIBLE
+from burnish.checkpoint.manifest import numbered
 from burnish.checkpoint.remote import Remote
 from burnish.utils import feed_process
 from burnish.utils.errors import UserError
@@ -77,8 +77,8 @@ def copy(told: dict[str, Any], orders: Orders, say: Callable[..., None]) -> None
 
 def _pending(checkpoints: Path, copied: Mapping[int, bytes], keep: int | None, *, best: bool) -> Path | None:
     """The newest checkpoint that is not copied as it is, of those that are to be kept there."""
-    found = [path for path in checkpoints.iterdir() if VISIBLE.fullmatch(path.name)] if checkpoints.is_dir() else []
-    manifests = {path: raw for path in sorted(found, reverse=True) if (raw := _manifest(path)) is not None}
+    newest = sorted(numbered(checkpoints), reverse=True)
+    manifests = {path: raw for path in newest if (raw := _manifest(path)) is not None}
     wanted = list(manifests)[:keep]
     if best and keep is not None:
         scores = [(score, path) for path, raw in manifests.items() if (score := _score(raw)) is not None]

@@ -24,6 +24,11 @@ _FILE = re.compile(r"state\.json|tensors/[\w-][\w.-]*\.safetensors|[\w-][\w.-]*\
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
+def numbered(folder: Path) -> list[Path]:
+    """Checkpoints of a folder by their names, in no order; none if there is no such folder."""
+    return [path for path in folder.iterdir() if VISIBLE.fullmatch(path.name)] if folder.is_dir() else []
+
+
 def render(content: dict[str, Any]) -> bytes:
     """A manifest with its own hash, which detects any change."""
     digest = hashlib.sha256(json.dumps(content, allow_nan=False).encode()).hexdigest()

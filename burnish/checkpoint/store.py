@@ -11,13 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from burnish.algorithms.base import Metrics
 from burnish.checkpoint import tensor_file
 from burnish.checkpoint.files import Checkpoint, mark_validated, read, write, write_tensors
-from burnish.checkpoint.manifest import VISIBLE
+from burnish.checkpoint.manifest import VISIBLE, numbered
 from burnish.checkpoint.snapshot import Snapshot
 from burnish.options.checkpoint import CheckpointOptions
 from burnish.training.ranks import SINGLE_RANK, Ranks
@@ -132,9 +131,7 @@ class CheckpointStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Wait for a save in the background, except on KeyboardInterrupt; an exception in flight takes precedence."""
         if kind is None:
             self.wait()
@@ -233,7 +230,7 @@ class CheckpointStore:
 
     def _retire(self, update: int) -> None:
         """Remove older checkpoints; later ones belong to a run that was resumed from an earlier update."""
-        paths = sorted(path for path in self.folder.iterdir() if VISIBLE.fullmatch(path.name))
+        paths = sorted(numbered(self.folder))
         complete = [found for path in paths if (found := self._complete(path))]
         older = [found.path for found in complete if found.update <= update]
         keep = set(older[-self.options.keep_last :])

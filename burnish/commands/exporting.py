@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from burnish.checkpoint import manifest
-from burnish.checkpoint.manifest import VISIBLE
+from burnish.checkpoint.manifest import numbered
 from burnish.config.run_folder import RunFolder
 from burnish.utils import feed_process
 from burnish.utils.errors import UserError
@@ -78,7 +78,7 @@ def _export(checkpoint: Path, target: Path, what: Any) -> None:
 
 def _pending(folder: RunFolder) -> Path | None:
     """The newest checkpoint whose weights are not exported."""
-    for path in sorted(_numbered(folder.checkpoints), reverse=True):
+    for path in sorted(numbered(folder.checkpoints), reverse=True):
         try:
             mark = _mark(path)
         except UserError:  # damaged, or being removed
@@ -95,8 +95,8 @@ def _mark(checkpoint: Path) -> str:
 
 
 def _remove_old(folder: RunFolder) -> None:
-    kept = {path.name for path in _numbered(folder.checkpoints)}
-    for path in _numbered(folder.exported):
+    kept = {path.name for path in numbered(folder.checkpoints)}
+    for path in numbered(folder.exported):
         if path.name not in kept:
             _remove(path)
 
@@ -107,10 +107,6 @@ def _remove(export: Path) -> None:
         shutil.rmtree(removing, ignore_errors=True)
         export.rename(removing)
         shutil.rmtree(removing)
-
-
-def _numbered(place: Path) -> list[Path]:
-    return [path for path in place.iterdir() if VISIBLE.fullmatch(path.name)] if place.is_dir() else []
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from burnish.checkpoint.manifest import VISIBLE
+from burnish.checkpoint.manifest import VISIBLE, numbered
 from burnish.checkpoint.remote import Damaged, Remote, intact
 from burnish.config.run import RunConfig
 from burnish.config.run_folder import RunFolder
@@ -76,7 +76,7 @@ def _parted(address: str) -> tuple[str, int | None]:
 
 def _newest(remote: Remote, there: list[int], wanted: int | None, checkpoints: Path) -> Path | None:
     """The newest undamaged checkpoint of here and there, fetched if it is not here."""
-    visible = {int(path.name): path for path in checkpoints.iterdir() if VISIBLE.fullmatch(path.name)}
+    visible = {int(path.name): path for path in numbered(checkpoints)}
     here = {update: path for update, path in visible.items() if wanted in (None, update)}
     for update in sorted({*there, *here}, reverse=True):
         if update in here and intact(here[update]):

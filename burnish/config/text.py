@@ -13,6 +13,7 @@ from burnish import __version__
 from burnish.config.plugins import portable
 from burnish.config.run import RunConfig
 from burnish.config.yaml_text import show
+from burnish.utils.json_text import flattened
 
 COLUMN = 34  # of the explanations
 
@@ -35,7 +36,7 @@ def dump(config: RunConfig) -> str:
 
 def changes(before: RunConfig, after: RunConfig) -> list[str]:
     """Differences between two configurations, one option per line."""
-    old, new = dict(_flat(to_dict(before))), dict(_flat(to_dict(after)))
+    old, new = dict(flattened(to_dict(before))), dict(flattened(to_dict(after)))
     absent = object()
 
     def word(value: Any) -> str:
@@ -130,11 +131,3 @@ def _plain(value: Any) -> Any:
 
 def _summary(thing: Any) -> str:
     return " ".join((type(thing).__doc__ or "").split("\n\n")[0].split())
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value

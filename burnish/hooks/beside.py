@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from burnish.checkpoint.manifest import VISIBLE
+from burnish.checkpoint.manifest import numbered
 from burnish.config.run_folder import RunFolder
 from burnish.hooks import Hook
 from burnish.utils.feed import Feed, end_all
@@ -58,7 +58,6 @@ class Beside(Hook):
             )  # fmt: skip
 
     def _tell(self) -> None:
-        place = self.folder.checkpoints
-        found = [int(path.name) for path in place.iterdir() if VISIBLE.fullmatch(path.name)] if place.is_dir() else []
+        found = [int(path.name) for path in numbered(self.folder.checkpoints)]
         for feed in self.feeds.values():
             feed.allow(max(found, default=-1))

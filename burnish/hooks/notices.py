@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
-from types import TracebackType
 from typing import Any, Self
 
 from burnish.hooks.expiry import ReclaimTime
@@ -52,9 +51,7 @@ class Notices:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._end.set()
         if self._thread is not None:
             self._thread.join(2 * ANSWER)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ray.exceptions import ObjectLostError
@@ -65,11 +64,9 @@ class RayController(Controller):
         self._stack = ExitStack()
         self._started = False  # whether there is a trainer
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         with self._stack:
-            if isinstance(error, Exception) and self._started:
+            if kind is not None and issubclass(kind, Exception) and self._started:
                 try:
                     self.settle()
                 except Exception as failed:

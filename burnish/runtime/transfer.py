@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from burnish.types.batch import Batch, shared
-from burnish.types.columns import Column, Here, LazyTensors
+from burnish.types.columns import Column, Here, LazyTensors, once_each, those_used
 from burnish.types.completion import Features, Lengths
 from burnish.types.media import Media
 from burnish.utils.spool import Unread
@@ -257,17 +257,8 @@ class Pointers(Batch):
         """Rows of all parts, in order. A batch that several of them point into stays one."""
         if len(parts) == 1:
             return parts[0]
-        places: dict[Any, int] = {}
-        stored: list[Stored] = []
-        numbers = []
-        for pointers in parts:
-            for one in pointers.stored:
-                if one.reference not in places:
-                    places[one.reference] = len(stored)
-                    stored.append(one)
-            here = torch.tensor([places[one.reference] for one in pointers.stored], dtype=torch.long)
-            numbers.append(here[pointers.part])
-        return dataclasses.replace(super().cat(parts), part=torch.cat(numbers), stored=stored)
+        part, stored = once_each([(one.part, one.stored) for one in parts], key=lambda stored: stored.reference)
+        return dataclasses.replace(super().cat(parts), part=part, stored=stored)
 
     def resolve(self, *, seconds: float) -> Any:
         """What the rows hold, as one batch in their order.
@@ -292,12 +283,8 @@ class Pointers(Batch):
         return joined if in_order else joined.select(places.argsort())
 
     def _needed(self) -> Self:
-        used = self.part.unique().tolist() or [0]  # one stays to say of which type nothing is
-        if len(used) >= len(self.stored):
-            return self
-        number = torch.zeros(len(self.stored), dtype=torch.long)
-        number[used] = torch.arange(len(used))
-        return dataclasses.replace(self, part=number[self.part], stored=[self.stored[old] for old in used])
+        part, stored = those_used(self.part, self.stored)  # one stays to say of which type nothing is
+        return self if stored is self.stored else dataclasses.replace(self, part=part, stored=stored)
 
 
 @dataclass(kw_only=True)

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlflow import MlflowClient
@@ -15,6 +15,7 @@ from mlflow.entities import Metric, Param
 from burnish.trackers.base import GENERATIONS, SAMPLES, About, Notice, Sample
 from burnish.trackers.media import kind_of, picture
 from burnish.utils.feed_process import Outcome
+from burnish.utils.json_text import flattened
 
 MOST = 100  # parameters of a request
 LONGEST = 500  # characters of a parameter that every server takes
@@ -40,7 +41,8 @@ class Mlflow:
         found = self._client.get_experiment_by_name(options["experiment"])
         where = found.experiment_id if found else self._client.create_experiment(options["experiment"])
         self.id = self._client.create_run(where, run_name=about.name, tags=dict(options["tags"])).info.run_id
-        params = [Param(_allowed(name), value[:LONGEST]) for name, value in _flat(about.config)]
+        config = {name: one if isinstance(one, str) else json.dumps(one) for name, one in flattened(about.config)}
+        params = [Param(_allowed(name), text[:LONGEST]) for name, text in config.items()]
         for begin in range(0, len(params), MOST):
             self._client.log_batch(self.id, params=params[begin : begin + MOST])
 
@@ -67,14 +69,6 @@ class Mlflow:
 
     def close(self, outcome: Outcome) -> None:
         self._client.set_terminated(self.id, status=STATES[outcome])
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value if isinstance(value, str) else json.dumps(value)
 
 
 def _allowed(name: str) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from burnish.trackers.base import Notice, Sample
 from burnish.utils.json_text import parse_json
@@ -16,6 +16,7 @@ from burnish.utils.reading import read_file
 STEP = "training/global_step"
 LARGEST = 64 << 20  # bytes of the samples of a validation
 NAMED, SAID = 200, 4000  # characters of an alarm's name and text
+T = TypeVar("T")
 FILE = 32 << 20  # bytes of a picture, clip or sound that is sent
 
 
@@ -43,28 +44,42 @@ class Progress:
         os.replace(new, self.file)
 
 
+class _Lines(Generic[T]):
+    """Complete lines of a file that a run appends to; those that no run wrote are passed over."""
+
+    def __init__(self, file: Path, read: Callable[[bytes], T | None], update_of: Callable[[T], int]) -> None:
+        self.file, self.read, self.update_of = file, read, update_of
+        self._offset = 0
+
+    def upto(self, update: int) -> Iterator[T]:
+        """The next ones, up to those of an update."""
+        if not self.file.is_file() or self.file.is_symlink():
+            return
+        with self.file.open("rb") as lines:
+            lines.seek(self._offset)
+            for line in lines:
+                found = self.read(line)
+                if not line.endswith(b"\n") or (found is not None and self.update_of(found) > update):
+                    return
+                self._offset += len(line)
+                if found is not None:
+                    yield found
+
+
 class Rows:
     """Lines of metrics.jsonl, read as they are written."""
 
     def __init__(self, file: Path, after: int) -> None:
         """Args: ``after`` is the last update that needs no reading any more."""
-        self.file, self.after = file, after
-        self._offset = 0
+        self.after = after
+        self._lines = _Lines(file, _row, lambda row: row[STEP])
 
     def upto(self, update: int) -> Iterator[tuple[int, dict[str, float]]]:
         """The next updates and their metrics, up to one that is known to be there; missing values are left out."""
-        if not self.file.exists():
-            return
-        with self.file.open("rb") as lines:
-            lines.seek(self._offset)
-            for line in lines:
-                row = _row(line)
-                if not line.endswith(b"\n") or (row is not None and row[STEP] > update):
-                    return
-                self._offset += len(line)
-                if row is not None and row[STEP] > self.after:
-                    self.after = row.pop(STEP)
-                    yield self.after, {name: value for name, value in row.items() if value is not None}
+        for row in self._lines.upto(update):
+            if row[STEP] > self.after:
+                self.after = row.pop(STEP)
+                yield self.after, {name: value for name, value in row.items() if value is not None}
 
 
 class Notices:
@@ -72,26 +87,16 @@ class Notices:
 
     def __init__(self, file: Path, after: int) -> None:
         """Args: ``after`` is the last update whose alarms need no reading any more."""
-        self.file, self.after = file, after
-        self._offset = 0
+        self.after = after
+        self._lines = _Lines(file, self._notice, lambda notice: notice.update)
         self._texts: dict[str, str] = {}  # of the alarms that were raised
 
     def upto(self, update: int) -> Iterator[Notice]:
         """The next alarms, raised or over, up to an update; lines that no run wrote are left out."""
-        if not self.file.is_file() or self.file.is_symlink():
-            return
-        with self.file.open("rb") as lines:
-            lines.seek(self._offset)
-            for line in lines:
-                notice = self._notice(line)
-                if not line.endswith(b"\n") or (notice is not None and notice.update > update):
-                    return
-                self._offset += len(line)
-                if notice is None:
-                    continue
-                self._texts[notice.name] = notice.text
-                if notice.update > self.after:
-                    yield notice
+        for notice in self._lines.upto(update):
+            self._texts[notice.name] = notice.text
+            if notice.update > self.after:
+                yield notice
 
     def _notice(self, line: bytes) -> Notice | None:
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from burnish.training.ranks import Ranks
@@ -27,10 +26,8 @@ class Lockstep:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._waited_for and self._stopped(error is not None) and error is None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if self._waited_for and self._stopped(kind is not None) and kind is None:
             raise Cancelled
 
     @contextmanager

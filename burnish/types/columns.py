@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, cast
+from typing import Any, Protocol, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from burnish.types.batch import Batch, shared, to_device
 
+T = TypeVar("T")
 CHUNK = 16  # rows that are looked at together where a number is made of each
 
 
@@ -149,27 +150,43 @@ class Column(Batch):
         """Rows of all, in order; a source of several of them stays one. Tensors may be among them."""
         if len(batches) == 1:
             return batches[0]
-        places: dict[int, int] = {}
-        sources: list[Source] = []
-        parts, rows = [], []
-        for one in batches:
-            column = one if isinstance(one, Column) else Column.of(Here(one))
-            for source in column.sources:
-                if id(source) not in places:
-                    places[id(source)] = len(sources)
-                    sources.append(source)
-            number = torch.tensor([places[id(source)] for source in column.sources], dtype=torch.long)
-            parts.append(number[column.part])
-            rows.append(column.row)
-        return cls(part=torch.cat(parts), row=torch.cat(rows), sources=sources)
+        columns = [one if isinstance(one, Column) else Column.of(Here(one)) for one in batches]
+        part, sources = once_each([(one.part, one.sources) for one in columns], key=id)
+        return cls(part=part, row=torch.cat([one.row for one in columns]), sources=sources)
 
     def _needed(self) -> Self:
-        used = self.part.unique().tolist() or [0]  # one stays, which tells the shape of a row
-        if len(used) >= len(self.sources):
-            return self
-        number = torch.zeros(len(self.sources), dtype=torch.long)
-        number[used] = torch.arange(len(used))
-        return dataclasses.replace(self, part=number[self.part], sources=[self.sources[old] for old in used])
+        part, sources = those_used(self.part, self.sources)  # one stays, which tells the shape of a row
+        return self if sources is self.sources else dataclasses.replace(self, part=part, sources=sources)
+
+
+def once_each(
+    pointers: Sequence[tuple[Tensor, Sequence[T]]], *, key: Callable[[T], Hashable]
+) -> tuple[Tensor, list[T]]:
+    """Join pointers into lists of sources: each source stands once in the list of all.
+
+    Args:
+        pointers: tensors [B, ...] long of numbers in a list of sources, each with its list.
+        key: equal for what is the same source.
+    """
+    places: dict[Hashable, int] = {}
+    sources: list[T] = []
+    parts = []
+    for part, some in pointers:
+        for source in some:
+            if places.setdefault(key(source), len(sources)) == len(sources):
+                sources.append(source)
+        parts.append(torch.tensor([places[key(source)] for source in some], dtype=torch.long)[part])
+    return torch.cat(parts), sources
+
+
+def those_used(part: Tensor, sources: list[T]) -> tuple[Tensor, list[T]]:
+    """Numbers [B, ...] long in a list of sources, without the sources that none points to; the first one stays."""
+    used = part.unique().tolist() or [0]
+    if len(used) >= len(sources):
+        return part, sources
+    number = torch.zeros(len(sources), dtype=torch.long)
+    number[used] = torch.arange(len(used))
+    return number[part], [sources[old] for old in used]
 
 
 class LazyTensors(Mapping[str, Tensor]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,15 @@ def _is_deep(value: Any) -> bool:
         if not level:
             return False
     return True
+
+
+def flattened(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of nested objects with their paths, as ``optimizer.lr``; an empty object is a leaf."""
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from flattened(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
 
 
 def read_object(file: Path) -> dict[str, Any]:

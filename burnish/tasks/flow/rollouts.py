@@ -43,9 +43,7 @@ class FlowRollouts:
     rollout: RolloutOptions
     watch: Stopwatch
     files: SampleFiles | None = None  # where samples are kept
-    check_cancelled: Callable[[], None] = lambda: (
-        None
-    )  # called again and again; what it raises, as Cancelled, ends the work
+    check_cancelled: Callable[[], None] = lambda: None  # called again and again; what it raises ends the work
 
     def generate(self, request: RolloutRequest) -> Scored | None:
         """The samples to learn from: all of the request, or the best and the worst of each group."""

@@ -40,9 +40,7 @@ class ResponseRollouts:
     environment: Environment | None
     watch: Stopwatch
     files: SampleFiles | None = None  # where samples are kept
-    check_cancelled: Callable[[], None] = lambda: (
-        None
-    )  # called again and again; what it raises, as Cancelled, ends the work
+    check_cancelled: Callable[[], None] = lambda: None  # called again and again; what it raises ends the work
 
     @property
     def limit(self) -> int:
