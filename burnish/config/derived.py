@@ -1,4 +1,4 @@
-"""Defaults of one section that depend on another."""
+"""What becomes of a configuration before it is checked: older options renamed, and defaults that depend on others."""
 
 from __future__ import annotations
 
@@ -7,6 +7,27 @@ from typing import Any
 from burnish.config.run import RunConfig
 from burnish.config.text import fields
 from burnish.registry import lookup, names
+
+
+def renamed(tree: dict[str, Any]) -> dict[str, Any]:
+    """A recipe or a config.yaml with today's options in place of older ones that mean the same.
+
+    ``algorithm.solver`` of mix_grpo was that of its rollouts alone: euler, or dpm2, which is ``rollout.solver: dpm2m``.
+    """
+    algorithm = tree.get("algorithm")
+    if not isinstance(algorithm, dict) or algorithm.get("name") != "mix_grpo" or "solver" not in algorithm:
+        return tree
+    kept = {name: value for name, value in algorithm.items() if name != "solver"}
+    if algorithm["solver"] == "euler":
+        return tree | {"algorithm": kept}
+    if algorithm["solver"] != "dpm2" or any(not isinstance(tree.get(s, {}), dict) for s in ("rollout", "validation")):
+        return tree
+    rollout = {"solver": "dpm2m"} | tree.get("rollout", {})
+    return tree | {
+        "algorithm": kept,
+        "rollout": rollout,
+        "validation": {"solver": "euler"} | tree.get("validation", {}),
+    }
 
 
 def with_derived(tree: dict[str, Any], task: type[RunConfig]) -> dict[str, Any]:

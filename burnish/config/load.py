@@ -15,11 +15,10 @@ from typing import Any, get_type_hints
 import pydantic
 
 from burnish.config.complaints import Context, complain, unknown, wrong_choice
-from burnish.config.derived import with_derived
+from burnish.config.derived import renamed, with_derived
 from burnish.config.hardware import KEY, Hardware, read_hardware
 from burnish.config.overrides import merge, nest, read_overrides
 from burnish.config.plugins import chosen_by_path, open_plugins, with_value, with_whole_paths
-from burnish.config.renamed import renamed
 from burnish.config.run import RunConfig
 from burnish.config.tasks import TASKS, chosen_task, owner, task_named
 from burnish.config.text import fields

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 from PIL import Image
 
-from burnish.alarms.base import Alarm, Detector
+from burnish.alarms.base import Alarm, Detector, Row, amount
 from burnish.alarms.drift import Drift
 from burnish.alarms.levels import LIMITS, Beyond
 from burnish.alarms.record import Raised, quotes_of, read_alarms
@@ -21,9 +21,10 @@ from burnish.alarms.ruling import Ruling
 from burnish.config import RunConfig
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.hooks import Hook
-from burnish.hooks.narrowing import Narrowing
 from burnish.hooks.recorded import Lines
 from burnish.options.alarms import AlarmOptions
+from burnish.report.passes import passes
+from burnish.report.samples import Scores, read_scores
 from burnish.rewards.images.image_variety import ImageVariety
 from burnish.types.rollout import Collected, Rollouts, ScoredResponses
 from burnish.types.said import WATCHED, Quote
@@ -214,3 +215,34 @@ class FirstUpdates:
         with writing(self.folder.alarms_first):
             self.folder.alarms_first.parent.mkdir(exist_ok=True)
         write_atomically(self.folder.alarms_first, json.dumps(kept).encode())
+
+
+REWARD = "reward"
+
+
+class Narrowing:
+    """Compares every validation with the one before training."""
+
+    name = "narrowing"
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.alarm: Alarm | None = None
+        self._first: Scores | None = None
+
+    def add(self, update: int, row: Row) -> None:
+        if not any(name.startswith("val-core/") for name in row):
+            return
+        if self._first is None:
+            self._first = read_scores(self.folder.validation(0))
+        found = passes(self._first, read_scores(self.folder.validation(update)), REWARD)
+        if found is None or found.kind != "narrowing":
+            self.alarm = None
+        elif self.alarm is None:
+            (was, now, doubt), (before, after, _) = found.best, found.mean
+            text = (
+                f"the best of {found.n} samples of a validation prompt fell from {amount(was)} to {amount(now)} "
+                f"({now - was:+.3f} ± {doubt:.3f}) while the mean rose from {amount(before)} to {amount(after)}: it "
+                "does fewer things, more often"
+            )
+            self.alarm = Alarm(self.name, "validation", update, text)

@@ -3,7 +3,7 @@
 import yaml
 
 from burnish.config import load, to_dict
-from burnish.config.renamed import renamed
+from burnish.config.derived import renamed
 
 
 def test_the_solver_of_mix_grpo_is_that_of_rollouts(tmp_path):

@@ -12,9 +12,8 @@ from PIL import Image
 from burnish.alarms.record import read_alarms
 from burnish.config import load
 from burnish.config.run_folder import STEP, RunFolder
-from burnish.hooks.alarms import Alarms, FirstUpdates, detectors
+from burnish.hooks.alarms import Alarms, FirstUpdates, Narrowing, detectors
 from burnish.hooks.metrics import MetricsLog
-from burnish.hooks.narrowing import Narrowing
 from burnish.types.said import Quote
 from burnish.utils.errors import ConfigError
 from burnish.utils.reading import read_file

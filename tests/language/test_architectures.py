@@ -17,7 +17,7 @@ from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
 from burnish.language.segments import Segment
 from burnish.models.language.loading import load_language_model
-from burnish.models.language.text import TextModel
+from burnish.models.language.packed import TextModel
 from burnish.options.flow import ModelOptions
 from burnish.utils import random
 from burnish.utils.errors import UserError

@@ -6,11 +6,13 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from diffusers.configuration_utils import FrozenDict
+from torch import Tensor, nn
 
 from burnish.models.flow.arguments import Arguments
 from burnish.models.flow.base import Drawing
@@ -18,7 +20,6 @@ from burnish.models.flow.encoding import Arrangement
 from burnish.models.flow.levels import Unsupported
 from burnish.models.flow.networks import attention_layers
 from burnish.models.flow.pipeline import LoadedPipeline
-from burnish.models.flow.pixel_space import PixelSpace
 from burnish.models.flow.truncation import tokenizers_of, truncated
 from burnish.types.batch import Gathered
 from burnish.types.prompt import Prompt
@@ -30,6 +31,22 @@ from burnish.utils.recent import Recent
 if TYPE_CHECKING:
     from burnish.options.flow import ModelOptions, RolloutOptions
     from burnish.types.clips import Kind
+
+
+class PixelSpace(nn.Module):
+    """Encodes and decodes to the same values, in [-1, 1]."""
+
+    config = FrozenDict({"scaling_factor": 1.0, "shift_factor": 0.0, "block_out_channels": (1,), "latent_channels": 1})
+    dtype = torch.float32
+
+    def encode(self, pixels: Tensor, return_dict: bool = True) -> Any:
+        """Pixels [B, C, H, W] as they are."""
+        return SimpleNamespace(latent=pixels)
+
+    def decode(self, latents: Tensor, return_dict: bool = True) -> Any:
+        """Latents [B, C, H, W] as they are."""
+        return SimpleNamespace(sample=latents) if return_dict else (latents,)
+
 
 log = logging.getLogger(__name__)
 LATEST = 256  # prompts with pictures whose schedules and masks are kept

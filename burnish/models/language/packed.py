@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from burnish.models.language.base import TransformersModel
 from burnish.models.placing import load_mapped
+from burnish.registry import register
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -148,3 +149,12 @@ class PackedFamily(TransformersModel):
             )
         states: Tensor = out.last_hidden_state[0]
         return states
+
+
+@register("language model", "text")
+class TextModel(PackedFamily):
+    """Models without a vision tower: Llama, Qwen2, Qwen3, Mistral, and others with the same decoder."""
+
+    name = "text"
+    model_types = ("llama", "qwen2", "qwen3", "mistral", "ministral", "qwen2_moe", "qwen3_moe")
+    reads_parts = False
