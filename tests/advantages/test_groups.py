@@ -15,12 +15,7 @@ from burnish.algorithms.base import advantages_of
 from burnish.algorithms.flow.lagged import DECAYS, Lag
 from burnish.registry import lookup
 from burnish.types.rollout import Scores
-from tests.conformance import Case, case, cases
-
-
-def labels(names) -> torch.Tensor:
-    known = list(dict.fromkeys(names))
-    return torch.tensor([known.index(name) for name in names])
+from tests.conformance import Case, case, cases, labels
 
 
 def advantages(reward, group, *, missing=None, **options) -> torch.Tensor:

@@ -5,12 +5,7 @@ import torch
 
 from burnish.advantages.groups import group_advantages
 from burnish.advantages.selection import pairs, select_best_worst
-from tests.conformance import case, cases
-
-
-def labels(names) -> torch.Tensor:
-    known = list(dict.fromkeys(names))
-    return torch.tensor([known.index(name) for name in names])
+from tests.conformance import case, cases, labels
 
 
 def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from burnish.models.language.overlaid import tokenizer_folder
 from burnish.tasks import assemble
 from burnish.utils.errors import UserError
 from burnish.utils.paths import ASSETS
-from tests.support.fake_hub import FakeHub, Files, fake_hub, use
+from tests.support.fake_hub import Files
 from tests.support.tiny_recipes import (
     language_recipe,
     reward,
@@ -36,14 +35,6 @@ FILES: Files = {str(path.relative_to(MODEL)): path.read_bytes() for path in MODE
 
 def changed(files: Files) -> Files:
     return files | {"scheduler/scheduler_config.json": files["scheduler/scheduler_config.json"] + b"\n"}
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
-    monkeypatch.chdir(tmp_path)
-    with fake_hub() as made:
-        use(monkeypatch, made, str(tmp_path / "cache"))
-        yield made
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from burnish.config import load
 from burnish.config.disk import disk_problems
 from burnish.config.hub import missing_scorers, with_models
 from burnish.utils.errors import UserError
-from tests.support.fake_hub import FakeHub, fake_hub, use
 from tests.support.scorers import checkpoint, pictures, prompts, values
 
 RELEASE = "HPS_v2.1_compressed.pt"
@@ -21,14 +19,6 @@ RELEASE = "HPS_v2.1_compressed.pt"
 def files(name: str) -> dict[str, bytes]:
     folder = checkpoint(name)
     return {str(one.relative_to(folder)): one.read_bytes() for one in folder.rglob("*") if one.is_file()}
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
-    monkeypatch.chdir(tmp_path)
-    with fake_hub() as made:
-        use(monkeypatch, made, str(tmp_path / "cache"))
-        yield made
 
 
 def config(**options):

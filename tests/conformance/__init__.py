@@ -54,6 +54,12 @@ def case(file: str, name: str) -> Case:
     return next(case for case in cases(file, name) if case.id == name)
 
 
+def labels(names) -> Tensor:
+    """Numbers [B] of groups by their names, in order of appearance."""
+    known = list(dict.fromkeys(names))
+    return torch.tensor([known.index(name) for name in names])
+
+
 def _decode(value):
     if isinstance(value, dict) and "data" in value:
         data = [float(v) if isinstance(v, str) else v for v in value["data"]]

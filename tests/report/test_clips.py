@@ -1,6 +1,5 @@
 """Clips and sounds on the page of a run: they play, the page stays small, and foreign files do no harm."""
 
-import json
 import math
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from burnish.types.media import Media
 from burnish.utils import video
 from tests.support.clips import moving_square, tone
 from tests.support.drawing import noise
-from tests.support.reports import Story, draw_instead, page_of, run_folder
+from tests.support.reports import Story, change_samples, draw_instead, page_of, run_folder
 
 STORY = Story(updates=10, steps=10, guided=False)
 SMALL = moving_square(4)
@@ -28,12 +27,6 @@ def folder(tmp_path: Path) -> RunFolder:
         file = made.validation(update) / "samples.jsonl"
         file.write_text(file.read_text().splitlines()[0] + "\n")
     return made
-
-
-def change(folder: RunFolder, **changes: object) -> None:
-    for update in folder.validations():
-        file = folder.validation(update) / "samples.jsonl"
-        file.write_text(json.dumps(json.loads(file.read_text()) | changes) + "\n")
 
 
 def test_clips_play_in_the_page(folder: RunFolder):
@@ -106,14 +99,14 @@ def test_a_file_that_is_no_clip_is_not_shown(folder: RunFolder, content: bytes |
 @pytest.mark.parametrize("name", ["../../../../secret.mp4", "../samples.jsonl", "config.yaml", "", 3, None])
 def test_only_samples_are_shown(folder: RunFolder, name: object):
     (folder.path.parent / "secret.mp4").write_bytes(video.encode_clip(SMALL.frames, 4))
-    change(folder, file=name)
+    change_samples(folder, file=name)
     assert page_of(folder).addresses == []
 
 
 def test_what_samples_begin_from_is_beside_them(folder: RunFolder):
     for update in folder.validations():
         Media.array(noise(5)).image().save(folder.validation(update) / "pictures" / "000-input-0.png")
-    change(folder, images=["000-input-0.png"])
+    change_samples(folder, images=["000-input-0.png"])
     page = page_of(folder)
     assert len(page.addresses) == 3
     assert "is what the samples begin from" in page.text

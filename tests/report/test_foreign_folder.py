@@ -15,7 +15,7 @@ from burnish.config.yaml_text import parse
 from burnish.report import write_report
 from burnish.report.samples import read_samples
 from burnish.utils.errors import UserError
-from tests.support.reports import Story, page_of, run_folder
+from tests.support.reports import Story, change_samples, page_of, run_folder
 
 EVIL = "\"'></title></style></script><script>alert(1)</script><img src=http://example.org/x onerror=alert(1)>"
 SECRET = 77  # pixels of a picture that is not the run's
@@ -43,12 +43,6 @@ def folder(written, tmp_path):
     return folder
 
 
-def change(folder, **changes) -> None:
-    for update in folder.validations():
-        file = folder.validation(update) / "samples.jsonl"
-        file.write_text(json.dumps(json.loads(file.read_text()) | changes) + "\n")
-
-
 def pictures(folder) -> int:
     return len(page_of(folder).addresses)
 
@@ -56,7 +50,7 @@ def pictures(folder) -> int:
 @pytest.mark.parametrize("name", ["../../../../secret.png", "{outside}/secret.png", "../../../../secret.png\0", "."])
 def test_pictures_from_outside_of_the_folder_are_not_embedded(folder, name):
     assert pictures(folder) > 0
-    change(folder, images=[name.format(outside=folder.path.parent)])
+    change_samples(folder, images=[name.format(outside=folder.path.parent)])
     assert pictures(folder) == 0
 
 
@@ -92,7 +86,7 @@ def test_a_picture_that_would_fill_the_memory_is_not_opened(folder):
 
 @pytest.mark.parametrize("place", ["prompt", "note", "response", "answer"])
 def test_what_a_sample_says_is_text(folder, place):
-    change(folder, **{place: EVIL})
+    change_samples(folder, **{place: EVIL})
     page = page_of(folder)
     assert page.tags.count("script") == 2
     assert folder.report.read_text().count("<script") == 2
@@ -123,7 +117,7 @@ def test_names_of_metrics_and_options_are_text(folder):
     ids=str,
 )  # fmt: skip
 def test_a_sample_of_other_types_is_none(folder, changes):
-    change(folder, **changes)
+    change_samples(folder, **changes)
     assert read_samples(folder.validation(0)) == {}
     write_report(folder)
 

@@ -155,6 +155,13 @@ def _pictures(target: Path, story: Story, update: int) -> None:
     (target / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+def change_samples(folder: RunFolder, **changes: object) -> None:
+    """Change the one sample of every validation."""
+    for update in folder.validations():
+        file = folder.validation(update) / "samples.jsonl"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes) + "\n")
+
+
 def draw_instead(folder: RunFolder, made: Callable[[int, int], Sample]) -> None:
     """Put other samples in the place of pictures: ``made`` of the validation's update and the sample's number."""
     for update in folder.validations():

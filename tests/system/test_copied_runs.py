@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from safetensors.torch import load_file
 
 from burnish.cli import main
 from tests.support.equality import same
-from tests.support.time_columns import is_time_column
+from tests.support.runs import metrics_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
@@ -18,11 +16,6 @@ SMALL = [
     "scoring.processes=0", "validation.reference_guidance=null", "data.train_batch_size=2", "rollout.n=2",
     "optimizer.schedule=constant", "alarms=null",
 ]  # fmt: skip
-
-
-def rows(run):
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if not is_time_column(name)} for line in lines]
 
 
 def test_a_lost_machine_costs_nothing_that_was_copied(tmp_path):
@@ -38,7 +31,7 @@ def test_a_lost_machine_costs_nothing_that_was_copied(tmp_path):
 
     assert main(["train", *SMALL, *copies, f"resume={there}", f"output_dir={other}", "steps=3"]) == 0
     assert main(["train", *SMALL, f"output_dir={here}", "steps=3"]) == 0
-    assert rows(other) == rows(here)
+    assert metrics_of(other) == metrics_of(here)
     assert (other / "checkpoints" / "00000003" / "manifest.json").read_bytes() == (
         here / "checkpoints" / "00000003" / "manifest.json"
     ).read_bytes()
