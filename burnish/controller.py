@@ -92,7 +92,7 @@ class Controller:
         raise NotImplementedError
 
     def save(self, update: int, score: float | None, unvalidated: Metrics | None) -> Any:
-        """Write a checkpoint of everything after so many policy updates; see ``burnish.hooks.checkpoints``."""
+        """Write a checkpoint of everything after ``update`` policy updates; see ``burnish.hooks.checkpoints``."""
         raise NotImplementedError
 
     def validated(self, update: int, score: float | None) -> None:

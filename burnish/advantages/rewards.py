@@ -36,7 +36,7 @@ class Rewards:
 
     @classmethod
     def of(cls, scores: Scores, group: Tensor, actions: int) -> Rewards:
-        """Of samples with so many actions, all of which count, and whose reward is that of the last."""
+        """Of samples with N actions, all of which count, and whose reward is that of the last."""
         missing = scores.missing
         mask = (~missing)[:, None].expand(len(missing), actions)
         earned = place_reward(torch.where(missing, 0.0, scores.reward), mask)

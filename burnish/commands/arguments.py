@@ -307,7 +307,7 @@ def data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", metavar="OPTION=VALUE", nargs="*", help="show: options of the section data")
     parser.add_argument("-o", "--output", metavar="DIR", help="prepare: folder in which the set's is made (data)")
     parser.add_argument(
-        "-n", "--limit", type=_whole(1, 10_000), default=3, metavar="N", help="show: so many records (%(default)s)"
+        "-n", "--limit", type=_whole(1, 10_000), default=3, metavar="N", help="show: number of records (%(default)s)"
     )
     parser.add_argument("--recipe", metavar="RECIPE", help="show: read a file as this recipe does (quickstart)")
 

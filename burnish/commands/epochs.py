@@ -18,7 +18,7 @@ def with_steps(config: RunConfig) -> RunConfig:
     """The configuration with the ``steps`` that ``data.epochs`` makes of the training records; else as it is.
 
     Raises:
-        UserError: the records can't be read, or other options don't fit so many updates.
+        UserError: the records can't be read, or other options don't fit that number of updates.
     """
     epochs = config.data.epochs
     if epochs is None:

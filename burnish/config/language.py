@@ -184,8 +184,8 @@ class LanguageConfig(RunConfig):
             yield from rollout.vllm.complaints(fire_temperature=rollout.fire_temperature, lora=self.model.lora)
             if self.environment is not None and self.environment.max_length is None:
                 yield (
-                    "rollout.engine is vllm, which reads so many tokens and no more, but environment.max_length is "
-                    "null; give the most tokens of a dialogue"
+                    "rollout.engine is vllm, which has to know the longest dialogue, but environment.max_length "
+                    "is null; give it in tokens"
                 )
         samples = needs.data == "prompts" and self.ptx is None
         if self.data.overlong == "filter" and self.data.max_prompt_length is None and samples:

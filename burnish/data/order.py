@@ -84,7 +84,7 @@ class Mixed:
 
 
 def limited(items: Sequence[T], most: int | None, *, seed: int, shuffle: bool) -> list[T]:
-    """At most so many items, in order: drawn by the seed with ``shuffle``, else the first ones."""
+    """At most N items, in order: drawn by the seed with ``shuffle``, else the first ones."""
     if most is None or most >= len(items):
         return list(items)
     chosen = sorted(random.permutation(len(items), seed, "train_max_samples")[:most]) if shuffle else range(most)

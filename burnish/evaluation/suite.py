@@ -106,7 +106,7 @@ class Suite:
     n: Count = 1
     """Samples per prompt."""
     max_prompts: Count | None = None
-    """A subset of so many prompts, chosen by their hashes; null takes all."""
+    """A subset of N prompts, chosen by their hashes; null takes all."""
     drawing: Drawing = Field(default_factory=Drawing)
     """Settings of generators."""
     responding: Responding = Field(default_factory=Responding)

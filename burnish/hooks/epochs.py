@@ -17,10 +17,10 @@ class Epochs(Hook):
     def __init__(self, folder: RunFolder, config: RunConfig, items: Callable[[], int]) -> None:
         """Args: ``items`` are the prompts or records that there are."""
         self.folder, self.config, self.items = folder, config, items
-        self.batches, self._counted = 0.0, 0  # taken so far, in so many updates
+        self.batches, self._counted = 0.0, 0  # taken so far, and in how many updates
 
     def start(self, done: int) -> None:
-        """Go on where the run stood after so many updates."""
+        """Go on where the run stood after ``done`` updates."""
         self.batches, self._counted = done * self.config.batches_per_update, done
         if not self.folder.metrics.exists():
             return

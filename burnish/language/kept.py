@@ -13,7 +13,7 @@ from burnish.types.completion import Features
 
 
 class Kept:
-    """What was computed of conversations, by their names, at most so many bytes; what has no room is computed again."""
+    """What was computed of conversations, by their names, at most N bytes; what has no room is computed again."""
 
     def __init__(self, most: int) -> None:
         self.most, self.used = most, 0

@@ -144,7 +144,7 @@ class OptimizerOptions:
         return self.schedule != "constant" or self.warmup_ratio > 0
 
     def warm_up(self, total_steps: int) -> int:
-        """Optimizer steps of the warm-up, of so many."""
+        """Optimizer steps of the warm-up, of N in all."""
         return self.warmup_steps or int(self.warmup_ratio * total_steps)
 
 

@@ -28,7 +28,7 @@ class OrderOptions:
     """Which records are drawn, and in which order."""
 
     train_max_samples: Count | None = None
-    """Train on so many of the records: drawn by the seed with shuffle, else the first ones; null takes all."""
+    """Train on N of the records: drawn by the seed with shuffle, else the first ones; null takes all."""
     mix: list[Positive] | None = None
     """One weight for each entry of train_files: the shares in which records are drawn from them, each in an order of
     its own and from its beginning again when it is through; null takes the lists one after another as one."""

@@ -37,7 +37,7 @@ class ScoringProcess(Server):
     def judge(
         self, label: str, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given, seconds: float
     ) -> list[Verdict]:
-        """One reward's verdicts, within so many seconds.
+        """One reward's verdicts, within ``seconds``.
 
         Raises:
             TimeoutError: no answer in time; the message says what was waited for.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Url = Annotated[str, Field(pattern="^https?://")]
 Ask = Callable[[Sequence[Any], Sequence["Prompt"]], dict[str, Any]]  # the body of a request
-Read = Callable[[Any, int], Sequence[Verdict]]  # verdicts of a reply, for so many samples
+Read = Callable[[Any, int], Sequence[Verdict]]  # verdicts of a reply, for N samples
 
 
 @options

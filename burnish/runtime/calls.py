@@ -56,7 +56,7 @@ class Call:
         return not self.left or bool(watched and ray.wait(watched, timeout=0)[0])
 
     def wait(self, seconds: float) -> bool:
-        """The same, after a wait of so many seconds for a worker to respond."""
+        """The same, after a worker has been waited for for N seconds."""
         ray.wait(list(self.responses.values()), timeout=max(0.0, min(seconds, self.left)))
         return self.done()
 

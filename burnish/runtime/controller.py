@@ -60,7 +60,7 @@ class RayController(Controller):
         self._source: SavedSource
         self.trainers: ActorGroup
         self.samplers: RolloutPool | None = None
-        self._end: Exception | None = None  # of a publication, until somebody is to sample
+        self._end: Exception | None = None  # of a weight sync, until somebody is to sample
         self._stack = ExitStack()
         self._started = False  # whether there is a trainer
 

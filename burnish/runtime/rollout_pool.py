@@ -268,7 +268,7 @@ class RolloutPool:
             last = [(state.switch, state.switched_to) for state in self._states]
         for switch, to in last:
             if switch is not None:
-                with contextlib.suppress(WorkerDied):  # which the publication finds out, too
+                with contextlib.suppress(WorkerDied):  # which the weight sync finds out, too
                     self.weight_sync.switched(switch, to)
 
     def _send(self, order: Order) -> None:

@@ -124,7 +124,7 @@ class Reader:
     def __init__(self, buffers: Mapping[str, Tensor]) -> None:
         self._left: list[
             Tensor | int
-        ] = []  # what comes next, the last first: bytes of a tensor, or so many unused ones
+        ] = []  # what comes next, the last first: bytes of a tensor, or a number of unused ones
         for tensor in buffers.values():
             self._left += [pieces(tensor), aligned(tensor.nbytes) - tensor.nbytes]
         self._left.reverse()

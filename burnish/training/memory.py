@@ -58,7 +58,7 @@ class PhaseMemory:
 
 
 def resident() -> int:
-    """Bytes of RAM that this process holds now; at most so many where the system doesn't tell."""
+    """Bytes of RAM that this process holds now; an upper bound where the system doesn't tell."""
     try:
         return int(STATUS.read_text().split()[1]) * resource.getpagesize()
     except OSError:

@@ -23,7 +23,7 @@ class Cost(NamedTuple):
     backward: float = 0.0
 
     def plus(self, other: Cost, times: float = 1.0) -> Cost:
-        """The sum with so many of another."""
+        """The sum with N of another."""
         return Cost(self.forward + times * other.forward, self.backward + times * other.backward)
 
 

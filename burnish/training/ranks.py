@@ -53,7 +53,7 @@ class Ranks(Protocol):
         """Ranks that work on the same rows, each on a part of every sequence; by default this one alone."""
 
     def in_contexts(self, size: int) -> Ranks:
-        """The same ranks, in context groups of so many neighbours; a collective operation.
+        """The same ranks, in context groups of N neighbours; a collective operation.
 
         Args:
             size: a divisor of the number of ranks; 1 makes no groups.

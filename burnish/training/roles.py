@@ -34,7 +34,7 @@ class Publisher(Protocol):
         """Sample with the policy's present weights from now on."""
 
     def rest(self) -> None:
-        """Nothing is sampled until the next publication."""
+        """Nothing is sampled until the next weight sync."""
 
 
 class TrainedRoles:

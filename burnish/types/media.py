@@ -308,7 +308,7 @@ def evenly_spaced(count: int, limit: int | None) -> list[int]:
 
 
 def _resized(picture: Image, least: int | None, most: int | None) -> Image:
-    """A picture of at least and at most so many pixels, its shape kept up to rounding."""
+    """A picture within bounds of its number of pixels, its shape kept up to rounding."""
     from PIL.Image import Resampling
 
     size = _fitted(picture.width, picture.height, least, most)

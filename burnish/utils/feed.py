@@ -197,7 +197,7 @@ class Feed:
 
 
 def end_all(feeds: Sequence[Feed], outcome: str, seconds: float) -> list[Feed]:
-    """End processes, which may do what is left for so many seconds altogether; those that have not done it all."""
+    """End processes, which together have N seconds to do what is left; those that have not done it all."""
     try:
         for feed in feeds:
             feed.end(outcome)

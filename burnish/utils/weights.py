@@ -224,7 +224,7 @@ def file_precision(folder: Path) -> str | None:
 
 
 def refuse_oversized(file: Path) -> None:
-    """Refuse a config.json with so many layers or timesteps that loading would hang."""
+    """Refuse a config.json with more layers or timesteps than can be loaded."""
     config = read_object(file) if file.is_file() else {}
     for part in (config, *(one for one in config.values() if isinstance(one, dict))):
         for name, value in part.items():

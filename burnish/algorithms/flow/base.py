@@ -92,7 +92,7 @@ class Needs:
     atom: Literal["sample", "pair", "group"] = "sample"  # what a loss compares, which nothing may cut
     groups: bool = True  # compares samples of one prompt, so a prompt needs two at least
     samples: int = 1  # of a prompt that are compared at least
-    tree: int = 0  # leaves of the tree that the samples of a prompt form: exactly so many; 0 is no tree
+    tree: int = 0  # leaves of the tree that the samples of a prompt form: exactly N; 0 is no tree
     best_of: int = 0  # samples of a prompt that are learned from, fewer than there are; 0 is all
     teachers: tuple[Teacher, ...] = ()  # frozen networks to learn from
     each_reward: bool = False  # rewards are compared one by one, so several have to count

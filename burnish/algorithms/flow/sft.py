@@ -25,7 +25,7 @@ class SFT(ForwardProcess):
     online: bool = False
     """Imitate the best of the own samples of a prompt (best-of-n); false imitates the pictures in data.train_files."""
     best: Count = 1
-    """online: so many of the samples of a prompt, the best ones, are imitated."""
+    """online: the N best samples of a prompt are imitated."""
     min_reward: Finite | None = None
     """online: and only those with at least this reward; null takes the best, however good they are."""
     prompt_dropout: BelowOne = 0.0

@@ -70,8 +70,8 @@ class TDMR1(Algorithm, advantage="flow_group"):
     real_weight: Fraction = 0.3
     """Weight of the pull by its guidance; the surrogate's has 1 - this."""
     reward_steps: Count | None = None
-    """First denoising steps, so many of them, that the surrogate pulls; later ones learn from the untrained model
-    alone. null pulls all."""
+    """How many of the first denoising steps the surrogate pulls; later ones learn from the untrained model alone. null
+    pulls all."""
     reward_floor: BelowOne = 0.3
     """Smallest noise level at which the surrogate pulls the policy."""
     surrogate_floor: BelowOne = 0.3

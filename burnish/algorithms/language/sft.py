@@ -30,7 +30,7 @@ class SFT(ResponseAlgorithm):
     online: bool = False
     """Imitate the best of the own responses to a prompt; false imitates the responses in data.train_files."""
     best: Count = 1
-    """online: so many of the responses to a prompt, the best ones, are imitated."""
+    """online: the N best responses to a prompt are imitated."""
     min_reward: Finite | None = None
     """online: and only those with at least this reward; null takes the best, however good they are."""
     loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"] = "token-mean"

@@ -46,14 +46,14 @@ class Geometry:
         )  # fmt: skip
 
     def size(self, height: int, width: int, least: int, most: int) -> tuple[int, int]:
-        """Sides in whole tokens, of at least and at most so many pixels, as near to the shape as they can be."""
+        """Sides in whole tokens, within bounds of their pixels, as near to the shape as they can be."""
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
         found: tuple[int, int] = smart_resize(height, width, self.patch * self.merge, least, most)
         return found
 
     def picture(self, image: np.ndarray, pixels: int) -> Patches:
-        """A picture uint8 [H, W, 3] of about so many pixels, resized by Pillow."""
+        """A picture uint8 [H, W, 3] of about N pixels, resized by Pillow."""
         import numpy as np
         import torch
         from PIL import Image

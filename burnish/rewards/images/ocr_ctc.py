@@ -117,7 +117,7 @@ class OcrCtc(Reward):
 
 
 def bands(height: int, width: int, characters: int) -> int:
-    """The fewest bands of a picture whose width gives enough columns to a line of so many characters.
+    """The fewest bands of a picture whose width gives enough columns to a line of N characters.
 
     Raises:
         ValueError: it would take bands that are too low to be read.

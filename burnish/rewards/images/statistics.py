@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LEVELS = 8  # of each colour in a histogram
 BITS_PER_KB = 8000
 FLAT = 1e-8  # variance of a luminance in which there is nothing to lose
-BITS = 9  # of a colour of so many levels in red, green and blue
+BITS = 9  # of a colour of LEVELS levels in red, green and blue
 
 
 @options

@@ -117,7 +117,7 @@ class VideoAlign(HeadedReward):
 
 
 def sampled(clip: Clip, *, fps: float, frames: int | None = None) -> np.ndarray:
-    """Frames of a clip, so many a second or in all and an even number of them, evenly spaced from first to last."""
+    """Frames of a clip, N a second or N in all and an even number of them, evenly spaced from first to last."""
     import numpy as np
 
     total = len(clip.frames)

@@ -279,7 +279,7 @@ class LanguageAssembly(Assembly):
             self._check_room(longest, self.learnable_prompts)
 
     def _check_room(self, longest: Positions, trained: Sequence[Prompt]) -> None:
-        """Refuse questions that leave too few of so many positions."""
+        """Refuse questions that leave too few of N positions."""
         check_room(
             self.config, self.needs, longest, lambda: self._reader, self._tools,
             trained=trained, validated=self.val_prompts,

@@ -18,7 +18,7 @@ from burnish.tasks.language.engine import length_unread
 from burnish.tasks.language.teachers import check_taught
 from burnish.types.prompt import Prompt
 
-PICTURE, PATCH = 600, 196  # tokens of a picture at most: some, and one more for so many of its pixels
+PICTURE, PATCH = 600, 196  # tokens of a picture at most: some, and one more for every PATCH of its pixels
 
 
 def check_inputs(

@@ -110,7 +110,7 @@ class ResponseMeter(Meter):
         return self.model.encode([{"role": "user", "content": parts}], pictures)
 
     def _run(self, prompt: Encoded, response: int) -> Cost:
-        """A pass over a prompt with a response of so many tokens, without values."""
+        """A pass over a prompt with a response of N tokens, without values."""
         if self._layers:
             switch_adapter(self._layers, self._adapter())
         index, ids = torch.zeros(1, dtype=torch.long), prompt.ids[0][:1].expand(1, response)

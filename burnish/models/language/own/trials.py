@@ -27,7 +27,7 @@ def learn_all(
 
     Args:
         processor: of the model.
-        ask: the text of a prompt with so many media of a kind.
+        ask: the text of a prompt with N media of a kind.
         process: what the processor returns for texts and their media.
         audio_rate: samples per second of sounds; None if the model hears none.
     """

@@ -38,7 +38,7 @@ T = TypeVar("T")
 class VllmEngine(ResponseEngine):
     """vLLM in a process of its own, which starts with random weights and samples with none but published ones.
 
-    What a publication does not reach stays random, and shows at once: after each of them, both sides score the same
+    What a weight sync does not reach stays random, and shows at once: after each of them, both sides score the same
     responses.
     """
 
@@ -158,7 +158,7 @@ class VllmEngine(ResponseEngine):
         return WeightFile(adapter, version, dtype=self.model.compute, settings=settings)
 
     def rest(self) -> None:
-        """Have vLLM give its memory of the GPU back until the next publication, if it may."""
+        """Have vLLM give its memory of the GPU back until the next weight sync, if it may."""
         if self.options.sleep and not self._resting and not self._cancelled:
             self._insist(lambda: next(self._process.ask("rest", {"do": "rest"})))
             self._resting = True
@@ -319,7 +319,7 @@ class VllmEngine(ResponseEngine):
         self.metrics |= {"vllm/logprob_abs_diff_mean": mean, "vllm/logprob_abs_diff_max": largest}
         if not mean <= self._tolerance:
             raise VllmFailedError(
-                f"after the publication of version {self._published.version}, vLLM's log-probs differ from the "
+                f"after weight sync v{self._published.version}, vLLM's log-probs differ from the "
                 f"trainer's by {mean:.2g} on average, more than rollout.vllm.tolerance = {self._tolerance:g}: it has "
                 "kept some of its old weights, or computes this model otherwise; use Burnish's own engine"
             )

@@ -1,4 +1,4 @@
-"""The few responses that trainer and vLLM both score after each publication."""
+"""The few responses that trainer and vLLM both score after each weight sync."""
 
 from __future__ import annotations
 
