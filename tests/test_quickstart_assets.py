@@ -19,6 +19,7 @@ import pretrain_tiny  # noqa: E402
 import tiny_data  # noqa: E402
 import tiny_measure  # noqa: E402
 import tiny_pipeline  # noqa: E402
+import tiny_training  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("settings_of_torch")
 
@@ -82,7 +83,7 @@ def test_prompts_are_well_formed_and_held_out_numbers_are_new():
 
 
 def test_the_script_splits_as_the_shipped_files_do():
-    numbers = tiny_data.split(pretrain_tiny.SEED)
+    numbers = tiny_data.split(tiny_training.SEED)
     assert [row["answer"] for row in prompts_of("train.jsonl")] == list(numbers.train)
     assert [row["answer"] for row in prompts_of("heldout.jsonl")] == list(numbers.heldout)
     assert set(numbers.train) < set(numbers.seen)

@@ -16,6 +16,7 @@ SHIPPED = ASSETS / "video_quickstart"
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 
 import tiny_measure  # noqa: E402
+import tiny_training  # noqa: E402
 import tiny_video  # noqa: E402
 import tiny_video_data  # noqa: E402
 import tiny_video_model  # noqa: E402
@@ -30,7 +31,7 @@ def pipeline() -> WanPipeline:
 
 @pytest.mark.parametrize("length", [tiny_video_model.MAX_TOKENS, 512])  # the other is diffusers' usual one
 def test_plain_diffusers_draws_what_moves_as_the_prompt_says(pipeline, length):
-    scenes = tiny_video_data.split(tiny_video.SEED).train[::10]
+    scenes = tiny_video_data.split(tiny_training.SEED).train[::10]
     clips = tiny_video.sample(pipeline, [scene.prompt for scene in scenes], guidance=3.0, seed=0, length=length)
     assert clips.shape == (len(scenes), tiny_video.SAMPLES, 9, 16, 16, 3)
     measured = tiny_measure.measure_clips(clips, scenes)
@@ -40,7 +41,7 @@ def test_plain_diffusers_draws_what_moves_as_the_prompt_says(pipeline, length):
 
 
 def test_the_vae_gives_clips_back(pipeline):
-    scenes = tiny_video_data.split(tiny_video.SEED).heldout
+    scenes = tiny_video_data.split(tiny_training.SEED).heldout
     clips = torch.stack([tiny_video_data.render(scene, tiny_video_data.STYLES[0]) for scene in scenes])
     with torch.no_grad():
         latents = tiny_video_model.compress(pipeline.vae, clips)
@@ -60,7 +61,7 @@ def test_the_shipped_files_are_small_and_name_no_folder_of_the_machine_that_made
 
 
 def test_the_script_splits_as_the_shipped_files_do():
-    scenes = tiny_video_data.split(tiny_video.SEED)
+    scenes = tiny_video_data.split(tiny_training.SEED)
     for name, expected in (("train.jsonl", scenes.train), ("heldout.jsonl", scenes.heldout)):
         assert tiny_video_data.scenes_of(SHIPPED / name) == expected
         for line, scene in zip((SHIPPED / name).read_text(encoding="utf-8").splitlines(), expected, strict=True):
@@ -72,7 +73,7 @@ def test_the_script_splits_as_the_shipped_files_do():
 
 
 def test_every_digit_and_direction_is_seen_but_not_every_scene():
-    scenes = tiny_video_data.split(tiny_video.SEED)
+    scenes = tiny_video_data.split(tiny_training.SEED)
     assert (len(scenes.train), len(scenes.heldout)) == (30, 10)
     assert not set(scenes.train) & set(scenes.heldout)
     for part in (scenes.train, scenes.heldout):

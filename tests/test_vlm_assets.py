@@ -24,6 +24,7 @@ pytest.importorskip("sklearn")
 SHIPPED = ASSETS / "vlm_quickstart"
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 
+import tiny_training  # noqa: E402
 import tiny_vlm  # noqa: E402
 import tiny_vlm_data as data  # noqa: E402
 import tiny_vlm_model  # noqa: E402
@@ -77,7 +78,7 @@ def test_shipped_pictures_are_the_scans():
 
 
 def test_no_picture_is_in_two_parts():
-    parts = data.split(tiny_vlm.SEED)
+    parts = data.split(tiny_training.SEED)
     drawn = [set(part) for part in dataclasses.astuple(parts)]
     assert sum(map(len, drawn)) == len(set.union(*drawn)) == 1797
     scans = {number: data.scans()[0][number].tobytes() for number in set.union(*drawn)}
@@ -92,7 +93,7 @@ def test_no_picture_is_in_two_parts():
 
 
 def test_turned_scans_are_asked_about_and_the_held_out_ones_are_held_out():
-    parts = data.split(tiny_vlm.SEED)
+    parts = data.split(tiny_training.SEED)
     digits, known = data.scans()[1], (*parts.train, *parts.warmup)
     for name, chosen in (("turned", known * data.TURNED), ("turned_heldout", parts.heldout)):
         prompts = read_questions(file(name), OPTIONS)
@@ -129,8 +130,8 @@ def test_the_shipped_files_are_small():
 
 
 def test_the_script_asks_what_the_shipped_files_ask(tmp_path):
-    data.write_data(tmp_path, tiny_vlm.SEED)
-    data.write_turned(tmp_path, tiny_vlm.SEED)
+    data.write_data(tmp_path, tiny_training.SEED)
+    data.write_turned(tmp_path, tiny_training.SEED)
     for name in ("train", "heldout", "supervised", "turned_heldout"):
         assert (tmp_path / f"{name}.jsonl").read_bytes() == (SHIPPED / f"{name}.jsonl").read_bytes()
 

@@ -7,7 +7,6 @@ Flow matching on rendered numbers, on one thread; the same seed gives the same b
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +17,12 @@ from rich.console import Console
 from tiny_data import HEIGHT, STYLES, WIDTH, Split, prompt_of, render, split, write_prompts
 from tiny_measure import measure, to_bytes
 from tiny_pipeline import Pipeline, build_pipeline, encode, load, networks, save, token_ids
-from tiny_training import fit
+from tiny_training import check_steps, command_line, fit, repeatable
 from torch import Tensor
 
 from burnish.utils.random import generator
 
-STEPS, SEED = 1900, 0
+STEPS = 1900
 BATCH = 64
 LEARNING_RATE, WARMUP = 2e-3, 100
 DROPPED = 0.1  # share of prompts that are replaced by "", which guidance needs
@@ -123,29 +122,17 @@ def write_grid(path: Path, pictures: Tensor, scale: int = 4) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = command_line(__doc__ or "", "build/quickstart")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"optimizer steps, 0 trains nothing ({STEPS})")
-    parser.add_argument("--seed", type=int, default=SEED, help=f"of weights, data and noise ({SEED})")
-    parser.add_argument(
-        "--output", type=Path, default=Path("build/quickstart"),
-        help="folder that receives model/, train.jsonl and heldout.jsonl (build/quickstart)",
-    )  # fmt: skip
     parser.add_argument(
         "--evaluate", action="store_true",
         help="draw and read the held-out numbers and write grids of them to the output folder; "
         "with --steps 0 for the model that is there already",
     )  # fmt: skip
     options = parser.parse_args(arguments)
-    if options.steps < 0:
-        parser.error(f"--steps is {options.steps}; it must be 0 or more")
-    if options.steps == 0 and not (options.output / "model").is_dir():
-        parser.error(f"--steps 0 trains nothing, and {options.output} holds no model/: give more steps")
+    check_steps(parser, options, "steps")
     console = Console(highlight=False)
-    # More threads would add in another order, and change the last bits
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
+    repeatable()
     options.output.mkdir(parents=True, exist_ok=True)
     if options.steps > 0:
         pipeline = pretrain(steps=options.steps, seed=options.seed, console=console)

@@ -11,7 +11,6 @@ two commands draw and train alike, by FLUX's own family and by the pipeline's ow
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,7 +22,7 @@ from rich.console import Console
 from tiny_data import HEIGHT, STYLES, WIDTH, prompt_of, render, split, write_prompts
 from tiny_measure import measure
 from tiny_pipeline import MAX_TOKENS, clip_tokenizer, save_half
-from tiny_training import fit
+from tiny_training import SEED, command_line, fit, repeatable
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel, T5Tokenizer
 
@@ -32,7 +31,7 @@ from burnish.utils.random import generator
 
 Pipeline: TypeAlias = Any  # a FluxPipeline; diffusers declares no types
 
-VAE_STEPS, STEPS, SEED = 600, 3000, 0
+VAE_STEPS, STEPS = 600, 3000
 VAE_BATCH, VAE_LEARNING_RATE = 32, 5e-3
 LEARNING_RATE, WARMUP = 2e-3, 100
 CHANNELS, SQUEEZED = 4, 2  # of the latents, and pixels of one along each side
@@ -186,16 +185,9 @@ def evaluate(folder: Path, *, seed: int, console: Console) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = command_line(__doc__ or "", "build/flux_quickstart")
     parser.add_argument("--vae-steps", type=int, default=VAE_STEPS, help=f"optimizer steps of the VAE ({VAE_STEPS})")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"optimizer steps of the generator ({STEPS})")
-    parser.add_argument("--seed", type=int, default=SEED, help=f"of weights, data and noise ({SEED})")
-    parser.add_argument(
-        "--output", type=Path, default=Path("build/flux_quickstart"),
-        help="folder that receives model/, train.jsonl and heldout.jsonl (build/flux_quickstart)",
-    )  # fmt: skip
     parser.add_argument("--go-on", action="store_true", help="train the generator that is there once more as long")
     parser.add_argument("--evaluate", action="store_true", help="draw and read the held-out numbers")
     options = parser.parse_args(arguments)
@@ -206,9 +198,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.go_on and not (options.output / "model").is_dir():
         parser.error(f"--go-on finds no model/ in {options.output}; train one without it first")
     console = Console(highlight=False)
-    # More threads would add in another order, and change the last bits
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
+    repeatable()
     numbers = split(SEED)
     pipeline = load(options.output) if options.go_on else build_pipeline(options.seed)
     if not options.go_on:

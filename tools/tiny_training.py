@@ -1,11 +1,13 @@
-"""The loop that pre-trains the small generators: flow matching and autoencoding, to the end of a schedule."""
+"""What pre-trains the small generators: their command lines, and the loop to the end of a schedule."""
 
 from __future__ import annotations
 
 import math
 import time
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -13,6 +15,35 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor, nn
 
 EMA_DECAY = 0.998
+SEED = 0
+
+
+def command_line(about: str, output: str, *, receives: str = "train.jsonl and heldout.jsonl") -> ArgumentParser:
+    """What the command lines of all have: the seed, and the folder of the model and its data."""
+    parser = ArgumentParser(description=about, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("--seed", type=int, default=SEED, help=f"of weights, data and sampling ({SEED})")
+    parser.add_argument(
+        "--output", type=Path, default=Path(output), help=f"folder that receives model/, {receives} ({output})"
+    )
+    return parser
+
+
+def check_steps(parser: ArgumentParser, options: Namespace, *names: str) -> None:
+    """Refuse negative numbers of steps, and 0 of what is not there; each of ``names`` goes on from the one before."""
+    there = (options.output / "model").is_dir()
+    for name in names:
+        value, option = getattr(options, name), "--" + name.replace("_", "-")
+        if value < 0:
+            parser.error(f"{option} is {value}; it must be 0 or more")
+        if value == 0 and not there:
+            parser.error(f"{option} 0 trains nothing, and {options.output} holds no model/: give more steps")
+        there = there or value > 0
+
+
+def repeatable() -> None:
+    """Have the same seed give the same weights: more threads would add in another order, and change the last bits."""
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
 
 
 @dataclass

@@ -8,7 +8,6 @@ gives the same bytes on one machine.
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from PIL import Image
 from rich.console import Console
 from tiny_measure import measure_clips, to_bytes
 from tiny_pipeline import save_half
-from tiny_training import fit
+from tiny_training import check_steps, command_line, fit, repeatable
 from tiny_video_data import (
     FEW_STYLES,
     FRAMES,
@@ -47,7 +46,7 @@ from torch import Tensor
 
 from burnish.utils.random import generator
 
-VAE_STEPS, STEPS, LAST_STEPS, SEED = 900, 2400, 1000, 0
+VAE_STEPS, STEPS, LAST_STEPS = 900, 2400, 1000
 BATCH, VAE_BATCH = 32, 2
 LEARNING_RATE, WARMUP = 2e-3, 100
 VAE_LEARNING_RATE, VAE_WARMUP = 5e-3, 50
@@ -217,9 +216,7 @@ def write_sheet(path: Path, clips: Tensor, scale: int = 4) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = command_line(__doc__ or "", "build/video_quickstart")
     for name, usual, what in (
         ("--vae-steps", VAE_STEPS, "the VAE"),
         ("--steps", STEPS, "the generator on clips of all styles"),
@@ -229,29 +226,15 @@ def main(arguments: list[str] | None = None) -> None:
             name, type=int, default=usual,
             help=f"optimizer steps of {what}, 0 takes what is there already ({usual})",
         )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=SEED, help=f"of weights, data and noise ({SEED})")
-    parser.add_argument(
-        "--output", type=Path, default=Path("build/video_quickstart"),
-        help="folder that receives model/, train.jsonl and heldout.jsonl (build/video_quickstart)",
-    )  # fmt: skip
     parser.add_argument(
         "--evaluate", action="store_true",
         help="draw and judge the held-out scenes and write sheets of them to the output folder; "
         "with 0 steps of each for the model that is there already",
     )  # fmt: skip
     options = parser.parse_args(arguments)
-    there = (options.output / "model").is_dir()
-    for name in ("vae_steps", "steps", "last_steps"):
-        value, option = getattr(options, name), "--" + name.replace("_", "-")
-        if value < 0:
-            parser.error(f"{option} is {value}; it must be 0 or more")
-        if value == 0 and not there:
-            parser.error(f"{option} 0 trains nothing, and {options.output} holds no model/: give more steps")
-        there = there or value > 0
+    check_steps(parser, options, "vae_steps", "steps", "last_steps")
     console = Console(highlight=False)
-    # More threads would add in another order, and change the last bits
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
+    repeatable()
     options.output.mkdir(parents=True, exist_ok=True)
     given = {name: getattr(options, name) for name in ("vae_steps", "steps", "last_steps", "seed")}
     pretrain(options.output / "model", **given, console=console)

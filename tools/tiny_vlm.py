@@ -7,7 +7,6 @@ A supervised warm-up on handwritten digits, on one thread; the same seed gives t
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import re
@@ -21,13 +20,14 @@ import torch
 from PIL import Image
 from rich.console import Console
 from rich.progress import Progress
+from tiny_training import check_steps, command_line, repeatable
 from tiny_vlm_data import QUESTIONS, Question, ask, scans, split, write_data, write_lines, write_turned
 from tiny_vlm_model import END, MERGE, Model, build_image_processor, build_model, build_tokenizer, load, save
 from torch import Tensor, nn
 
 from burnish.utils.random import generator, key
 
-STEPS, SEED = 800, 0
+STEPS = 800
 BATCH = 64
 LEARNING_RATE, WARMUP = 2e-3, 40
 SAMPLES, NEW_TOKENS = 8, 12  # of the evaluation, as the quickstart samples
@@ -178,28 +178,16 @@ def write_preferences(folder: Path, *, seed: int) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = command_line(__doc__ or "", "build/vlm_quickstart", receives="images/ and the data files")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"optimizer steps, 0 trains nothing ({STEPS})")
-    parser.add_argument("--seed", type=int, default=SEED, help=f"of weights, data and sampling ({SEED})")
-    parser.add_argument(
-        "--output", type=Path, default=Path("build/vlm_quickstart"),
-        help="folder that receives model/, images/ and the data files (build/vlm_quickstart)",
-    )  # fmt: skip
     parser.add_argument(
         "--evaluate", action="store_true",
         help="answer the held-out questions; with --steps 0 by the model that is there already",
     )  # fmt: skip
     options = parser.parse_args(arguments)
-    if options.steps < 0:
-        parser.error(f"--steps is {options.steps}; it must be 0 or more")
-    if options.steps == 0 and not (options.output / "model").is_dir():
-        parser.error(f"--steps 0 trains nothing, and {options.output} holds no model/: give more steps")
+    check_steps(parser, options, "steps")
     console = Console(highlight=False)
-    # More threads would add in another order, and change the last bits
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
+    repeatable()
     if options.steps > 0:
         options.output.mkdir(parents=True, exist_ok=True)
         save(*warm_up(steps=options.steps, seed=options.seed, console=console), options.output / "model")
