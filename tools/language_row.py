@@ -150,10 +150,10 @@ def sample(model: Any, prompts: Encoded, *, temperature: float = TEMPERATURE, co
     return decode(model, model.network, prompts, index, keys, Sampling(max_new_tokens=8, temperature=temperature))
 
 
-def scores(model: Any, completion: Completion, layout: Any, temperature: float = TEMPERATURE) -> Tensor:
+def scores(model: Any, completion: Completion, layout: Any) -> Tensor:
     """Log-probs as the trainer computes them."""
     with torch.no_grad():
-        return response_logprobs(model, model.network, completion, temperature=temperature, layout=layout).logprob
+        return response_logprobs(model, model.network, completion, temperature=TEMPERATURE, layout=layout).logprob
 
 
 def own_logprobs_at(model: Any, completion: Completion, temperature: float, network: Any = None) -> Tensor:

@@ -112,12 +112,12 @@ def evaluate(folder: Path, *, seed: int, console: Console) -> None:
             write_grid(folder / f"guidance_{guidance:g}.png", pictures[:: len(rows) // PICTURED])
 
 
-def write_grid(path: Path, pictures: Tensor, scale: int = 4) -> None:
+def write_grid(path: Path, pictures: Tensor) -> None:
     """A row for each prompt."""
     rows, columns = pictures.shape[:2]
     canvas = to_bytes(pictures)[:, :, 0].permute(0, 2, 1, 3).reshape(rows * HEIGHT, columns * WIDTH)
     image = Image.fromarray(canvas.numpy())
-    image.resize((image.width * scale, image.height * scale), Image.Resampling.NEAREST).save(path)
+    image.resize((image.width * 4, image.height * 4), Image.Resampling.NEAREST).save(path)
 
 
 def main(arguments: list[str] | None = None) -> None:

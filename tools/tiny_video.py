@@ -206,12 +206,12 @@ def show(console: Console, name: str, clips: Tensor, scenes: tuple[Scene, ...]) 
     console.print(f"{name}: {figures}", soft_wrap=True)
 
 
-def write_sheet(path: Path, clips: Tensor, scale: int = 4) -> None:
+def write_sheet(path: Path, clips: Tensor) -> None:
     """Clips [N, F, H, W, 3] in [0, 1], a row each, a grey line around every frame."""
     frames = torch.nn.functional.pad(to_bytes(clips * 2 - 1), (0, 0, 0, 1, 0, 1), value=160)
     rows, columns, height, width = frames.shape[:4]
     image = Image.fromarray(frames.transpose(1, 2).reshape(rows * height, columns * width, 3).numpy())
-    image.resize((image.width * scale, image.height * scale), Image.Resampling.NEAREST).save(path)
+    image.resize((image.width * 4, image.height * 4), Image.Resampling.NEAREST).save(path)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import nan
 from typing import TYPE_CHECKING, Any
 
@@ -60,22 +60,11 @@ def mix(
 
     from burnish.types.rollout import Scores
 
-    count, names = len(prompts), component_names(rewards)
-    columns: list[list[float]] = []
-    counted: list[list[float]] = []  # what a cap and a gate leave of the values
-    applied: list[list[float]] = []
-    for label, reward in rewards.items():
-        values = [nan if verdict.value is None else verdict.value for verdict in verdicts[label]]
-        extras = [[nan if v.value is None else v.extras[i] for v in verdicts[label]] for i in range(len(reward.extras))]
-        columns += [values, *extras]
-        counted += [_counted(values, reward, verdicts), *extras]
-        weights = [
-            reward.weight_for(prompt, update) if verdict.asked else 0.0
-            for verdict, prompt in zip(verdicts[label], prompts, strict=True)
-        ]
-        applied += [weights, *[[0.0] * count] * len(extras)]
+    names = component_names(rewards)
+    columns = [one for label in rewards for one in _columns(label, rewards[label], verdicts, prompts, update)]
+    values, counted, applied = zip(*columns, strict=True)
     value, weight = (torch.tensor(some, dtype=torch.float64).T.contiguous() for some in (counted, applied))
-    rows = [{label: verdicts[label][i] for label in rewards} for i in range(count)]
+    rows = [{label: verdicts[label][i] for label in rewards} for i in range(len(prompts))]
     further = [_further(row, names) for row in rows]
     total, reasons = combined(value, weight, mixing), _reasons(value, weight, names, mixing)
     if mixing.path is not None:
@@ -88,7 +77,7 @@ def mix(
     return Scores(
         reward=total.float(),
         missing=total.isnan(),
-        components=torch.tensor(columns, dtype=torch.float32).T.contiguous(),
+        components=torch.tensor(values, dtype=torch.float32).T.contiguous(),
         counted=value,
         applied=weight,
         names=names,
@@ -100,6 +89,26 @@ def mix(
         steps=[_steps(row, share) for row, share in zip(rows, shares, strict=True)],
         tokens=[_tokens(row, share) for row, share in zip(rows, shares, strict=True)],
     )
+
+
+def _columns(
+    label: str,
+    reward: AnyReward,
+    verdicts: Mapping[str, Sequence[Verdict]],
+    prompts: Sequence[Prompt],
+    update: int,
+) -> Iterator[tuple[list[float], list[float], list[float]]]:
+    """Of a reward, then of each of its extras: the values, what a cap and a gate leave of them, and the weights."""
+    own = verdicts[label]
+    values = [nan if verdict.value is None else verdict.value for verdict in own]
+    weights = [
+        reward.weight_for(prompt, update) if verdict.asked else 0.0
+        for verdict, prompt in zip(own, prompts, strict=True)
+    ]
+    yield values, _counted(values, reward, verdicts), weights
+    for number in range(len(reward.extras)):
+        extra = [nan if verdict.value is None else verdict.extras[number] for verdict in own]
+        yield extra, extra, [0.0] * len(own)
 
 
 def combined(counted: Tensor, applied: Tensor, mixing: MixingOptions) -> Tensor:

@@ -32,21 +32,21 @@ def grid(
     columns: int,
     labels: Sequence[str] | None = None,
     verdicts: Sequence[bool | None] | None = None,
-    scale: int | None = None,
     across: int = 1,
 ) -> Image.Image:
-    """Images in rows, one row per prompt; those of another shape than the first one are fitted into its size.
+    """Images in rows, one row per prompt; small ones enlarged by a whole number, large ones shrunk.
+
+    Those of another shape than the first one are fitted into its size.
 
     Args:
         pictures: uint8, [H, W] or [H, W, 3].
         columns: images per row.
         labels: text to the left of each row.
         verdicts: a blue frame for True, a vermilion one for False, none for None.
-        scale: integer magnification; None enlarges small images and shrinks large ones.
         across: images that each one is made of, side by side, such as frames of a clip.
     """
     font = ImageFont.load_default(FONT_SIZE)
-    width, height = _size(pictures[0], scale, across)
+    width, height = _size(pictures[0], across)
     cell_w, cell_h = width + 2 * FRAME + GAP, height + 2 * FRAME + GAP
     rows = -(-len(pictures) // columns)
     left = GAP + _label_width(labels, font)
@@ -95,14 +95,14 @@ def _fitted(picture: np.ndarray, width: int, height: int) -> Image.Image:
     return Image.fromarray(picture).convert("RGB").resize((min(size[0], width), min(size[1], height)), way)
 
 
-def _size(picture: np.ndarray, scale: int | None, across: int) -> tuple[int, int]:
+def _size(picture: np.ndarray, across: int) -> tuple[int, int]:
     """Width and height of an image in the sheet."""
     height, width = picture.shape[:2]
     longest = max(height, width // across)
     largest = LARGE if across == 1 else LARGE // 2
-    if scale is None and longest > largest:
+    if longest > largest:
         return max(1, width * largest // longest), max(1, height * largest // longest)
-    scale = scale or max(1, round(SMALL / longest))
+    scale = max(1, round(SMALL / longest))
     return width * scale, height * scale
 
 

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from burnish.utils.images import FRAME, GAP, LABEL_WIDTH, LARGE, PAPER, RIGHT, WRONG, grid, strip, waveform
+from burnish.utils.images import FRAME, GAP, LABEL_WIDTH, LARGE, PAPER, RIGHT, SMALL, WRONG, grid, strip, waveform
+
+SCALE = SMALL // 32  # of a picture of 32 pixels
+W, H = 32 * SCALE, 16 * SCALE
 
 
 def flat(value: int, height: int = 16, width: int = 32) -> np.ndarray:
@@ -21,11 +24,11 @@ def cell(sheet: Image.Image, row: int, column: int, width: int, height: int, lef
 
 
 def test_every_picture_is_in_its_row_and_column():
-    sheet = grid([flat(value) for value in (0, 50, 100, 150, 200)], columns=2, scale=3)
-    assert sheet.size == (GAP + 2 * (96 + 2 * FRAME + GAP), GAP + 3 * (48 + 2 * FRAME + GAP))
+    sheet = grid([flat(value) for value in (0, 50, 100, 150, 200)], columns=2)
+    assert sheet.size == (GAP + 2 * (W + 2 * FRAME + GAP), GAP + 3 * (H + 2 * FRAME + GAP))
     for i, value in enumerate((0, 50, 100, 150, 200)):
-        assert (cell(sheet, i // 2, i % 2, 96, 48) == value).all()
-    assert (cell(sheet, 2, 1, 96, 48) == PAPER).all()
+        assert (cell(sheet, i // 2, i % 2, W, H) == value).all()
+    assert (cell(sheet, 2, 1, W, H) == PAPER).all()
 
 
 def test_pixels_are_enlarged_sharply():
@@ -43,15 +46,15 @@ def test_large_pictures_become_small_enough_to_look_at():
 
 
 def test_gray_pictures_are_pictures_too():
-    assert (cell(grid([np.full((16, 32), 7, np.uint8)], columns=1, scale=1), 0, 0, 32, 16) == 7).all()
+    assert (cell(grid([np.full((16, 32), 7, np.uint8)], columns=1), 0, 0, W, H) == 7).all()
 
 
 def test_frames_tell_right_from_wrong():
-    sheet = grid([flat(255)] * 3, columns=3, verdicts=[True, False, None], scale=1)
-    step = 32 + 2 * FRAME + GAP
+    sheet = grid([flat(255)] * 3, columns=3, verdicts=[True, False, None])
+    step = W + 2 * FRAME + GAP
     assert [sheet.getpixel((GAP + i * step, GAP)) for i in range(3)] == [RIGHT, WRONG, PAPER]
     for i in range(3):
-        assert (cell(sheet, 0, i, 32, 16) == 255).all()
+        assert (cell(sheet, 0, i, W, H) == 255).all()
 
 
 @pytest.mark.parametrize(
@@ -59,29 +62,29 @@ def test_frames_tell_right_from_wrong():
     ["the number 472", "a lighthouse " * 30, "word" * 200, "", "灯台 ünïcödé", "two\nlines\tand tabs"],
 )
 def test_labels_stay_beside_the_pictures(label):
-    sheet = grid([flat(255)] * 2, columns=2, labels=[label], scale=4)
-    bare = grid([flat(255)] * 2, columns=2, scale=4)
+    sheet = grid([flat(255)] * 2, columns=2, labels=[label])
+    bare = grid([flat(255)] * 2, columns=2)
     assert sheet.height == bare.height
     left = sheet.width - bare.width
     assert left <= LABEL_WIDTH + 3 * GAP
     for i in range(2):
-        assert (cell(sheet, 0, i, 128, 64, left=GAP + left) == 255).all()
+        assert (cell(sheet, 0, i, W, H, left=GAP + left) == 255).all()
     written = (np.asarray(sheet)[:, :left] != PAPER).any()
     assert written == bool(label)
 
 
 def test_a_label_belongs_to_its_row():
-    sheet = grid([flat(255)] * 4, columns=2, labels=["", "here"], scale=2)
+    sheet = grid([flat(255)] * 4, columns=2, labels=["", "here"])
     ink = (np.asarray(sheet)[:, :30] != PAPER).any(axis=(1, 2))
     assert not ink[: sheet.height // 2].any()
     assert ink[sheet.height // 2 :].any()
 
 
 def test_images_of_other_shapes_are_fitted_into_the_first_ones_size():
-    sheet = grid([flat(0), flat(9, 32, 32), flat(9, 4, 64)], columns=3, scale=1)
-    square, wide = (cell(sheet, 0, column, 32, 16)[..., 0] for column in (1, 2))
-    assert ((square == 9).sum(0) == 16).tolist() == [8 <= x < 24 for x in range(32)]
-    assert ((wide == 9).sum(1) == 32).tolist() == [7 <= y < 9 for y in range(16)]
+    sheet = grid([flat(0), flat(9, 32, 32), flat(9, 4, 64)], columns=3)
+    square, wide = (cell(sheet, 0, column, W, H)[..., 0] for column in (1, 2))
+    assert ((square == 9).sum(0) == H).tolist() == [8 * SCALE <= x < 24 * SCALE for x in range(W)]
+    assert ((wide == 9).sum(1) == W).tolist() == [7 * SCALE <= y < 9 * SCALE for y in range(H)]
 
 
 def test_frames_of_a_clip_are_side_by_side_and_as_large_as_pictures():
