@@ -27,14 +27,14 @@ def measured(batch: Collected) -> dict[str, float]:
     for name, value, counts in columns:
         value = value.cpu()
         if not counts or several:
-            found |= spread(f"critic/{name}", value, group, std=counts)
+            found |= error_and_std(f"critic/{name}", value, group, std=counts)
     found |= shares(scores, group) if several else {}
     if isinstance(batch, ScoredResponses):
         found |= of_responses(batch.said, scores, group)
     return found
 
 
-def spread(name: str, value: Tensor, group: Tensor, *, std: bool) -> dict[str, float]:
+def error_and_std(name: str, value: Tensor, group: Tensor, *, std: bool) -> dict[str, float]:
     """``NAME/error``, the standard error of a mean over prompts, and the std of samples; NaN in [B] is missing."""
     absent = value.isnan()
     if absent.all():
@@ -96,7 +96,7 @@ def of_responses(said: Sequence[Said], scores: Scores, group: Tensor) -> dict[st
         if absent.all():
             continue
         found[f"response/{name}/mean"] = float(value[~absent].mean())
-        found |= spread(f"response/{name}", value, group, std=True)
+        found |= error_and_std(f"response/{name}", value, group, std=True)
         absent |= missing
         own = deviations(value, group, absent)
         paid = deviations(reward, group, absent)

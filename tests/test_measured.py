@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from burnish.measured import measured, of_responses, shares, spread, without_signal
+from burnish.measured import error_and_std, measured, of_responses, shares, without_signal
 from burnish.types.rollout import Scores
 from burnish.types.said import Said
 
@@ -23,11 +23,11 @@ def scores(components: dict[str, list[float]], weights: tuple[float, ...], rewar
 
 def test_the_error_of_a_mean_is_that_over_prompts():
     value = torch.tensor([1.0, 3.0, 4.0, 4.0, 0.0, math.nan])
-    found = spread("x", value, GROUP, std=True)
+    found = error_and_std("x", value, GROUP, std=True)
     assert found["x/error"] == pytest.approx(2.0 / math.sqrt(3))  # of the means 2, 4 and 0
     assert found["x/std"] == pytest.approx(float(value[:5].std(correction=0)))
-    assert spread("x", value[:2], GROUP[:2], std=False) == {}  # one prompt has none
-    assert spread("x", value[5:], GROUP[5:], std=True) == {}
+    assert error_and_std("x", value[:2], GROUP[:2], std=False) == {}  # one prompt has none
+    assert error_and_std("x", value[5:], GROUP[5:], std=True) == {}
 
 
 def test_groups_without_signal_are_solved_or_dead():

@@ -85,8 +85,8 @@ def group_advantages(
         centred = centred / (groups.std[groups.label] + eps)
     elif scale == "global":
         present = reward[~missing].double()
-        spread = present.std(correction=int(unbiased)) if len(present) > 1 else torch.tensor(0.0)
-        centred = centred / (spread + eps)
+        std = present.std(correction=int(unbiased)) if len(present) > 1 else torch.tensor(0.0)
+        centred = centred / (std + eps)
     nothing = missing | groups.constant[groups.label]
     return centred.masked_fill(nothing, 0.0).float()
 
@@ -104,7 +104,7 @@ def normalise_each(
 ) -> Tensor:
     """Advantages of each reward by itself, then their weighted sum (GDPO, arXiv:2601.05242).
 
-    Summing rewards first lets the one with the widest spread rule, and different rewards with equal sums look alike.
+    Summing rewards first lets the one with the largest std rule, and different rewards with equal sums look alike.
 
     Args:
         components: [B, N] rewards, NaN where one is missing: it adds nothing.

@@ -15,7 +15,7 @@ from torch import Tensor
 from burnish.advantages.groups import Scale, group_advantages, group_statistics, normalise_each
 from burnish.advantages.returns import gae, returns
 from burnish.advantages.rewards import Advantages, Rewards
-from burnish.advantages.whitening import Spread, whitened
+from burnish.advantages.whitening import StdKind, whitened
 from burnish.losses.policy import masked
 
 
@@ -68,7 +68,7 @@ def leave_one_out(rewards: Rewards) -> Tensor:
     return (centred(rewards).double() * (groups.count / others)[groups.label]).float()
 
 
-def whitened_group(rewards: Rewards, *, whiten: bool, whiten_std: Spread) -> Advantages:
+def whitened_group(rewards: Rewards, *, whiten: bool, whiten_std: StdKind) -> Advantages:
     """Reward minus the mean of its group, whitened over all actions (REINFORCE++ baseline, arXiv:2501.03262)."""
     found = Advantages.of(centred(rewards), rewards.mask).advantage
     return Advantages(whitened(found, rewards.mask, whiten_std) if whiten else found, found)
@@ -146,14 +146,14 @@ def greedy_baseline(rewards: Rewards) -> Advantages:
     return Advantages(masked(found - rewards.greedy[:, None], rewards.mask), found)
 
 
-def discounted(rewards: Rewards, *, gamma: float, whiten: bool, whiten_std: Spread, turn_rewards: bool) -> Advantages:
+def discounted(rewards: Rewards, *, gamma: float, whiten: bool, whiten_std: StdKind, turn_rewards: bool) -> Advantages:
     """Discounted sums of the rewards from each action on (REINFORCE), whitened over all actions."""
     found = returns(rewards.by_turn if turn_rewards else rewards.actions, rewards.mask, gamma=gamma)
     return Advantages(whitened(found, rewards.mask, whiten_std) if whiten else found, found)
 
 
 def generalised(
-    rewards: Rewards, *, gamma: float, lam: float, whiten: bool, whiten_std: Spread, turn_rewards: bool
+    rewards: Rewards, *, gamma: float, lam: float, whiten: bool, whiten_std: StdKind, turn_rewards: bool
 ) -> Advantages:
     """Generalised advantage estimation, whitened over all actions (PPO)."""
     earned = rewards.by_turn if turn_rewards else rewards.actions

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from burnish.losses.policy import masked
 
-Spread = Literal["unbiased", "biased", "none"]
+StdKind = Literal["unbiased", "biased", "none"]
 
-EPS = 1e-8  # added to a spread that is divided by
-SAME = 1e-6  # a spread this small against the values themselves is rounding, not a difference to magnify
+EPS = 1e-8  # added to a std that is divided by
+SAME = 1e-6  # a std this small against the values themselves is rounding, not a difference to magnify
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def moments(values: Tensor, mask: Tensor) -> Moments:
     return Moments(float(len(kept)), float(kept.mean()), float((kept - kept.mean()).square().sum()))
 
 
-def whitened(values: Tensor, mask: Tensor, std: Spread) -> Tensor:
+def whitened(values: Tensor, mask: Tensor, std: StdKind) -> Tensor:
     """Masked values minus their mean, over their standard deviation.
 
     Values that are all equal become exactly 0.
@@ -68,9 +68,9 @@ def whitened(values: Tensor, mask: Tensor, std: Spread) -> Tensor:
     """
     known, clean = moments(values, mask), masked(values, mask)
     centred = clean.double() - known.mean
-    spread = known.std(unbiased=std != "biased")
+    scale = known.std(unbiased=std != "biased")
     if std != "none":
-        centred = centred / (spread + EPS) if spread else torch.zeros_like(centred)
+        centred = centred / (scale + EPS) if scale else torch.zeros_like(centred)
     return masked(centred.to(clean.dtype), mask)
 
 
@@ -87,10 +87,10 @@ class RunningMoments:
         return batch
 
     def normalise(self, values: Tensor) -> Tensor:
-        """Minus the running mean, over the running spread; while all rewards so far were equal, only centred."""
-        spread = self.known.std(unbiased=True)
+        """Minus the running mean, over the running std; while all rewards so far were equal, only centred."""
+        scale = self.known.std(unbiased=True)
         centred = values.double() - self.known.mean
-        return (centred / (spread + EPS) if spread else centred).float()
+        return (centred / (scale + EPS) if scale else centred).float()
 
     def state_dict(self) -> dict[str, float]:
         return {"count": self.known.count, "mean": self.known.mean, "squares": self.known.squares}

@@ -86,7 +86,7 @@ def weight_metrics(
     lower: float | None = None,
     batch_normalise: bool = False,
 ) -> dict[str, float]:
-    """How importance weights spread, and how many the bounds changed. Arguments as for ``importance_weights``.
+    """Statistics of importance weights, and how many the bounds changed. Arguments as for ``importance_weights``.
 
     The fractions beyond the bounds, whose lower one is 1 / upper if none is given, and at level ``sample`` the
     smallest and the largest are those of the unbounded weights. All else is of those that are applied, before they
@@ -157,7 +157,7 @@ def joint_metrics(log_ratio: Tensor, mask: Tensor, *, level: Level, applied: Ten
 def rejection_metrics(
     log_ratio: Tensor, mask: Tensor, *, rule: Rule, upper: float, lower: float | None = None
 ) -> dict[str, float]:
-    """How a rule's statistic spreads and how much it rejects. Arguments as for ``rejection_mask``."""
+    """What a rule measures and how much it rejects. Arguments as for ``rejection_mask``."""
     rows = mask.any(1)
     if not bool(rows.any()):
         return {}

@@ -14,7 +14,7 @@ Kind = Literal["k1", "k2", "k3", "k1+", "k3+", "unbiased"]
 
 
 def gaussian_kl(mean: Tensor, other: Tensor, std: Tensor, share: Tensor | float = 1.0) -> Tensor:
-    """KL of two Gaussians of equal spread, averaged over latent axes: (mean - other)^2 / (2 std^2).
+    """KL of two Gaussians of equal std, averaged over latent axes: (mean - other)^2 / (2 std^2).
 
     With the std of the transition it is exact per latent element. Flow-GRPO published it with the std before the
     root of the step length, which is smaller by that step length.

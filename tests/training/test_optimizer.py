@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from burnish.options import OptimizerOptions
-from burnish.training.host_states import HostStates
-from burnish.training.optimizer import clip_gradients, learning_rate, make_optimizers
+from burnish.training.optimizer import HostStates, clip_gradients, learning_rate, make_optimizers
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.utils.errors import UserError
 

@@ -48,7 +48,7 @@ class Distill(Algorithm):
     def _consistent(self) -> Self:
         if self.objective == "distill_kl" and self.transition == "ode":
             raise ValueError(
-                "objective is distill_kl and transition is ode, whose steps have no spread to compare by; "
+                "objective is distill_kl and transition is ode, whose steps have no std to divide by; "
                 "use transition sde, cps or dance, or objective distill_fm_mse"
             )
         if self.transition == "ode" and self.noise_level != 0.7:

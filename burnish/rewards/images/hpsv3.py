@@ -23,7 +23,7 @@ FILE = "HPSv3.safetensors"
 
 @register("flow reward", "hpsv3")
 class HPSv3(HeadedReward):
-    """HPSv3: what people prefer, as the mean of a normal distribution, about 0 to 15; its spread is logged."""
+    """HPSv3: what people prefer, as the mean of a normal distribution, about 0 to 15; its std is logged."""
 
     path: str = "MizzenAI/HPSv3"
     """Directory or file, or org/name on the Hugging Face hub, of the weights: HPSv3.safetensors."""

@@ -193,7 +193,7 @@ def test_teachers_that_do_not_fit_are_refused_by_their_files_alone(pipeline, tmp
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"objective": "distill_kl"}, "no spread"),
+        ({"objective": "distill_kl"}, "no std"),
         ({"noise_level": 0.3}, "noise_level is never read"),
         ({"kl_form": "exact"}, "kl_form is read only"),
         ({"teachers": []}, "at least 1"),
