@@ -10,8 +10,8 @@ from torch import Tensor
 
 from burnish.advantages.groups import deviations, group_statistics
 from burnish.metrics import score_columns
+from burnish.types.response_stats import WATCHED, ResponseStats
 from burnish.types.rollout import Collected, Rollouts, ScoredResponses, Scores
-from burnish.types.said import WATCHED, Said
 
 CLOSE = 1e-5  # relative to the rewards: a sum that differs by less is their sum
 
@@ -30,7 +30,7 @@ def measured(batch: Collected) -> dict[str, float]:
             found |= error_and_std(f"critic/{name}", value, group, std=counts)
     found |= shares(scores, group) if several else {}
     if isinstance(batch, ScoredResponses):
-        found |= of_responses(batch.said, scores, group)
+        found |= of_responses(batch.stats, scores, group)
     return found
 
 
@@ -85,13 +85,13 @@ def shares(scores: Scores, group: Tensor) -> dict[str, float]:
     return found
 
 
-def of_responses(said: Sequence[Said], scores: Scores, group: Tensor) -> dict[str, float]:
+def of_responses(stats: Sequence[ResponseStats], scores: Scores, group: Tensor) -> dict[str, float]:
     """``response/NAME/...`` of statistics of responses: mean, std, error, correlation with the reward of a prompt."""
     found: dict[str, float] = {}
     missing = scores.missing.cpu()
     reward = scores.reward.double().cpu()
     for name in WATCHED:
-        value = torch.tensor([float(getattr(one, name)) for one in said], dtype=torch.float64)
+        value = torch.tensor([float(getattr(one, name)) for one in stats], dtype=torch.float64)
         absent = value.isnan()
         if absent.all():
             continue

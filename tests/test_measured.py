@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from burnish.measured import error_and_std, measured, of_responses, shares, without_signal
+from burnish.types.response_stats import ResponseStats
 from burnish.types.rollout import Scores
-from burnish.types.said import Said
 
 GROUP = torch.tensor([0, 0, 1, 1, 2, 2])
 
@@ -49,8 +49,8 @@ def test_shares_add_up_and_say_who_makes_the_differences():
 
 def test_statistics_of_responses_go_with_the_reward():
     some = scores({"a": [1.0, 0.0] * 3}, (1.0,))
-    said = [Said(length, length == 9, 0.0, math.nan, "words") for length in (9, 5, 9, 4, 8, 6)]
-    found = of_responses(said, some, GROUP)
+    stats = [ResponseStats(length, length == 9, 0.0, math.nan, "words") for length in (9, 5, 9, 4, 8, 6)]
+    found = of_responses(stats, some, GROUP)
     assert found["response/length/mean"] == pytest.approx(41 / 6)
     assert found["response/length/reward_correlation"] > 0.9
     assert (found["response/length/better"], found["response/length/worse"]) == (

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.alarms.base import Alarm
-from burnish.types.said import Quote
+from burnish.types.response_stats import Quote
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json
 from burnish.utils.reading import read_file

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, get_args
 
 from burnish.options.alarms import Level
 from burnish.rewards.images.image_variety import ImageVariety
-from burnish.types.said import WATCHED
+from burnish.types.response_stats import WATCHED
 
 if TYPE_CHECKING:
     from burnish.config.run import RunConfig

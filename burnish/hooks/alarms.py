@@ -26,8 +26,8 @@ from burnish.options.alarms import AlarmOptions
 from burnish.report.passes import passes
 from burnish.report.samples import Scores, read_scores
 from burnish.rewards.images.image_variety import ImageVariety
+from burnish.types.response_stats import WATCHED, Quote
 from burnish.types.rollout import Collected, Rollouts, ScoredResponses
-from burnish.types.said import WATCHED, Quote
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.images import grid
 from burnish.utils.json_text import parse_json
@@ -78,7 +78,7 @@ class Forms(Hook):
     def observe(self, update: int, collected: Collected) -> None:
         self._unfamiliar = None
         if isinstance(collected, ScoredResponses):
-            self._unfamiliar = self.first.unfamiliar(update, [one.outline for one in collected.said], collected.quotes)
+            self._unfamiliar = self.first.unfamiliar(update, [one.outline for one in collected.stats], collected.quotes)
 
     def __call__(self, update: int, metrics: dict[str, float]) -> None:
         if self._unfamiliar is not None:

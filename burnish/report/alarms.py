@@ -13,7 +13,7 @@ from burnish.config.run_folder import STEP, RunFolder
 from burnish.report.media import Embedded
 from burnish.report.summary import Summary
 from burnish.report.validated import relative
-from burnish.types.said import Quote
+from burnish.types.response_stats import Quote
 
 ABOUT = (
     "An alarm says that something has moved, not that it is bad, and a run without alarms is not thereby a good one: "

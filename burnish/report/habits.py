@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from burnish.report.samples import ENOUGH, Sample, Samples, Score, chance
-from burnish.types.said import MARKS, TAG
+from burnish.types.response_stats import MARKS, TAG
 
 FREQUENT = 0.2  # fraction of responses before
 RARE = 1 / 3  # of that fraction, now

@@ -15,16 +15,17 @@ from burnish.types.completion import Completion, Encoded, Features
 from burnish.types.execution import Execution
 from burnish.types.media import Fit, Media
 from burnish.types.prompt import Message, Part, Prompt
+from burnish.types.response_stats import Quote, ResponseStats
 from burnish.types.rollout import Denoising, Embeddings, Failure, Requests, Rollouts, Scored, ScoredResponses, Scores
-from burnish.types.said import Quote, Said
 from burnish.utils.spool import Unread
 
 _TYPES = (
     Completion, Denoising, Embeddings, Encoded, Execution, Failure, Features, Fit, Gathered, Media, Message, Part,
-    Prompt, Quote, Requests, Said, Scored, ScoredResponses, Scores,
+    Prompt, Quote, Requests, ResponseStats, Scored, ScoredResponses, Scores,
 )  # fmt: skip
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in _TYPES}
-ALIASES = {"Answered": "ScoredResponses", "Conditioning": "Embeddings"}  # names in checkpoints of earlier versions
+ALIASES = {"Answered": "ScoredResponses", "Conditioning": "Embeddings", "Said": "ResponseStats"}  # in older checkpoints
+RENAMED = {"said": "stats"}  # fields, the same
 ONCE = (Features, Media, Prompt)  # rows may share these: they are stored once
 
 
@@ -93,7 +94,7 @@ def _object(plain: Any, shared: list[Any]) -> Any:
         return {name: _object(item, shared) for name, item in plain["items"].items()}
     if kind == "bytes":
         return plain["data"].numpy().tobytes()
-    fields = {name: _object(value, shared) for name, value in plain["fields"].items()}
+    fields = {RENAMED.get(name, name): _object(value, shared) for name, value in plain["fields"].items()}
     if kind == "Features" and "images" in fields:  # as earlier versions had them
         return Features({name: value for name, value in fields.items() if len(value)})
     return KINDS[ALIASES.get(kind, kind)](**fields)

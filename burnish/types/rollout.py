@@ -16,7 +16,7 @@ from burnish.types.completion import Completion, Lengths, ResponseRows
 from burnish.types.execution import DROPS, Execution, Ran, execution_of
 from burnish.types.judgements import OfflineJudgements
 from burnish.types.prompt import Prompt
-from burnish.types.said import UNKNOWN, Quote, Said
+from burnish.types.response_stats import UNKNOWN, Quote, ResponseStats
 
 __all__ = [
     "Collected",
@@ -285,7 +285,7 @@ class ScoredResponses(Rollouts):
     # [B] what of the reward belongs to steps of a response, by the number of tokens up to the end of each
     steps: list[StepRewards] = field(default_factory=list)
     limit: int = shared()  # longest response allowed, in tokens
-    said: list[Said] = field(default_factory=list)  # [B] what is watched of each response
+    stats: list[ResponseStats] = field(default_factory=list)  # [B] what is watched of each response
 
     @property
     def lengths(self) -> Lengths:
@@ -293,7 +293,7 @@ class ScoredResponses(Rollouts):
 
     def __post_init__(self) -> None:
         self.steps = self.steps or [()] * len(self.prompts)
-        self.said = self.said or [UNKNOWN] * len(self.prompts)
+        self.stats = self.stats or [UNKNOWN] * len(self.prompts)
 
     @property
     def step_rewards(self) -> Tensor:

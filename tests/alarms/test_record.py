@@ -7,7 +7,7 @@ import pytest
 
 from burnish.alarms.base import Alarm
 from burnish.alarms.record import Raised, read_alarms
-from burnish.types.said import Quote
+from burnish.types.response_stats import Quote
 
 QUOTES = ((Quote("Which?", "It is 8.", 0.5),), (Quote("Which?", "", None),))
 DARK = Alarm("dark_share", "drift", 4, "dark_share rose", "critic/dark_share/mean", 0.1, 0.02)

@@ -14,7 +14,7 @@ from burnish.config import load
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.hooks.alarms import Alarms, FirstUpdates, Narrowing, detectors
 from burnish.hooks.metrics import MetricsLog
-from burnish.types.said import Quote
+from burnish.types.response_stats import Quote
 from burnish.utils.errors import ConfigError
 from burnish.utils.reading import read_file
 

@@ -15,7 +15,7 @@ from burnish.report.passes import passes
 from burnish.report.samples import Score, chance
 from burnish.report.summary import Summary
 from burnish.report.verdict import headline, verdict
-from burnish.types.said import Quote
+from burnish.types.response_stats import Quote
 from tests.support.boards import EVIL
 from tests.support.reports import run_folder
 

@@ -53,7 +53,7 @@ def same(whole, parted) -> None:
             same(value, other)
         elif name == "features":
             assert [one.get("images").tolist() for one in value] == [one.get("images").tolist() for one in other]
-        elif name == "said":
+        elif name == "stats":
             assert [replace(one, surprisal=0) for one in value] == [replace(one, surprisal=0) for one in other]
             assert [one.surprisal for one in value] == pytest.approx([one.surprisal for one in other], abs=1e-5)
         elif isinstance(value[0], torch.Tensor):

@@ -12,6 +12,7 @@ from burnish.rollout.serialization import deserialize, serialize
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, Features
 from burnish.types.media import Media
+from burnish.types.response_stats import ResponseStats
 from burnish.types.rollout import Prompt, ScoredResponses, Scores
 from tests.support.equality import same
 from tests.support.toy_source import START, prompt_schedule, sampled, saved
@@ -81,8 +82,11 @@ def test_what_rows_share_is_stored_once_and_shared_again():
 def test_names_of_earlier_versions_are_still_read():
     plain = serialize(answered())
     plain["whole"]["kind"] = "Answered"
+    fields = plain["whole"]["fields"]
+    fields["said"] = [one | {"kind": "Said"} for one in fields.pop("stats")]
     assert isinstance(again := deserialize(saved(plain)), ScoredResponses)
     assert again.greedy.isnan().all()
+    assert all(isinstance(one, ResponseStats) for one in again.stats)
     assert [prompt.text for prompt in again.prompts] == ["What?", "What?", "Why?"]
 
 

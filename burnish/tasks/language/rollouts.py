@@ -10,7 +10,7 @@ import torch
 from burnish.algorithms.language.base import LanguageNeeds
 from burnish.environments.base import Environment
 from burnish.language.offline import token_ends
-from burnish.language.said import said
+from burnish.language.response_stats import response_stats
 from burnish.language.sampling import Sampling
 from burnish.rewards.scoring import AnyScorer
 from burnish.rewards.text.base import Response
@@ -21,8 +21,8 @@ from burnish.tasks.language.dialogues import dialogue_metrics
 from burnish.tasks.language.engine import ResponseEngine, ResponseJob
 from burnish.tasks.language.samples import chosen_last, response_columns, said_tokens, sampled_for, token_columns
 from burnish.types.completion import Completion
+from burnish.types.response_stats import Quote
 from burnish.types.rollout import ScoredResponses, Scores, StepRewards, failures_of, settled
-from burnish.types.said import Quote
 from burnish.utils.timer import Stopwatch
 
 QUOTED, LONGEST = 8, 600  # prompts of an update that a response is shown of, and its longest in characters
@@ -91,7 +91,7 @@ class ResponseRollouts:
             counts={name: dialogues for name in spoken if not name.endswith(("/max", "/min"))},
             failures=failures_of(job.prompts, job.sample, scores),
             execution=ran,
-            said=said(trace, [response.full_text for response in responses]),
+            stats=response_stats(trace, [response.full_text for response in responses]),
             quotes=list(_quotes(job, responses, scores)),
         )
 

@@ -1,4 +1,4 @@
-"""Statistics of single responses: how long, how repetitive, how sure at their beginning, of which form."""
+"""Counts statistics of single responses: how long, how repetitive, how sure at the beginning, of which form."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 
 from burnish.types.completion import Completion
-from burnish.types.said import Said, outline
+from burnish.types.response_stats import ResponseStats, outline
 
 RUN = 4  # tokens of a run
 FIRST = 8  # tokens whose entropy is watched
 
 
-def said(trace: Completion, texts: Sequence[str]) -> list[Said]:
+def response_stats(trace: Completion, texts: Sequence[str]) -> list[ResponseStats]:
     """Statistics of each response of a batch, whose texts are ``texts``.
 
     Arrays of one move off the device: a batch has hundreds of responses, and PyTorch's call costs more than a row.
@@ -22,7 +22,7 @@ def said(trace: Completion, texts: Sequence[str]) -> list[Said]:
     for text, own, mask, probs, finished in zip(texts, ids, masks, logprob, trace.finished.tolist(), strict=True):
         first = probs[mask][:FIRST].tolist()
         found.append(
-            Said(
+            ResponseStats(
                 length=int(mask.sum()),
                 truncated=not finished,
                 repeated=repeated(own[mask].tolist()),

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from burnish.language.said import repeated, said
+from burnish.language.response_stats import repeated, response_stats
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
-from burnish.types.said import outline
+from burnish.types.response_stats import outline
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_only_what_the_policy_chose_is_looked_at():
         logprob=torch.tensor([[-1.0, 0.0, -2.0, -3.0]]), finished=torch.tensor([False]),
     )  # fmt: skip
     trace.mask = torch.tensor([[True, False, True, True]])  # the second one is the environment's
-    (found,) = said(trace, ["8"])
+    (found,) = response_stats(trace, ["8"])
     assert (found.length, found.truncated, found.repeated, found.surprisal) == (3, True, 0.0, 2.0)
     trace.mask = torch.zeros(1, 4, dtype=torch.bool)
-    assert math.isnan(said(trace, [""])[0].surprisal)
+    assert math.isnan(response_stats(trace, [""])[0].surprisal)

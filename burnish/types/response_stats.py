@@ -1,4 +1,4 @@
-"""What is watched of a response. Imports no torch, because reports read responses too."""
+"""Statistics of responses that are watched. Imports no torch, because reports read responses too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MARKS = {"code block": "```", "bold type": "**", "box": r"\boxed", "heading": "\
 
 
 @dataclass(frozen=True)
-class Said:
+class ResponseStats:
     """Statistics of a response that nobody optimises."""
 
     length: int  # tokens that the policy chose
@@ -24,7 +24,7 @@ class Said:
 
 
 WATCHED = ("length", "truncated", "repeated", "surprisal")  # fields of which the mean is watched
-UNKNOWN = Said(0, False, math.nan, math.nan, "")
+UNKNOWN = ResponseStats(0, False, math.nan, math.nan, "")
 
 
 @dataclass(frozen=True)
