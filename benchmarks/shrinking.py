@@ -34,7 +34,7 @@ from burnish.types.batch import Batch, Gathered
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Denoising, Embeddings
-from burnish.utils.recent import Recent, in_bytes
+from burnish.utils.lru_cache import LruCache, in_bytes
 
 MIB = 2**20
 STEPS, STATE = 10, (16, 64, 64)  # of denoising, and a latent of 512 x 512 pixels: 256 KiB
@@ -124,7 +124,7 @@ def means_of_a_rank(rows: int, size: int) -> Row:
 
 def cached(name: str, count: int, shape: tuple[int, int]) -> Row:
     """Embeddings of prompts: in float32, all of them; and what is kept in CPU memory of those in bfloat16."""
-    cache: Recent[Tensor] = Recent(in_bytes(4.0), lambda one: one.nbytes)
+    cache: LruCache[Tensor] = LruCache(in_bytes(4.0), lambda one: one.nbytes)
     for number in range(count):
         cache.get(number, lambda: torch.empty(shape, dtype=torch.bfloat16, device="meta"))
     return row(f"embeddings of {count:,} prompts, {name}", 4 * count * shape[0] * shape[1], cache.total)

@@ -30,7 +30,7 @@ from burnish.tasks import Assembly, assemble
 from burnish.tasks.flow.engine import FlowEngine
 from burnish.types.clips import Sound
 from burnish.utils.errors import UserError
-from burnish.utils.recent import Recent
+from burnish.utils.lru_cache import LruCache
 
 STEPS = 4
 LOGPROB = "rollout_corr/logprob_abs_diff"
@@ -261,7 +261,7 @@ def drawn(assembly: Assembly) -> list[tuple[Tensor, Tensor, Tensor | None]]:
 def alike(model: Any) -> None:
     """Have samples begin from the noise that their condition has, and encode pictures without any."""
     without_noise(model.pipeline)
-    model._tapes = Recent(1)  # without encodings with noise
+    model._tapes = LruCache(1)  # without encodings with noise
     first = model.first
     model.first = lambda request, _: first(request, seed_of(request.prompts[0]))
 

@@ -21,8 +21,8 @@ from burnish.config.run_folder import RunFolder
 from burnish.report.charts import charts
 from burnish.report.compared import comparison
 from burnish.report.evaluated import stamps
-from burnish.report.found import configuration, find, run_row
 from burnish.report.overview import overview, signature
+from burnish.report.run_list import configuration, find, run_row
 from burnish.report.summary import Summary
 from burnish.report.trained import groups, time_data, trained_prompts
 from burnish.report.validated import prompt_table, walk

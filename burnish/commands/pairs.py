@@ -15,7 +15,7 @@ from rich.markup import escape
 from burnish.commands.opening import output_folder
 from burnish.config.run_folder import RunFolder
 from burnish.report.reading import is_number, leads_out
-from burnish.tasks.kept import LARGEST, RECORDS
+from burnish.tasks.sample_files import LARGEST, RECORDS
 from burnish.utils import terminal
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError

@@ -8,7 +8,7 @@ from typing import Any
 
 from burnish.config.run_folder import RunFolder
 from burnish.report.compared import differences, flat
-from burnish.report.found import configuration, find_runs, run_row
+from burnish.report.run_list import configuration, find_runs, run_row
 from burnish.report.summary import Summary
 from burnish.utils import terminal
 from burnish.utils.errors import UserError

@@ -11,7 +11,7 @@ from burnish.config.run_folder import RunFolder
 from burnish.hooks import Hook
 from burnish.hooks.checkpoints import validation_reward
 from burnish.report import write_report
-from burnish.tasks.kept import write_index
+from burnish.tasks.sample_files import write_index
 from burnish.utils.errors import UserError
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import Any
 
 from burnish.config.run_folder import RunFolder
 from burnish.report.charts import charts
-from burnish.report.found import configuration, run_row
+from burnish.report.run_list import configuration, run_row
 from burnish.report.suites import ABOUT, suites_beside
 from burnish.report.summary import Summary
 from burnish.report.validated import chosen, cut, prompt_texts

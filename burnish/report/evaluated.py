@@ -12,9 +12,9 @@ from typing import Any
 from burnish.config.run_folder import RunFolder
 from burnish.evaluation.records import HEADER, RECORDS, RESULT, Folder, Header
 from burnish.evaluation.results import ByTask, by_task, result_of
-from burnish.report.found import stamp
 from burnish.report.points import Points, series
 from burnish.report.reading import is_number, leads_out
+from burnish.report.run_list import stamp
 from burnish.report.validated import MOST_SCORED, chosen
 from burnish.utils.errors import UserError
 from burnish.utils.paths import SUITES

@@ -9,9 +9,9 @@ from typing import Any
 
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.report.charts import charts
-from burnish.report.found import run_row
 from burnish.report.gallery import BETWEEN, GLIMPSE, MOST, OPEN, spaced
 from burnish.report.overview import overview
+from burnish.report.run_list import run_row
 from burnish.report.samples import Samples
 from burnish.report.summary import Summary
 from burnish.report.trained import groups, time_data, trained_prompts

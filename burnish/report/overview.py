@@ -10,8 +10,8 @@ from typing import Any
 
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.report.alarms import ABOUT, alarm_data
-from burnish.report.found import stamp
 from burnish.report.measures import PLUS_MINUS, REWARD, SPACE, Measure
+from burnish.report.run_list import stamp
 from burnish.report.suites import ABOUT as SUITES_ABOUT
 from burnish.report.suites import suite_data
 from burnish.report.summary import Summary, next_steps

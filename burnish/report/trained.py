@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from burnish.config.run_folder import STEP, RunFolder
-from burnish.report.found import stamp
 from burnish.report.points import MOST, fewer, short
 from burnish.report.reading import is_number, leads_out
+from burnish.report.run_list import stamp
 from burnish.report.samples import said
 from burnish.report.summary import Summary
 from burnish.report.validated import LABEL, cut, largest, lines_of, prompt_row

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from burnish.config.run_folder import RunFolder
-from burnish.report.found import stamp
 from burnish.report.points import Interval, short
 from burnish.report.reading import leads_out
+from burnish.report.run_list import stamp
 from burnish.report.samples import ENOUGH, Sample, Samples, Scores, read_samples, read_scores
 from burnish.utils.json_text import parse_json
 

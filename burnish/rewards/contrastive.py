@@ -16,7 +16,7 @@ from burnish.rewards.preprocessing import HALF, Preprocessing, read_preprocessin
 from burnish.rewards.prompt_text import CLIP_LENGTH, SIGLIP_LENGTH, token_ids
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
-from burnish.utils.recent import Recent
+from burnish.utils.lru_cache import LruCache
 from burnish.utils.weights import complaints_about
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Contrastive:
         if preprocessing.size != wanted:
             raise UserError(f"pictures become {preprocessing.size} pixels wide, but the network reads {wanted}")
         self.preprocessing = preprocessing
-        self._kept: Recent[Tensor] = Recent(KEPT)
+        self._kept: LruCache[Tensor] = LruCache(KEPT)
 
     def images(self, pixels: Tensor) -> Tensor:
         """Embeddings of length 1 of pixels: [B, D] float32, with gradients to them."""

@@ -28,14 +28,14 @@ from burnish.rollout.prompt_schedule import PromptSchedule
 from burnish.rollout.requests import RolloutRequest, RolloutWorker
 from burnish.rollout.sources import OfflineSource, OnlineSource, StreamSource
 from burnish.tasks.evaluate import Evaluation
-from burnish.tasks.kept import SampleFiles
+from burnish.tasks.sample_files import SampleFiles
 from burnish.tasks.shares import steps_of_an_update
 from burnish.tasks.suites import SuiteRunner, run_anew, runners_of
 from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.ema import Ema
 from burnish.training.memory import PhaseMemory
 from burnish.training.parameter_groups import ParameterGroup
-from burnish.training.peaks import device_peak
+from burnish.training.peak_flops import device_peak
 from burnish.training.ranks import SINGLE_RANK, Ranks, group_of_one
 from burnish.training.roles import Publisher, TrainedRoles
 from burnish.training.trainer import Trainer

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from burnish.models.lora import carriers, switch_adapter
-from burnish.training.operations import Cost, Operations, Skeleton
+from burnish.training.flop_counter import Cost, FlopCounter, Skeleton
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class CallMeter(Meter):
     def cost(self, key: Any, run: Callable[[], Any]) -> Cost:
         """What a call costs: that of an earlier one like it, or by running it."""
         if key not in self._known:
-            with Operations() as operations:
+            with FlopCounter() as operations:
                 run()
             self._known[key] = operations.cost
         return self._known[key]

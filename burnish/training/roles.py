@@ -15,9 +15,9 @@ from burnish.models.placing import rest_frozen, twin, unshare
 from burnish.options.cluster import ShardingOptions
 from burnish.options.flow import LoraOptions
 from burnish.training.balance import Balance
-from burnish.training.copies import Copies
 from burnish.training.meter import Meter
 from burnish.training.ranks import SINGLE_RANK, Ranks
+from burnish.training.replicated import Replicated
 from burnish.training.sharding import Shards, copy_full, mesh_of, shard
 from burnish.utils import random
 from burnish.utils.errors import UserError
@@ -173,7 +173,7 @@ class TrainedRoles:
     def copied_on(self, ranks: Ranks) -> None:
         """Have every rank hold all networks in full; what is trained stays equal, as its gradients are summed."""
         weights = {f"{role} {name}": value for role in self.trained for name, value in self.parameters(role).items()}
-        self.shards = Copies(ranks, weights)
+        self.shards = Replicated(ranks, weights)
 
     def _blocks(self, network: nn.Module) -> list[nn.Module]:
         """Modules of a network that every forward calls one after the other."""

@@ -14,7 +14,7 @@ import pytest
 
 from burnish.commands.board import board as command
 from burnish.config.run_folder import RunFolder
-from burnish.report.found import find_runs, state
+from burnish.report.run_list import find_runs, state
 from burnish.utils.errors import UserError
 from tests.support.boards import ask, board, long_run, recorded
 from tests.support.reports import Story, run_folder

@@ -24,7 +24,7 @@ from burnish.tasks.flow.engine import FlowEngine, FlowJob
 from burnish.tasks.flow.roles import FlowRoles
 from burnish.types.rollout import Denoising, Embeddings, Prompt, Scored, Scores
 from burnish.utils import random
-from burnish.utils.recent import Recent
+from burnish.utils.lru_cache import LruCache
 
 VIDEO = (2, 3, 4, 5)  # C, F, H, W
 FOLDED = (2, 12, 5)
@@ -133,7 +133,7 @@ class Painter(EmbeddedPipeline):
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape, self.network = shape, nn.Linear(2, 2)
         self.rollout, self.scheduler_config = RolloutOptions(guidance_rescale=True), {"shift": 3.0}
-        self._embedded, self.compute, self.device = Recent(10), torch.float32, torch.device("cpu")
+        self._embedded, self.compute, self.device = LruCache(10), torch.float32, torch.device("cpu")
         with torch.no_grad():
             self.network.weight.copy_(torch.tensor([[0.3, -0.2], [0.1, 0.4]]))
             self.network.bias.fill_(0.1)

@@ -18,7 +18,7 @@ from burnish.types.columns import CHUNK, Column, Made, stand_in
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Conditioning, Embeddings, OfflineSamples, all_noised
 from burnish.utils.errors import UserError
-from burnish.utils.recent import Recent
+from burnish.utils.lru_cache import LruCache
 
 if TYPE_CHECKING:
     import numpy as np
@@ -97,7 +97,7 @@ class EncodedPictures:
         """
         self.records, self.engine, self.crop, self.shared = records, engine, crop, shared
         self._shape: tuple[int, ...] | None = None
-        self._cache: Recent[Tensor] = Recent(cached, lambda latents: latents.nbytes)
+        self._cache: LruCache[Tensor] = LruCache(cached, lambda latents: latents.nbytes)
 
     def check(self) -> None:
         self._latents(self.records[0])

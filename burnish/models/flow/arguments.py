@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from burnish.types.clips import Clip, Kind, Sound
 from burnish.utils.errors import UserError
 from burnish.utils.images import NonFiniteImage
-from burnish.utils.recent import Recent
+from burnish.utils.lru_cache import LruCache
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -44,7 +44,7 @@ class Arguments:
         embedded = "true_cfg_scale" in self.parameters or kind.__name__.startswith(EMBEDDED)
         self.guidance = "true_cfg_scale" if embedded else "guidance_scale"
         self._unguided = 0.0 if _guides_at_one(kind) else 1.0
-        self._decoded: Recent[list[Image]] = Recent(DECODED, _bytes_of)
+        self._decoded: LruCache[list[Image]] = LruCache(DECODED, _bytes_of)
         self._rate = next((name for name in RATES if name in self.parameters), None)
         self._fixed: dict[str, Any] = {
             name: value for name, value in {

@@ -26,7 +26,7 @@ from burnish.types.prompt import Prompt
 from burnish.types.rollout import Requests
 from burnish.utils import random
 from burnish.utils.errors import UserError
-from burnish.utils.recent import Recent
+from burnish.utils.lru_cache import LruCache
 
 if TYPE_CHECKING:
     from burnish.options.flow import ModelOptions, RolloutOptions
@@ -63,7 +63,7 @@ class CalledPipeline(LoadedPipeline):
     def __init__(self, pipeline: Any, options: ModelOptions, rollout: RolloutOptions, *, compute: torch.dtype) -> None:
         super().__init__(pipeline, options, rollout, compute=compute)
         self.arguments = Arguments(type(pipeline), rollout)
-        self._arranged: Recent[Arrangement] = Recent(LATEST)
+        self._arranged: LruCache[Arrangement] = LruCache(LATEST)
 
     def first(self, request: Requests, seed: int) -> Tensor:
         """The pipeline's own first state for a seed: [...] float32."""

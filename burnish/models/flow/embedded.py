@@ -20,7 +20,7 @@ from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
 from burnish.utils.images import NonFiniteImage
 from burnish.utils.json_text import read_object
-from burnish.utils.recent import Recent, in_bytes
+from burnish.utils.lru_cache import LruCache, in_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,7 +72,7 @@ class EmbeddedPipeline(LoadedPipeline):
         self.embedded_guidance: float | None = None
         if pipeline.transformer.config.get("guidance_embeds", False):
             self.embedded_guidance = DISTILLED_GUIDANCE if guidance is None else guidance
-        self._embedded: Recent[Conditioning] = Recent(in_bytes(options.cache_gb), size_of)
+        self._embedded: LruCache[Conditioning] = LruCache(in_bytes(options.cache_gb), size_of)
 
     @classmethod
     def load(cls, *args: Any, **kwargs: Any) -> Self:

@@ -33,7 +33,7 @@ from burnish.options.flow import ModelOptions
 from burnish.registry import register
 from burnish.types.batch import Gathered, to_device
 from burnish.types.rollout import Requests
-from burnish.utils.recent import Recent, in_bytes
+from burnish.utils.lru_cache import LruCache, in_bytes
 
 log = logging.getLogger(__name__)
 TRIED = 4  # steps of the pipeline's own run that velocities are compared with
@@ -53,9 +53,9 @@ class Universal(CalledPipeline):
         self.wide, self.shares = FORMS[0]  # whether a run takes several states of a prompt, and rows share a forward
         self._verified = False
         self._run, self.forwards = Runner(pipeline, self.names, lambda: self.device), Forwards(self.autocast)
-        self._tapes: Recent[Tape] = Recent(in_bytes(options.cache_gb), lambda tape: tape.bytes)
-        self._tables: Recent[Timetable] = Recent(LATEST)
-        self._masks: Recent[Tensor | None] = Recent(LATEST)
+        self._tapes: LruCache[Tape] = LruCache(in_bytes(options.cache_gb), lambda tape: tape.bytes)
+        self._tables: LruCache[Timetable] = LruCache(LATEST)
+        self._masks: LruCache[Tensor | None] = LruCache(LATEST)
 
     def noised(self, conditioning: Gathered[Requests]) -> Tensor | None:
         return self._mask(conditioning.rows())

@@ -15,7 +15,7 @@ from burnish.rewards.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preproces
 from burnish.types.media import Media
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
-from burnish.utils.recent import Recent
+from burnish.utils.lru_cache import LruCache
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +47,7 @@ class Comparer:
     """An embedding network, and the embeddings of pictures that are compared with."""
 
     encoder: Contrastive | Embedder
-    kept: Recent[Tensor] = field(default_factory=lambda: Recent(KEPT))
+    kept: LruCache[Tensor] = field(default_factory=lambda: LruCache(KEPT))
 
     @property
     def network(self) -> Any:

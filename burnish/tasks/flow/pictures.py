@@ -13,7 +13,7 @@ from burnish.options.flow import DataOptions, SupervisedOptions
 from burnish.tasks.flow.engine import FlowEngine
 from burnish.types.rollout import Prompt
 from burnish.utils.errors import UserError
-from burnish.utils.recent import in_bytes
+from burnish.utils.lru_cache import in_bytes
 
 
 class PictureFiles:

@@ -23,7 +23,7 @@ from burnish.tasks.flow.drift import velocity_growth, watched
 from burnish.tasks.flow.engine import FlowEngine, FlowJob
 from burnish.tasks.flow.samples import glimpses, inputs_of, write_sample
 from burnish.tasks.job import collector
-from burnish.tasks.kept import SampleFiles
+from burnish.tasks.sample_files import SampleFiles
 from burnish.training.ranks import by_first
 from burnish.types.clips import Sample
 from burnish.types.execution import joined

@@ -51,7 +51,7 @@ from burnish.training.ranks import SINGLE_RANK, Ranks, own_rows
 from burnish.types.media import Media
 from burnish.types.rollout import OfflineJudgements, OfflineResponses, Prompt
 from burnish.utils.errors import UserError
-from burnish.utils.recent import in_bytes
+from burnish.utils.lru_cache import in_bytes
 
 DUMMY = "A placeholder response, to try the rewards before the run begins."
 

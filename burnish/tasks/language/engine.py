@@ -27,7 +27,7 @@ from burnish.types.completion import Completion, Encoded
 from burnish.types.prompt import Prompt
 from burnish.utils import random
 from burnish.utils.errors import UserError
-from burnish.utils.recent import Recent
+from burnish.utils.lru_cache import LruCache
 
 if TYPE_CHECKING:
     from burnish.tasks.language.readers import Readers
@@ -136,7 +136,7 @@ class Encoder:
         """
         self.model, self.tools, self.bounded = model, tools, bounded
         self.readers: Readers | None = None  # processes that read what prompts show, in place of this one
-        self._encoded: Recent[Encoded] = Recent(cached, _bytes_of)
+        self._encoded: LruCache[Encoded] = LruCache(cached, _bytes_of)
 
     def __call__(self, prompts: Sequence[Prompt]) -> Gathered[Encoded]:
         """Rows by reference to a table of the distinct prompts."""

@@ -16,8 +16,8 @@ from burnish.language.contexts import unfolded
 from burnish.language.cost import estimate
 from burnish.language.model import LanguageModel
 from burnish.models.lora import carriers, switch_adapter
+from burnish.training.flop_counter import Cost, FlopCounter, Skeleton
 from burnish.training.meter import Meter
-from burnish.training.operations import Cost, Operations, Skeleton
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, Features
 
@@ -117,7 +117,7 @@ class ResponseMeter(Meter):
         completion = Completion.of_text(
             Gathered(table=prompt, index=index), ids, torch.tensor([response]), axes=self.model.axes
         )
-        with torch.enable_grad(), Operations() as operations:
+        with torch.enable_grad(), FlopCounter() as operations:
             self.model.response_states(self.skeleton.network, completion, layout="packed")
         found: Cost = operations.cost
         return found

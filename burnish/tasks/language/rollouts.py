@@ -16,10 +16,10 @@ from burnish.rewards.scoring import AnyScorer
 from burnish.rewards.text.base import Response
 from burnish.rewards.text.environment import turn_rewards
 from burnish.rollout.requests import RolloutRequest
-from burnish.tasks.kept import SampleFiles
 from burnish.tasks.language.dialogues import dialogue_metrics
 from burnish.tasks.language.engine import ResponseEngine, ResponseJob
 from burnish.tasks.language.samples import chosen_last, response_columns, said_tokens, sampled_for, token_columns
+from burnish.tasks.sample_files import SampleFiles
 from burnish.types.completion import Completion
 from burnish.types.response_stats import Quote
 from burnish.types.rollout import ScoredResponses, Scores, StepRewards, failures_of, settled

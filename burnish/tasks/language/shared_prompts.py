@@ -15,7 +15,7 @@ from burnish.types.columns import LazyTensors, Made
 from burnish.types.completion import Encoded, Features
 from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
-from burnish.utils.recent import Recent
+from burnish.utils.lru_cache import LruCache
 
 Encode = Callable[[Sequence[Prompt]], Gathered[Encoded]]
 OVERHEAD = 1024  # bytes of an outline, beside its tokens
@@ -57,7 +57,7 @@ class SharedPrompts:
             cached: bytes of tokens of prompts that are kept.
         """
         self.encode, self.ranks = encode, ranks
-        self._known: Recent[Outline] = Recent(cached, lambda outline: outline.bytes)
+        self._known: LruCache[Outline] = LruCache(cached, lambda outline: outline.bytes)
 
     def __call__(self, prompts: Sequence[Prompt]) -> Gathered[Encoded]:
         """As the encoder does, with what is shown in place of pixels.

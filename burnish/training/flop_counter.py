@@ -27,7 +27,7 @@ class Cost(NamedTuple):
         return Cost(self.forward + times * other.forward, self.backward + times * other.backward)
 
 
-class Operations(TorchDispatchMode):
+class FlopCounter(TorchDispatchMode):
     """A mode that counts products, convolutions and attention by PyTorch's own formulas.
 
     A product has one of its size in the backward pass for each operand that needs a gradient: of a frozen weight only

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from burnish.options.samples import SaveOptions
-from burnish.tasks.kept import SampleFiles, write_index
+from burnish.tasks.sample_files import SampleFiles, write_index
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Scores

@@ -15,8 +15,8 @@ from burnish.models.lora import add_adapters
 from burnish.models.tiny import describe
 from burnish.models.tiny.build import write
 from burnish.options.flow import LoraOptions, ModelOptions, RolloutOptions
+from burnish.training.flop_counter import FlopCounter, Skeleton
 from burnish.training.meter import CallMeter
-from burnish.training.operations import Operations, Skeleton
 from burnish.types.prompt import Prompt
 from tests.support.factory import tiny_flux, tiny_pipeline
 from tests.support.flops import torch_flops
@@ -42,7 +42,7 @@ def test_a_frozen_weight_has_no_gradient_to_compute(frozen):
     network, given = Small(), (torch.randn(2, 32, 16), torch.randn(2, 4, 6, 6))
     network.inner.requires_grad_(not frozen)
     skeleton = Skeleton(network, CPU)
-    with Operations() as operations:
+    with FlopCounter() as operations:
         skeleton.network(*skeleton.fake(given))
     with torch_flops() as forward:
         out = network(*given)
@@ -119,7 +119,7 @@ def test_flux_by_hand():
         "pooled_projections": torch.zeros(1, 768), "timestep": torch.ones(1), "guidance": torch.ones(1),
         "img_ids": torch.zeros(image, 3), "txt_ids": torch.zeros(text, 3),
     }  # fmt: skip
-    with torch.no_grad(), Operations() as operations:
+    with torch.no_grad(), FlopCounter() as operations:
         skeleton.network(**skeleton.fake(given))
     expected = by_hand(5, image + text, width, 8 * width**2) + 2 * (image * 128 + text * 4096) * width
     assert operations.cost.forward == pytest.approx(expected, rel=0.02)
@@ -138,7 +138,7 @@ def test_stable_diffusion_3_by_hand():
         "hidden_states": torch.zeros(1, 16, 128, 128), "encoder_hidden_states": torch.zeros(1, text, 4096),
         "pooled_projections": torch.zeros(1, 2048), "timestep": torch.ones(1),
     }  # fmt: skip
-    with Operations() as operations:
+    with FlopCounter() as operations:
         skeleton.network(**skeleton.fake(given))
     # the last block makes nothing of the text any more but its keys and values
     unused = 2 * text * (width**2 + 8 * width**2)
@@ -156,7 +156,7 @@ def test_qwen_by_hand():
         network = transformers.Qwen2ForCausalLM(config)
     tokens, width = 2048, 3584
     skeleton = Skeleton(network, CPU)
-    with Operations() as operations:
+    with FlopCounter() as operations:
         skeleton.network(input_ids=torch.zeros(1, tokens, dtype=torch.long), use_cache=False)
     keys = 2 * width * (28 * 128 - 4 * 128)  # eight groups share keys and values
     layers = by_hand(2, tokens, width, 3 * width * 18944 - keys)

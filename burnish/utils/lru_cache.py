@@ -1,4 +1,4 @@
-"""A cache of what was used last, bounded in its size."""
+"""A cache that drops what was used longest ago, bounded in its size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def in_bytes(gigabytes: float) -> int:
     return int(gigabytes * 2**30)
 
 
-class Recent(Generic[T]):
+class LruCache(Generic[T]):
     """Entries by key; those that were used longest ago make room for new ones."""
 
     def __init__(self, most: int, size: Callable[[T], int] = lambda entry: 1) -> None:

@@ -13,7 +13,7 @@ from burnish.training.sharding import Shards
 BUCKET = 1 << 24  # elements that are summed at once: 64 MiB
 
 
-class Copies(Shards):
+class Replicated(Shards):
     """No network is sharded, so ranks run theirs as often as each likes; only gradients are summed over them."""
 
     def __init__(self, ranks: Ranks, weights: Mapping[str, nn.Parameter]) -> None:

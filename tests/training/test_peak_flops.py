@@ -7,9 +7,9 @@ import logging
 import pytest
 import torch
 
+from burnish.training.flop_counter import Cost
 from burnish.training.meter import Meter, Usage
-from burnish.training.operations import Cost
-from burnish.training.peaks import device_peak, peak_of
+from burnish.training.peak_flops import device_peak, peak_of
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
-from burnish.utils.recent import Recent
+from burnish.utils.lru_cache import LruCache
 
 
 def test_what_was_used_last_stays():
-    kept: Recent[int] = Recent(3)
+    kept: LruCache[int] = LruCache(3)
     for key in "abc":
         kept.get(key, lambda: 0)
     assert kept.find("a") == 0
@@ -13,7 +13,7 @@ def test_what_was_used_last_stays():
 
 
 def test_entries_count_by_their_size_also_where_it_grows():
-    kept: Recent[list[int]] = Recent(10, len)
+    kept: LruCache[list[int]] = LruCache(10, len)
     first = kept.get("a", lambda: [0] * 4)
     first += [0] * 4
     kept.get("b", lambda: [0] * 4)
