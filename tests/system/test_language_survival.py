@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import random
-import shutil
-import signal
-
 import pytest
 
-from tests.support.runs import Runs, last_state, metrics_of
+from tests.support.runs import Runs, killed_at_calls, killed_at_random_moments, last_state, metrics_of
 
 pytestmark = pytest.mark.slow
 
@@ -92,19 +88,10 @@ def test_the_same_seed_gives_the_same_numbers(runs, uninterrupted, tmp_path):
 @EVERY_STATE
 def test_killed_at_random_moments(runs, uninterrupted, tmp_path):
     name, whole, answer = uninterrupted
-    draw = random.Random(name)
-    killed, patience = 0, answer["seconds"]
-    for _ in range(30):
-        # every moment may be met; ever longer lives, so that a machine that got slower still comes to an end
-        answer = runs(tmp_path / "run", name, die_after=draw.uniform(0.1, patience))
-        patience *= 1.05
-        killed += answer["status"] == -signal.SIGKILL
-        if answer["status"] == 0:
-            assert_same(tmp_path / "run", whole)
-            if killed >= 4:
-                return
-            shutil.rmtree(tmp_path / "run")
-    pytest.fail(f"the run was killed {killed} times and never came to its end")
+    killed_at_random_moments(
+        lambda folder, **death: runs(folder, name, **death), lambda folder: assert_same(folder, whole),
+        tmp_path / "run", seed=name, seconds=answer["seconds"], deaths=4, lives=30,
+    )  # fmt: skip
 
 
 @EVERY_STATE
@@ -112,11 +99,7 @@ def test_killed_at_states_of_saving(runs, uninterrupted, tmp_path):
     name, whole, answer = uninterrupted
     calls = answer["calls"]
     assert calls > 30
-    stride = max(calls // 5, 1) | 1
-    killed = 0
-    for die_at in range(1 + list(RUNS).index(name), calls, stride):
-        folder = tmp_path / f"at{die_at}"
-        killed += runs(folder, name, die_at=die_at)["status"] == -signal.SIGKILL
-        assert runs(folder, name)["status"] == 0
-        assert_same(folder, whole)
-    assert killed >= 4
+    killed_at_calls(
+        lambda folder, **death: runs(folder, name, **death), lambda folder: assert_same(folder, whole), tmp_path,
+        at=range(1 + list(RUNS).index(name), calls, max(calls // 5, 1) | 1), deaths=4,
+    )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import signal
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.runs import Runs, last_state, metrics_of
+from tests.support.runs import Runs, killed_at_calls, killed_at_random_moments, last_state, metrics_of
 
 pytestmark = pytest.mark.slow
 
@@ -58,6 +57,11 @@ def numbers(folder: Path) -> list[dict]:
     return lines
 
 
+def assert_same(folder: Path, whole: Path) -> None:
+    assert numbers(folder) == numbers(whole)
+    assert last_state(folder) == last_state(whole)
+
+
 def test_the_same_seed_gives_the_same_numbers(runs, uninterrupted, tmp_path):
     algorithm, whole, _ = uninterrupted
     assert runs(tmp_path / "again", algorithm)["status"] == 0
@@ -69,19 +73,10 @@ def test_the_same_seed_gives_the_same_numbers(runs, uninterrupted, tmp_path):
 @pytest.mark.thorough
 def test_killed_ten_times_at_random_moments(runs, uninterrupted, tmp_path):
     algorithm, whole, answer = uninterrupted
-    draw = random.Random(algorithm)
-    killed, patience = 0, answer["seconds"]
-    for _ in range(60):
-        # every moment of a run may be met; ever longer lives, so that a machine that got slower still comes to an end
-        answer = runs(tmp_path / "run", algorithm, die_after=draw.uniform(0.1, patience))
-        patience *= 1.03
-        killed += answer["status"] == -signal.SIGKILL
-        if answer["status"] == 0:
-            assert numbers(tmp_path / "run") == numbers(whole)
-            if killed >= 10:
-                return
-            subprocess.run(["rm", "-rf", str(tmp_path / "run")], check=True)
-    pytest.fail(f"the run was killed {killed} times and never came to its end")
+    killed_at_random_moments(
+        lambda folder, **death: runs(folder, algorithm, **death), lambda folder: assert_same(folder, whole),
+        tmp_path / "run", seed=algorithm, seconds=answer["seconds"], deaths=10, lives=60,
+    )  # fmt: skip
 
 
 def test_killed_at_every_state_of_saving(runs, uninterrupted, tmp_path):
@@ -91,13 +86,10 @@ def test_killed_at_every_state_of_saving(runs, uninterrupted, tmp_path):
     # an odd stride meets every kind of call of every checkpoint over the two algorithms
     stride = max(calls // 12, 1) | 1
     offset = 3 if algorithm == "flow_grpo" else 1
-    killed = 0
-    for die_at in range(offset, calls, stride):
-        folder = tmp_path / f"at{die_at}"
-        killed += runs(folder, algorithm, die_at=die_at)["status"] == -signal.SIGKILL
-        assert runs(folder, algorithm)["status"] == 0
-        assert numbers(folder) == numbers(whole), f"killed at call {die_at} of {calls}"
-    assert killed >= 10
+    killed_at_calls(
+        lambda folder, **death: runs(folder, algorithm, **death), lambda folder: assert_same(folder, whole), tmp_path,
+        at=range(offset, calls, stride), deaths=10,
+    )  # fmt: skip
 
 
 @pytest.mark.thorough
@@ -105,15 +97,11 @@ def test_killed_while_it_is_saved_meanwhile(runs, uninterrupted, tmp_path):
     algorithm, whole, answer = uninterrupted
     if algorithm != "diffusion_nft":
         pytest.skip("one of them has everything that is saved")
-    killed = 0
-    for die_at in range(5, answer["calls"], max(answer["calls"] // 9, 1) | 1):
-        folder = tmp_path / f"at{die_at}"
-        died = runs(folder, algorithm, "checkpoint.asynchronous=true", die_at=die_at)
-        killed += died["status"] == -signal.SIGKILL
-        assert runs(folder, algorithm, "checkpoint.asynchronous=true")["status"] == 0
-        assert numbers(folder) == numbers(whole), f"killed at call {die_at}"
-        assert last_state(folder) == last_state(whole), f"killed at call {die_at}"
-    assert killed >= 8
+    killed_at_calls(
+        lambda folder, **death: runs(folder, algorithm, "checkpoint.asynchronous=true", **death),
+        lambda folder: assert_same(folder, whole), tmp_path,
+        at=range(5, answer["calls"], max(answer["calls"] // 9, 1) | 1), deaths=8,
+    )  # fmt: skip
 
 
 def test_a_signal_saves_and_exits_with_75_and_the_run_goes_on(uninterrupted, tmp_path):
