@@ -23,7 +23,7 @@ from burnish.rewards.judges.options import DecoderOptions
 from burnish.rewards.text.loaded_options import HeadOptions
 from burnish.utils.addresses import is_address
 from burnish.utils.errors import UserError
-from burnish.utils.hub import COMMIT, WORDS, HubModel, hub_model, model_folder
+from burnish.utils.hub import WORDS, HubModel, hub_model, is_commit, model_folder
 from burnish.utils.hub_data import hub_data
 from burnish.utils.paths import CONFIG
 from burnish.utils.reading import checked_path, read_text
@@ -65,9 +65,9 @@ def with_models(config: RunConfig) -> RunConfig:
         if model is None:
             continue
         before = _at(recorded, place)
-        asked = model.revision
-        if before.get(source.option) == model.name and not (asked and COMMIT.fullmatch(asked)):
-            asked = _commit(before.get(source.revision)) or asked
+        asked, known = model.revision, before.get(source.revision)
+        if before.get(source.option) == model.name and not is_commit(asked) and is_commit(known):
+            asked = known
         folder = model_folder(model.name, asked, index=model.index, option=model.option, files=model.files)
         setattr(section, source.revision, folder.name)
     return pinned
@@ -169,7 +169,3 @@ def _at(tree: Any, place: Place) -> dict[str, Any]:
         except (KeyError, IndexError, TypeError):
             return {}
     return tree if isinstance(tree, dict) else {}
-
-
-def _commit(revision: Any) -> str | None:
-    return revision if isinstance(revision, str) and COMMIT.fullmatch(revision) else None

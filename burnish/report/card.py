@@ -18,7 +18,7 @@ from burnish.report.overview import numbers
 from burnish.report.samples import Sample, Samples, read_samples
 from burnish.report.summary import Summary, algorithm_title
 from burnish.report.verdict import headline, verdict
-from burnish.utils.hub import COMMIT, is_hub_id
+from burnish.utils.hub import is_commit, is_hub_id
 from burnish.utils.hub_data import hub_data
 from burnish.utils.paths import PREFIX
 from burnish.utils.terminal import printable
@@ -119,7 +119,7 @@ def _facts(run: Summary, weights: Weights) -> Iterator[str]:
     pace = f"{config['data']['train_batch_size']} prompts × {config['rollout']['n']} {words.samples} per update"
     rate = shown(str(optimizer["lr"]), LABEL) if "lr" in optimizer else "–"
     rows = [
-        ("base", _base(run).rstrip(",") + (f", commit {revision[:8]}" if _is_commit(revision) else "")),
+        ("base", _base(run).rstrip(",") + (f", commit {revision[:8]}" if is_commit(revision) else "")),
         ("licence of the base", _licence(weights.licence)),
         ("data", ", ".join(_data(run, "train_files")) or "made by the run itself"),
         ("validated on", ", ".join(_data(run, "val_files")) or "the same prompts"),
@@ -135,10 +135,6 @@ def _facts(run: Summary, weights: Weights) -> Iterator[str]:
 
 def _algorithm(run: Summary) -> str:
     return shown(algorithm_title(run.config["algorithm"]["name"]), LABEL)
-
-
-def _is_commit(revision: Any) -> bool:
-    return isinstance(revision, str) and COMMIT.fullmatch(revision) is not None
 
 
 def _licence(licence: Licence | None) -> str:

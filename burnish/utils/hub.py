@@ -202,6 +202,11 @@ def is_repository(name: str) -> bool:
     return _ID.fullmatch(name) is not None
 
 
+def is_commit(revision: object) -> bool:
+    """Whether a revision is a commit, which never changes, and no branch or tag."""
+    return isinstance(revision, str) and COMMIT.fullmatch(revision) is not None
+
+
 def is_hub_id(path: str) -> bool:
     """Whether a path names a model of the hub: it looks like one, and there is no such directory."""
     return is_repository(path) and not path.startswith(PREFIX) and not resolve(path).exists()
@@ -246,8 +251,8 @@ def model_folder(
     model = hub_model(path, revision, index=index, option=option, files=files)
     if model is None:
         return resolve(path)
-    if revision is not None and COMMIT.fullmatch(revision) and (found := model.cached()) is not None:
-        return found  # a commit never changes
+    if is_commit(revision) and (found := model.cached()) is not None:
+        return found
     return model.download()
 
 
