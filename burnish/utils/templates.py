@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 from burnish.utils.supervisor import ChildDied, Server
 
@@ -178,8 +178,6 @@ def _generation() -> Any:
     from jinja2.ext import Extension
 
     class Generation(Extension):
-        tags: ClassVar = {"generation"}
-
         def parse(self, parser: Any) -> nodes.Node:
             line: int = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
@@ -188,6 +186,7 @@ def _generation() -> Any:
         def _said(self, caller: Callable[[], str]) -> str:
             return caller()
 
+    Generation.tags = {"generation"}
     return Generation
 
 

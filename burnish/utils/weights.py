@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from burnish.utils.errors import UserError, listed
 from burnish.utils.json_text import parse_json, read_object
+from burnish.utils.patterns import pattern_complaint
 
 if TYPE_CHECKING:
     from torch import nn
@@ -61,6 +62,11 @@ def complaints_about(folder: Path) -> Iterator[str]:
 
 
 def tokenizer_complaint(folder: Path) -> str:
+    """What is wrong with a tokenizer's folder, or ""."""
+    return vocabulary_complaint(folder) or pattern_complaint(folder)
+
+
+def vocabulary_complaint(folder: Path) -> str:
     """What a tokenizer's folder lacks, or ""; libraries would load a tokenizer without vocabulary."""
     if any(any(folder.glob(name)) for name in VOCABULARIES):
         return ""

@@ -73,6 +73,24 @@ TEXT: dict[str, Damage] = {
     "an object": _rewrite(lambda content, draw: b"{}"),
 }
 SUFFIXES = (".json", ".jsonl", ".txt", ".yaml", ".jinja", ".py", ".csv")
+SPECIAL: dict[str, dict[str, Damage]] = {  # of single files
+    "chat_template.jinja": {
+        "text without end": _rewrite(lambda content, draw: b"{{ 'a' * 100000000 }}" + content),
+        "memory without end": _rewrite(
+            lambda content, draw: (
+                b"{% set n = namespace(x='a') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}" + content
+            )
+        ),
+        "parentheses": _rewrite(lambda content, draw: b"{{ " + b"(" * 100_000 + b"1" + b")" * 100_000 + b" }}"),
+        "recursion": _rewrite(lambda content, draw: b"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}" + content),
+    },
+    "tokenizer.json": {
+        f"split by {one}": lambda path, draw, one=one: _entry(
+            "pre_tokenizer", {"type": "Split", "pattern": {"Regex": one}, "behavior": "Isolated", "invert": False}
+        )(path, draw)
+        for one in ("(a+)+$", "(a|a)*b$", "(?:x?){2000}y", "(")
+    },
+}
 ODD: list[Any] = [None, "x", -1, 10**9, 1.5, [], {}, [None], {"x": [1]}, True, 10**30, ""]
 
 
@@ -175,6 +193,7 @@ def _damages(file: str) -> Iterator[tuple[str, Damage]]:
     yield from ANY.items()
     if file.endswith(SUFFIXES):
         yield from TEXT.items()
+    yield from SPECIAL.get(Path(file).name, {}).items()
 
 
 def _hurt(path: Path, damage: Damage, seed: str) -> None:

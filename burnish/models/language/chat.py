@@ -63,8 +63,20 @@ class ChatTokenizer:
         return text.rpartition(said)[2], mark
 
     def ids(self, text: str, mark: str) -> list[int]:
-        """Tokens of a text that is split at ``mark``."""
-        pieces = [self.tokenizer(piece, add_special_tokens=False).input_ids for piece in text.split(mark) if piece]
+        """Tokens of a text that is split at ``mark``.
+
+        Raises:
+            UserError: the tokenizer gives up on it.
+        """
+        try:
+            pieces = [self.tokenizer(piece, add_special_tokens=False).input_ids for piece in text.split(mark) if piece]
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # of Rust: no Exception, and its class has no public name
+                raise
+            raise UserError(
+                f"the tokenizer of {self.path} can't read {text[:60]!r} ({len(text)} characters): {error}; shorten it, "
+                "or fetch the model again"
+            ) from None
         return list(chain.from_iterable(pieces))
 
     def response_ids(self, text: str) -> list[int]:
