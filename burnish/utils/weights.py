@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -50,9 +51,12 @@ def complaints_about(folder: Path) -> Iterator[str]:
     """Problems of the weights in a folder: none, files missing, or a file truncated."""
     files = sorted(folder.glob("*.safetensors"))
     listed = [name for index in sorted(folder.glob("*.safetensors.index.json")) for name in _listed(index)]
-    absent = [name for name in dict.fromkeys(listed) if not (folder / name).is_file()]
+    names = set(os.listdir(folder))
+    absent = [name for name in dict.fromkeys(listed) if name not in names or not (folder / name).is_file()]
     if absent:
-        yield f"{folder} lacks {', '.join(absent)}, listed in its index; fetch the model again"
+        more = f" and {len(absent) - NAMED} more" if len(absent) > NAMED else ""
+        said = ", ".join(f"{name:.80}" for name in absent[:NAMED])
+        yield f"{folder} lacks {said}{more}, listed in its index; fetch the model again"
     elif not files and not any(file.suffix in PICKLED for file in folder.iterdir()):
         yield f"{folder} has no weights (no file that ends with .safetensors); fetch the model again"
     for file in files:
@@ -78,8 +82,9 @@ def vocabulary_complaint(folder: Path) -> str:
 
 
 def _listed(index: Path) -> list[str]:
+    """The files that an index names, which lie beside it: a path would lead elsewhere, and is no name of one."""
     try:
-        return list(parse_json(index.read_bytes())["weight_map"].values())
+        return [str(name) for name in parse_json(index.read_bytes())["weight_map"].values()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return [f"{index.name} that can be read"]
 

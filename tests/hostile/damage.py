@@ -6,6 +6,8 @@ import json
 import os
 import random
 import shutil
+import struct
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,22 @@ TEXT: dict[str, Damage] = {
     "an object": _rewrite(lambda content, draw: b"{}"),
 }
 SUFFIXES = (".json", ".jsonl", ".txt", ".yaml", ".jinja", ".py", ".csv")
+
+
+def _png(width: int, height: int, *more: tuple[bytes, bytes]) -> bytes:
+    """A PNG that says it has this size; further chunks by kind."""
+    head = (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    found = b"\x89PNG\r\n\x1a\n"
+    for kind, data in (head, *more, (b"IDAT", zlib.compress(bytes(200))), (b"IEND", b"")):
+        found += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    return found
+
+
+def _sparse(path: Path, draw: random.Random) -> None:
+    with path.open("r+b") as file:
+        file.truncate(8 << 30)
+
+
 SPECIAL: dict[str, dict[str, Damage]] = {  # of single files
     "chat_template.jinja": {
         "text without end": _rewrite(lambda content, draw: b"{{ 'a' * 100000000 }}" + content),
@@ -90,6 +108,22 @@ SPECIAL: dict[str, dict[str, Damage]] = {  # of single files
         )(path, draw)
         for one in ("(a+)+$", "(a|a)*b$", "(?:x?){2000}y", "(")
     },
+}
+SPECIAL |= {
+    "0.png": {
+        "billions of pixels": _rewrite(lambda content, draw: _png(60_000, 60_000)),
+        "a text that swells": _rewrite(
+            lambda content, draw: _png(8, 8, (b"zTXt", b"a\0\0" + zlib.compress(bytes(100 << 20))))
+        ),
+        "PostScript": _rewrite(
+            lambda content, draw: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n"
+        ),
+        "SVG": _rewrite(
+            lambda content, draw: b'<svg xmlns="http://www.w3.org/2000/svg" width="9999999" height="9999999"/>'
+        ),
+    },
+    "config.yaml": {"gigabytes of nothing": _sparse},
+    "metrics.jsonl": {"gigabytes of nothing": _sparse},
 }
 ODD: list[Any] = [None, "x", -1, 10**9, 1.5, [], {}, [None], {"x": [1]}, True, 10**30, ""]
 
