@@ -86,11 +86,6 @@ def _png(width: int, height: int, *more: tuple[bytes, bytes]) -> bytes:
     return found
 
 
-def _sparse(path: Path, draw: random.Random) -> None:
-    with path.open("r+b") as file:
-        file.truncate(8 << 30)
-
-
 SPECIAL: dict[str, dict[str, Damage]] = {  # of single files
     "chat_template.jinja": {
         "text without end": _rewrite(lambda content, draw: b"{{ 'a' * 100000000 }}" + content),
@@ -122,8 +117,6 @@ SPECIAL |= {
             lambda content, draw: b'<svg xmlns="http://www.w3.org/2000/svg" width="9999999" height="9999999"/>'
         ),
     },
-    "config.yaml": {"gigabytes of nothing": _sparse},
-    "metrics.jsonl": {"gigabytes of nothing": _sparse},
 }
 ODD: list[Any] = [None, "x", -1, 10**9, 1.5, [], {}, [None], {"x": [1]}, True, 10**30, ""]
 
