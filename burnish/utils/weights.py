@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 # values of a config.json: numbers of layers, but no sizes of what each has, such as vocab_size_per_layer_input
 MOST = {"^(?!.*size).*(layer|depth|block)": 10_000, "num_train_timesteps": 1_000_000}
+MISSING = 3  # missing files that a message names
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")  # not inspected
 VOCABULARIES = ("tokenizer.json", "*.model", "vocab.txt", "tekken.json", "*.tiktoken")
 STANDARD = ("diffusion_pytorch_model.safetensors", "model.safetensors")  # names of both libraries
@@ -54,8 +55,8 @@ def complaints_about(folder: Path) -> Iterator[str]:
     names = set(os.listdir(folder))
     absent = [name for name in dict.fromkeys(listed) if name not in names or not (folder / name).is_file()]
     if absent:
-        more = f" and {len(absent) - NAMED} more" if len(absent) > NAMED else ""
-        said = ", ".join(f"{name:.80}" for name in absent[:NAMED])
+        more = f" and {len(absent) - MISSING} more" if len(absent) > MISSING else ""
+        said = ", ".join(f"{name:.80}" for name in absent[:MISSING])
         yield f"{folder} lacks {said}{more}, listed in its index; fetch the model again"
     elif not files and not any(file.suffix in PICKLED for file in folder.iterdir()):
         yield f"{folder} has no weights (no file that ends with .safetensors); fetch the model again"
