@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 
 # values of a config.json: numbers of layers, but no sizes of what each has, such as vocab_size_per_layer_input
 MOST = {"^(?!.*size).*(layer|depth|block)": 10_000, "num_train_timesteps": 1_000_000}
-MISSING = 3  # missing files that a message names
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")  # not inspected
 VOCABULARIES = ("tokenizer.json", "*.model", "vocab.txt", "tekken.json", "*.tiktoken")
 STANDARD = ("diffusion_pytorch_model.safetensors", "model.safetensors")  # names of both libraries
@@ -51,13 +50,12 @@ def reads_weights() -> bool:
 def complaints_about(folder: Path) -> Iterator[str]:
     """Problems of the weights in a folder: none, files missing, or a file truncated."""
     files = sorted(folder.glob("*.safetensors"))
-    listed = [name for index in sorted(folder.glob("*.safetensors.index.json")) for name in _listed(index)]
+    indexed = [name for index in sorted(folder.glob("*.safetensors.index.json")) for name in _listed(index)]
     names = set(os.listdir(folder))
-    absent = [name for name in dict.fromkeys(listed) if name not in names or not (folder / name).is_file()]
+    absent = [name for name in dict.fromkeys(indexed) if name not in names or not (folder / name).is_file()]
     if absent:
-        more = f" and {len(absent) - MISSING} more" if len(absent) > MISSING else ""
-        said = ", ".join(f"{name:.80}" for name in absent[:MISSING])
-        yield f"{folder} lacks {said}{more}, listed in its index; fetch the model again"
+        said = listed([f"{name:.80}" for name in absent])
+        yield f"{folder} lacks {said}, listed in its index; fetch the model again"
     elif not files and not any(file.suffix in PICKLED for file in folder.iterdir()):
         yield f"{folder} has no weights (no file that ends with .safetensors); fetch the model again"
     for file in files:
