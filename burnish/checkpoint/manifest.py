@@ -108,4 +108,4 @@ def _number(value: Any) -> bool:
 
 
 def _count(value: Any) -> bool:
-    return type(value) is int and value >= 0
+    return type(value) is int and 0 <= value < 1 << 63

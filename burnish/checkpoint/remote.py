@@ -177,6 +177,7 @@ class Remote:
         place = self._place(update, manifest.NAME)
         if not self.fs.exists(place):
             return None
+        self._check_plain(place)
         if (size := self.fs.size(place)) > manifest.LARGEST:
             raise Damaged(f"{place} has {size} bytes, more than a manifest can have")
         return b"".join(self._chunks(place, manifest.LARGEST))
@@ -188,6 +189,8 @@ class Remote:
         if not (there and self._digest(place, about["size"]) == about["sha256"]):
             digest = hashlib.sha256()
             self.fs.makedirs(place.rpartition("/")[0], exist_ok=True)
+            if self.fs.lexists(place):
+                self._check_plain(place)
             with file.open("rb") as source, self.fs.open(place, "wb") as target:
                 while chunk := source.read(CHUNK):
                     digest.update(chunk)
@@ -221,9 +224,10 @@ class Remote:
         """A file's content.
 
         Raises:
-            Damaged: it has more bytes than ``most``.
+            Damaged: it has more bytes than ``most``, is missing, or is none.
         """
         self.fs.invalidate_cache()
+        self._check_plain(place)
         with self.fs.open(place, "rb") as source:
             while chunk := source.read(min(CHUNK, most + 1)):
                 if (most := most - len(chunk)) < 0:
@@ -231,8 +235,23 @@ class Remote:
                 self.alive()
                 yield chunk
 
+    def _check_plain(self, place: str) -> None:
+        """Refuse what is no file: a pipe never ends, and a link on a shared disk may lead to somebody's own files.
+
+        Raises:
+            Damaged: it is missing, or something else.
+        """
+        try:
+            about = self.fs.info(place)
+        except FileNotFoundError:
+            raise Damaged(f"{place} is missing") from None
+        if about["type"] != "file" or about.get("islink"):
+            raise Damaged(f"{place} is a folder, a link, a pipe or a device, but should be a file; remove it")
+
     def _write(self, place: str, content: bytes) -> None:
         self.fs.makedirs(place.rpartition("/")[0], exist_ok=True)
+        if self.fs.lexists(place):
+            self._check_plain(place)
         with self.fs.open(place, "wb") as target:
             target.write(content)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from burnish.utils.errors import UserError
 from burnish.utils.reading import checked_path
+from burnish.utils.serving import punctual
 
 if TYPE_CHECKING:
     import uvicorn
@@ -57,7 +58,7 @@ def server(root: Path, port: int) -> uvicorn.Server:
     return uvicorn.Server(
         uvicorn.Config(
             Board(root.resolve(), hosts).app(),
-            http="h11",
+            http=punctual(IDLE),
             ws="none",
             lifespan="off",
             log_level="warning",

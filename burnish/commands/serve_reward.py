@@ -12,6 +12,7 @@ from contextlib import closing
 from burnish.config.serving import ServiceConfig, load_service
 from burnish.utils.errors import UserError
 from burnish.utils.http import read_token
+from burnish.utils.serving import punctual
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ def _serve(config: ServiceConfig, listening: socket.socket, token: str | None) -
         server = uvicorn.Server(
             uvicorn.Config(
                 service.app(),
-                http="h11",
+                http=punctual(IDLE),
                 ws="none",
                 log_level="warning",
                 access_log=False,

@@ -10,6 +10,7 @@ import re
 import shutil
 import socket
 import stat
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any, Self
@@ -21,12 +22,14 @@ from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json
 from burnish.utils.paths import CHECKPOINTS, CONFIG, KEPT, METRICS, VALIDATED, VALIDATION, holds_run
-from burnish.utils.reading import checked_path, read_file
+from burnish.utils.reading import checked_path, read_long
 from burnish.utils.user_code import code_of
 
 log = logging.getLogger(__name__)
 
 STEP = "training/global_step"  # first in every line of metrics.jsonl
+LONGEST_ROW, LARGEST_METRICS = 4 << 20, 4 << 30  # bytes of such a line, and of the file
+TOLD = 10  # damaged lines that are named
 
 # options that may change when a run resumes: they affect neither the trained weights nor comparisons over time
 _MAY_CHANGE = re.compile(
@@ -96,18 +99,23 @@ class RunFolder:
         """All valid lines of metrics.jsonl; one that was truncated when a run was killed is left out."""
         if not self.metrics.exists():
             return []
-        rows = []
-        for number, text in enumerate(read_file(self.metrics).split(b"\n"), start=1):
+        rows: list[dict[str, Any]] = []
+        damaged = 0
+        for number, text in read_long(self.metrics, LONGEST_ROW, LARGEST_METRICS):
             if not text.strip():
                 continue
-            try:
-                row = parse_json(text)
-            except ValueError:
-                row = None
+            row: Any = None
+            if len(text) <= LONGEST_ROW:
+                with suppress(ValueError):
+                    row = parse_json(text)
             if is_row(row) and type(row.get(STEP)) is int:
                 rows.append(row)
-            else:
+                continue
+            damaged += 1
+            if damaged <= TOLD:
                 log.warning("%s, line %d: truncated or damaged; ignored", self.metrics, number)
+        if damaged > TOLD:
+            log.warning("%s: %d more lines are damaged; ignored", self.metrics, damaged - TOLD)
         return rows
 
     def claim(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -59,10 +60,14 @@ def parse_object(text: str) -> dict[str, Any]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     record = dict(pairs)
     if len(record) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"has {twice!r} twice; keep one")
+        raise ValueError(f"has {repeated([key for key, _ in pairs])!r} twice; keep one")
     return record
+
+
+def repeated(names: Sequence[str]) -> str | None:
+    """The first name that is there again; None where there is none."""
+    counts = Counter(names)
+    return next((name for name in names if counts[name] > 1), None)
 
 
 def read_all(

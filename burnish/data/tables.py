@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from burnish.data.lines import repeated
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
 from burnish.utils.reading import read_file
@@ -16,6 +17,7 @@ from burnish.utils.reading import read_file
 ROWS = 256  # rows of a table that are converted to Python objects at once
 COLUMNS = {".csv": ",", ".tsv": "\t"}  # what separates the cells of a row
 LARGEST_CELL = 64 << 20  # characters: a picture as base64 may be in one
+LARGEST_ROWS = 1 << 29  # bytes of those rows: a file of a kilobyte may repeat one long value in each of them
 
 
 def read_columns(path: Path) -> Iterator[tuple[int, dict[str, Any], str]]:
@@ -51,7 +53,7 @@ def read_columns(path: Path) -> Iterator[tuple[int, dict[str, Any], str]]:
 def _check_names(path: Path, names: list[str]) -> None:
     if not all(name.strip() for name in names):
         raise UserError(f"{path}:1 must name the columns, but has an empty name; name every column there")
-    if twice := next((name for name in names if names.count(name) > 1), None):
+    if twice := repeated(names):
         raise UserError(f"{path}:1 names {twice!r} twice; keep one")
 
 
@@ -70,15 +72,22 @@ def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with parquet.ParquetFile(path) as table:
             names = table.schema_arrow.names
-            if twice := next((name for name in names if names.count(name) > 1), None):
+            if twice := repeated(names):
                 raise UserError(f"{path} has two columns {twice!r}; keep one")
             for group in range(table.num_row_groups):  # one after the other: all at once would be in memory
-                for batch in table.iter_batches(batch_size=ROWS, row_groups=[group]):
+                for batch in table.iter_batches(batch_size=_rows_at_once(table, group), row_groups=[group]):
                     yield from _objects(batch, str(path), number)
                     number += len(batch)
                 arrow.default_memory_pool().release_unused()  # or it keeps what pictures took
     except (OSError, arrow.ArrowException) as error:
         raise UserError(f"{path} can't be read after row {number}: {error}; restore it") from None
+
+
+def _rows_at_once(table: Any, group: int) -> int:
+    """How many rows of a group fit into memory, should each hold all that its columns hold."""
+    about = table.metadata.row_group(group)
+    most: int = sum(about.column(i).total_uncompressed_size for i in range(about.num_columns))
+    return min(ROWS, max(1, LARGEST_ROWS // max(most, 1)))
 
 
 def read_saved(path: Path) -> Iterator[dict[str, Any]]:

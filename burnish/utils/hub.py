@@ -18,7 +18,7 @@ from burnish.utils.disk import writing
 from burnish.utils.errors import UserError, first_line
 from burnish.utils.json_text import read_object
 from burnish.utils.paths import PREFIX, resolve
-from burnish.utils.weights import complaints_about, tokenizer_complaint
+from burnish.utils.weights import complaints_about, vocabulary_complaint
 
 PIPELINE = "model_index.json"  # lists the parts of a diffusers pipeline; what has none is a single model
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -90,7 +90,7 @@ class HubModel:
         """
         if self.files:
             return (
-                not tokenizer_complaint(folder)
+                not vocabulary_complaint(folder)
                 if self.files == WORDS
                 else all((folder / name).is_file() for name in self.files)
             )
@@ -98,7 +98,7 @@ class HubModel:
             if not part.is_dir() or not any(part.glob("*.json")):
                 return False
             if part.name.startswith("tokenizer"):
-                if tokenizer_complaint(part):
+                if vocabulary_complaint(part):
                     return False
             elif (part / "config.json").is_file() and any(complaints_about(part)):
                 return False

@@ -44,19 +44,48 @@ def read_file(path: Path, largest: int | None = None) -> bytes:
     Raises:
         UserError: it can't be read, is no regular file, or is too large.
     """
-    try:
-        about = path.stat()
-        if stat.S_ISDIR(about.st_mode):
-            raise UserError(f"{path} is a folder; give a file")
-        if not stat.S_ISREG(about.st_mode):
-            raise UserError(f"{path} is a pipe or a device; give a file")
-        if largest is not None and about.st_size > largest:
-            raise UserError(f"{path} has {about.st_size} bytes, too many (limit {largest}); restore it")
+    with _told(path):
+        _check_regular(path, largest)
         return path.read_bytes()
+
+
+def read_long(path: Path, longest: int, largest: int) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file that may be too large for memory, counted from 1; of longer ones ``longest`` + 1 bytes.
+
+    Raises:
+        UserError: it can't be read, is no regular file, or has more than ``largest`` bytes.
+    """
+    with _told(path):
+        _check_regular(path, largest)
+        with path.open("rb") as file:
+            number = 0
+            while line := file.readline(longest + 1):
+                number += 1
+                rest = line
+                while len(rest) > longest and not rest.endswith(b"\n"):
+                    rest = file.readline(longest + 1)
+                yield number, line
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Turn what the system says of a file into a UserError."""
+    try:
+        yield
     except FileNotFoundError:
         raise UserError(f"{path} can't be read: there is no such file; give another, or restore it") from None
     except OSError as error:
         raise UserError(f"{path} can't be read: {error.strerror}; give another, or restore it") from None
+
+
+def _check_regular(path: Path, largest: int | None) -> None:
+    about = path.stat()
+    if stat.S_ISDIR(about.st_mode):
+        raise UserError(f"{path} is a folder; give a file")
+    if not stat.S_ISREG(about.st_mode):
+        raise UserError(f"{path} is a pipe or a device; give a file")
+    if largest is not None and about.st_size > largest:
+        raise UserError(f"{path} has {about.st_size} bytes, too many (limit {largest}); restore it")
 
 
 def read_text(path: Path) -> str:

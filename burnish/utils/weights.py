@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from burnish.utils.errors import UserError, listed
 from burnish.utils.json_text import parse_json, read_object
+from burnish.utils.patterns import pattern_complaint
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,10 +50,12 @@ def reads_weights() -> bool:
 def complaints_about(folder: Path) -> Iterator[str]:
     """Problems of the weights in a folder: none, files missing, or a file truncated."""
     files = sorted(folder.glob("*.safetensors"))
-    listed = [name for index in sorted(folder.glob("*.safetensors.index.json")) for name in _listed(index)]
-    absent = [name for name in dict.fromkeys(listed) if not (folder / name).is_file()]
+    indexed = [name for index in sorted(folder.glob("*.safetensors.index.json")) for name in _listed(index)]
+    names = set(os.listdir(folder))
+    absent = [name for name in dict.fromkeys(indexed) if name not in names or not (folder / name).is_file()]
     if absent:
-        yield f"{folder} lacks {', '.join(absent)}, listed in its index; fetch the model again"
+        said = listed([f"{name:.80}" for name in absent])
+        yield f"{folder} lacks {said}, listed in its index; fetch the model again"
     elif not files and not any(file.suffix in PICKLED for file in folder.iterdir()):
         yield f"{folder} has no weights (no file that ends with .safetensors); fetch the model again"
     for file in files:
@@ -61,6 +65,11 @@ def complaints_about(folder: Path) -> Iterator[str]:
 
 
 def tokenizer_complaint(folder: Path) -> str:
+    """What is wrong with a tokenizer's folder, or ""."""
+    return vocabulary_complaint(folder) or pattern_complaint(folder)
+
+
+def vocabulary_complaint(folder: Path) -> str:
     """What a tokenizer's folder lacks, or ""; libraries would load a tokenizer without vocabulary."""
     if any(any(folder.glob(name)) for name in VOCABULARIES):
         return ""
@@ -72,8 +81,9 @@ def tokenizer_complaint(folder: Path) -> str:
 
 
 def _listed(index: Path) -> list[str]:
+    """The files that an index names, which lie beside it: a path would lead elsewhere, and is no name of one."""
     try:
-        return list(parse_json(index.read_bytes())["weight_map"].values())
+        return [str(name) for name in parse_json(index.read_bytes())["weight_map"].values()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return [f"{index.name} that can be read"]
 

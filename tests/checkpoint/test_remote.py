@@ -1,8 +1,10 @@
 """Copies of checkpoints at an address: complete or not there, verified, and fetched only as far as they say."""
 
+import contextlib
 import io
 import json
 import logging
+import os
 import shutil
 import threading
 from types import SimpleNamespace
@@ -155,7 +157,7 @@ def test_a_checkpoint_that_is_damaged_here_is_not_copied_and_stops_no_other(run,
     assert kept(there) == [1]
 
 
-@pytest.mark.parametrize("how", ["shorter", "longer", "other", "manifest", "escaping"])
+@pytest.mark.parametrize("how", ["shorter", "longer", "other", "manifest", "escaping", "missing", "pipe", "link"])
 def test_a_damaged_copy_is_skipped_for_the_one_before(how, run, there, tmp_path, caplog):
     for update in (1, 2):
         save(make(run / "checkpoints", keep_last=9), update)
@@ -170,6 +172,12 @@ def test_a_damaged_copy_is_skipped_for_the_one_before(how, run, there, tmp_path,
         content.pop("sha256")
         content["files"]["../../evil.safetensors"] = content["files"].pop("state.json")
         (newest / "manifest.json").write_bytes(manifest.render(content))
+    elif how in ("missing", "pipe", "link"):
+        aside = file.rename(tmp_path / "aside")
+        if how == "link":
+            file.symlink_to(aside)
+        elif how == "pipe":
+            os.mkfifo(file)
     else:
         file.write_bytes({"shorter": raw[:-1], "longer": raw + b"x", "other": raw[:-1] + b"x"}[how])
     config = load("quickstart", [f"resume={there}", f"output_dir={tmp_path / 'other'}"])
@@ -178,6 +186,22 @@ def test_a_damaged_copy_is_skipped_for_the_one_before(how, run, there, tmp_path,
     assert "checkpoint skipped" in caplog.text
     assert updates(tmp_path / "other" / "checkpoints") == [1]
     assert leftovers(tmp_path / "other" / "checkpoints") == []
+
+
+@pytest.mark.parametrize("target", ["config.yaml", "checkpoints/00000001/state.json"])
+def test_a_link_on_a_shared_disk_is_not_written_through(target, run, there, tmp_path):
+    save(make(run / "checkpoints"), 1)
+    (run / "config.yaml").write_text("steps: 1\n")
+    place, theirs = tmp_path / "there" / target, tmp_path / "theirs"
+    place.parent.mkdir(parents=True)
+    place.symlink_to(theirs)
+    for precious in (None, "precious"):
+        if precious:
+            theirs.write_text(precious)
+        with contextlib.suppress(Damaged):  # of config.yaml: the feed tries again
+            warned = [one["warning"] for one in copied(run, there) if "warning" in one]
+            assert str(place) in warned[0]
+        assert (theirs.read_text() if theirs.exists() else None) == precious
 
 
 def test_a_run_goes_on_from_the_newer_of_here_and_there(run, there, tmp_path):

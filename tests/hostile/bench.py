@@ -174,12 +174,14 @@ class Bench:
         import burnish.commands.train  # noqa: F401
         from burnish.config import load
         from burnish.tasks import assemble
+        from burnish.utils import templates
 
         warnings.simplefilter("ignore")
         for task in ("drawing", "seeing"):
             assembly = assemble(load(str(self.place.recipe(task)), ["model.lora.rank=2"]))
             assembly.check_data()
             assembly.check()
+        templates.close()  # each try starts its own, and must leave none behind
 
 
 def judge(case: Case, code: int | None, said: str, seconds: float) -> str:

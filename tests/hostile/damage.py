@@ -6,6 +6,8 @@ import json
 import os
 import random
 import shutil
+import struct
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,49 @@ TEXT: dict[str, Damage] = {
     "an object": _rewrite(lambda content, draw: b"{}"),
 }
 SUFFIXES = (".json", ".jsonl", ".txt", ".yaml", ".jinja", ".py", ".csv")
+
+
+def _png(width: int, height: int, *more: tuple[bytes, bytes]) -> bytes:
+    """A PNG that says it has this size; further chunks by kind."""
+    head = (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    found = b"\x89PNG\r\n\x1a\n"
+    for kind, data in (head, *more, (b"IDAT", zlib.compress(bytes(200))), (b"IEND", b"")):
+        found += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    return found
+
+
+SPECIAL: dict[str, dict[str, Damage]] = {  # of single files
+    "chat_template.jinja": {
+        "text without end": _rewrite(lambda content, draw: b"{{ 'a' * 100000000 }}" + content),
+        "memory without end": _rewrite(
+            lambda content, draw: (
+                b"{% set n = namespace(x='a') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}" + content
+            )
+        ),
+        "parentheses": _rewrite(lambda content, draw: b"{{ " + b"(" * 100_000 + b"1" + b")" * 100_000 + b" }}"),
+        "recursion": _rewrite(lambda content, draw: b"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}" + content),
+    },
+    "tokenizer.json": {
+        f"split by {one}": lambda path, draw, one=one: _entry(
+            "pre_tokenizer", {"type": "Split", "pattern": {"Regex": one}, "behavior": "Isolated", "invert": False}
+        )(path, draw)
+        for one in ("(a+)+$", "(a|a)*b$", "(?:x?){2000}y", "(")
+    },
+}
+SPECIAL |= {
+    "0.png": {
+        "billions of pixels": _rewrite(lambda content, draw: _png(60_000, 60_000)),
+        "a text that swells": _rewrite(
+            lambda content, draw: _png(8, 8, (b"zTXt", b"a\0\0" + zlib.compress(bytes(100 << 20))))
+        ),
+        "PostScript": _rewrite(
+            lambda content, draw: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n"
+        ),
+        "SVG": _rewrite(
+            lambda content, draw: b'<svg xmlns="http://www.w3.org/2000/svg" width="9999999" height="9999999"/>'
+        ),
+    },
+}
 ODD: list[Any] = [None, "x", -1, 10**9, 1.5, [], {}, [None], {"x": [1]}, True, 10**30, ""]
 
 
@@ -87,7 +132,7 @@ def data_cases() -> Iterator[Case]:
     }  # fmt: skip
     for task, targets in files.items():
         for target, read in targets.items():
-            for name, damage in _damages(target):
+            for name, damage in damages(target):
                 yield _data(task, target, read, name, damage)
 
 
@@ -95,7 +140,7 @@ def _data(task: str, target: str, read: str, name: str, damage: Damage) -> Case:
     def make(place: Place, scratch: Path) -> list[str]:
         for one in {target.partition("/")[0], read, "pictures"}:
             _copy(place.folder / one, scratch / one)
-        _hurt(scratch / target, damage, f"{task} {target} {name}")
+        hurt(scratch / target, damage, f"{task} {target} {name}")
         more = ["algorithm=sft", f"data.val_files={place.folder / 'prompts.txt'}"] if task == "pictures" else []
         recipe = place.recipe("drawing" if task == "pictures" else task)
         return ["train", str(recipe), *more, f"data.train_files={read}"]
@@ -109,7 +154,7 @@ def model_cases() -> Iterator[Case]:
     """Folders of models: every file of them, and every entry of their configurations."""
     for task, files in (("drawing", DRAWING), ("seeing", SEEING)):
         for file in files:
-            for name, damage in _damages(file):
+            for name, damage in damages(file):
                 yield _model(task, file, name, damage)
         for file in files:
             if file in CONFIGS:
@@ -121,7 +166,7 @@ def model_cases() -> Iterator[Case]:
 def _model(task: str, file: str, name: str, damage: Damage) -> Case:
     def make(place: Place, scratch: Path) -> list[str]:
         _copy(place.folder / ("pipeline" if task == "drawing" else "language"), scratch / "model")
-        _hurt(scratch / "model" / file, damage, f"{task} {file} {name}")
+        hurt(scratch / "model" / file, damage, f"{task} {file} {name}")
         return ["train", str(place.recipe(task)), "model.path=model"]
 
     # a wrong schedule or size is seen in pictures, which are then what is complained of
@@ -142,8 +187,8 @@ def run_cases() -> Iterator[Case]:
         "config.yaml": ("train", "report", "eval", "export", "sample"),
         "metrics.jsonl": ("train", "report"),
         "checkpoints/00000002/manifest.json": ("train", "eval", "export", "sample"),
-        "checkpoints/00000002/roles.pt": ("train", "eval", "export"),
-        "checkpoints/00000002/source.pt": ("train", "eval"),
+        "checkpoints/00000002/state.json": ("train", "eval", "export"),
+        "checkpoints/00000002/tensors/rank-00000.safetensors": ("train", "eval"),
         "validation/000002/samples.jsonl": ("report",),
         "validation/000002/scores.jsonl": ("report",),
         "validation/000002/prompts.jsonl": ("report",),
@@ -156,7 +201,7 @@ def run_cases() -> Iterator[Case]:
     }
     for task in ("drawing", "seeing"):
         for file, verbs in files.items():
-            for name, damage in _damages(file):
+            for name, damage in damages(file):
                 for verb in verbs:
                     yield _run(task, file, name, damage, verb, commands[verb])
 
@@ -164,20 +209,22 @@ def run_cases() -> Iterator[Case]:
 def _run(task: str, file: str, name: str, damage: Damage, verb: str, command: list[str]) -> Case:
     def make(place: Place, scratch: Path) -> list[str]:
         _copy(place.run(task), scratch / "run")
-        _hurt(scratch / "run" / file, damage, f"{task} {file} {name} {verb}")
+        hurt(scratch / "run" / file, damage, f"{task} {file} {name} {verb}")
         return [one.replace("{recipe}", str(place.recipe(task))) for one in command]
 
     changes = {"train": ("run/",), "report": ("run/report.html",)}.get(verb, ())
     return Case(kind="runs", name=f"{verb} {task} {file}, {name}", make=make, expect="either", changes=changes)
 
 
-def _damages(file: str) -> Iterator[tuple[str, Damage]]:
+def damages(file: str) -> Iterator[tuple[str, Damage]]:
+    """What can be done to a file, by its name."""
     yield from ANY.items()
     if file.endswith(SUFFIXES):
         yield from TEXT.items()
+    yield from SPECIAL.get(Path(file).name, {}).items()
 
 
-def _hurt(path: Path, damage: Damage, seed: str) -> None:
+def hurt(path: Path, damage: Damage, seed: str) -> None:
     """Damage a file; of a folder what can be done to one. What a family of models lacks is made up."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():

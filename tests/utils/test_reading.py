@@ -8,7 +8,7 @@ import pytest
 
 from burnish.utils.errors import UserError
 from burnish.utils.paths import resolve
-from burnish.utils.reading import check_folder, checked_path, read_file, read_text, understood
+from burnish.utils.reading import check_folder, checked_path, read_file, read_long, read_text, understood
 
 
 @pytest.mark.parametrize(
@@ -62,3 +62,13 @@ def test_what_libraries_raise_about_a_users_file_is_one_line():
     with pytest.raises(MemoryError):
         with understood("x can't be loaded"):
             raise MemoryError
+
+
+def test_a_file_larger_than_memory_is_read_by_lines_of_which_the_longest_are_cut(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b"ab\n" + b"c" * 100 + b"\n\nde")
+    assert list(read_long(file, 10, 200)) == [(1, b"ab\n"), (2, b"c" * 11), (3, b"\n"), (4, b"de")]
+    with pytest.raises(UserError, match=r"a\.jsonl has 107 bytes, too many \(limit 50\)"):
+        list(read_long(file, 10, 50))
+    with pytest.raises(UserError, match="is a folder"):
+        list(read_long(tmp_path, 10, 50))

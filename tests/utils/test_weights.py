@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -268,3 +269,20 @@ def test_numbers_of_layers_are_bounded_and_not_the_size_of_what_each_has(tmp_pat
     file.write_text('{"text_config": {"num_hidden_layers": 42000}}')
     with pytest.raises(UserError, match="num_hidden_layers 42000; it must be at most 10000"):
         refuse_oversized(file)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["../../elsewhere.safetensors"], r"lacks \.\./\.\./elsewhere\.safetensors, listed"),
+        ([3, None, ["x"], "a\0b"], "lacks 3, None, .* and 1 more, listed"),
+        ([f"{i}.safetensors" for i in range(100_000)], "and 99997 more, listed in its index"),
+    ],
+)
+def test_an_index_names_files_beside_it_and_few_of_those_that_are_missing_are_told(tmp_path, names, said):
+    (tmp_path.parent / "elsewhere.safetensors").touch()
+    index = {"weight_map": {str(i): name for i, name in enumerate(names)}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (complaint,) = complaints_about(tmp_path)
+    assert re.search(said, complaint)
+    assert len(complaint) < 400 + len(str(tmp_path))

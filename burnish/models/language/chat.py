@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from burnish.types.tool_calls import as_text
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
+from burnish.utils.templates import TemplateRefused, filled
 
 if TYPE_CHECKING:
     from burnish.language.model import Chat, Tools
@@ -62,8 +63,20 @@ class ChatTokenizer:
         return text.rpartition(said)[2], mark
 
     def ids(self, text: str, mark: str) -> list[int]:
-        """Tokens of a text that is split at ``mark``."""
-        pieces = [self.tokenizer(piece, add_special_tokens=False).input_ids for piece in text.split(mark) if piece]
+        """Tokens of a text that is split at ``mark``.
+
+        Raises:
+            UserError: the tokenizer gives up on it.
+        """
+        try:
+            pieces = [self.tokenizer(piece, add_special_tokens=False).input_ids for piece in text.split(mark) if piece]
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # of Rust: no Exception, and its class has no public name
+                raise
+            raise UserError(
+                f"the tokenizer of {self.path} can't read {text[:60]!r} ({len(text)} characters): {error}; shorten it, "
+                "or fetch the model again"
+            ) from None
         return list(chain.from_iterable(pieces))
 
     def response_ids(self, text: str) -> list[int]:
@@ -109,19 +122,7 @@ class ChatTokenizer:
         return "".join(chain.from_iterable(zip(pieces, [*texts, ""], strict=True)))
 
     def _apply(self, chat: Sequence[dict[str, Any]], tools: Tools = (), *, prompt: bool) -> str:
-        from jinja2.exceptions import TemplateError
-
-        try:
-            text: str = self.tokenizer.apply_chat_template(
-                list(chat), tools=list(tools) or None, tokenize=False, add_generation_prompt=prompt
-            )
-        except TemplateError as error:
-            roles = ", ".join(message["role"] for message in chat)
-            raise UserError(
-                f"the chat template of {self.path} refuses messages of roles {roles}: {error}; correct the template, "
-                "or fetch the model again"
-            ) from error
-        return text
+        return apply_template(self.path, self.tokenizer, chat, tools, prompt=prompt)
 
     def _turn(self, message: dict[str, Any], mark: str) -> dict[str, Any]:
         calls = message.get("tool_calls", ())
@@ -193,6 +194,41 @@ class ChatTokenizer:
         added = self.tokenizer.added_tokens_decoder.values()
         control = {token.content for token in added if token.special} | {one for one in self.placeholders if one}
         return re.compile("|".join(map(re.escape, sorted(control, key=len, reverse=True))) or r"(?!)")
+
+
+def apply_template(
+    path: Path, tokenizer: Any, chat: Sequence[dict[str, Any]], tools: Tools = (), *, prompt: bool
+) -> str:
+    """A chat as the tokenizer's template writes it.
+
+    Args:
+        path: the directory of the template, for messages.
+        tokenizer: with a template.
+        chat: the messages.
+        tools: for templates that describe tools.
+        prompt: end with the generation prompt.
+
+    Raises:
+        UserError: the template refuses the messages, or takes too long over them.
+    """
+    from transformers import PreTrainedTokenizerBase
+
+    try:
+        if type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:  # Mistral's own code
+            text = tokenizer.apply_chat_template(
+                list(chat), tools=list(tools) or None, tokenize=False, add_generation_prompt=prompt
+            )
+            return str(text)
+        described = list(tools) or None
+        template = tokenizer.get_chat_template(None, described)
+        values = {"messages": list(chat), "tools": described, "documents": None, "add_generation_prompt": prompt}
+        return filled(template, tokenizer.special_tokens_map | values)
+    except (TemplateRefused, ValueError) as error:
+        roles = ", ".join(str(message["role"]) for message in chat)
+        raise UserError(
+            f"the chat template of {path} refuses messages of roles {roles}: {error}; correct the template, "
+            "or fetch the model again"
+        ) from error
 
 
 def read_template(path: Path, tokenizer: Any, *, vision: bool) -> Any:

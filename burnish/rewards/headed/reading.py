@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burnish.models.language.chat import read_template, unused_character
+from burnish.models.language.chat import apply_template, read_template, unused_character
 from burnish.rewards.headed.pixels import Geometry, Patches
 from burnish.utils.errors import UserError
 from burnish.utils.reading import read_text
@@ -43,7 +43,7 @@ class QuestionReader:
 
         tokenizer: Any = AutoTokenizer.from_pretrained(base, local_files_only=True, trust_remote_code=False)
         tokenizer.add_tokens(list(tokens), special_tokens=True)
-        self.tokens, self.tokenizer = tuple(tokens), tokenizer
+        self.base, self.tokens, self.tokenizer = base, tuple(tokens), tokenizer
         self.marks: list[int] = tokenizer.convert_tokens_to_ids(list(tokens))
         rows = config.get_text_config().vocab_size
         if max(self.marks) >= rows:
@@ -73,7 +73,7 @@ class QuestionReader:
         filled = PLACE.sub(lambda _: cut, template)
         parts = [{"type": "video" if video else "image"} for _ in shown]
         chat = [{"role": "user", "content": [*parts, {"type": "text", "text": filled}]}]
-        rendered: str = self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        rendered = apply_template(self.base, self.tokenizer, chat, prompt=True)
         pieces = (self.tokenizer(piece, add_special_tokens=False).input_ids for piece in rendered.split(mark) if piece)
         ids = list(chain.from_iterable(pieces))
         placeholder = self.placeholders[video]

@@ -20,7 +20,15 @@ from burnish.rewards.preprocessing import Preprocessing
 from burnish.rewards.text.reading_model import awake
 from burnish.utils.errors import UserError, first_line, listed
 from burnish.utils.hub import WORDS, model_folder
-from burnish.utils.weights import PICKLED, complaints_about, load_network, refuse_non_finite, tokenizer_complaint
+from burnish.utils.patterns import pattern_complaint
+from burnish.utils.weights import (
+    PICKLED,
+    complaints_about,
+    load_network,
+    refuse_non_finite,
+    tokenizer_complaint,
+    vocabulary_complaint,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -213,9 +221,11 @@ class PromptedReward(PixelReward):
         if source.option == "tokenizer":
             return tokenizer_complaint(place)
         why = self.network_complaint(place)
-        if not why and self.tokenizer is None and tokenizer_complaint(self.vocabulary):
+        if why or self.tokenizer is not None:
+            return why
+        if vocabulary_complaint(self.vocabulary):
             return f"{self.vocabulary} has no tokenizer beside the weights; give one as tokenizer"
-        return why
+        return pattern_complaint(self.vocabulary)
 
     def network_complaint(self, place: Path) -> str:
         """Why there is no network that it can load, or ""."""

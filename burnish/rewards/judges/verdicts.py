@@ -20,14 +20,14 @@ LARGEST = 1 << 14  # last characters in which JSON is looked for
 ASPECTS = ("faithfulness", "quality", "text")
 EDIT_ASPECTS = ("aspect_1", "aspect_2", "aspect_3", "aspect_4")  # by their numbers
 NUMBER = r"[-+]?\d+(?:\.\d+)?"
-_SCORED = re.compile(rf"Final Score:\s*\**\s*({NUMBER})")
-_ASPECT = re.compile(rf"(Alignment|Coherence|Style)\s+Score\s*(?:\(1-5\))?\s*:\s*({NUMBER})")
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+# possessive: a judge that writes a million spaces is read once, not once for each of them
+_SCORED = re.compile(rf"Final Score:\s*+\**+\s*+({NUMBER})")
+_ASPECT = re.compile(rf"(Alignment|Coherence|Style)\s+Score\s*+(?:\(1-5\))?\s*+:\s*({NUMBER})")
 _BETTER = re.compile(r"Image\s*([12])\s+is\s+better", re.IGNORECASE)
 _WINNER = re.compile(r"\s*Image\s*([12])\s*", re.IGNORECASE)
 _TAGGED = re.compile(rf"<Score>\s*({NUMBER})\s*</Score>", re.IGNORECASE)
-_SECTION = re.compile(r"^\W*(\d)\.\s*\**([A-Z][\w &/-]*)", re.MULTILINE)
-_SUB_SCORE = re.compile(rf"##\s*Score:\s*\**\s*({NUMBER}|N/?A)", re.IGNORECASE)
+_SECTION = re.compile(r"^[^\w\n]*+(\d)\.\s*+\**+([A-Z][\w &/-]*)", re.MULTILINE)
+_SUB_SCORE = re.compile(rf"##\s*Score:\s*+\**+\s*+({NUMBER}|N/?A)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,9 @@ def unified_reward_2(text: str) -> Read:
 
 def unified_reward_think(text: str) -> Read:
     """``<answer>Image 1 is better</answer>``: 1 if the first of two pictures wins, 0 if the second does."""
-    answers = _ANSWER.findall(text)
-    found = _BETTER.search(answers[-1]) if answers else None
+    closed = (piece.partition("<answer>") for piece in reversed(text.split("</answer>")[:-1]))
+    answer = next((said for _, opened, said in closed if opened), "")
+    found = _BETTER.search(answer)
     return _unread(text) if found is None else Read(float(found[1] == "1"), f"picture {found[1]} of 2 is better")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from burnish.models.language.chat import apply_template
 from burnish.models.language.reward_head import is_reward_model
 from burnish.registry import register
 from burnish.rewards.base import Verdict
@@ -143,7 +144,8 @@ def _tokenized(tokenizer: Any, response: str, prompt: Prompt) -> dict[str, list[
         return dict(tokenizer(text, response))
     chat = [{"role": message.role, "content": message.said} for message in prompt.turns]
     chat.append({"role": "assistant", "content": response})
-    return {"input_ids": list(tokenizer.apply_chat_template(chat, tokenize=True, return_dict=False))}
+    text = apply_template(Path(tokenizer.name_or_path), tokenizer, chat, prompt=False)
+    return {"input_ids": tokenizer(text, add_special_tokens=False).input_ids}
 
 
 def _logits(network: Any, rows: Sequence[dict[str, list[int]]]) -> list[float]:

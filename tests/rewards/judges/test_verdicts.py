@@ -51,7 +51,13 @@ def test_a_verdict_is_read_or_has_no_value(form, text, value):
 
 
 @pytest.mark.parametrize("form", sorted({form for form, _, _ in READ}))
-@pytest.mark.parametrize("text", ["", "I'm sorry, but I can't help with that.", "{" * 20_000, '{"a":' * 5_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "I'm sorry, but I can't help with that.", "{" * 20_000, '{"a":' * 5_000, "Final Score:" + " " * 200_000,
+        "Style Score" + "\t" * 200_000, "<answer>" * 50_000, "\n" * 200_000, "## Score: " * 20_000,
+    ],
+)  # fmt: skip
 def test_a_refusal_and_nonsense_have_no_value(form, text):
     found = getattr(verdicts, form)(text)
     assert found.value is None
