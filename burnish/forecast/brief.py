@@ -210,9 +210,16 @@ def kind_of(block: nn.Module) -> Any:
     settings = tuple(
         (where, type(module), name, value)
         for where, module in block.named_modules() for name, value in vars(module).items()
-        if isinstance(value, str | int | float | bool | None) and not name.endswith(("idx", "index", "layer_id"))
+        if _is_simple(value) and not name.endswith(("idx", "index", "layer_id"))
     )  # fmt: skip
     return held, settings
+
+
+def _is_simple(value: Any) -> bool:
+    """Whether a module's attribute is a setting, such as a width, or the strides of a convolution."""
+    if isinstance(value, tuple):
+        return all(map(_is_simple, value))
+    return isinstance(value, str | int | float | bool | None)
 
 
 def shapes(*args: Any, **kwargs: Any) -> tuple[Any, ...]:

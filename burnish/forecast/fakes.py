@@ -61,6 +61,7 @@ class Pretending(TorchDispatchMode):
             aten.equal.default: lambda *_: self.truth,
             aten.nonzero.default: self._nonzero,
             aten._unique2.default: self._unique,
+            aten.bincount.default: self._bincount,
             aten.index.Tensor: self._index,
             aten.masked_select.default: lambda x, mask: self._index(x, [mask]),
             aten._ctc_loss.Tensor: self._ctc_loss,
@@ -143,6 +144,12 @@ class Pretending(TorchDispatchMode):
 
     def _unique(self, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
         return self._made(value.numel(), dtype=value.dtype), self._made(*value.shape), self._made(value.numel())
+
+    def _bincount(self, value: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+        """Everything is in one bin, with values: a mixture of experts cuts its rows by them."""
+        found = torch.zeros(max(minlength, 1), dtype=torch.long if weights is None else weights.dtype)
+        found[0] = value.numel()
+        return found
 
     def _ctc_loss(
         self, log_probs: Tensor, targets: Tensor, steps: Tensor, lengths: Tensor, *_: Any
