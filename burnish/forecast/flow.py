@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,13 +19,13 @@ from burnish.forecast.fakes import is_fake
 from burnish.forecast.phases import ENCODE, LOAD, tensors_of
 from burnish.forecast.pretended import WORDS, MadeUpPictures, made_up_prompts
 from burnish.forecast.recomputed import recompute_alike
-from burnish.forecast.suites import first_unit, suite_runners
+from burnish.forecast.suites import first_batch, first_unit, suite_runners
 from burnish.models.flow.called import CalledPipeline
 from burnish.models.flow.embedded import EmbeddedPipeline
 from burnish.models.flow.encoding import Arrangement
 from burnish.models.flow.loading import family_of, read_index
 from burnish.models.flow.runs import leave as leave_run
-from burnish.models.flow.universal import Universal
+from burnish.models.flow.universal import FORMS, SLIPS, Universal
 from burnish.tasks.flow.assembly import FlowAssembly
 from burnish.tasks.flow.engine import BranchIds, FlowEngine, FlowJob
 from burnish.tasks.flow.roles import FlowRoles
@@ -45,6 +45,8 @@ class FlowHalf:
     def __init__(self, assembly: FlowAssembly, counter: LiveBytes, *, away: bool = False) -> None:
         """Args: ``away`` is whether parts that are not trained rest in CPU memory (model.offload)."""
         self.assembly, self.counter, self.away = assembly, counter, away
+        if assembly.config.sharding.context_parallel > 1:
+            assembly.check_split_sequences()
         self._come: Callable[[nn.Module], None] = lambda part: None  # for those that rest in CPU memory
 
     def data(self, count: int) -> dict[str, Any]:
@@ -148,7 +150,9 @@ class FlowHalf:
                 recompute_alike(network, self.counter)
             network.forward = self.once(network.forward, lambda *args, **more: (self._held(), shapes(*args, **more)))
         # a pipeline whose fast forms fail finds that out by trying them
-        predict = self.once(model.predict, lambda *args, **more: (_form(model), self._held(), shapes(*args, **more)))
+        predict = self.once(
+            _in_some_form(model), lambda *args, **more: (_form(model), self._held(), shapes(*args, **more))
+        )
         model.predict = predict if leave is None else lambda *args, **more: leave() or predict(*args, **more)
         if leave is not None and isinstance(model, EmbeddedPipeline):
             model.condition = self._encoding(model.condition, leave)  # type: ignore[method-assign]
@@ -215,7 +219,7 @@ class FlowHalf:
     def _held_out(self, guidance: float | None) -> FlowJob:
         assembly = self.assembly
         job = assembly.evaluation(assembly).job(assembly.config.validation.n, guidance)
-        found: FlowJob = job.share(assembly.ranks.rows).select(slice(0, assembly.config.rollout.batch_size))
+        found: FlowJob = first_batch(job, assembly.config, assembly.ranks.rows)
         return found
 
     def _evaluate(self, job: FlowJob) -> None:
@@ -301,6 +305,22 @@ class BriefEngine(FlowEngine):
             # with values, for a time may decide which of a pipeline's networks is called
             drawn[name] = times.expand(count, -1)[plan.recorded].view(count, -1)
         return drawn
+
+
+def _in_some_form(model: Any) -> Callable[..., Any]:
+    """What predicts, row by row where rows turn out not to go together: a run tells by values that nobody has here."""
+    predict: Callable[..., Any] = model.predict
+    if not isinstance(model, Universal):
+        return predict
+
+    def predicted(*args: Any, **kwargs: Any) -> Any:
+        if (model.wide, model.shares) != FORMS[-1]:
+            with suppress(*SLIPS):
+                return predict(*args, **kwargs)
+            model.wide, model.shares = FORMS[-1]
+        return predict(*args, **kwargs)
+
+    return predicted
 
 
 def how(job: FlowJob) -> Any:

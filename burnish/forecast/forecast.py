@@ -29,6 +29,7 @@ from burnish.forecast.vllm import VllmForecast, vllm_forecast
 from burnish.options.cluster import PoolOptions
 from burnish.tasks import assemble
 from burnish.tasks.flow.assembly import FlowAssembly
+from burnish.tasks.suites import check_task, suites_of
 from burnish.utils.errors import UserError
 from burnish.utils.weights import without_weights
 
@@ -134,6 +135,8 @@ def forecast(config: RunConfig) -> Forecast:
             "sharding.offload is true in a single process, and a forecast can't tell what is on the GPU then; leave it "
             "out, or forecast several processes (runtime=ray pools.train.processes=2)"
         )
+    for suite in suites_of(config):
+        check_task(suite, config.task)
     with TemporaryDirectory() as folder:
         config = located(config, Path(folder))
         apart = config.pools.rollout if config.runtime == "ray" else None

@@ -19,7 +19,7 @@ from burnish.forecast.fakes import Pretending, is_fake
 from burnish.forecast.pretended import made_up_prompts
 from burnish.forecast.prompts import Shape, longest_prompt
 from burnish.forecast.recomputed import recompute_alike
-from burnish.forecast.suites import first_unit, suite_runners
+from burnish.forecast.suites import first_batch, first_unit, suite_runners
 from burnish.rewards.text.base import Response
 from burnish.tasks.language.assembly import LanguageAssembly
 from burnish.tasks.language.engine import LanguageEngine, ResponseEngine, ResponseJob
@@ -136,8 +136,8 @@ class LanguageHalf:
             return
         if assembly.has_separate_engine:
             return  # which answers, with the memory that it has taken
-        own: ResponseJob = assembly.evaluation(assembly).job(config.validation.n, None).share(assembly.ranks.rows)  # type: ignore[assignment]
-        self._answer(own.select(slice(0, config.rollout.batch_size)))
+        job = assembly.evaluation(assembly).job(config.validation.n, None)
+        self._answer(first_batch(job, config, assembly.ranks.rows))
         for runner in suite_runners(assembly, made_up_prompts):
             data = data_options(runner.suite)
             with outside_of_modes():

@@ -1,4 +1,4 @@
-"""The suites of a run's validations, in a forecast: the first batch of each, sampled with the suite's own settings."""
+"""What validations sample, in a forecast: the first batch, and that of each suite with its own settings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 
 from burnish.evaluation.prompts import read_suite_prompts
 from burnish.evaluation.suite import Suite
+from burnish.tasks.job import Job
 from burnish.tasks.suites import SuiteRunner, runner_of, suites_of
+from burnish.training.ranks import Ranks
 from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
 
@@ -19,13 +21,16 @@ def suite_runners(assembly: Any, made_up: Callable[[int], list[Prompt]]) -> Iter
         assembly: of the run.
         made_up: so many prompts.
 
-    Raises:
-        UserError: a suite is not there, or for other models.
     """
     for suite in suites_of(assembly.config):
-        runner = runner_of(assembly, suite, _prompts(suite) or made_up(int(assembly.config.rollout.batch_size)))
-        runner.check_task()
-        yield runner
+        yield runner_of(assembly, suite, _prompts(suite) or made_up(int(assembly.config.rollout.batch_size)))
+
+
+def first_batch(job: Job, config: Any, ranks: Ranks) -> Any:
+    """The first samples of a validation's job on the rank that has most of them, as many as are made at once."""
+    prompts = len(job.prompts) // config.validation.n
+    own = -(-prompts // ranks.size) * config.validation.n
+    return job.select(slice(0, min(own, config.rollout.batch_size)))
 
 
 def first_unit(runner: SuiteRunner) -> Any:

@@ -60,21 +60,12 @@ class SuiteRunner:
         Raises:
             UserError: the suite is for other models, or its scorers or the model can't take its prompts.
         """
-        self.check_task()
+        check_task(self.suite, self.assembly.config.task)
         for label, reward in self.suite.rewards.items():
             try:
                 reward.check(self.prompts)
             except UserError as error:
                 raise UserError(f"suite {self.suite.name}, scorer {label}: {error}") from None
-
-    def check_task(self) -> None:
-        """Refuse a model that draws where responses are asked for, and the other way around."""
-        config, suite = self.assembly.config, self.suite
-        if suite.task != config.task:
-            raise UserError(
-                f"suite {suite.name} is for task {suite.task}, but the model is of task {config.task}; "
-                "give another suite (burnish eval --list)"
-            )
 
     def run(
         self,
@@ -303,6 +294,15 @@ def runner_of(assembly: Any, suite: Suite, prompts: Sequence[Prompt] | None = No
     from burnish.config.tasks import DEFAULT
 
     return (DrawingRunner if suite.task == DEFAULT else RespondingRunner)(assembly, suite, prompts)
+
+
+def check_task(suite: Suite, task: str) -> None:
+    """Refuse a model that draws where responses are asked for, and the other way around."""
+    if suite.task != task:
+        raise UserError(
+            f"suite {suite.name} is for task {suite.task}, but the model is of task {task}; "
+            "give another suite (burnish eval --list)"
+        )
 
 
 def runners_of(assembly: Any) -> list[SuiteRunner]:
