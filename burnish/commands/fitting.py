@@ -106,7 +106,8 @@ def conclusion(found: Forecast, memory: Mapping[str, int]) -> str:
         there = memory[pool.name]
         tight = ", which is tight" if pool.can_fit(there) and pool.needs_of(there) > there else ""
         each.append(f"{pool.name} needs {shown(pool.needs_of(there))} of {shown(there)} in {pool.highest[0]!r}{tight}")
-    return f"Memory forecast for each GPU: {'; '.join(each)}"
+    more = f"; not counted: {'; '.join(found.left_out)}" if found.left_out else ""
+    return f"Memory forecast for each GPU: {'; '.join(each)}{more}"
 
 
 def _say(line: str) -> None:

@@ -62,11 +62,8 @@ def plan(recipe: str, overrides: Sequence[str]) -> int:
 
 
 def _left_out(found: Forecast) -> str:
-    """Which rewards are not part of a forecast."""
-    labels = sorted({label for pool in found.pools for label in pool.uncounted})
-    if not labels:
-        return ""
-    return f" Not counted: the network of {', '.join(f'rewards.{label}' for label in labels)}, whose size is not known."
+    """What is not part of a forecast."""
+    return f" Not counted: {'; '.join(found.left_out)}." if found.left_out else ""
 
 
 def _show(console: Console, pool: PoolForecast, memory: int | None) -> None:
@@ -81,7 +78,7 @@ def _show(console: Console, pool: PoolForecast, memory: int | None) -> None:
     console.print(Text(f"{'':18}" + "".join(f"{name:>12}" for name in names), "dim"), soft_wrap=True)
     for name, row in rows.items():
         line = f"{name:18}" + "".join(f"{row.get(column, 0) / 2**30:12.2f}" for column in names)
-        large = memory is not None and needed(row["peak"]) > memory
+        large = memory is not None and pool.sharing * needed(row["peak"]) > memory
         console.print(Text(line, "red" if large else ""), soft_wrap=True)
     if pool.vllm is not None:
         console.print(pool.vllm.line(memory), soft_wrap=True)

@@ -134,6 +134,11 @@ class RunConfig:
         return bool(self.algorithm.needs().data == "prompts")
 
     @property
+    def validates(self) -> bool:
+        """Whether held-out prompts are evaluated at all: before training, or after updates."""
+        return bool(self.validation.before) or self.validation.every is not None
+
+    @property
     def scored(self) -> bool:
         """Whether samples are scored by rewards, in training or in validation."""
         return True
@@ -288,14 +293,14 @@ class RunConfig:
             yield f"rollout.save is given, but {name} samples nothing to learn from here; leave it out"
         if self.validation.save is not None and not self.scored:
             yield f"validation.save is given, but {name} samples nothing; leave it out"
-        if self.validation.save is not None and self.validation.every is None and not self.validation.before:
+        if self.validation.save is not None and not self.validates:
             yield (
                 "validation.save is given, but nothing is validated, as validation.every is null and "
                 "validation.before false; set validation.every, or leave it out"
             )
         if self.validation.suites and not self.scored:
             yield f"validation.suites is given, but {name} samples nothing; leave it out"
-        if self.validation.suites and self.validation.every is None and not self.validation.before:
+        if self.validation.suites and not self.validates:
             yield (
                 "validation.suites is given, but nothing is validated, as validation.every is null and "
                 "validation.before false; set validation.every, or leave it out"

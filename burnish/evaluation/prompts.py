@@ -31,7 +31,7 @@ def read_suite_prompts(suite: Suite) -> list[Prompt]:
     Raises:
         UserError: a file can't be read, or has wrong records.
     """
-    options = _options(suite)
+    options = data_options(suite)
     files = [_file(suite, name) for name in ([suite.prompts] if isinstance(suite.prompts, str) else suite.prompts)]
     found = read_prompts(files, options) if suite.task == DEFAULT else read_questions(files, options)
     return [_instructed(prompt, suite.instruction) for prompt in chosen(suite, found)]
@@ -43,7 +43,7 @@ def record_prompt(suite: Suite, values: dict[str, Any]) -> Prompt:
     Raises:
         UserError: something in it is wrong.
     """
-    record, options = Record(f"a canary of suite {suite.name}", Path(suite.folder), values), _options(suite)
+    record, options = Record(f"a canary of suite {suite.name}", Path(suite.folder), values), data_options(suite)
     try:
         found = prompt_of(record, options) if suite.task == DEFAULT else question(record, options)
     except ValueError as error:
@@ -68,7 +68,8 @@ def _hash(*parts: str | int) -> str:
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
 
 
-def _options(suite: Suite) -> Any:
+def data_options(suite: Suite) -> Any:
+    """How the prompts of a suite are read: options of the data section of its task."""
     problems: list[str] = []
     kind: Any = PromptOptions if suite.task == DEFAULT else LanguageDataOptions
     # a language model's section names its files, too, which a suite does in its own place

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from burnish.config import RunConfig
 from burnish.forecast.brief import BACKWARD, UPDATE
 from burnish.forecast.forecast import Forecast, forecast
-from burnish.forecast.phases import SAMPLE, VALIDATE
+from burnish.forecast.phases import BASELINE, SAMPLE, VALIDATE
 from burnish.utils.errors import UserError
 
 DRAWS, READS = "text-to-image", "image-text-to-text"
-MADE = (SAMPLE, VALIDATE)
+MADE = (BASELINE, SAMPLE, VALIDATE)
 LEARNED = (UPDATE, BACKWARD)
 
 

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map
 from burnish.algorithms.base import Metrics
 from burnish.forecast.counter import GRADIENTS, OPTIMIZER, WEIGHTS, LiveBytes, Peak
 from burnish.forecast.fakes import is_fake
+from burnish.training.batching import rank_micro_batches
 from burnish.training.exchange import bring
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.trainer import Trainer
@@ -86,7 +87,8 @@ class BriefTrainer(Trainer):
 
     def _micro_batches(self, mini: Batch) -> Iterator[tuple[Batch, float]]:
         """The first ones. Those that are left out would have other ranks send as much as the last."""
-        every, counter, done, one = super()._micro_batches(mini), self._counter, 0, Counter[str]()
+        every = rank_micro_batches(self.algorithm, mini, self.roles.micro_batch_size, self.rows)
+        counter, done, one = self._counter, 0, Counter[str]()
         before = counter.wires()
         first = next(every, None) or self._any_row(mini)
         self._brought += counter.wires() - before
@@ -94,21 +96,21 @@ class BriefTrainer(Trainer):
         if left:
             for group in self.groups:  # an earlier micro-batch has left these
                 self._fill_gradients(group)
-        for part in chain([first], every):
+        for part, weight in chain([first], every):
             before = counter.wires()
-            yield part
+            yield part.to(self.roles.device), weight
             one, done = counter.wires() - before, done + 1
             if self._primed:
                 self._forget_unlearned()
             if done == (ENOUGH if self.optimizer_steps and not self._primed else 1):
                 break
-        counter.received_again(one, left + sum(1 for _ in every))
+        if any(one.values()):  # each that is left out takes as long to make as it would to learn from
+            counter.received_again(one, left + sum(1 for _ in every))
 
     def _any_row(self, mini: Batch) -> tuple[Batch, float]:
         """A row of another rank, where there are fewer rows than ranks and this one has none."""
         own = bring(mini, self.ranks, [slice(0, 1)] * self.ranks.size)
-        part = next(self.algorithm.micro_batches(own, self.roles.micro_batch_size))
-        return part.to(self.roles.device), 1.0
+        return next(self.algorithm.micro_batches(own, self.roles.micro_batch_size)), 1.0
 
     def _step(self, mini: Batch, update: int) -> Metrics:
         self._steps += 1
@@ -208,9 +210,16 @@ def kind_of(block: nn.Module) -> Any:
     settings = tuple(
         (where, type(module), name, value)
         for where, module in block.named_modules() for name, value in vars(module).items()
-        if isinstance(value, str | int | float | bool | None) and not name.endswith(("idx", "index", "layer_id"))
+        if _is_simple(value) and not name.endswith(("idx", "index", "layer_id"))
     )  # fmt: skip
     return held, settings
+
+
+def _is_simple(value: Any) -> bool:
+    """Whether a module's attribute is a setting, such as a width, or the strides of a convolution."""
+    if isinstance(value, tuple):
+        return all(map(_is_simple, value))
+    return isinstance(value, str | int | float | bool | None)
 
 
 def shapes(*args: Any, **kwargs: Any) -> tuple[Any, ...]:

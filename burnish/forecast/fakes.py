@@ -61,6 +61,8 @@ class Pretending(TorchDispatchMode):
             aten.equal.default: lambda *_: self.truth,
             aten.nonzero.default: self._nonzero,
             aten._unique2.default: self._unique,
+            aten.bincount.default: self._bincount,
+            aten._grouped_mm.default: self._grouped_mm,
             aten.index.Tensor: self._index,
             aten.masked_select.default: lambda x, mask: self._index(x, [mask]),
             aten._ctc_loss.Tensor: self._ctc_loss,
@@ -143,6 +145,27 @@ class Pretending(TorchDispatchMode):
 
     def _unique(self, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
         return self._made(value.numel(), dtype=value.dtype), self._made(*value.shape), self._made(value.numel())
+
+    def _bincount(self, value: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+        """Everything is in one bin, with values: a mixture of experts cuts its rows by them."""
+        found = torch.zeros(max(minlength, 1), dtype=torch.long if weights is None else weights.dtype)
+        found[0] = value.numel()
+        return found
+
+    def _grouped_mm(
+        self, a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Products of rows with the matrix of their expert, whose shapes PyTorch knows in bfloat16 alone."""
+        if a.dtype == torch.bfloat16:
+            found: Tensor = aten._grouped_mm.default(a, b, offs, bias, out_dtype)
+            return found
+        groups = len(offs) if offs is not None else 0
+        shape = {
+            (2, 2): (groups, a.shape[0], b.shape[-1]), (2, 3): (a.shape[0], b.shape[-1]),
+            (3, 2): (a.shape[1], b.shape[-1]), (3, 3): (*a.shape[:2], b.shape[-1]),
+        }[a.ndim, b.ndim]  # fmt: skip
+        return self._made(*shape, dtype=out_dtype or a.dtype)
 
     def _ctc_loss(
         self, log_probs: Tensor, targets: Tensor, steps: Tensor, lengths: Tensor, *_: Any

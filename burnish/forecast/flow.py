@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,12 +19,13 @@ from burnish.forecast.fakes import is_fake
 from burnish.forecast.phases import ENCODE, LOAD, tensors_of
 from burnish.forecast.pretended import WORDS, MadeUpPictures, made_up_prompts
 from burnish.forecast.recomputed import recompute_alike
+from burnish.forecast.suites import first_batch, first_unit, suite_runners
 from burnish.models.flow.called import CalledPipeline
 from burnish.models.flow.embedded import EmbeddedPipeline
 from burnish.models.flow.encoding import Arrangement
 from burnish.models.flow.loading import family_of, read_index
 from burnish.models.flow.runs import leave as leave_run
-from burnish.models.flow.universal import Universal
+from burnish.models.flow.universal import FORMS, SLIPS, Universal
 from burnish.tasks.flow.assembly import FlowAssembly
 from burnish.tasks.flow.engine import BranchIds, FlowEngine, FlowJob
 from burnish.tasks.flow.roles import FlowRoles
@@ -44,6 +45,8 @@ class FlowHalf:
     def __init__(self, assembly: FlowAssembly, counter: LiveBytes, *, away: bool = False) -> None:
         """Args: ``away`` is whether parts that are not trained rest in CPU memory (model.offload)."""
         self.assembly, self.counter, self.away = assembly, counter, away
+        if assembly.config.sharding.context_parallel > 1:
+            assembly.check_split_sequences()
         self._come: Callable[[nn.Module], None] = lambda part: None  # for those that rest in CPU memory
 
     def data(self, count: int) -> dict[str, Any]:
@@ -56,9 +59,7 @@ class FlowHalf:
 
     def _prompts(self, count: int) -> list[Prompt]:
         """Made-up prompts, with a picture where the pipeline needs one, or data.images_key says that there are some."""
-        config = self.assembly.config
-        _, index = read_index(config.model)
-        family = family_of(config.model, index)
+        config, (family, index) = self.assembly.config, self._family
         # embeddings that are padded are as long for any prompt, and small models read few tokens
         words = "" if issubclass(family, EmbeddedPipeline) else WORDS
         # some pipelines take prompts alone by their signature, and fail without a picture
@@ -73,6 +74,13 @@ class FlowHalf:
             f"no prompts can be made up for a {index.get('_class_name')}, which needs more than a picture; give "
             "data.train_files"
         )
+
+    @property
+    def _family(self) -> tuple[Any, dict[str, Any]]:
+        """What the model is read by, and what its model_index.json says."""
+        model = self.assembly.config.model
+        _, index = read_index(model)
+        return family_of(model, index), index
 
     def parts(self) -> Iterator[nn.Module]:
         """Everything that has weights."""
@@ -142,7 +150,9 @@ class FlowHalf:
                 recompute_alike(network, self.counter)
             network.forward = self.once(network.forward, lambda *args, **more: (self._held(), shapes(*args, **more)))
         # a pipeline whose fast forms fail finds that out by trying them
-        predict = self.once(model.predict, lambda *args, **more: (_form(model), self._held(), shapes(*args, **more)))
+        predict = self.once(
+            _in_some_form(model), lambda *args, **more: (_form(model), self._held(), shapes(*args, **more))
+        )
         model.predict = predict if leave is None else lambda *args, **more: leave() or predict(*args, **more)
         if leave is not None and isinstance(model, EmbeddedPipeline):
             model.condition = self._encoding(model.condition, leave)  # type: ignore[method-assign]
@@ -192,11 +202,30 @@ class FlowHalf:
         yield from (tape._results for tape in model["_tapes"].values()) if "_tapes" in model else ()
 
     def validate(self) -> None:
+        """Draw the first batch of the held-out prompts and of every suite, each as large as any that follows."""
+        self._evaluate(self._held_out(None))
+        family, index = self._family
+        for runner in suite_runners(self.assembly, self._prompts):
+            try:
+                family.check_inputs(index, self.assembly.config.rollout, runner.prompts)
+            except UserError as error:
+                raise UserError(f"suite {runner.suite.name}: {error}") from None
+            self._evaluate(first_unit(runner))
+
+    def baseline(self) -> None:
+        """Draw with the guidance that the untrained model is evaluated with."""
+        self._evaluate(self._held_out(self.assembly.config.reference_guidance))
+
+    def _held_out(self, guidance: float | None) -> FlowJob:
         assembly = self.assembly
-        job = assembly.evaluation(assembly).job(assembly.config.validation.n, None).share(assembly.ranks.rows)
-        rows = slice(0, assembly.config.rollout.batch_size)
-        for _ in assembly.engine.sample(job.select(rows)):
-            pass
+        job = assembly.evaluation(assembly).job(assembly.config.validation.n, guidance)
+        found: FlowJob = first_batch(job, assembly.config, assembly.ranks.rows)
+        return found
+
+    def _evaluate(self, job: FlowJob) -> None:
+        with self.assembly.roles.shards.gathered_late(["policy"]):
+            for _ in self.assembly.engine.sample(job):
+                pass
 
     def again(self) -> None:
         """Nothing is done anew: what it cost at its peak is counted again."""
@@ -215,7 +244,7 @@ class BriefEngine(FlowEngine):
     def __init__(self, roles: FlowRoles, options: Any, seed: int, half: FlowHalf) -> None:
         super().__init__(roles, options, seed=seed)
         self.half = half
-        self._trajectory = half.once(self._drawn, lambda job, rows, *_: (job.purpose, rows.stop - rows.start))
+        self._trajectory = half.once(self._drawn, lambda job, rows, *_: (how(job), rows.stop - rows.start))
 
     def sample(self, job: FlowJob) -> Generator[tuple[slice, Denoising, list[Any]]]:
         with closing(super().sample(job)) as parts:  # which holds the weights that are sampled with until the end
@@ -276,6 +305,28 @@ class BriefEngine(FlowEngine):
             # with values, for a time may decide which of a pipeline's networks is called
             drawn[name] = times.expand(count, -1)[plan.recorded].view(count, -1)
         return drawn
+
+
+def _in_some_form(model: Any) -> Callable[..., Any]:
+    """What predicts, row by row where rows turn out not to go together: a run tells by values that nobody has here."""
+    predict: Callable[..., Any] = model.predict
+    if not isinstance(model, Universal):
+        return predict
+
+    def predicted(*args: Any, **kwargs: Any) -> Any:
+        if (model.wide, model.shares) != FORMS[-1]:
+            with suppress(*SLIPS):
+                return predict(*args, **kwargs)
+            model.wide, model.shares = FORMS[-1]
+        return predict(*args, **kwargs)
+
+    return predicted
+
+
+def how(job: FlowJob) -> Any:
+    """What tells apart jobs that need other memory for as many samples."""
+    size = job.height, job.width
+    return job.purpose, job.role, job.recording is None, job.guidance, job.steps, job.solver, *size
 
 
 def _form(model: Any) -> Any:

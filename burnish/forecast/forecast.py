@@ -15,24 +15,26 @@ from tempfile import TemporaryDirectory
 
 from burnish.config import RunConfig
 from burnish.forecast.brief import Rests
-from burnish.forecast.counter import GRADIENTS, HOST, OPTIMIZER, WEIGHTS, LiveBytes, Peak
+from burnish.forecast.counter import GRADIENTS, HOST, OPTIMIZER, REWARDS, WEIGHTS, LiveBytes, Peak
 from burnish.forecast.fakes import CudaPrecision, Pretending
 from burnish.forecast.flow import FlowHalf
 from burnish.forecast.language import LanguageHalf
-from burnish.forecast.phases import PUBLISH, SAMPLE, VALIDATE, rollout_phases, train_phases
+from burnish.forecast.phases import BASELINE, PUBLISH, SAMPLE, SCORE, VALIDATE, rollout_phases, train_phases
 from burnish.forecast.published import located
 from burnish.forecast.quantized import stored_in_fewer_bits
 from burnish.forecast.ranks import pretend_ranks
-from burnish.forecast.scorers import Scorers, scorers_of
+from burnish.forecast.scorers import loaded_by, scorers_of
 from burnish.forecast.tiers import known_tiers
 from burnish.forecast.vllm import VllmForecast, vllm_forecast
+from burnish.options.cluster import PoolOptions
 from burnish.tasks import assemble
 from burnish.tasks.flow.assembly import FlowAssembly
+from burnish.tasks.suites import check_task, suites_of
 from burnish.utils.errors import UserError
 from burnish.utils.weights import without_weights
 
 OVERHEAD = 3 << 29  # bytes that CUDA, its libraries and NCCL take before any tensor: 1.5 GiB
-AWAKE = (SAMPLE, VALIDATE, PUBLISH)  # phases in which a vLLM that sleeps does not
+AWAKE = (BASELINE, SAMPLE, VALIDATE, PUBLISH)  # phases in which a vLLM that sleeps does not
 FRAGMENTS = 0.05  # of the peak that the allocator can't use
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -45,8 +47,9 @@ class PoolForecast:
     processes: int
     phases: Mapping[str, Peak]
     saved: int  # bytes that it writes of a checkpoint
-    uncounted: tuple[str, ...] = ()  # rewards with networks on its GPU whose size nobody knows here
+    uncounted: tuple[str, ...] = ()  # options of rewards with networks on its GPU whose size nobody knows here
     vllm: VllmForecast | None = None  # of its vLLM, where it samples with one
+    sharing: int = 1  # processes of the pool that may be on one GPU: each asks for a fraction of it
 
     @property
     def highest(self) -> tuple[str, Peak]:
@@ -56,16 +59,16 @@ class PoolForecast:
     @property
     def needs(self) -> int:
         """Bytes of memory that a GPU must have: the peak, with what no forecast sees."""
-        return needed(self.highest[1].total)
+        return self.sharing * needed(self.highest[1].total)
 
     def needs_of(self, memory: int) -> int:
         """Bytes that are needed of a GPU of so many bytes: of that vLLM takes a part, where they share it."""
-        return max(self._needs(memory, needed), 0 if self.vllm is None else self.vllm.takes(memory))
+        return self.sharing * max(self._needs(memory, needed), 0 if self.vllm is None else self.vllm.takes(memory))
 
     def can_fit(self, memory: int) -> bool:
         """Whether what is sure to be needed fits: peaks alone, and a cache for vLLM."""
         starts = self.vllm is None or not self.vllm.complaint(memory)
-        return starts and self._needs(memory, lambda peak: peak) <= memory
+        return starts and self.sharing * self._needs(memory, lambda peak: peak) <= memory
 
     def why(self, memory: int) -> str:
         """What it needs of a GPU of so many bytes, and what for."""
@@ -77,9 +80,10 @@ class PoolForecast:
         largest = max(peak.parts, key=lambda name: peak.parts[name])
         shared = 0 if self.vllm is None or not self.vllm.shares else self.vllm.takes(memory)
         beside = f", beside {shown(shared)} of vLLM" if shared else ""
+        who = f"{self.sharing} processes of pool {self.name} on one GPU" if self.sharing > 1 else ""
         return (
-            f"a process of pool {self.name} needs {shown(self.needs_of(memory))}, in {phase!r}, most of it {largest} "
-            f"({shown(peak.parts[largest])}){beside}"
+            f"{f'{who} need' if who else f'a process of pool {self.name} needs'} {shown(self.needs_of(memory))}, in "
+            f"{phase!r}, most of it {largest} ({shown(peak.parts[largest])}){beside}"
         )
 
     def _needs(self, memory: int, of: Callable[[int], int]) -> int:
@@ -94,6 +98,13 @@ class Forecast:
     """What every pool of a run holds."""
 
     pools: tuple[PoolForecast, ...]
+    beside: tuple[str, ...] = ()  # what takes memory, too, and is not counted
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What is not counted, in words."""
+        labels = sorted({label for pool in self.pools for label in pool.uncounted})
+        return (*(f"the network of {label}, whose size is not known" for label in labels), *self.beside)
 
     @property
     def needs(self) -> int:
@@ -124,6 +135,8 @@ def forecast(config: RunConfig) -> Forecast:
             "sharding.offload is true in a single process, and a forecast can't tell what is on the GPU then; leave it "
             "out, or forecast several processes (runtime=ray pools.train.processes=2)"
         )
+    for suite in suites_of(config):
+        check_task(suite, config.task)
     with TemporaryDirectory() as folder:
         config = located(config, Path(folder))
         apart = config.pools.rollout if config.runtime == "ray" else None
@@ -131,7 +144,32 @@ def forecast(config: RunConfig) -> Forecast:
         pools = [_pool(trained, "train", size, samples=apart is None)]
         if apart is not None:
             pools.append(_pool(config, "rollout", apart.size, samples=True))
-    return Forecast(tuple(pools))
+        pools += _judges(config)
+    return Forecast(tuple(pools), tuple(_not_counted(config)))
+
+
+def _judges(config: RunConfig) -> Iterator[PoolForecast]:
+    """The pool that scores, if there is one and it has networks on GPUs."""
+    pool = config.pools.reward if config.runtime == "ray" else None
+    if pool is None:
+        return
+    found = loaded_by(config.rewards, config.scoring.processes, "rewards")
+    held = found.always + found.scoring
+    if held or found.unknown:
+        phases = {SCORE: Peak(held, {REWARDS: held})}
+        yield PoolForecast("reward", pool.size, phases, 0, found.unknown, sharing=sharing(pool))
+
+
+def _not_counted(config: RunConfig) -> Iterator[str]:
+    if config.checkpoint.export is not None:
+        yield "the process of checkpoint.export, which has a copy of the model in CPU memory"
+    if getattr(config.model, "compile", False):
+        yield "what compiled blocks keep otherwise (model.compile)"
+
+
+def sharing(pool: PoolOptions) -> int:
+    """How many processes of a pool are on one GPU at most."""
+    return min(pool.processes, int(1 / pool.gpus)) if pool.gpus and pool.gpus < 1 else 1
 
 
 def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolForecast:
@@ -181,8 +219,10 @@ def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolFore
     phases = counter.peaks
     if on_host:
         phases = {phase: Peak(host=peak.total + peak.host, wire=peak.wire) for phase, peak in phases.items()}
-    scorers = scorers_of(config) if samples else Scorers()
-    return PoolForecast(name, size, scorers.beside(phases), counter.saved, scorers.unknown, vllm)
+    scorers = scorers_of(config, samples=samples, trains=name == "train")
+    pool = config.pools.by_name().get(name) if config.runtime == "ray" else None
+    crowd = 1 if pool is None else sharing(pool)
+    return PoolForecast(name, size, scorers.beside(phases), counter.saved, scorers.unknown, vllm, crowd)
 
 
 @contextmanager

@@ -11,18 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from burnish.evaluation.prompts import data_options
 from burnish.forecast.brief import Once, alike
-from burnish.forecast.counter import LiveBytes
+from burnish.forecast.counter import LiveBytes, Peak
 from burnish.forecast.decoding import ORDINARY, endless
 from burnish.forecast.fakes import Pretending, is_fake
 from burnish.forecast.pretended import made_up_prompts
 from burnish.forecast.prompts import Shape, longest_prompt
 from burnish.forecast.recomputed import recompute_alike
+from burnish.forecast.suites import first_batch, first_unit, suite_runners
 from burnish.rewards.text.base import Response
 from burnish.tasks.language.assembly import LanguageAssembly
 from burnish.tasks.language.engine import LanguageEngine, ResponseEngine, ResponseJob
 from burnish.tasks.language.roles import LanguageRoles
-from burnish.tasks.language.sampling import validation_sampling
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from burnish.types.prompt import Prompt
@@ -34,8 +35,6 @@ class LanguageHalf:
     """What is a language model's own in a forecast."""
 
     shape: Shape | None = None  # of the prompt that stands for all others
-    rounds = 0  # that have begun
-    decoded = 0  # the round in which responses were last decoded
 
     def __init__(
         self, assembly: LanguageAssembly, counter: LiveBytes, pretending: Pretending | None, *, samples: bool = True
@@ -66,9 +65,9 @@ class LanguageHalf:
         """Compute once what is computed for every micro-batch alike, and decode one batch of responses."""
         roles, config = self.assembly.roles, self.assembly.config
         with outside_of_modes():
-            encode = LanguageEngine(roles, batch_size=1, seed=config.seed).encode
+            self._encode = LanguageEngine(roles, batch_size=1, seed=config.seed).encode
             prompt, self.shape = longest_prompt(roles.model, config.data)
-            repeated = Repeated(encode, prompt)
+            repeated = Repeated(self._encode, prompt)
         vars(self.assembly)["learnable_prompts"] = self.assembly.train_prompts
         if self.assembly.has_separate_engine:
             self.assembly.engine.encode = repeated
@@ -124,20 +123,39 @@ class LanguageHalf:
         return replace(job, sampling=replace(sampling, max_new_tokens=longest)), kept
 
     def again(self) -> None:
-        """Another round begins."""
-        self.rounds += 1
+        """Nothing is done anew: what it cost at its peak is counted again."""
+
+    def baseline(self) -> None:
+        """There is none."""
 
     def validate(self) -> None:
-        """Decode one batch of responses, where that has not been done in a round: it costs the same."""
-        assembly = self.assembly
-        if self.decoded:
+        """Decode the first batch of responses to held-out questions, and to those of every suite."""
+        assembly, config = self.assembly, self.assembly.config
+        if assembly.needs.heads:
+            self._judge()
             return
-        count = min(assembly.config.rollout.batch_size, len(assembly.val_prompts) * assembly.config.validation.n)
-        prompts = (assembly.val_prompts * assembly.config.validation.n)[:count]
-        job = ResponseJob.groups(
-            prompts, 1, purpose="validation", update=0, sampling=validation_sampling(assembly.config)
-        )
-        (assembly.engine if assembly.has_separate_engine else self._decoding).sample(job)
+        if assembly.has_separate_engine:
+            return  # which answers, with the memory that it has taken
+        job = assembly.evaluation(assembly).job(config.validation.n, None)
+        self._answer(first_batch(job, config, assembly.ranks.rows))
+        for runner in suite_runners(assembly, made_up_prompts):
+            data = data_options(runner.suite)
+            with outside_of_modes():
+                prompt, _ = longest_prompt(assembly.roles.model, data)
+                encode = Repeated(self._encode, prompt)
+            with self._decoding.encoding(encode):
+                self._answer(first_unit(runner))
+
+    def _answer(self, job: ResponseJob) -> None:
+        with self.assembly.roles.shards.gathered_late(["policy"]):
+            self._decoding.sample(job)
+
+    def _judge(self) -> None:
+        """Have a reward model judge responses as it learns from them."""
+        assembly = self.assembly
+        evaluation = assembly.evaluation(assembly)
+        with assembly.roles.shards.gathered_late(["policy"]):
+            evaluation.sampled(evaluation.job(1, None).share(assembly.ranks.rows))
 
 
 class GivenResponses(ResponseEngine):
@@ -163,13 +181,37 @@ class BriefDecoding(LanguageEngine):
         config = half.assembly.config
         super().__init__(half.assembly.roles, batch_size=config.rollout.batch_size, seed=config.seed)
         self.half, self.encode = half, encode
+        self._known: dict[Any, Peak] = {}  # what batches of responses have cost
+
+    @contextmanager
+    def encoding(self, encode: Any) -> Iterator[None]:
+        """Prompts are others in this context."""
+        before, self.encode = self.encode, encode
+        try:
+            yield
+        finally:
+            self.encode = before
 
     def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
-        half, pretending = self.half, self.half.pretending
+        half = self.half
         job, kept = half.in_full(job)
         found = responses(self.encode(job.prompts), job, self.roles.model.axes)
-        half.decoded = half.rounds
         first = replace(job.select(slice(0, self.batch_size)), finished=None)
+        encode: Any = self.encode
+        how = job.sampling
+        chosen = how.top_k, how.top_p, how.min_p, how.repetition_penalty  # what probabilities are sorted for
+        alike = len(first.prompts), encode.length, how.max_new_tokens, chosen
+        if half.pretending is not None and alike in self._known:
+            with self.roles.sampling():
+                half.counter.repeated(self._known[alike])
+            return found
+        with half.counter.span() as span:
+            self._decode(first, kept)
+        self._known[alike] = span
+        return found
+
+    def _decode(self, first: ResponseJob, kept: dict[str, int]) -> None:
+        half, pretending = self.half, self.half.pretending
         before = 0 if pretending is None else pretending.integer
         with endless(half.counter, skips=pretending is not None, **kept):
             if pretending is not None:
@@ -177,7 +219,6 @@ class BriefDecoding(LanguageEngine):
             super().sample(first)
         if pretending is not None:
             pretending.integer = before
-        return found
 
 
 def responses(prompts: Gathered[Encoded], job: ResponseJob, axes: int) -> tuple[Completion, list[Response]]:

@@ -19,6 +19,8 @@ from burnish.utils.errors import UserError
 
 LOAD, RECEIVE, ENCODE, SAMPLE, ANNOTATE = "load", "receive", "encode", "sample", "annotate"
 VALIDATE, PUBLISH, SAVE = "validate", "publish", "save"
+BASELINE = "baseline"  # the untrained model is evaluated with guidance
+SCORE = "score"  # in a pool of its own
 RESTS = Rests()  # nothing in CPU memory
 ROUNDS = 2  # policy updates: optimizers have their states from the first one on
 
@@ -43,7 +45,11 @@ class Half(Protocol):
         ...
 
     def validate(self) -> None:
-        """Sample as a validation does, with the weights that it samples with."""
+        """Sample as a validation does, and each of its suites."""
+        ...
+
+    def baseline(self) -> None:
+        """Sample as the evaluation of the untrained model does, if there is one."""
         ...
 
     def again(self) -> None:
@@ -73,6 +79,9 @@ def train_phases(
         rests: what is in CPU memory.
     """
     trainer = _loaded(assembly, counter, half, brief=brief, rests=rests)
+    if assembly.config.reference_guidance is not None:
+        with counter.phase(BASELINE), assembly.trained_weights():
+            half.baseline()
     last = max(ROUNDS, *(group.first_update for group in trainer.groups))
     if brief and primed:
         trainer.prime(last)
@@ -81,12 +90,14 @@ def train_phases(
         for name, peak in counter.peaks.items():
             peak.wire *= name == LOAD  # of everything else, what one update has sent
         _update(assembly, counter, half, trainer, update, samples=samples, rests=rests)
-    if assembly.config.validation.every:
-        with counter.phase(VALIDATE), assembly.trained_weights(), assembly.roles.shards.gathered_late(["policy"]):
+    if assembly.config.validates:
+        with counter.phase(VALIDATE), assembly.trained_weights():
             half.validate()
     with counter.phase(SAVE):
         state = trainer.state_dict()
         counter.saved = sum(counter.size_of(one) for one in {id(one): one for one in tensors_of(state)}.values())
+    if assembly.config.checkpoint.asynchronous:
+        counter.peaks[SAVE].host += counter.saved  # the copy that is written while training goes on
 
 
 def _update(
@@ -131,7 +142,12 @@ def _loaded(
 ) -> Any:
     config = assembly.config
     rewards = {label: at_hand(reward) for label, reward in config.rewards.items()}
-    assembly.scorer = FixedScores(rewards, config.mixing)  # type: ignore[assignment]
+    # where groups that are all alike are replaced, one is: as many samples as can be wait beside a further batch
+    filtered = config.rollout.filter_groups
+    again = config.online and filtered is not None and filtered.max_num_gen_batches > 1
+    assembly.scorer = FixedScores(  # type: ignore[assignment]
+        rewards, config.mixing, alike=config.sampled_per_prompt if again else 0
+    )
     _find_prompts(assembly, half)
     # what a worker samples with is converted on its way to the GPU, and what is quantised a layer after the other
     mapped = assembly.ranks.size > 1 or not trains or config.model.quantization is not None

@@ -74,7 +74,9 @@ class FixedScores:
 
     rewards: Mapping[str, AnyReward]
     mixing: MixingOptions
+    alike: int = 0  # first samples of an update, which are all rewarded alike
     overlaps: bool = True
+    _update: int | None = field(default=None, init=False)
     _given: int = field(default=0, init=False)
 
     def start(self) -> None:
@@ -92,14 +94,17 @@ class FixedScores:
         return found
 
     def score(self, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given = NOTHING) -> Scores:
+        if given.update != self._update:
+            self._update, self._given = given.update, 0
         first, self._given = self._given, self._given + len(prompts)
         verdicts = {
-            label: [
-                Verdict((first + i) % VALUES / VALUES, extras=(0.0,) * len(reward.extras)) for i in range(len(prompts))
-            ]
+            label: [Verdict(self._value(first + i), extras=(0.0,) * len(reward.extras)) for i in range(len(prompts))]
             for label, reward in self.rewards.items()
         }
         return mix(self.rewards, verdicts, prompts, self.mixing, given.update)
+
+    def _value(self, number: int) -> float:
+        return 0.0 if number < self.alike else number % VALUES / VALUES
 
 
 def made_up_prompts(count: int, picture: tuple[int, int] | None = None, *, words: str = WORDS) -> list[Prompt]:

@@ -24,6 +24,7 @@ from burnish.evaluation.suite import REWARD, Suite, read_suite
 from burnish.rewards.scoring import Scorer, awaited
 from burnish.tasks.evaluate import SHOWN
 from burnish.training.ranks import Ranks, by_first
+from burnish.types.prompt import Prompt
 from burnish.types.rollout import Scores
 from burnish.utils.disk import writing
 from burnish.utils.errors import Cancelled, UserError
@@ -46,9 +47,10 @@ class Outcome:
 class SuiteRunner:
     """A suite on the model of an assembly. A task says how it samples and what it keeps."""
 
-    def __init__(self, assembly: Any, suite: Suite) -> None:
+    def __init__(self, assembly: Any, suite: Suite, prompts: Sequence[Prompt] | None = None) -> None:
+        """Args: ``prompts`` are taken in place of those that the suite's files have."""
         self.assembly, self.suite = assembly, suite
-        self.prompts = read_suite_prompts(suite)
+        self.prompts = read_suite_prompts(suite) if prompts is None else list(prompts)
         self.scorer = Scorer(suite.rewards, assembly.config.scoring, around=lambda: assembly.cancellable())
         self._asked: tuple[list[str], list[str]] | None = None
 
@@ -58,17 +60,12 @@ class SuiteRunner:
         Raises:
             UserError: the suite is for other models, or its scorers or the model can't take its prompts.
         """
-        config, suite = self.assembly.config, self.suite
-        if suite.task != config.task:
-            raise UserError(
-                f"suite {suite.name} is for task {suite.task}, but the model is of task {config.task}; "
-                "give another suite (burnish eval --list)"
-            )
-        for label, reward in suite.rewards.items():
+        check_task(self.suite, self.assembly.config.task)
+        for label, reward in self.suite.rewards.items():
             try:
                 reward.check(self.prompts)
             except UserError as error:
-                raise UserError(f"suite {suite.name}, scorer {label}: {error}") from None
+                raise UserError(f"suite {self.suite.name}, scorer {label}: {error}") from None
 
     def run(
         self,
@@ -120,7 +117,7 @@ class SuiteRunner:
         return Header(
             suite=suite.name, version=suite.version, changed=suite.changed, digest=suite.digest,
             prompts_digest=prompts_digest(self.prompts), prompts=len(self.prompts), n=suite.n, number=suite.number,
-            overall=suite.overall, alive=suite.alive, unit=max(1, self.batch_size // suite.n), settings=self.settings,
+            overall=suite.overall, alive=suite.alive, unit=self.unit, settings=self.settings,
             source=source, model=self.assembly.identity | _weights(self.assembly), update=update,
             shard=None if shard is None else list(shard), wrong=wrong, unwatched=unasked,
         )  # fmt: skip
@@ -143,6 +140,21 @@ class SuiteRunner:
     def batch_size(self) -> int:
         """Samples that are made at once."""
         return int(self.assembly.config.rollout.batch_size)
+
+    @property
+    def unit(self) -> int:
+        """Prompts whose samples are made at once."""
+        return max(1, self.batch_size // self.suite.n)
+
+    def unit_job(self, indices: Sequence[int]) -> Any:
+        """A job of the task's engine: the samples of prompts by their numbers."""
+        n = self.suite.n
+        prompts = [self.prompts[i] for i in indices for _ in range(n)]
+        numbers = torch.arange(len(prompts))
+        return self.job({
+            "prompts": prompts, "group": numbers // n, "sample": numbers % n, "purpose": "validation", "update": 0,
+            "check_cancelled": self.assembly.check_cancelled, "noise": self.suite.noise,
+        })  # fmt: skip
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -175,16 +187,11 @@ class SuiteRunner:
     def _unit(self, header: Header, unit: int, folder: Folder) -> list[Record]:
         """The records of a unit, which is sampled and scored as one batch whatever else is done."""
         indices, n = header.rows(unit), header.n
-        prompts = [self.prompts[i] for i in indices for _ in range(n)]
-        numbers = torch.arange(len(prompts))
-        job = self.job({
-            "prompts": prompts, "group": numbers // n, "sample": numbers % n, "purpose": "validation", "update": 0,
-            "check_cancelled": self.assembly.check_cancelled, "noise": self.suite.noise,
-        })  # fmt: skip
+        job = self.unit_job(indices)
         found = self.sampled(job)
         columns = _columns(found.scores)
         records: list[Record] = []
-        for row, prompt in enumerate(prompts):
+        for row, prompt in enumerate(job.prompts):
             index, sample = indices[row // n], row % n
             record: Record = {
                 "index": index, "sample": sample, "unit": unit, "key": prompt.uid, "task": prompt.source,
@@ -282,20 +289,34 @@ class RespondingRunner(SuiteRunner):
         return Outcome(scores, said, [])
 
 
-def runner_of(assembly: Any, suite: Suite) -> SuiteRunner:
-    """The runner of a suite's task."""
+def runner_of(assembly: Any, suite: Suite, prompts: Sequence[Prompt] | None = None) -> SuiteRunner:
+    """The runner of a suite's task; ``prompts`` are taken in place of its own."""
     from burnish.config.tasks import DEFAULT
 
-    return (DrawingRunner if suite.task == DEFAULT else RespondingRunner)(assembly, suite)
+    return (DrawingRunner if suite.task == DEFAULT else RespondingRunner)(assembly, suite, prompts)
+
+
+def check_task(suite: Suite, task: str) -> None:
+    """Refuse a model that draws where responses are asked for, and the other way around."""
+    if suite.task != task:
+        raise UserError(
+            f"suite {suite.name} is for task {suite.task}, but the model is of task {task}; "
+            "give another suite (burnish eval --list)"
+        )
 
 
 def runners_of(assembly: Any) -> list[SuiteRunner]:
     """Of the suites that validations of a run have."""
-    options = assembly.config.validation
+    return [runner_of(assembly, suite) for suite in suites_of(assembly.config)]
+
+
+def suites_of(config: Any) -> list[Suite]:
+    """The suites that validations of a run have, as they are used there."""
+    options = config.validation
     suites = [subset(read_suite(name), options.suite_prompts) for name in options.suites]
     if twice := {one.name for one in suites if [other.name for other in suites].count(one.name) > 1}:
         raise UserError(f"validation.suites has two suites of the name {twice.pop()}; give one another name")
-    return [runner_of(assembly, suite) for suite in suites]
+    return suites
 
 
 def run_anew(runners: Sequence[SuiteRunner], ranks: Ranks, target: Path | None, *, source: str) -> Metrics:

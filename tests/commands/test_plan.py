@@ -52,7 +52,7 @@ def test_a_forecast_needs_no_weights(tmp_path):
     config = load("quickstart", [f"model.path={folder}", "data.train_files=nowhere.jsonl", *SMALL])
     (pool,) = forecast(config).pools
     assert list(pool.phases) == [
-        "load", "sample", "annotate", "update, forward", "update, backward", "update, optimizer", "publish",
+        "load", "baseline", "sample", "annotate", "update, forward", "update, backward", "update, optimizer", "publish",
         "validate", "save",
     ]  # fmt: skip
     assert pool.highest[1].total < 1 << 30

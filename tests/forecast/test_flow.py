@@ -16,6 +16,12 @@ SMALL = [
 TOLERANCE = 0.1
 FULL, BF16 = ["model.lora=null"], ["model.dtype=bfloat16"]
 KL = ["algorithm.kl_coef=0.1"]  # a reference, which samples are compared with gathered, and steps sharded
+# samples of a suite are larger than the run's, the baseline has guidance, and full batches are waited for
+BESIDE = [
+    "validation.suites=[quickstart]", "validation.suite_prompts=4", "rollout.width=16", "validation.every=0",
+    "validation.reference_guidance=3.0", "rollout.filter_groups.max_num_gen_batches=2",
+]  # fmt: skip
+CANDIDATES = ["rollout.candidates={n: 8, num_inference_steps: 3}"]
 MINI = ["trainer.mini_batch_size=2"]  # whose rows other ranks have annotated
 
 
@@ -27,7 +33,8 @@ def on(ranks: int) -> list[str]:
 @pytest.mark.parametrize(
     ("size", "options"),
     [
-        pytest.param(1, [], id="lora"),
+        pytest.param(1, BESIDE, id="lora-and-evaluations"),
+        pytest.param(1, CANDIDATES, id="candidates", marks=pytest.mark.thorough),
         pytest.param(1, [*FULL, *BF16, "model.gradient_checkpointing=true"], id="full-bf16-recomputed"),
         pytest.param(2, [*FULL, *KL], id="full-kl-2", marks=pytest.mark.cluster),
         pytest.param(1, BF16, id="lora-bf16", marks=pytest.mark.thorough),

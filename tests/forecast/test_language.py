@@ -87,9 +87,10 @@ def peaks(options: list[str], ranks: Ranks, folder: Path, *, pretending: Pretend
     small = [
         f"model.path={folder / 'model'}", f"data.train_batch_size={2 * size}", "data.max_prompt_length=160",
         "rollout.max_new_tokens=48", "rollout.n=2", "rollout.batch_size=4", f"trainer.mini_batch_size={4 * size}",
-        "trainer.micro_batch_tokens=416", "validation.every=null",
+        "trainer.micro_batch_tokens=416", "validation.every=null", "validation.before=false",
     ]  # fmt: skip
-    config = load("qwen25_vl/grpo", [*small, *options])
+    own = {option.partition("=")[0] for option in options}
+    config = load("qwen25_vl/grpo", [*(one for one in small if one.partition("=")[0] not in own), *options])
     with ExitStack() as stack:
         counter = Aside() if pretending is None else LiveBytes()
         if pretending is not None:
@@ -166,6 +167,18 @@ def test_a_class_with_a_cache_of_its_own_is_what_a_real_run_holds(tmp_path: Path
     shown = {name: (one / 2**20, fake[name] / 2**20) for name, one in real.items()}
     for name in real.keys() - {LOAD}:  # in which the real run compares what the class can do
         assert fake[name] == pytest.approx(real[name], rel=NEAR), (name, shown)
+
+
+def test_validations_of_more_responses_than_updates_have_are_counted(tmp_path: Path) -> None:
+    model(tmp_path / "model", hidden=128, layers=3, words=512)
+    (tmp_path / "longer.yaml").write_text(
+        "task: image-text-to-text\nprompts: burnish:vlm_quickstart/heldout.jsonl\nscorers: {exact: {}}\n"
+        "responding: {max_new_tokens: 96}\ndata: {max_prompt_length: 160}\n"
+    )
+    options = ["rollout.batch_size=8", "validation.before=true"]
+    suites = [f"validation.suites=[{tmp_path / 'longer.yaml'}]", "validation.suite_prompts=8"]
+    found = [peaks([*options, *more], SINGLE_RANK, tmp_path, pretending=Pretending()) for more in ([], suites)]
+    assert found[0]["sample"] < found[0]["validate"] < found[1]["validate"]
 
 
 def test_a_worker_that_samples_is_loaded_in_the_precision_that_it_rests_in(tmp_path: Path) -> None:

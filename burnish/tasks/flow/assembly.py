@@ -41,6 +41,7 @@ from burnish.tasks.flow.pictures import PictureFiles
 from burnish.tasks.flow.roles import FlowRoles
 from burnish.tasks.flow.rollouts import FlowRollouts
 from burnish.tasks.shares import learned_in_a_step, learned_in_an_update
+from burnish.tasks.suites import suites_of
 from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.types.clips import Clip, Sample, Sound
@@ -188,7 +189,7 @@ class FlowAssembly(Assembly):
     def check_data(self) -> None:
         super().check_data()
         if self.config.sharding.context_parallel > 1:
-            self._check_contexts()
+            self.check_split_sequences()
         self._check_drawn(self.config.rewards, [*self.train_prompts, *self.val_prompts], "rewards")
         check_parts(self.config.model, self.config.rollout, self._drawn_from)
         for i, teacher in enumerate(self.needs.teachers):
@@ -213,10 +214,10 @@ class FlowAssembly(Assembly):
         more = self.supervised_pictures.prompts if self.supervised_pictures else []
         return [*self.train_prompts, *self.val_prompts, *more]
 
-    def _check_contexts(self) -> None:
+    def check_split_sequences(self) -> None:
         """Refuse a model, and sizes of what it draws, whose sequences ranks can't split."""
         config, rollout = self.config, self.config.rollout
-        drawn: list[Any] = [config.validation, *(runner.suite.drawing for runner in self.suites)]
+        drawn: list[Any] = [config.validation, *(suite.drawing for suite in suites_of(config))]
         sizes = [rollout]
         for one in drawn:
             sizes.append(replace(rollout, height=one.height or rollout.height, width=one.width or rollout.width))

@@ -13,11 +13,14 @@ from burnish.language.offline import token_ends
 from burnish.rewards.judging import judge
 from burnish.rewards.text.base import Response
 from burnish.rewards.text.reward_model import step_ends
+from burnish.tasks import assemble
 from burnish.tasks.language.judgements import rank_correlation
+from burnish.training.ranks import SINGLE_RANK
 from burnish.utils.errors import ConfigError, UserError
 from tests.support.asked import reward
 from tests.support.language_runs import saved, weights
 from tests.support.language_runs import trained as updates
+from tests.support.rank_runs import together
 from tests.support.reward_models import LABELS, assembly_of, exported, recipe_of, trained
 from tests.support.tiny_language import picture
 
@@ -52,6 +55,21 @@ def test_a_score_is_the_head_on_the_state_of_the_last_token(folder, family):
         with torch.no_grad():
             states = plain(ids, attention_mask=torch.ones_like(ids), output_hidden_states=True).hidden_states[-1]
         assert score == pytest.approx((states[0, -1] @ head.T).tolist(), abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_ranks_that_judge_different_numbers_of_responses_agree(folder, tmp_path):
+    """Three records on two ranks, one response after the other: the second rank has fewer turns at the network."""
+    recipe = recipe_of(folder, "llama", "bradley_terry")
+    options = ["trainer.micro_batch_tokens=1", "validation.max_prompts=3"]
+
+    def evaluated(ranks, _):
+        several = ["runtime=ray", "pools.train.processes=2"] if ranks.size > 1 else []
+        return assemble(load(str(recipe), [*options, *several]), ranks).evaluate(None, n=1)
+
+    both = together(evaluated, tmp_path, deadline=60)
+    assert both[0] == both[1] == pytest.approx(evaluated(SINGLE_RANK, tmp_path))
 
 
 def test_pictures_count_in_the_score(folder):
