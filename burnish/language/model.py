@@ -161,6 +161,10 @@ class LanguageModel(Protocol):
         """
         ...
 
+    def refusal(self, messages: Chat, tools: Tools = ()) -> str:
+        """Why messages can't be asked: what the chat template refuses or leaves out; "" if they can."""
+        ...
+
     def count_tokens(self, messages: Chat, tools: Tools = ()) -> int:
         """Tokens of a prompt without running the processor: each image and video counts as one."""
         ...

@@ -153,6 +153,9 @@ class TransformersModel:
         assert all(audio.rate == self.audio_rate for audio in audios), "sounds at another rate than the model's"
         return Shown(images, videos, audios)
 
+    def refusal(self, messages: Chat, tools: Tools = ()) -> str:
+        return self.chat.refusal(messages, tools)
+
     def count_tokens(self, messages: Chat, tools: Tools = ()) -> int:
         return len(self.chat.opening) + len(self.chat.ids(*self.chat.render(messages, tools)))
 

@@ -134,7 +134,8 @@ class Dialogues(ResponseEngine):
     def _written(self, prompt: Prompt, chat: list[dict[str, Any]], pictures: Sequence[Any]) -> Encoded:
         """A conversation as the template writes it, with pictures behind those of the prompt."""
         shown = decoded(prompt, self.roles.model.audio_rate)
-        return self.roles.model.encode(chat, [*shown.images, *pictures], shown.videos, shown.audios, self.tools)
+        tools = prompt.told(self.tools)
+        return self.roles.model.encode(chat, [*shown.images, *pictures], shown.videos, shown.audios, tools)
 
     def _respond(
         self,

@@ -157,7 +157,8 @@ class Encoder:
             return self.readers.result(prompt)
         try:
             shown = decoded(prompt, self.model.audio_rate)
-            encoded = self.model.encode(prompt.chat(), shown.images, shown.videos, shown.audios, self.tools)
+            tools = prompt.told(self.tools)
+            encoded = self.model.encode(prompt.chat(), shown.images, shown.videos, shown.audios, tools)
         except (
             OSError,
             ImportError,
@@ -203,7 +204,8 @@ def length_unread(model: LanguageModel, prompt: Prompt, tools: Sequence[dict[str
     with suppress(OSError, ValueError):  # which are told of, with the prompt's name, where it is encoded
         each = [model.picture_tokens(*picture.size()) for picture in prompt.images]
         if None not in each:
-            return model.count_tokens(prompt.chat(), tools) - len(each) + sum(tokens or 0 for tokens in each)
+            length = model.count_tokens(prompt.chat(), prompt.told(tools))
+            return length - len(each) + sum(tokens or 0 for tokens in each)
     return None
 
 
