@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from burnish.data.pixels import NAMES, images_of, media_of, sounds_of, videos_of
+from burnish.data.pixels import NAMES, fitted, images_of, media_of, sounds_of, videos_of
 from burnish.data.values import shown, text_of
 from burnish.types.media import Kind, Media
 from burnish.types.message_keys import read_learned, read_more, unwritable
@@ -200,8 +200,13 @@ def _parts(content: Any, supply: _Supply, folder: Path, *, marked: bool) -> Iter
 
 def _placeholder(part: Mapping[str, Any], kind: Kind, keys: Sequence[str], supply: _Supply, folder: Path) -> Part:
     found = next((part[key] for key in keys if part.get(key) is not None), None)
+    place, given = supply.placeholders[kind], supply.media[kind]
+    if kind == "video" and isinstance(found, list):
+        found = {"frames": found, "fps": part.get("fps")}
     if found is not None:  # its own media, which comes next in order
-        supply.media[kind].insert(supply.placeholders[kind], media_of(found, kind, folder))
+        given.insert(place, media_of(found, kind, folder))
+    if place < len(given):
+        given[place] = fitted(given[place], part)
     supply.take(kind)
     return Part(kind)
 

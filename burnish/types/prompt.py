@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from burnish.types.media import Media
+from burnish.types.media import AS_IT_IS, Media
 from burnish.types.tool_calls import as_chat, as_text
 from burnish.utils.json_text import parse_json
 
@@ -93,6 +93,8 @@ class Prompt:
         more = [said, [media.digest for media in self.media], self.label, self.extra]
         if any(more):  # text-only prompts keep the hash that they had before messages and media existed
             content += more
+        if any(media.wanted != AS_IT_IS for media in self.media):
+            content.append([repr(media.wanted) for media in self.media])
         if self.tools:
             content.append(["tools", self.tools])
         if self.inputs:

@@ -92,7 +92,7 @@ def prompt_of(
     kinds = [part.kind for message in messages for part in message.parts]
     fit = fit_of(options)
     images, videos, audios = (
-        [replace(media, fit=fit) for media in every[: kinds.count(kind)]]
+        [replace(media, fit=media.wanted.over(fit)) for media in every[: kinds.count(kind)]]
         for kind, every in zip(KINDS, (conversation.images, conversation.videos, conversation.audios), strict=True)
     )
     key, value = asked(record.values, PROMPT, options.prompt_key)

@@ -200,6 +200,24 @@ def test_calls_of_tools_are_part_of_what_was_said(folder):
     assert len({told.uid, known.uid, nothing.uid, again.uid}) == 3
 
 
+def test_a_record_may_say_the_size_of_what_it_shows(folder):
+    shown, image = [{"type": "image", "max_pixels": 4}, {"type": "image"}], "pictures/red.png"
+    sized = {"path": image, "min_pixels": 3, "max_pixels": None}
+    part = {"type": "image", "image": sized, "max_pixels": 5}
+    frames = {"type": "video", "video": [image] * 3, "fps": 4, "max_frames": 2}
+    records = [
+        {"prompt": [{"role": "user", "content": shown}], "images": [image, sized]},
+        {"prompt": "<image><image>", "images": [image, image]},
+        {"prompt": [{"role": "user", "content": [part, frames]}]},
+    ]
+    first, plain, third = read(folder, *records, max_pixels=9, min_pixels=2)
+    assert [(one.fit.min_pixels, one.fit.max_pixels) for one in first.images] == [(2, 4), (3, 9)]
+    assert [(one.fit.min_pixels, one.fit.max_pixels) for one in third.images] == [(3, 5)]
+    assert [(one.fps, one.fit.fps, one.fit.max_frames) for one in third.videos] == [(4.0, None, 2)]
+    alike = read(folder, {**records[0], "images": [image, image]})[0]
+    assert len({first.uid, plain.uid, alike.uid}) == 3
+
+
 def test_keys_of_messages_and_tools_of_records_are_for_the_template(folder):
     thought = {"role": "assistant", "content": "b", "reasoning_content": "c", "name": None, "images": []}
     turns = [USER, thought, USER | {"name": "Ann"}]
@@ -222,6 +240,8 @@ def test_keys_of_messages_and_tools_of_records_are_for_the_template(folder):
 
 WRONG = [
     ({"prompt": [USER | {"images": ["a.png"]}]}, "a message with the key 'images'; what it shows or plays must be par"),
+    ({"prompt": "<image>", "images": [{"path": "pictures/red.png", "nframes": 3}]}, "with 'nframes', which is not kn"),
+    ({"prompt": "<image>", "images": [{"path": "pictures/red.png", "max_pixels": 0}]}, "with max_pixels 0; it must be"),
     ({"prompt": [USER | {"reasoning": 3}]}, "a message whose 'reasoning' is 3; it must be text"),
     ({"prompt": [USER | {"weight": 1}]}, "a message of 'user' with 'weight', but only the assistant's are learned"),
     ({"prompt": [USER | {"loss": 0.5}]}, "a message whose 'loss' is 0.5; it must be 0 or 1"),
