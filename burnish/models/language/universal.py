@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -152,6 +153,7 @@ class UniversalModel(TransformersModel):
             self._refuse_unread(shown)
             found = self._processed([text.replace(mark, CUT)], [shown])
             ids = found["input_ids"][0].long()
+            self._refuse_dropped(text.replace(mark, CUT), shown, found)
             kept = ids != self.processor.tokenizer.convert_tokens_to_ids(CUT)
             kinds = {name: kind[kept] for name, kind in kinds_of(found).items()}
             media = media_of(found)
@@ -165,6 +167,23 @@ class UniversalModel(TransformersModel):
                     f"{self.path} can't read what a prompt brings as {kind}: the model and its processor, which is "
                     f"configured by {COMBINED} or {PICTURES}, don't go together: {self.unread[kind]}; fetch both again "
                     "from one place"
+                )
+
+    def _refuse_dropped(self, text: str, shown: Shown, found: Inputs) -> None:
+        """Refuse what a processor without a part for it has left out without a word, as Gemma 3's does with videos."""
+        from burnish.models.language.own.collation import media_of
+
+        for kind, media in (("image", shown.images), ("video", shown.videos)):
+            if not media or kind in self.readable:
+                continue
+            try:
+                without = self._processed([text], [replace(shown, **{f"{kind}s": ()})])
+            except Exception:  # it misses them, so it has read them
+                continue
+            if set(media_of(without)) == set(media_of(found)) and without["input_ids"].equal(found["input_ids"]):
+                raise UserError(
+                    f"{self.path} sees no {kind}s: its processor leaves them out; give a model that does, or take them "
+                    "out of prompts and environments"
                 )
 
     def _count_axes(self) -> int:
