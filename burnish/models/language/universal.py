@@ -156,7 +156,8 @@ class UniversalModel(TransformersModel):
             self._refuse_dropped(text.replace(mark, CUT), shown, found)
             kept = ids != self.processor.tokenizer.convert_tokens_to_ids(CUT)
             kinds = {name: kind[kept] for name, kind in kinds_of(found).items()}
-            media = media_of(found)
+            aligned = self.forwards.collation.per_token
+            media = {n: value[:, kept] if n in aligned else value for n, value in media_of(found).items()}
             ids, features = ids[kept], Features(media, {n: self._within[n] for n in media if n in self._within}, kinds)
         return Encoded(ids=[ids], positions=[self._positions(ids, features)], features=[features])
 

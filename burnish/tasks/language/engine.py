@@ -168,9 +168,9 @@ class Encoder:
                 raise
             raise UserError(f"{prompt.name} shows what can't be read: {error}; put it right or take it out") from error
         last = int(encoded.ids[0].max()) if len(encoded.ids[0]) else 0
-        if last >= self.model.vocabulary:
+        if last >= self.model.readable_ids:
             raise UserError(
-                f"{prompt.name} has token {last}, but the model knows only {self.model.vocabulary}: its tokenizer is "
+                f"{prompt.name} has token {last}, but the model knows only {self.model.readable_ids}: its tokenizer is "
                 "another model's; fetch the model again"
             )
         if self.bounded and encoded.lengths[0] >= self.model.max_positions:
