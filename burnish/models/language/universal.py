@@ -109,12 +109,15 @@ class UniversalModel(TransformersModel):
     def _placeholders(self) -> list[int]:
         if self.processor is None:
             return []
+        told = [self.config.to_dict(), self.config.get_text_config().to_dict()]
+        for config in told:  # Phi-4 has the ids of its media in the configurations of its towers
+            told += [inner for inner in config.values() if isinstance(inner, dict)]
         ids = {
             value
-            for config in (self.config, self.config.get_text_config())
-            for name, value in config.to_dict().items()
-            if name.endswith(("_id", "_index")) and any(kind in name for kind in SEEN)  # Molmo 2 has image_patch_id
-        }
+            for config in told
+            for name, value in config.items()
+            if isinstance(name, str) and name.endswith(("_id", "_index")) and any(kind in name for kind in SEEN)
+        }  # Molmo 2 has image_patch_id
         return sorted(value for value in ids if isinstance(value, int) and value >= 0)
 
     def turn(
