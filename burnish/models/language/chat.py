@@ -83,7 +83,8 @@ class ChatTokenizer:
         lost = self._seen[shape] or ("" if self.mentions("tool_call_id") else out_of_order(messages))
         return lost and (
             f"the chat template of {self.path} leaves out {lost}; write it in another way (developer as system, "
-            "several messages as one, keys in the content), or give another template (model.chat_template)"
+            "several messages as one, keys in the content, results of tools with environment.role=user), or give "
+            "another template (model.chat_template)"
         )
 
     def mentions(self, key: str) -> bool:
