@@ -15,6 +15,7 @@ from burnish.data.sets.catalogue import FOLDER
 from burnish.types.prompt import Prompt
 from burnish.utils import terminal
 from burnish.utils.errors import UserError
+from burnish.utils.json_text import parse_json
 from burnish.utils.reading import checked_path
 
 DEFAULT_RECIPE = "quickstart"  # whose keys a file is read by, unless said otherwise
@@ -93,6 +94,10 @@ def _lines(prompt: Prompt) -> Iterator[str]:
         said = "".join(part.text if part.kind == "text" else f"<{part.kind}>" for part in turn.parts)
         said = "\n".join(filter(None, [said, replace(turn, parts=()).said])) if turn.calls else said
         yield f"  {turn.role}: {terminal.cut(said)}".replace("\n", "\n    ")
+        for key, value in (parse_json(turn.more) if turn.more else {}).items():
+            yield f"    {key}: {terminal.cut(str(value))}".replace("\n", "\n    ")
+    if prompt.tools:
+        yield f"  tools: {', '.join(one['function']['name'] for one in parse_json(prompt.tools))}"
     media: list[tuple[str, Any]] = [(one.kind, one) for one in prompt.media] + list(prompt.inputs)
     yield from (f"  {name}: {one.path or 'in the record'}" for name, one in media)
     for name in ("negative", "answer", "label"):

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from burnish.data.pixels import NAMES, images_of, media_of, sounds_of, videos_of
+from burnish.data.pixels import NAMES, fitted, images_of, media_of, sounds_of, videos_of
 from burnish.data.values import shown, text_of
 from burnish.types.media import Kind, Media
+from burnish.types.message_keys import read_learned, read_more, unwritable
 from burnish.types.prompt import Message, Part
 from burnish.types.tool_calls import read_calls
 
 KINDS: tuple[Kind, ...] = ("image", "video", "audio")
 MARKERS: dict[str, Kind] = {f"<{kind}>": kind for kind in KINDS}
-ROLES = ("system", "user", "assistant", "tool")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 # keys of a part under which its own media may be, beside its type's name
 SOURCES = ("url", "path", "bytes")
-CALLED = (
-    "has tool_calls in a response, which must be text: write there what the model is to write for a call, such as "
-    "<tool_call>...</tool_call>"
+ONLY_TEXT = (
+    "has {} in a response, which must be text: write there what the model is to write for it, such as "
+    "<tool_call>...</tool_call> for a call and <think>...</think> for thoughts"
 )
 
 
@@ -122,7 +123,7 @@ def _with_placeholders(messages: list[Message], supply: _Supply, *, last: bool) 
                 supply.take(kind)
                 further.append(Part(kind))
     parts = messages[first].parts
-    completed = Message("user", (*parts, *further) if last else (*further, *parts))
+    completed = replace(messages[first], parts=(*parts, *further) if last else (*further, *parts))
     return [*messages[:first], completed, *messages[first + 1 :]]
 
 
@@ -134,8 +135,8 @@ def response_text(value: Any, key: str) -> str:
     """
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], Mapping):
         role, content = value[0].get("role"), value[0].get("content")
-        if value[0].get("tool_calls"):
-            raise ValueError(CALLED)
+        if key_of_it := unwritable(value[0]):
+            raise ValueError(ONLY_TEXT.format(key_of_it))
         if role != "assistant":
             raise ValueError(f"{key!r} has a message of {role!r}; it must be the assistant's")
         value = "".join(_texts(content, key)) if isinstance(content, list) else content
@@ -157,7 +158,13 @@ def _messages(value: Any, supply: _Supply, folder: Path) -> list[Message]:
             raise ValueError(f"has a message {shown(message)}; its role must be one of {', '.join(ROLES)}")
     strings = all(isinstance(_content(message), str) for message in value)
     marked = strings and any(supply.media.values())
-    return [Message(m["role"], tuple(_parts(_content(m), supply, folder, marked=marked)), _calls(m)) for m in value]
+    return [
+        Message(
+            m["role"], tuple(_parts(_content(m), supply, folder, marked=marked)), _calls(m), read_more(m),
+            read_learned(m),
+        )
+        for m in value
+    ]  # fmt: skip
 
 
 def _content(message: Mapping[str, Any]) -> Any:
@@ -183,7 +190,7 @@ def _parts(content: Any, supply: _Supply, folder: Path, *, marked: bool) -> Iter
         if not isinstance(part, Mapping):
             raise ValueError(f"has a part {shown(part)}; it must be an object with a type")
         kind = str(part.get("type")).removesuffix("_url").removeprefix("input_")
-        if kind == "text":
+        if kind in ("text", "output_text"):
             yield Part("text", text_of(part.get("text"), "text"))
         elif found := next((one for one in KINDS if one == kind), None):
             yield _placeholder(part, found, (kind, f"{kind}_url", f"input_{kind}", *SOURCES), supply, folder)
@@ -193,8 +200,13 @@ def _parts(content: Any, supply: _Supply, folder: Path, *, marked: bool) -> Iter
 
 def _placeholder(part: Mapping[str, Any], kind: Kind, keys: Sequence[str], supply: _Supply, folder: Path) -> Part:
     found = next((part[key] for key in keys if part.get(key) is not None), None)
+    place, given = supply.placeholders[kind], supply.media[kind]
+    if kind == "video" and isinstance(found, list):
+        found = {"frames": found, "fps": part.get("fps")}
     if found is not None:  # its own media, which comes next in order
-        supply.media[kind].insert(supply.placeholders[kind], media_of(found, kind, folder))
+        given.insert(place, media_of(found, kind, folder))
+    if place < len(given):
+        given[place] = fitted(given[place], part)
     supply.take(kind)
     return Part(kind)
 

@@ -84,4 +84,5 @@ def _message(turn: Any, key: str) -> Any:
     speaker = turn["from"]
     if not isinstance(speaker, str) or speaker not in SPEAKERS:
         raise ValueError(f"{key!r} has a turn from {shown(speaker)}; it must be from one of {', '.join(SPEAKERS)}")
-    return {"role": SPEAKERS[speaker], "content": text_of(turn.get("value"), f"{key}.value")}
+    more = {name: value for name, value in turn.items() if name not in ("from", "value")}
+    return {**more, "role": SPEAKERS[speaker], "content": text_of(turn.get("value"), f"{key}.value")}

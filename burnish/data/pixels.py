@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from burnish.data.values import shown
-from burnish.types.media import HIGHEST_RATE, Kind, Media
+from burnish.types.media import HIGHEST_RATE, Fit, Kind, Media
 from burnish.utils.containers import DEFAULT_FPS
 from burnish.utils.pictures import as_rgb
 
+PICTURE_SIZES = {"min_pixels": "min_pixels", "max_pixels": "max_pixels"}  # a record's key, and the field of ``Fit``
+VIDEO_SIZES = {"fps": "fps", "max_frames": "max_frames", "max_pixels": "video_max_pixels"}
+UNKNOWN_SIZES = (
+    "resized_height", "resized_width", "nframes", "min_frames", "total_pixels", "video_start", "video_end",
+)  # fmt: skip
 SLOWEST = 1e-3  # frames per second
 NAMES: dict[Kind, str] = {"image": "picture", "video": "video", "audio": "sound"}
 
@@ -69,15 +76,50 @@ def _is_array(value: Any) -> bool:
     return numbers and (len(lengths) == 2 or (len(lengths) == 3 and lengths[2] in (1, 3, 4)))
 
 
+def fitted(media: Media, said: Mapping[str, Any]) -> Media:
+    """A picture or video in the size that its record asks for.
+
+    Args:
+        media: it.
+        said: the keys beside it, in the words of Qwen's and verl's data.
+
+    Raises:
+        ValueError: a size is no positive number, or is said in a way that is not known here.
+    """
+    if media.kind == "audio":
+        return media
+    video = media.kind == "video"
+    if other := next((key for key in UNKNOWN_SIZES if said.get(key) is not None), None):
+        known = "fps, max_frames and max_pixels" if video else "min_pixels and max_pixels"
+        raise ValueError(f"has a {NAMES[media.kind]} with {other!r}, which is not known; give {known}")
+    names = VIDEO_SIZES if video else PICTURE_SIZES
+    sizes = {own: said[key] for key, own in names.items() if said.get(key) is not None}
+    if video and media.frames:
+        sizes.pop("fps", None)  # it says how fast they were taken
+    for name, size in sizes.items():
+        right = isinstance(size, int) or (isinstance(size, float) and name == "fps")
+        if isinstance(size, bool) or not right or not 0 < size < HIGHEST_RATE**2:
+            raise ValueError(f"has a {NAMES[media.kind]} with {name} {shown(size)}; it must be a positive number")
+    if sizes.get("min_pixels", 0) > sizes.get("max_pixels", math.inf):
+        raise ValueError(f"has a picture with min_pixels {sizes['min_pixels']}, above max_pixels {sizes['max_pixels']}")
+    return replace(media, wanted=Fit(**sizes).over(media.wanted)) if sizes else media
+
+
 def _image(value: Any, folder: Path) -> Media:
     if isinstance(value, Mapping):
-        value = _inside(value, ("bytes", "base64", "path", "image", "url", "array"), "picture")
+        inside = _inside(value, ("bytes", "base64", "path", "image", "url", "array"), "picture")
+        return fitted(_image(inside, folder), value)
     if _is_array(value) or hasattr(value, "getbands"):  # of PIL, from code of the user
         return _array(value)
     return _checked(_encoded(value, "image", folder))
 
 
 def _video(value: Any, folder: Path) -> Media:
+    media = _clip(value, folder)
+    return fitted(media, value) if isinstance(value, Mapping) else media
+
+
+def _clip(value: Any, folder: Path) -> Media:
     fps = DEFAULT_FPS
     if isinstance(value, Mapping):
         fps = fps if value.get("fps") is None else value["fps"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from burnish.options import Count, NonNegative, Seconds
 from burnish.registry import Named, options
-from burnish.utils.pictures import as_rgb, of_array
+from burnish.utils.pictures import as_shown, of_array, of_frames
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
     from burnish.types.prompt import Prompt
 
-PICTURE = "[picture]"  # replaces a picture where only text is shown
+PICTURE, VIDEO = "[picture]", "[video]"  # replace these where only text is shown
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What an environment says next: text and pictures, and the reward of the response before."""
+    """What an environment says next: text, pictures and videos, and the reward of the response before."""
 
-    content: str | Sequence[str | Image | np.ndarray] = ()  # in order; arrays are uint8 [H, W, 3]
+    # in order; arrays are pictures, uint8 [H, W, 3], or videos of which every frame is shown, uint8 [T, H, W, 3]
+    content: str | Sequence[str | Image | np.ndarray] = ()
     reward: float | None = None  # of the response
     done: bool = False  # the dialogue is over; this content is shown in reports, and not to the policy
     role: str = "user"  # of the message, for the chat template
@@ -38,36 +39,50 @@ class Observation:
     @property
     def parts(self) -> list[dict[str, Any]]:
         """The content as parts of a chat message."""
-        return [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in self.content]
+        return [
+            {"type": "text", "text": part} if isinstance(part, str) else {"type": ("image", "video")[is_video(part)]}
+            for part in self.content
+        ]
 
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The content as chat messages; with role tool each text is a message, the result of one call."""
-        if self.role == "tool" and not self.pictures and self.parts:
+        if self.role == "tool" and all(isinstance(part, str) for part in self.content) and self.parts:
             return [{"role": self.role, "content": [part]} for part in self.parts]
         return [{"role": self.role, "content": self.parts}]
 
     @property
     def pictures(self) -> list[Image]:
         """The pictures, in order."""
-        return [part for part in self.content if not isinstance(part, str)]  # type: ignore[misc]
+        return [part for part in self.content if not isinstance(part, str) and not is_video(part)]  # type: ignore[misc]
+
+    @property
+    def videos(self) -> list[np.ndarray]:
+        """The videos, uint8 [T, H, W, 3], in order."""
+        return [part for part in self.content if is_video(part)]  # type: ignore[misc]
 
     @property
     def words(self) -> str:
         """The content as text, to be shown."""
         between = "\n" if self.role == "tool" else ""
-        return between.join(part if isinstance(part, str) else PICTURE for part in self.content)
+        named = [part if isinstance(part, str) else VIDEO if is_video(part) else PICTURE for part in self.content]
+        return between.join(named)
+
+
+def is_video(part: Any) -> bool:
+    """Whether this is an array of frames."""
+    return getattr(part, "ndim", 0) == 4
 
 
 def _part(part: Any) -> Any:
     if isinstance(part, str):
-        return part
+        return part.encode(errors="replace").decode()  # half of a surrogate pair is no character
     from PIL import Image
 
-    if isinstance(part, Image.Image):
-        return as_rgb(part)
     try:
-        return of_array(part)
+        if is_video(part):
+            return of_frames(part)
+        return as_shown(part) if isinstance(part, Image.Image) else of_array(part)
     except (AttributeError, TypeError, ValueError, OSError) as error:
         raise TypeError(
             f"an observation holds {type(part).__name__}, which is neither text nor a picture: {error}"

@@ -7,7 +7,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from burnish.utils.pictures import as_rgb, of_array
+from burnish.environments.base import is_video
+from burnish.utils.awaiting import awaited
+from burnish.utils.pictures import as_shown, of_array, of_frames
 from burnish.utils.supervisor import ChildDied, LoadFailed, Server
 from burnish.utils.user_code import load_object
 
@@ -38,7 +40,7 @@ class ToolProcess:
     def call(
         self, name: str, arguments: Mapping[str, Any], images: Sequence[Image] = (), seed: int = 0
     ) -> list[Result]:
-        """What a function returned, as texts and pictures, or why it did not.
+        """What a function returned, as texts, pictures and videos, or why it did not.
 
         Args:
             name: of the function.
@@ -108,7 +110,7 @@ def _load(given: tuple[dict[str, str], dict[str, dict[str, Any]]]) -> Callable[.
 
 def _answer(function: Callable[..., Any], arguments: Mapping[str, Any]) -> list[Result]:
     try:
-        returned = function(**arguments)
+        returned = awaited(function(**arguments))
         parts = list(returned) if isinstance(returned, list | tuple) else [returned]
         if not any(_is_picture(part) for part in parts):
             return [str(returned)]
@@ -121,7 +123,9 @@ def _is_picture(value: Any) -> bool:
     return type(value).__module__.startswith("PIL.") or type(value).__name__ == "ndarray"
 
 
-def _picture(value: Any) -> Image:
+def _picture(value: Any) -> Any:
     from PIL import Image
 
-    return as_rgb(value) if isinstance(value, Image.Image) else of_array(value)
+    if isinstance(value, Image.Image):
+        return as_shown(value)
+    return of_frames(value) if is_video(value) else of_array(value)

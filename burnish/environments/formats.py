@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from burnish.environments.gemma_calls import written_calls
 from burnish.utils.json_text import parse_json
 
-Format = Literal["hermes", "qwen3_coder", "glm45", "llama3_json", "mistral", "pythonic"]
+Format = Literal["hermes", "qwen3_coder", "glm45", "llama3_json", "mistral", "pythonic", "gemma4"]
 
 TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 FUNCTION = re.compile(r"\s*<function=([^>\n]*)>(.*?)</function>\s*", re.DOTALL)
@@ -23,7 +24,7 @@ PARAMETER = re.compile(r"<parameter=([^>\n]*)>\n?(.*?)\n?</parameter>", re.DOTAL
 ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 FENCE = re.compile(r"```(?:tool_code|python)\s*\n(.*?)```", re.DOTALL)
 NAMED = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*(?:\[ARGS\])?\s*(\{.*)", re.DOTALL)  # mistral: name{...}
-MARKS = ("[TOOL_CALLS]", "<|python_tag|>")
+MARKS = ("[TOOL_CALLS]", "<|python_tag|>", "<|tool_call_start|>")
 LONGEST = 20_000  # characters that are read as Python
 
 Schemas = Mapping[str, Mapping[str, Any]]  # of parameters, by the name of the function
@@ -134,6 +135,19 @@ def _pythonic(text: str, schemas: Schemas) -> list[Call]:
     return calls
 
 
+def _gemma4(text: str, schemas: Schemas) -> list[Call]:
+    """<|tool_call>call:NAME{key:value}<tool_call|>, texts between <|"|>: Gemma 4, FunctionGemma."""
+    calls = []
+    for name, arguments in written_calls(text, schemas):
+        if arguments is None:
+            calls.append(Call(problem='a call must be call:NAME{key:value, ...}, texts between <|"|>'))
+        elif isinstance(arguments, dict):
+            calls.append(_checked(name, arguments))
+        else:
+            calls.append(_of_texts(name, arguments, schemas))
+    return calls
+
+
 PARSERS: dict[Format, Callable[[str, Schemas], list[Call]]] = {
     "hermes": _hermes,
     "qwen3_coder": _qwen3_coder,
@@ -141,6 +155,7 @@ PARSERS: dict[Format, Callable[[str, Schemas], list[Call]]] = {
     "llama3_json": _llama3_json,
     "mistral": _mistral,
     "pythonic": _pythonic,
+    "gemma4": _gemma4,
 }
 
 
@@ -148,7 +163,7 @@ def _unmarked(text: str) -> str:
     text = text.strip()
     for mark in MARKS:
         text = text.removeprefix(mark).strip()
-    return text
+    return text.removesuffix("<|tool_call_end|>").strip()
 
 
 def _of_json(text: str, key: str) -> Call:
@@ -189,6 +204,9 @@ def _of_node(node: Any) -> Call:
 
 
 def _checked(name: Any, arguments: Any) -> Call:
+    if isinstance(arguments, str):  # as in OpenAI's messages
+        with contextlib.suppress(ValueError):
+            arguments = parse_json(arguments)
     if not isinstance(arguments, Mapping):
         return Call(name=str(name), problem="arguments must be an object")
     return Call(name=name, arguments=arguments) if isinstance(name, str) else Call(name=str(name), arguments=arguments)

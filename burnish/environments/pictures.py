@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 SMALLEST = 28  # pixels of the shorter side of what is shown: below this, models see one patch or none
 LARGEST = 1024  # of the longer side
+LONGEST = 100  # a part may be so many times as long as it is wide: Qwen's processors refuse 200
 RELATIVE = 1000  # the right and the lower end, for models that give places in thousandths
 
 
@@ -95,6 +96,9 @@ def _box(corners: list[float], picture: Image) -> tuple[int, int, int, int]:
     if box[0] >= box[2] or box[1] >= box[3]:
         size = f"{picture.width} x {picture.height}"
         raise ValueError(f"bbox_2d is {corners}, which holds no pixel of a picture of {size}")
+    width, height = box[2] - box[0], box[3] - box[1]
+    if max(width, height) > LONGEST * min(width, height):
+        raise ValueError(f"bbox_2d is {corners}, a strip of {width} x {height} pixels; take one of a wider side")
     return box
 
 

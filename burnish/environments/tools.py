@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from burnish.environments.base import Environment, Episode, Observation
+from burnish.environments.base import Environment, Episode, Observation, is_video
 from burnish.environments.calls import ToolProcess, takes
 from burnish.environments.formats import Call, Format, parse
 from burnish.environments.schemas import schema
@@ -36,17 +36,17 @@ class Tools(Environment):
 
     functions: dict[str, str] = Field(min_length=1)
     """Functions by the names that they are called by: package.module:function or path/to/file.py:function. They are
-    run in a process of their own, get the arguments as keywords, and what they return is shown: pictures as such, all
-    else as text. A keyword-only parameter images gets the pictures of the dialogue so far, and seed a number of this
-    call. Of a class, an instance is made in that process and called."""
+    run in a process of their own, may be async, get the arguments as keywords, and what they return is shown: pictures
+    and videos as such, all else as text. A keyword-only parameter images gets the pictures of the dialogue so far, and
+    seed a number of this call. Of a class, an instance is made in that process and called."""
     arguments: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Keyword arguments of classes among the functions, by the functions' names."""
     start_timeout: Seconds = 60.0
     """Seconds in which the functions must be loaded, with what their classes load."""
     calls: Format = "hermes"
     """How the model writes calls: hermes (Qwen2.5, Qwen3, Qwen-VL: JSON in <tool_call>), qwen3_coder (Qwen3-Coder,
-    Qwen3.5: XML), glm45 (GLM-4.5, GLM-4.6V), llama3_json (Llama 3.1 and later), mistral, or pythonic (Llama 4,
-    Gemma 3)."""
+    Qwen3.5: XML), glm45 (GLM-4.5, GLM-4.6V), llama3_json (Llama 3.1 and later), mistral, pythonic (Llama 4, Gemma 3,
+    LFM2), or gemma4."""
     timeout: Seconds = 10.0
     """Seconds that a call may take; one that takes longer is ended, and the model is told so."""
     role: Literal["tool", "user"] = "tool"
@@ -165,7 +165,8 @@ class _Calls:
             self.tools.answer(call, self.images, random.key(self.seed, "call", first + number))
             for number, call in enumerate(calls)
         ]
-        self.images += [part for result in results for part in result if not isinstance(part, str)]
+        shown = [part for result in results for part in result if not isinstance(part, str)]
+        self.images += [part for part in shown if not is_video(part)]
         if self.tools.role == "tool":  # whose form is the chat template's, or its model's
             return Observation([part for result in results for part in result], role="tool")
         before, after = RESULT.split("{}")

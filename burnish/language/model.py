@@ -113,6 +113,7 @@ class LanguageModel(Protocol):
     device: torch.device  # where it runs
     axes: int  # numbers per position: 3 for time, height and width, 1 along the text
     vocabulary: int
+    readable_ids: int  # tokens that its embedding knows, of which some may never be sampled
     placeholders: Tensor  # [K] long: ids of vision tokens
     banned: Tensor  # [K] long: ids that are never sampled and have no probability in training
     stop: tuple[int, ...]  # ids that end a response
@@ -159,6 +160,10 @@ class LanguageModel(Protocol):
             UserError: media and placeholders don't match, the family can't read them, or the chat template refuses
                 the messages.
         """
+        ...
+
+    def refusal(self, messages: Chat, tools: Tools = ()) -> str:
+        """Why messages can't be asked: what the chat template refuses or leaves out; "" if they can."""
         ...
 
     def count_tokens(self, messages: Chat, tools: Tools = ()) -> int:

@@ -17,6 +17,7 @@ from burnish.rewards.base import Verdict
 from burnish.rewards.text.base import Response
 from burnish.types.clips import Clip, Sound
 from burnish.types.media import HIGHEST_RATE, Media
+from burnish.types.message_keys import read_more
 from burnish.types.prompt import Message, Part, Prompt
 from burnish.types.tool_calls import read_calls
 from burnish.utils.pictures import as_rgb
@@ -256,7 +257,7 @@ def _message(value: Any) -> Message:
     content = value.get("content") if isinstance(value, dict) else None
     if not isinstance(content, list) or not isinstance(value.get("role"), str):
         raise ValueError("messages must have a role and a list as content")
-    return Message(value["role"], tuple(map(_part, content)), read_calls(value.get("tool_calls")))
+    return Message(value["role"], tuple(map(_part, content)), read_calls(value.get("tool_calls")), read_more(value))
 
 
 def _part(value: Any) -> Part:

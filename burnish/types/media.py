@@ -44,6 +44,10 @@ class Fit:
     max_frames: int | None = None
     video_max_pixels: int | None = None  # of a frame
 
+    def over(self, other: Fit) -> Fit:
+        """These limits, and the other's where these set none."""
+        return Fit(**{name: getattr(other, name) if value is None else value for name, value in vars(self).items()})
+
     @property
     def samples(self) -> bool:
         """Whether frames of a video are chosen, which its processor then takes as they are."""
@@ -92,6 +96,7 @@ class Media:
     frames: tuple[Media, ...] = field(default=(), compare=False, repr=False)  # of a video given frame by frame
     fps: float = field(default=DEFAULT_FPS, compare=False)  # of such a video; a file knows its own
     fit: Fit = field(default=AS_IT_IS, compare=False, repr=False)
+    wanted: Fit = field(default=AS_IT_IS, compare=False, repr=False)  # what its own record says of that
 
     @classmethod
     def file(cls, path: str | Path, kind: Kind = "image") -> Media:

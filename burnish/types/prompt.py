@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from burnish.types.media import Media
+from burnish.types.media import AS_IT_IS, Media
 from burnish.types.tool_calls import as_chat, as_text
 from burnish.utils.json_text import parse_json
 
@@ -31,6 +32,8 @@ class Message:
     role: str
     parts: tuple[Part, ...]
     calls: tuple[str, ...] = ()  # of tools, as ``read_calls`` returns them
+    more: str = ""  # a JSON object of further keys, for templates that read them
+    learned: bool = field(default=True, compare=False)  # a turn of the assistant that is to be imitated
 
     @property
     def text(self) -> str:
@@ -46,7 +49,8 @@ class Message:
     @property
     def size(self) -> int:
         """Bytes that a chat template writes of it at most, but for what is around them."""
-        return len(self.text.encode()) + sum(CALL + 2 * len(call.encode()) for call in self.calls)
+        written = sum(CALL + 2 * len(call.encode()) for call in self.calls)
+        return len(self.text.encode()) + len(self.more.encode()) + written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +70,7 @@ class Prompt:
     audios: tuple[Media, ...] = ()
     inputs: tuple[tuple[str, Media], ...] = ()  # of a generator, by the name of the pipeline's argument: mask_image
     label: str | None = None  # chooses the rewards that score it
+    tools: str = ""  # a JSON list of schemas of functions that it tells of, as ``read_tools`` returns it
     extra: str = ""  # a JSON object with the keys of data.extra_keys, which are part of the content
     # a JSON object with all other keys that the user wrote, for rewards: no part of the content, nor of any seed
     record: str = field(default="", compare=False)
@@ -77,12 +82,21 @@ class Prompt:
     def uid(self) -> str:
         content: list[Any] = [self.text, self.negative, self.answer, self.source]
         said = [
-            (message.role, [(part.kind, part.text) for part in message.parts], *message.calls)
+            (
+                message.role,
+                [(part.kind, part.text) for part in message.parts],
+                *message.calls,
+                *([["more", message.more]] if message.more else ()),
+            )
             for message in self.messages
         ]
         more = [said, [media.digest for media in self.media], self.label, self.extra]
         if any(more):  # text-only prompts keep the hash that they had before messages and media existed
             content += more
+        if any(media.wanted != AS_IT_IS for media in self.media):
+            content.append([repr(media.wanted) for media in self.media])
+        if self.tools:
+            content.append(["tools", self.tools])
         if self.inputs:
             content.append([(name, media.digest) for name, media in self.inputs])
         return hashlib.blake2b(json.dumps(content, ensure_ascii=False).encode(), digest_size=8).hexdigest()
@@ -119,11 +133,23 @@ class Prompt:
         """The conversation so far."""
         return self.messages or (Message("user", (Part("text", self.text),)),)
 
+    @property
+    def size(self) -> int:
+        """Bytes that a chat template writes of it at most, but for what is around messages, and for media."""
+        return sum(turn.size for turn in self.turns) + 2 * len(self.tools.encode())
+
+    def told(self, tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Schemas of the functions that it tells of: its own, and ``tools`` of other names."""
+        own: list[dict[str, Any]] = parse_json(self.tools) if self.tools else []
+        named = {one.get("function", {}).get("name") for one in own}
+        return [*own, *(one for one in tools if one.get("function", {}).get("name") not in named)]
+
     def chat(self) -> list[dict[str, Any]]:
         """The conversation as transformers' chat templates read it."""
         return [
             {"role": message.role, "content": [_chat_part(part) for part in message.parts]}
             | ({"tool_calls": [as_chat(call) for call in message.calls]} if message.calls else {})
+            | (parse_json(message.more) if message.more else {})
             for message in self.turns
         ]
 

@@ -52,3 +52,32 @@ def as_text(name: str, arguments: Mapping[str, Any]) -> str:
     """A call as Qwen and Hermes write it."""
     written = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{written}\n</tool_call>"
+
+
+def read_tools(value: Any) -> str:
+    """The functions that a record under ``tools`` tells of, as a JSON list of schemas; "" if it tells of none.
+
+    They may be in OpenAI's form or bare, in a list or in a list as JSON text. What has another form is no list of
+    functions, but a key of the user's.
+    """
+    if isinstance(value, str):
+        try:
+            value = parse_json(value)
+        except ValueError:
+            return ""
+    if not isinstance(value, list) or not all(map(_function, value)):
+        return ""
+    schemas = [_without_nothing(one if "function" in one else {"type": "function", "function": one}) for one in value]
+    return json.dumps(schemas, ensure_ascii=False) if schemas else ""
+
+
+def _function(value: Any) -> bool:
+    found = (value.get("function") or value) if isinstance(value, Mapping) else None
+    return isinstance(found, Mapping) and isinstance(found.get("name"), str)
+
+
+def _without_nothing(value: Any) -> Any:
+    """A schema without what is null, as a Parquet column has for the keys of its other rows."""
+    if isinstance(value, Mapping):
+        return {key: _without_nothing(one) for key, one in value.items() if one is not None}
+    return list(map(_without_nothing, value)) if isinstance(value, list) else value

@@ -37,7 +37,33 @@ def of_array(values: Any) -> Image:
     values = np.asarray(values)
     if values.dtype.kind in "iu" and values.size and values.min() >= 0 and values.max() <= 255:
         values = values.astype(np.uint8)
-    return as_rgb(fromarray(values))
+    return as_shown(fromarray(values))
+
+
+def of_frames(values: Any) -> Any:
+    """A video as uint8 [T, H, W, 3], of whole numbers up to 255.
+
+    Raises:
+        ValueError: it is none.
+    """
+    import numpy as np
+
+    values = np.asarray(values)
+    right = values.ndim == 4 and values.shape[3] == 3 and values.size and values.dtype.kind in "iu"
+    if not right or values.min() < 0 or values.max() > 255:
+        raise ValueError(f"an array of {values.dtype} {list(values.shape)} is no video; give uint8 [T, H, W, 3]")
+    return values.astype(np.uint8)
+
+
+def as_shown(picture: Image) -> Image:
+    """A picture that has pixels, in 8 bits per colour; see ``as_rgb``.
+
+    Raises:
+        OSError: it has none, or as ``as_rgb``.
+    """
+    if not picture.width or not picture.height:
+        raise OSError(f"a picture of {picture.width} x {picture.height} pixels has nothing to show")
+    return as_rgb(picture)
 
 
 def as_rgb(picture: Image) -> Image:

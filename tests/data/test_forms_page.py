@@ -14,8 +14,8 @@ EXAMPLES = re.findall(r"^`([a-z]\w*\.\w+)`.*?\n```\w+\n(.*?)```\n```text\n(.*?)`
 
 def test_every_form_is_there():
     names = [name.partition(".")[0] for name, _, _ in EXAMPLES]
-    assert names == ["table", "lines", "verl", "trl", "trl_parts", "calls", "swift", "swift_query", "alpaca",
-                     "sharegpt", "llava", "mine"]  # fmt: skip
+    assert names == ["table", "lines", "verl", "trl", "trl_parts", "calls", "thoughts", "swift", "swift_query",
+                     "alpaca", "sharegpt", "llava", "mine"]  # fmt: skip
     assert PAGE.count("```\n```text") == len(EXAMPLES)
 
 

@@ -40,6 +40,12 @@ TEXTS = {
         "[look(place='7', times=3, deep=True, spots=[1, 2])]",
         'look(place="7", times=3, deep=True, spots=[1, 2])',
         '```tool_code\nlook(place="7", times=3, deep=True, spots=[1, 2])\n```',
+        "<|tool_call_start|>[look(place='7', times=3, deep=True, spots=[1, 2])]<|tool_call_end|>",
+    ],
+    "gemma4": [
+        '<|tool_call>call:look{place:<|"|>7<|"|>,times:3,deep:true,spots:[1,2]}<tool_call|>',
+        "I look.\ncall:look{place:7,times:3,deep:true,spots:[1, 2]}",
+        "<start_function_call>call:look{deep:true, place:<escape>7<escape>, times: 3, spots:[1,2]}<end_function_call>",
     ],
 }
 SEVERAL = {
@@ -49,6 +55,7 @@ SEVERAL = {
     "llama3_json": "; ".join(TEXTS["llama3_json"][:1] * 2),
     "mistral": f'[{{"name": "look", "arguments": {JSON}}}, {{"name": "look", "arguments": {JSON}}}]',
     "pythonic": f"[{TEXTS['pythonic'][1]}, {TEXTS['pythonic'][1]}]",
+    "gemma4": TEXTS["gemma4"][1] + TEXTS["gemma4"][1],
 }
 BROKEN = {
     "hermes": "<tool_call>look(7)</tool_call>",
@@ -57,6 +64,7 @@ BROKEN = {
     "llama3_json": '{"name": "look", "parameters": ',
     "mistral": '[TOOL_CALLS][{"name": "look"',
     "pythonic": "[look(7)]",
+    "gemma4": "<|tool_call>call:look{place<tool_call|>",
 }
 
 
@@ -89,6 +97,15 @@ def test_an_answer_is_no_call(how, text):
     assert all(call.problem for call in parse(text, how, SCHEMAS))
     if text in ("", "The answer is 7.", "<answer>7</answer>"):
         assert parse(text, how, SCHEMAS) == []
+
+
+def test_texts_without_their_quotes_end_where_the_next_argument_begins():
+    (call,) = parse("call:look{place:Rome, Italy (a {b}),times:2}", "gemma4", SCHEMAS)
+    assert call.arguments == {"place": "Rome, Italy (a {b})", "times": 2}
+    (call,) = parse('<|tool_call>call:f{a:{b:[1,<|"|>x}, times:3<|"|>]}}<tool_call|>', "gemma4", SCHEMAS)
+    assert call.arguments == {"a": {"b": [1, "x}, times:3"]}}
+    (call,) = parse('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "hermes", SCHEMAS)
+    assert call.arguments == {"a": 1}
 
 
 def test_python_is_read_and_never_run():

@@ -41,6 +41,14 @@ def test_a_part_is_enlarged_to_the_size_of_the_picture():
     assert pictures.crop([-5, 10, 70.4, 900], images=[page()]).size == (70, 30)
 
 
+def test_a_strip_that_no_processor_takes_is_told_to_the_model():
+    wide = Image.new("RGB", (600, 40))
+    for tool in (pictures.crop, pictures.zoom):
+        with pytest.raises(ValueError, match=r"a strip of 600 x 2 pixels; take one of a wider side"):
+            tool([0, 0, 600, 2], images=[wide])
+    assert pictures.crop([0, 0, 200, 2], images=[wide]).size == (200, 2)
+
+
 def test_what_is_drawn_stays_on_a_copy():
     given = page()
     boxed = pictures.draw_box([5, 5, 20, 20], color="blue", images=[given])

@@ -74,6 +74,17 @@ def test_a_tool_that_never_returns_or_dies_is_ended_and_the_next_call_works():
     tools.close()
 
 
+def test_a_tool_may_be_async_and_show_videos():
+    tools = Tools(functions={name: f"tests.support.tool_functions:{name}" for name in ("later", "empty")})
+    told = tools.episode().step('<tool_call>{"name": "later", "arguments": {"a": 4}}</tool_call>')
+    assert told.words == "[picture]\n[video]\n?"
+    assert (len(told.pictures), [video.shape for video in told.videos]) == (1, [(4, 28, 28, 3)])
+    assert [part["type"] for part in told.messages[0]["content"]] == ["image", "video", "text"]
+    nothing = tools.episode().step('<tool_call>{"name": "empty", "arguments": {}}</tool_call>')
+    assert nothing.words == "error: OSError: a picture of 0 x 0 pixels has nothing to show"
+    tools.close()
+
+
 def test_long_results_are_cut():
     tools = Tools(functions={"add": f"{HERE}:add"}, longest_result=3)
     assert tools.answer(Call("add", {"a": "abc", "b": "def"})) == ["abc"]

@@ -33,3 +33,20 @@ def look(*, images):
     from burnish.environments.pictures import zoom
 
     return zoom([10, 10, 18, 18], images=images)
+
+
+async def later(a: int):
+    """Show a picture, and a video, after a while."""
+    import asyncio
+
+    import numpy as np
+
+    await asyncio.sleep(0)
+    return np.zeros((8, 8, 3), np.uint8), np.full((a, 28, 28, 3), 9, np.uint8), "\ud800"
+
+
+def empty():
+    """Show nothing."""
+    from PIL import Image
+
+    return Image.new("RGB", (0, 0))

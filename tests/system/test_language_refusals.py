@@ -10,6 +10,7 @@ import burnish.tasks.language.assembly
 from tests.support.runs import refused
 from tests.support.tiny_language import picture, tiny_language
 
+ASKED = {"role": "user", "content": "What?"}
 QUESTION = {"prompt": "What?", "answer": "4"}
 
 
@@ -42,6 +43,8 @@ def place(tmp_path_factory):
             QUESTION | {"response": "So."},
             QUESTION | {"prompt": "Why? " * 100, "response": "So it is. " * 190},
         ),
+        "named": lines(QUESTION, QUESTION | {"prompt": [ASKED | {"name": "Ann"}]}),
+        "armed": lines(QUESTION | {"tools": [{"name": "add"}]}),
         "endless": lines(QUESTION, QUESTION | {"prompt": "What " * 10_000}),
     }
     for name, text in files.items():
@@ -130,6 +133,13 @@ REFUSED = {
     "response longer than vLLM reads": (
         ["rollout.engine=vllm", "rollout.vllm={python: python, max_model_len: 30}", "rollout.max_new_tokens=20"],
         ["the model has 30 (rollout.vllm.max_model_len)"],
+    ),
+    "name that the template doesn't write": (
+        ["data.train_files={place}/named.jsonl"],
+        ["1 of 2 conversations", "leaves out the name of message 1 of 1, of role user", "named.jsonl:2"],
+    ),
+    "tools that the template doesn't tell of": (
+        ["data.train_files={place}/armed.jsonl"], ["has no place for tools", "armed.jsonl:1"],
     ),
     "demonstration too long": (
         ["algorithm=sft", "data.train_files={place}/told.jsonl", "rollout.max_new_tokens=200"],

@@ -194,7 +194,7 @@ def test_a_tokenizer_of_another_model_is_found_by_the_prompts(damaged):
     with pytest.raises(UserError, match=r"prompt 'a cat' has token id \d+, but text_encoder has only 20"):
         model.check_texts(["a cat"])
     language = load_language_model(LanguageModelOptions(path=str(damaged("language"))))
-    language.vocabulary = 10
+    language.readable_ids = 10
     with pytest.raises(UserError, match=r"has token \d+, but the model knows only 10"):
         Encoder(language)([Prompt(text="what?")])
 

@@ -112,9 +112,9 @@ def within_limits(
 
     def too_long_together(record: ResponseRecord) -> str:
         for prompt, text in record.rows:
-            if sum(turn.size for turn in prompt.turns) + len(text.encode()) + TEMPLATE < positions:
+            if prompt.size + len(text.encode()) + TEMPLATE < positions:
                 continue  # as a token has at least one byte
-            before = lengths.get(prompt.uid) or model.count_tokens(prompt.chat(), tools)
+            before = lengths.get(prompt.uid) or model.count_tokens(prompt.chat(), prompt.told(tools))
             if (count := before + len(model.response_ids(text))) > positions:
                 return (
                     f"a prompt and a response of {count} tokens, but the model has {positions} positions "

@@ -15,6 +15,7 @@ from burnish.data.values import extra_of, find, listed, record_of, text_of, valu
 from burnish.options.language import LanguageDataOptions
 from burnish.types.media import Fit
 from burnish.types.prompt import Message, Prompt
+from burnish.types.tool_calls import read_tools
 
 
 def read_questions(files: str | Sequence[str], options: LanguageDataOptions) -> list[Prompt]:
@@ -91,11 +92,12 @@ def prompt_of(
     kinds = [part.kind for message in messages for part in message.parts]
     fit = fit_of(options)
     images, videos, audios = (
-        [replace(media, fit=fit) for media in every[: kinds.count(kind)]]
+        [replace(media, fit=media.wanted.over(fit)) for media in every[: kinds.count(kind)]]
         for kind, every in zip(KINDS, (conversation.images, conversation.videos, conversation.audios), strict=True)
     )
     key, value = asked(record.values, PROMPT, options.prompt_key)
-    plain = len(messages) == 1 and messages[0].role == "user" and not (images or videos or audios)
+    one = len(messages) == 1 and messages[0].role == "user" and not messages[0].more
+    plain = one and not (images or videos or audios)
     return Prompt(
         text=Conversation(list(messages), images, videos, audios).text(),
         source=text_at(record.values, "data_source") or "default",
@@ -105,6 +107,7 @@ def prompt_of(
         videos=tuple(videos),
         audios=tuple(audios),
         label=_label(record.values, options),
+        tools=read_tools(record.values.get("tools")),
         extra=extra_of(record.values, options.extra_keys),
         record=record_of(
             record.values, {*said_whole(key, options.template), *_media_keys(options), *options.extra_keys}
@@ -204,7 +207,7 @@ def check_positions(
     """
     found = []
     for prompt in prompts:
-        bound = sum(message.size for message in prompt.turns) + room
+        bound = prompt.size + room
         if bound + more(prompt) > longest and (count := length(prompt)) + room > longest:
             found.append((count, prompt))
     if found:

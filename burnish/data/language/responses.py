@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from burnish.data.conversation import CALLED, response_text
+from burnish.data.conversation import ONLY_TEXT, response_text
 from burnish.data.forms import asked, response_of
 from burnish.data.language.prompts import conversation_of, converse_with_media, prompt_of, question
 from burnish.data.records import PROMPT, RESPONSE, Record, read_files
 from burnish.data.values import find
 from burnish.options.language import LanguageDataOptions
-from burnish.types.prompt import Prompt
+from burnish.types.message_keys import unwritable
+from burnish.types.prompt import Message, Prompt
+from burnish.utils.json_text import parse_json
 
 LABEL = ("label", "kto_tag")
 Holds = Literal["demonstrations", "preferences", "judgements"]
@@ -71,7 +73,10 @@ def _demonstrations(record: Record, options: LanguageDataOptions) -> Iterator[Re
         yield ResponseRecord(question(record, options), (response,))
         return
     conversation = conversation_of(record, options)
-    turns = [i for i, message in enumerate(conversation.messages) if message.role == "assistant"]
+    said = [i for i, message in enumerate(conversation.messages) if message.role == "assistant"]
+    turns = [i for i in said if conversation.messages[i].learned]
+    if said and not turns:
+        raise ValueError("has no message of the assistant that is learned: each has a weight, loss or train of 0")
     if not turns:
         wanted = options.response_key or ", ".join(RESPONSE)
         raise ValueError(f"has no response: neither {wanted} nor a message of the assistant")
@@ -81,8 +86,7 @@ def _demonstrations(record: Record, options: LanguageDataOptions) -> Iterator[Re
         message = conversation.messages[i]
         if any(part.kind != "text" for part in message.parts):
             raise ValueError("has a message of the assistant with a picture; a response must be text only")
-        if message.calls:
-            raise ValueError(CALLED)
+        _check_text(message)
         prompt = prompt_of(record, conversation, conversation.messages[:i], options)
         yield ResponseRecord(prompt, (_not_empty(message.text, "content"),))
 
@@ -139,9 +143,16 @@ def last_response(record: Record, options: LanguageDataOptions) -> str | None:
     if (response := one_response(record, options)) is not None:
         return response
     last = conversation_of(record, options).messages[-1]
-    if last.calls:
-        raise ValueError(CALLED)
-    return _not_empty(last.text, "content") if last.role == "assistant" else None
+    if last.role != "assistant":
+        return None
+    _check_text(last)
+    return _not_empty(last.text, "content")
+
+
+def _check_text(message: Message) -> None:
+    """Refuse a response of which more than its text would have to be written."""
+    if key := "tool_calls" if message.calls else unwritable(parse_json(message.more or "{}")):
+        raise ValueError(ONLY_TEXT.format(key))
 
 
 def one_response(record: Record, options: LanguageDataOptions) -> str | None:

@@ -57,11 +57,13 @@ class TransformersModel:
             reads_parts=self.reads_parts,
         )
         self.placeholders = torch.tensor(placeholders, dtype=torch.long)
-        self.banned = self.placeholders
+        # a placeholder may have no place among the logits (Mllama)
+        self.banned = self.placeholders[self.placeholders < text.vocab_size]
         stop = self._stop_ids()
         self.end = self.chat.turn_end(stop)
         self.stop = tuple(dict.fromkeys([*stop, self.end[-1]]))
         self.vocabulary: int = text.vocab_size
+        self.readable_ids = max(self.vocabulary, network.get_input_embeddings().weight.shape[0])
         self.max_positions, self.position_limit = positions_within(text)
 
     @classmethod
@@ -152,6 +154,9 @@ class TransformersModel:
             raise UserError(f"{self.path} can't hear, but a prompt has sounds; remove them, or give a model that can")
         assert all(audio.rate == self.audio_rate for audio in audios), "sounds at another rate than the model's"
         return Shown(images, videos, audios)
+
+    def refusal(self, messages: Chat, tools: Tools = ()) -> str:
+        return self.chat.refusal(messages, tools)
 
     def count_tokens(self, messages: Chat, tools: Tools = ()) -> int:
         return len(self.chat.opening) + len(self.chat.ids(*self.chat.render(messages, tools)))

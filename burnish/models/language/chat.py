@@ -10,6 +10,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from burnish.models.language.shapes import left_out, out_of_order, shape_of
+from burnish.types.message_keys import OWN, THOUGHTS
 from burnish.types.tool_calls import as_text
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
@@ -34,23 +36,71 @@ class ChatTokenizer:
         self.path, self.tokenizer = path, tokenizer
         self.placeholders, self.reads_parts = placeholders, reads_parts
         tokenizer.chat_template = read_template(path, tokenizer, vision=vision)
+        self._seen: dict[Any, str] = {}  # what the template leaves out of conversations of a shape
+        self._refused: dict[Any, str] = {}  # why it refuses them
 
-    def render(self, messages: Chat, tools: Tools = (), *, prompt: bool = True) -> tuple[str, str]:
+    def render(
+        self, messages: Chat, tools: Tools = (), *, prompt: bool = True, checked: bool = True
+    ) -> tuple[str, str]:
         """The chat as text, and the character at which the text must be split before it becomes tokens.
 
         Args:
             messages: the conversation.
             tools: for templates that describe tools.
             prompt: end with the generation prompt.
+            checked: refuse messages of which the template leaves something out.
 
         Raises:
-            UserError: the template refuses the messages.
+            UserError: the template refuses the messages, or leaves something out.
         """
+        if checked and (lost := self.left_out(messages)):
+            raise UserError(lost)
         mark = unused_character(joined(messages))
         chat = [self._turn(message, mark) for message in messages]
         if self.tokenizer.chat_template is None:
             return "\n".join(plain(message["content"]) for message in chat), mark
         return self._apply(chat, tools, prompt=prompt), mark
+
+    def refusal(self, messages: Chat, tools: Tools = ()) -> str:
+        """Why messages can't be asked, found once for messages of a shape; "" if they can."""
+        if lost := self.left_out(messages):
+            return lost
+        if tools and not self.mentions_tools:
+            return f"the chat template of {self.path} has no place for tools; tell of them in the messages"
+        shape = (*shape_of(messages), bool(tools))
+        if shape not in self._refused:
+            try:
+                self.render(messages, tools)
+                self._refused[shape] = ""
+            except UserError as error:
+                self._refused[shape] = str(error)
+        return self._refused[shape]
+
+    def left_out(self, messages: Chat) -> str:
+        """What the template leaves out of messages, and the way out; "" if it writes all of them."""
+        shape = shape_of(messages)
+        if shape not in self._seen:
+            self._seen[shape] = left_out(self, messages)
+        lost = self._seen[shape] or ("" if self.mentions("tool_call_id") else out_of_order(messages))
+        return lost and (
+            f"the chat template of {self.path} leaves out {lost}; write it in another way (developer as system, "
+            "several messages as one, keys in the content, results of tools with environment.role=user), or give "
+            "another template (model.chat_template)"
+        )
+
+    def mentions(self, key: str) -> bool:
+        """Whether the template reads a key of messages."""
+        return re.search(rf"""[.'"]{key}(?!\w)""", self._template) is not None
+
+    @property
+    def mentions_tools(self) -> bool:
+        """Whether the template tells of tools."""
+        return re.search(r"(?<![\w.])tools(?!\w)", self._template) is not None
+
+    @property
+    def _template(self) -> str:
+        template = self.tokenizer.chat_template
+        return "\n".join(template.values()) if isinstance(template, dict) else template or ""
 
     def after(self, response: str, messages: Chat, tools: Tools = (), *, prompt: bool = True) -> tuple[str, str]:
         """What the template writes after a response: its end, and further messages."""
@@ -125,28 +175,40 @@ class ChatTokenizer:
         return apply_template(self.path, self.tokenizer, chat, tools, prompt=prompt)
 
     def _turn(self, message: dict[str, Any], mark: str) -> dict[str, Any]:
+        more = {key: value for key, value in message.items() if key not in OWN}
+        for key in THOUGHTS:  # under the name that the template knows
+            if key in more and not self.mentions(key):
+                known = next(filter(self.mentions, THOUGHTS), key)
+                more[known] = more.pop(key)
         calls = message.get("tool_calls", ())
+        turn = {**_in_texts(more, lambda text: self._cut(text, mark)), "role": message["role"]}
         if not calls:
-            return message | {"content": self._content(message, mark)}
-        if self._formats_calls:
-            cut = [_in_texts(call, lambda text: self._cut(text, mark)) for call in calls]
-            return message | {"content": self._content(message, mark), "tool_calls": cut}
-        written = "\n".join(filter(None, [plain(message["content"]), *(as_text(**call["function"]) for call in calls)]))
-        return {"role": message["role"], "content": self._content({**message, "content": written}, mark)}
+            return turn | {"content": self._content(message, mark)}
+        if not self._call_forms:
+            said = filter(None, [plain(message["content"]), *(as_text(**call["function"]) for call in calls)])
+            return turn | {"content": self._content({**message, "content": "\n".join(said)}, mark)}
+        cut = [_in_texts(call, lambda text: self._cut(text, mark)) for call in calls]
+        return turn | {"content": self._content(message, mark), "tool_calls": list(map(self._call_forms[0], cut))}
 
     @cached_property
-    def _formats_calls(self) -> bool:
-        """Whether the template itself writes the calls of tools."""
+    def _call_forms(self) -> list[Callable[[dict[str, Any]], dict[str, Any]]]:
+        """The form, at first, in which the template takes the calls of tools that it writes; none if it writes none."""
         if self.tokenizer.chat_template is None:
-            return False
-        name = "tool-that-nobody-has"
-        call = {"type": "function", "function": {"name": name, "arguments": {}}, "id": "123456789"}  # Mistral's length
+            return []
         content: Any = [{"type": "text", "text": "a"}] if self.reads_parts else "a"
-        chat = [{"role": "user", "content": content}, {"role": "assistant", "content": content, "tool_calls": [call]}]
-        try:
-            return name in self._apply(chat, prompt=False)
-        except UserError:
-            return True
+        forms: list[Callable[[dict[str, Any]], dict[str, Any]]] = [dict, _with_text]
+        name, refusing = "tool-that-nobody-has", []
+        call = {"type": "function", "function": {"name": name, "arguments": {"b": "c"}}, "id": "123456789"}
+        for form in forms:  # an id of Mistral's length
+            said = {"role": "assistant", "content": content, "tool_calls": [form(call)]}
+            try:
+                written = self._apply([{"role": "user", "content": content}, said], prompt=False)
+            except UserError:
+                refusing.append(form)
+                continue
+            if name in written and "{'b': 'c'}" not in written:  # as Python writes an object where text is expected
+                return [form]
+        return refusing  # which will say why
 
     def _content(self, message: dict[str, Any], mark: str) -> Any:
         content = message["content"]
@@ -223,11 +285,11 @@ def apply_template(
         template = tokenizer.get_chat_template(None, described)
         values = {"messages": list(chat), "tools": described, "documents": None, "add_generation_prompt": prompt}
         return filled(template, tokenizer.special_tokens_map | values)
-    except (TemplateRefused, ValueError) as error:
+    except (TemplateRefused, TypeError, ValueError, AttributeError) as error:  # of a form that it doesn't expect
         roles = ", ".join(str(message["role"]) for message in chat)
         raise UserError(
-            f"the chat template of {path} refuses messages of roles {roles}: {error}; correct the template, "
-            "or fetch the model again"
+            f"the chat template of {path} refuses messages of roles {roles}: {error}; correct the "
+            "messages or the template (model.chat_template), or fetch the model again"
         ) from error
 
 
@@ -251,6 +313,12 @@ def read_template(path: Path, tokenizer: Any, *, vision: bool) -> Any:
         if found is not None:
             return found
     return own
+
+
+def _with_text(call: dict[str, Any]) -> dict[str, Any]:
+    """A call whose arguments are JSON as text, which some templates read."""
+    function = call["function"]
+    return call | {"function": function | {"arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
 
 
 def _in_texts(value: Any, change: Callable[[str], str]) -> Any:
@@ -278,9 +346,12 @@ def unused_character(text: str) -> str:
 
 
 def joined(messages: Chat) -> str:
-    """The text of a conversation, calls of tools included."""
-    calls = [json.dumps(message.get("tool_calls", ()), ensure_ascii=False) for message in messages]
-    return "".join([*(plain(message["content"]) for message in messages), *calls])
+    """The text of a conversation, calls of tools and further keys included."""
+    more = [
+        json.dumps({key: value for key, value in message.items() if key not in ("role", "content")}, ensure_ascii=False)
+        for message in messages
+    ]
+    return "".join([*(plain(message["content"]) for message in messages), *more])
 
 
 def plain(content: str | Sequence[dict[str, Any]]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -108,12 +109,15 @@ class UniversalModel(TransformersModel):
     def _placeholders(self) -> list[int]:
         if self.processor is None:
             return []
+        told = [self.config.to_dict(), self.config.get_text_config().to_dict()]
+        for config in told:  # Phi-4 has the ids of its media in the configurations of its towers
+            told += [inner for inner in config.values() if isinstance(inner, dict)]
         ids = {
             value
-            for config in (self.config, self.config.get_text_config())
-            for name, value in config.to_dict().items()
-            if name.endswith(("_id", "_index")) and any(kind in name for kind in SEEN)  # Molmo 2 has image_patch_id
-        }
+            for config in told
+            for name, value in config.items()
+            if isinstance(name, str) and name.endswith(("_id", "_index")) and any(kind in name for kind in SEEN)
+        }  # Molmo 2 has image_patch_id
         return sorted(value for value in ids if isinstance(value, int) and value >= 0)
 
     def turn(
@@ -152,9 +156,11 @@ class UniversalModel(TransformersModel):
             self._refuse_unread(shown)
             found = self._processed([text.replace(mark, CUT)], [shown])
             ids = found["input_ids"][0].long()
+            self._refuse_dropped(text.replace(mark, CUT), shown, found)
             kept = ids != self.processor.tokenizer.convert_tokens_to_ids(CUT)
             kinds = {name: kind[kept] for name, kind in kinds_of(found).items()}
-            media = media_of(found)
+            aligned = self.forwards.collation.per_token
+            media = {n: value[:, kept] if n in aligned else value for n, value in media_of(found).items()}
             ids, features = ids[kept], Features(media, {n: self._within[n] for n in media if n in self._within}, kinds)
         return Encoded(ids=[ids], positions=[self._positions(ids, features)], features=[features])
 
@@ -165,6 +171,23 @@ class UniversalModel(TransformersModel):
                     f"{self.path} can't read what a prompt brings as {kind}: the model and its processor, which is "
                     f"configured by {COMBINED} or {PICTURES}, don't go together: {self.unread[kind]}; fetch both again "
                     "from one place"
+                )
+
+    def _refuse_dropped(self, text: str, shown: Shown, found: Inputs) -> None:
+        """Refuse what a processor without a part for it has left out without a word, as Gemma 3's does with videos."""
+        from burnish.models.language.own.collation import media_of
+
+        for kind, media in (("image", shown.images), ("video", shown.videos)):
+            if not media or kind in self.readable:
+                continue
+            try:
+                without = self._processed([text], [replace(shown, **{f"{kind}s": ()})])
+            except Exception:  # it misses them, so it has read them
+                continue
+            if set(media_of(without)) == set(media_of(found)) and without["input_ids"].equal(found["input_ids"]):
+                raise UserError(
+                    f"{self.path} sees no {kind}s: its processor leaves them out; give a model that does, or take them "
+                    "out of prompts and environments"
                 )
 
     def _count_axes(self) -> int:

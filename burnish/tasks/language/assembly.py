@@ -33,7 +33,7 @@ from burnish.models.language.teachers import load_teacher
 from burnish.rewards.text.base import POLICY, Dialogue, Response, check_labels
 from burnish.tasks.assembly import Assembly
 from burnish.tasks.job import Job
-from burnish.tasks.language.checks import check_inputs, check_room
+from burnish.tasks.language.checks import check_inputs, check_messages, check_room
 from burnish.tasks.language.dialogues import Dialogues, try_out
 from burnish.tasks.language.engine import Encoder, LanguageEngine, ResponseEngine, ResponseJob, prompt_lengths
 from burnish.tasks.language.evaluate import LanguageEvaluation
@@ -267,6 +267,8 @@ class LanguageAssembly(Assembly):
     def check_data(self) -> None:
         check_inputs(self.config, self.needs, self.train_prompts, (*self.val_prompts, *prompts_of(self._fixed)))
         super().check_data()
+        every = (*self.train_prompts, *self.val_prompts, *prompts_of(self._fixed))
+        check_messages(lambda: self._reader, every, self._tools)
         if self.reads_ahead and next(self.media(), None) is None:
             raise UserError(
                 f"data.workers is {self.config.data.workers}, but no record shows or plays anything that processes "

@@ -11,12 +11,13 @@ from burnish.algorithms.language.base import LanguageNeeds
 from burnish.config.language import LanguageConfig
 from burnish.data.language.offline import TEMPLATE
 from burnish.data.language.prompts import check_positions
+from burnish.data.lines import data_error
 from burnish.language.model import LanguageModel, Positions
 from burnish.models.language.loading import check_experts, check_own_family, check_readable, check_words
 from burnish.models.language.teachers import check_tokens
 from burnish.tasks.language.engine import length_unread
 from burnish.tasks.language.teachers import check_taught
-from burnish.types.prompt import Prompt
+from burnish.types.prompt import Message, Prompt
 
 PICTURE, PATCH = 600, 196  # tokens of a picture at most: some, and one more for every PATCH of its pixels
 
@@ -49,6 +50,40 @@ def check_inputs(
     check_readable(config.model, (*trained, *others))
 
 
+def check_messages(
+    reader: Callable[[], LanguageModel], prompts: Sequence[Prompt], tools: Sequence[dict[str, Any]]
+) -> None:
+    """Refuse conversations that the chat template refuses, or of which it leaves something out.
+
+    Args:
+        reader: the model or its outline, asked only where messages are other than a question and a system message.
+        prompts: all of them.
+        tools: JSON schemas of functions that they tell of.
+
+    Raises:
+        UserError: with the first such prompts.
+    """
+    prompts = list({(prompt.where, prompt.uid): prompt for prompt in prompts}.values())
+    unusual = [prompt for prompt in prompts if prompt.tools or not _is_usual(prompt.messages)]
+    if not unusual:
+        return
+    model = reader()
+    found = [
+        (prompt.name, model.refusal(prompt.chat(), prompt.told(tools) if prompt.tools else ())) for prompt in unusual
+    ]
+    if problems := [(name, why) for name, why in found if why]:
+        head = f"{len(problems)} of {len(prompts)} conversations can't be asked: {problems[0][1]}"
+        raise data_error([name for name, _ in problems], head)
+
+
+def _is_usual(messages: Sequence[Message]) -> bool:
+    """Whether a template's answer to the first conversation like it is told soon enough, for all of them."""
+    roles = [message.role for message in messages]
+    return roles in ([], ["user"], ["system", "user"]) and not any(
+        message.more or sum(part.kind == "text" for part in message.parts) > 1 for message in messages
+    )
+
+
 def check_room(
     config: LanguageConfig,
     needs: LanguageNeeds,
@@ -78,7 +113,7 @@ def check_room(
     def length(prompt: Prompt) -> int:
         model = reader()
         found = length_unread(model, prompt, tools)
-        return model.count_tokens(prompt.chat(), tools) if found is None else found
+        return model.count_tokens(prompt.chat(), prompt.told(tools)) if found is None else found
 
     def more(prompt: Prompt) -> int:
         found = written

@@ -29,13 +29,14 @@ class DialogueRow:
     conversation: Encoded  # what is answered next; rows that begin alike share one object
     chat: list[dict[str, Any]]  # the same as messages, kept where the template writes it anew for every turn
     episode: Episode | None  # None where there is nothing to wait for any more
-    opened: int = 0  # pictures of the opening that are the environment's
+    opened: int = 0  # pictures and videos of the opening that are the environment's
     past: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # ids and positions before it was written anew
     mask: list[Tensor] = field(default_factory=list)
     logprob: list[Tensor] = field(default_factory=list)
     features: list[Features] = field(default_factory=list)
     said: list[tuple[str, str]] = field(default_factory=list)
     pictures: list[Any] = field(default_factory=list)
+    videos: list[Any] = field(default_factory=list)
     rewards: list[float | None] = field(default_factory=list)
     finished: bool = False
     failed: str = ""
@@ -66,6 +67,12 @@ class DialogueRow:
         if observation.content:
             self.said.append((observation.role, observation.words))
         self.pictures += observation.pictures
+        self.videos += observation.videos
+
+    @property
+    def shown(self) -> int:
+        """Pictures and videos of the environment so far."""
+        return len(self.pictures) + len(self.videos)
 
     def end(self, failed: str = "") -> None:
         """The dialogue is over."""
@@ -95,7 +102,7 @@ class DialogueRow:
         self.conversation = append_turn(self.conversation, response, nothing(len(whole.positions[0])))
         self.past.append(self._last)
         # those of the opening are known
-        features = whole.features[0] if len(self.pictures) > self.opened else Features(kinds=whole.features[0].kinds)
+        features = whole.features[0] if self.shown > self.opened else Features(kinds=whole.features[0].kinds)
         self._said(response, logprob, whole.lengths[0], placed(features, sum(len(ids) for ids, _ in self.past)))
         self.conversation = whole
 

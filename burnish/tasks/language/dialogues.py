@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from burnish.environments.base import Environment, Episode, Observation
+from burnish.environments.base import Environment, Episode, Observation, is_video
 from burnish.environments.stepping import answers
 from burnish.language.kept import Going, Kept, Turn
 from burnish.language.media import decoded
+from burnish.language.model import Video
 from burnish.rewards.text.base import POLICY, Response
 from burnish.tasks.language.dialogue_rows import DialogueRow, joined, nothing
 from burnish.tasks.language.engine import CACHED, Encoder, LanguageEngine, Respond, ResponseEngine, ResponseJob
 from burnish.types.completion import Completion, Encoded
 from burnish.types.prompt import Prompt
 from burnish.utils import random
+from burnish.utils.awaiting import awaited
 from burnish.utils.errors import UserError
 from burnish.utils.user_code import place_of
 
@@ -109,10 +112,15 @@ class Dialogues(ResponseEngine):
             row.observe(observation)
             if observation.content:
                 same = (row.prompt.uid, _fingerprint(observation))
-                if same not in alike:
-                    alike[same] = self._open(row.prompt, observation)
+                try:
+                    with _readable(observation):
+                        if same not in alike:
+                            alike[same] = self._open(row.prompt, observation)
+                except UnreadableError as error:
+                    row.end(_reason(error))
+                    continue
                 row.opening = row.conversation = alike[same]
-                row.chat, row.opened = _opened(row.prompt, observation), len(row.pictures)
+                row.chat, row.opened = _opened(row.prompt, observation), row.shown
             if self._room(row) < 1:
                 row.end(f"it begins with {row.opening.lengths[0]} tokens, all that the model reads")
         return rows
@@ -129,12 +137,17 @@ class Dialogues(ResponseEngine):
 
     def _open(self, prompt: Prompt, observation: Observation) -> Encoded:
         """A prompt and what the environment adds to it."""
-        return self._written(prompt, _opened(prompt, observation), observation.pictures)
+        return self._written(prompt, _opened(prompt, observation), observation.pictures, observation.videos)
 
-    def _written(self, prompt: Prompt, chat: list[dict[str, Any]], pictures: Sequence[Any]) -> Encoded:
-        """A conversation as the template writes it, with pictures behind those of the prompt."""
+    def _written(
+        self, prompt: Prompt, chat: list[dict[str, Any]], pictures: Sequence[Any], videos: Sequence[Any]
+    ) -> Encoded:
+        """A conversation as the template writes it, with pictures and videos behind those of the prompt."""
         shown = decoded(prompt, self.roles.model.audio_rate)
-        return self.roles.model.encode(chat, [*shown.images, *pictures], shown.videos, shown.audios, self.tools)
+        return self.roles.model.encode(
+            chat, [*shown.images, *pictures], [*shown.videos, *map(_whole, videos)], shown.audios,
+            prompt.told(self.tools),
+        )  # fmt: skip
 
     def _respond(
         self,
@@ -188,12 +201,18 @@ class Dialogues(ResponseEngine):
             return
         row.rewards.append(observation.reward)
         row.observe(observation)
+        failed = ""
         if observation.done or last:
             row.finished = True
-        elif self._go_on(row, response, logprob, observation, alike):
-            return
+        else:
+            try:
+                with _readable(observation):
+                    if self._go_on(row, response, logprob, observation, alike):
+                        return
+            except UnreadableError as error:
+                failed = _reason(error)
         row.append(response, logprob, silence)
-        row.end()
+        row.end(failed)
 
     def _go_on(
         self, row: DialogueRow, response: Tensor, logprob: Tensor, observation: Observation, alike: dict[Any, Encoded]
@@ -202,8 +221,8 @@ class Dialogues(ResponseEngine):
         rest: Encoded | None
         if self.environment.history == "template":
             row.chat += observation.messages
-            whole = self._written(row.prompt, row.chat, row.pictures)
-            rest = None if observation.pictures else row.rest(response, whole)
+            whole = self._written(row.prompt, row.chat, row.pictures, row.videos)
+            rest = None if observation.pictures or observation.videos else row.rest(response, whole)
         else:
             whole = rest = self._turn(response, observation, alike)
         length = whole.lengths[0] if rest is None else row.conversation.lengths[0] + len(response) + rest.lengths[0]
@@ -225,8 +244,28 @@ class Dialogues(ResponseEngine):
         end = response[-1:].tolist()  # a turn depends on how the response before it ends, and on nothing else of it
         same = (*end, _fingerprint(observation))
         if same not in alike:
-            alike[same] = self.roles.model.turn(end, observation.messages, observation.pictures, tools=self.tools)
+            videos = list(map(_whole, observation.videos))
+            alike[same] = self.roles.model.turn(
+                end, observation.messages, observation.pictures, videos, tools=self.tools
+            )
         return alike[same]
+
+
+class UnreadableError(Exception):
+    """An environment shows what the model's processor can't read: a picture 300 times as long as it is wide."""
+
+
+@contextmanager
+def _readable(observation: Observation) -> Iterator[None]:
+    """Tell what a processor raises of an observation's pictures and videos, which may be any error."""
+    try:
+        yield
+    except UserError:  # of the template, or of all pictures
+        raise
+    except Exception as error:
+        if not (observation.pictures or observation.videos):
+            raise
+        raise UnreadableError(f"the model's processor can't read what it shows: {error}") from error
 
 
 def _opened(prompt: Prompt, observation: Observation) -> list[dict[str, Any]]:
@@ -242,7 +281,7 @@ def _opened(prompt: Prompt, observation: Observation) -> list[dict[str, Any]]:
 def _start(environment: Environment, prompt: Prompt, seed: int) -> tuple[Episode, Observation]:
     """Begin a dialogue."""
     episode = environment.episode()
-    observation = episode.reset(prompt, seed)
+    observation = awaited(episode.reset(prompt, seed))
     _check_first(observation)
     return episode, observation
 
@@ -250,7 +289,7 @@ def _start(environment: Environment, prompt: Prompt, seed: int) -> tuple[Episode
 def _step(row: DialogueRow, words: str) -> Observation:
     """Have a response answered."""
     assert row.episode is not None, "the dialogue is over"
-    observation = row.episode.step(words)
+    observation: Observation = awaited(row.episode.step(words))
     _check_next(observation)
     return observation
 
@@ -263,9 +302,9 @@ def try_out(environment: Environment, prompt: Prompt, response: str) -> None:
     """
     try:
         episode = environment.episode()
-        observation = episode.reset(prompt, 0)
+        observation = awaited(episode.reset(prompt, 0))
         _check_first(observation)
-        _check_next(episode.step(response))
+        _check_next(awaited(episode.step(response)))
     except (Exception, SystemExit) as error:
         raise UserError(
             f"{_reason(error)}, for a made-up response to {prompt.name}, which is tried before a run begins; put the "
@@ -285,12 +324,21 @@ def _check_first(observation: Any) -> None:
         raise ValueError("reset gave a reward or was done before any response")
 
 
+def _whole(frames: Any) -> Video:
+    """A video of which every frame is shown."""
+    return Video(frames, chosen=True)
+
+
 def _fingerprint(observation: Observation) -> tuple[Any, ...]:
     """Equal for observations that say the same."""
     return (
         observation.role,
-        *(part if isinstance(part, str) else (part.size, part.tobytes()) for part in observation.content),
+        *(part if isinstance(part, str) else (_size(part), part.tobytes()) for part in observation.content),
     )
+
+
+def _size(shown: Any) -> Any:
+    return shown.shape if is_video(shown) else shown.size
 
 
 def _reason(error: BaseException) -> str:

@@ -157,7 +157,8 @@ class Encoder:
             return self.readers.result(prompt)
         try:
             shown = decoded(prompt, self.model.audio_rate)
-            encoded = self.model.encode(prompt.chat(), shown.images, shown.videos, shown.audios, self.tools)
+            tools = prompt.told(self.tools)
+            encoded = self.model.encode(prompt.chat(), shown.images, shown.videos, shown.audios, tools)
         except (
             OSError,
             ImportError,
@@ -167,9 +168,9 @@ class Encoder:
                 raise
             raise UserError(f"{prompt.name} shows what can't be read: {error}; put it right or take it out") from error
         last = int(encoded.ids[0].max()) if len(encoded.ids[0]) else 0
-        if last >= self.model.vocabulary:
+        if last >= self.model.readable_ids:
             raise UserError(
-                f"{prompt.name} has token {last}, but the model knows only {self.model.vocabulary}: its tokenizer is "
+                f"{prompt.name} has token {last}, but the model knows only {self.model.readable_ids}: its tokenizer is "
                 "another model's; fetch the model again"
             )
         if self.bounded and encoded.lengths[0] >= self.model.max_positions:
@@ -203,7 +204,8 @@ def length_unread(model: LanguageModel, prompt: Prompt, tools: Sequence[dict[str
     with suppress(OSError, ValueError):  # which are told of, with the prompt's name, where it is encoded
         each = [model.picture_tokens(*picture.size()) for picture in prompt.images]
         if None not in each:
-            return model.count_tokens(prompt.chat(), tools) - len(each) + sum(tokens or 0 for tokens in each)
+            length = model.count_tokens(prompt.chat(), prompt.told(tools))
+            return length - len(each) + sum(tokens or 0 for tokens in each)
     return None
 
 

@@ -73,5 +73,5 @@ def short_records(
 
 def _is_short(prompt: Prompt, text: str, longest: int, positions: int) -> bool:
     """Whether a response is short enough by its bytes, and with its prompt's; a token has at least one."""
-    before, own = sum(turn.size for turn in prompt.turns) + TEMPLATE, len(text.encode()) + SLACK
+    before, own = prompt.size + TEMPLATE, len(text.encode()) + SLACK
     return own <= longest and before + own <= positions

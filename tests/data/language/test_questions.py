@@ -200,7 +200,51 @@ def test_calls_of_tools_are_part_of_what_was_said(folder):
     assert len({told.uid, known.uid, nothing.uid, again.uid}) == 3
 
 
+def test_a_record_may_say_the_size_of_what_it_shows(folder):
+    shown, image = [{"type": "image", "max_pixels": 4}, {"type": "image"}], "pictures/red.png"
+    sized = {"path": image, "min_pixels": 3, "max_pixels": None}
+    part = {"type": "image", "image": sized, "max_pixels": 5}
+    frames = {"type": "video", "video": [image] * 3, "fps": 4, "max_frames": 2}
+    records = [
+        {"prompt": [{"role": "user", "content": shown}], "images": [image, sized]},
+        {"prompt": "<image><image>", "images": [image, image]},
+        {"prompt": [{"role": "user", "content": [part, frames]}]},
+    ]
+    first, plain, third = read(folder, *records, max_pixels=9, min_pixels=2)
+    assert [(one.fit.min_pixels, one.fit.max_pixels) for one in first.images] == [(2, 4), (3, 9)]
+    assert [(one.fit.min_pixels, one.fit.max_pixels) for one in third.images] == [(3, 5)]
+    assert [(one.fps, one.fit.fps, one.fit.max_frames) for one in third.videos] == [(4.0, None, 2)]
+    alike = read(folder, {**records[0], "images": [image, image]})[0]
+    assert len({first.uid, plain.uid, alike.uid}) == 3
+
+
+def test_keys_of_messages_and_tools_of_records_are_for_the_template(folder):
+    thought = {"role": "assistant", "content": "b", "reasoning_content": "c", "name": None, "images": []}
+    turns = [USER, thought, USER | {"name": "Ann"}]
+    schema = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}, "b": None}}}
+    records = [{"messages": [USER, {**thought, "reasoning_content": None}, USER]}, {"messages": turns}]
+    told = [{"messages": turns, "tools": tools} for tools in ([schema], json.dumps([schema]), "a hammer", ["a saw"])]
+    bare, more, listed, as_text, *others = read(folder, *records, *told)
+    said = [{"type": "text", "text": "b"}]
+    assert more.chat()[1] == {"role": "assistant", "content": said, "reasoning_content": "c"}
+    assert more.chat()[2]["name"] == "Ann"
+    own = {"type": "object", "properties": {"a": {"type": "string"}}}
+    assert listed.told([]) == [{"type": "function", "function": {"name": "f", "parameters": own}}]
+    environment = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
+    assert [one["function"]["name"] for one in as_text.told(environment)] == ["f", "g"]
+    assert [one.told(environment) for one in others] == [environment] * 2
+    assert (listed.uid, others[0].uid) == (as_text.uid, more.uid)
+    assert len({one.uid for one in (bare, more, listed)}) == 3
+    assert listed.info["tools"] == [schema]
+
+
 WRONG = [
+    ({"prompt": [USER | {"images": ["a.png"]}]}, "a message with the key 'images'; what it shows or plays must be par"),
+    ({"prompt": "<image>", "images": [{"path": "pictures/red.png", "nframes": 3}]}, "with 'nframes', which is not kn"),
+    ({"prompt": "<image>", "images": [{"path": "pictures/red.png", "max_pixels": 0}]}, "with max_pixels 0; it must be"),
+    ({"prompt": [USER | {"reasoning": 3}]}, "a message whose 'reasoning' is 3; it must be text"),
+    ({"prompt": [USER | {"weight": 1}]}, "a message of 'user' with 'weight', but only the assistant's are learned"),
+    ({"prompt": [USER | {"loss": 0.5}]}, "a message whose 'loss' is 0.5; it must be 0 or 1"),
     ({"prompt": "<image>?"}, "has 0 pictures, but 1 placeholders for them; write <image> into the question"),
     (
         {"prompt": [{"role": "system", "content": "?"}], "image": "pictures/red.png"},
@@ -228,7 +272,10 @@ WRONG = [
     ({"prompt": [{"role": "assistant", "content": None, "tool_calls": 3}, USER]}, "'tool_calls' is 3; it must be a l"),
     ({"prompt": "a", "answer": ["1"]}, r"'answer' is \['1'\]; it must be text"),
     ({"prompt": []}, "must be text or a list of messages"),
-    ({"prompt": [{"role": "human", "content": "a"}]}, "its role must be one of system, user, assistant, tool"),
+    (
+        {"prompt": [{"role": "human", "content": "a"}]},
+        "its role must be one of system, developer, user, assistant, tool",
+    ),
     ({"prompt": [{"role": "user", "content": 3}]}, "with content 3"),
     ({"prompt": [{"role": "user", "content": [{"type": "smell"}]}]}, "a part of type 'smell'"),
     ({"prompt": [{"role": "user", "content": [{"type": "audio"}]}]}, "has 0 sounds, but 1 placeholders"),

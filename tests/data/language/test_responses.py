@@ -27,7 +27,14 @@ def assistant(text: str) -> dict:
     return {"role": "assistant", "content": text}
 
 
+ASKED = {"role": "user", "content": "a"}
 CALLING = assistant("") | {"tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]}
+
+
+def test_turns_that_are_not_to_be_learned_are_read_and_not_learned(tmp_path):
+    said = [assistant("b") | {"weight": 0}, ASKED, assistant("c") | {"weight": 1}, ASKED, assistant("d")]
+    found = read("demonstrations", tmp_path, {"messages": [ASKED, *said]})
+    assert [(len(one.prompt.messages), one.responses) for one in found] == [(3, ("c",)), (5, ("d",))]
 
 
 def test_a_demonstration_is_a_question_and_its_response(tmp_path):
@@ -95,6 +102,9 @@ WRONG = [
         "a response must be text only",
     ),
     ("demonstrations", {"messages": [{"role": "user", "content": "a"}, CALLING]}, "has tool_calls in a response"),
+    ("demonstrations", {"messages": [ASKED, assistant("b") | {"thinking": "c"}]}, "has thinking in a response"),
+    ("demonstrations", {"messages": [ASKED, assistant("b") | {"train": False}]}, "has no message of the assistant tha"),
+    ("preferences", {"prompt": "a", "chosen": [assistant("b") | {"reasoning": "c"}], "rejected": "b"}, "has reasoning"),
     ("preferences", {"prompt": "a", "chosen": [CALLING], "rejected": "b"}, "has tool_calls in a response"),
     ("judgements", {"messages": [{"role": "user", "content": "a"}, CALLING], "label": True}, "has tool_calls in a res"),
 ]

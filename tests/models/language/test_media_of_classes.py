@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 from types import SimpleNamespace
 
 import pytest
@@ -19,12 +20,16 @@ from tests.support.tiny_language import chat, picture
 
 @pytest.mark.parametrize(
     ("kind", "names"),
-    [("molmo2", {"image_patch_id", "image_start_token_id"}), ("llava", {"image_token_index"})],
+    [
+        ("molmo2", {"image_patch_id", "image_start_token_id"}),
+        ("llava", {"image_token_index"}),
+        ("phi4_multimodal", {"vision_config.image_token_id", "audio_config.audio_token_id"}),
+    ],
 )
 def test_every_id_that_stands_for_media_is_known(kind, names):
     config = AutoConfig.for_model(kind)
     found = UniversalModel._placeholders(SimpleNamespace(processor=object(), config=config))
-    assert {getattr(config, name) for name in names} <= set(found)
+    assert {attrgetter(name)(config) for name in names} <= set(found)
 
 
 def test_a_processor_that_counts_other_tokens_than_the_model_is_refused_with_the_first_picture(tmp_path):

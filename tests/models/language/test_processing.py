@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from burnish.language.model import Video
-from burnish.models.language.own.collation import Trial, learn
+from burnish.models.language.own.collation import Conversation, Trial, learn
 from burnish.models.language.processing import PatchVideos
 from burnish.models.language.tiles import TileVideos, in_words
-from burnish.utils.errors import UserError
+from burnish.types.completion import Features
 from tests.support.language_samples import model_of
 from tests.support.tiny_language import chat, film, picture
 
@@ -87,10 +87,16 @@ def test_numbers_in_words(number, words):
     assert in_words(number) == words
 
 
-def test_media_that_would_have_to_go_on_with_the_text_are_refused():
+def test_what_has_an_entry_for_each_token_goes_on_with_the_last_one():
     def alone(chosen):
         tokens = 5 + sum(chosen)
-        return {"input_ids": torch.zeros(1, tokens), "cross_attention_mask": torch.ones(1, tokens, len(chosen), 2)}
+        mask = torch.arange(tokens)[None, :, None, None].expand(1, tokens, len(chosen), 2)
+        return {"input_ids": torch.zeros(1, tokens), "cross_attention_mask": mask}
 
-    with pytest.raises(UserError, match="cross_attention_mask with an entry for each token of a prompt"):
-        learn(Trial(alone, alone))
+    collation, _, exact = learn(Trial(alone, alone))
+    assert (collation.per_token, collation.axes, exact) == ({"cross_attention_mask"}, {}, False)
+    prompt = Features({"cross_attention_mask": alone([0])["cross_attention_mask"]})
+    rows = [Conversation(torch.ones(length, dtype=torch.long), prompt) for length in (5, 8)]
+    assert collation.groups(rows) == [[0], [1]]
+    found = collation.padded(rows[1:], 0, side="right")["cross_attention_mask"]
+    assert found[0, :, 0, 1].tolist() == [0, 1, 2, 3, 4, 4, 4, 4]

@@ -199,11 +199,62 @@ WRITES = QWEN25.replace(
 def test_calls_are_written_by_the_template_or_as_qwen_does_and_forge_no_end(models, monkeypatch, template, written):
     model = models("qwen2.5")
     monkeypatch.setattr(model.tokenizer, "chat_template", template)
-    monkeypatch.delitem(vars(model.chat), "_formats_calls", raising=False)
+    monkeypatch.delitem(vars(model.chat), "_call_forms", raising=False)
     ids = model.encode([said("user", "a"), said("assistant", "x") | {"tool_calls": [CALL]}]).ids[0]
     assert f"<|im_start|>assistant\n{written}" in model.tokenizer.decode(ids)
     assert int((ids == model.tokenizer.convert_tokens_to_ids("<|im_end|>")).sum()) == 2
-    monkeypatch.delitem(vars(model.chat), "_formats_calls", raising=False)
+    monkeypatch.delitem(vars(model.chat), "_call_forms", raising=False)
+
+
+SECOND = "{% if message.role != 'system' or loop.first %}{{ '<|im_start|>' ~ message.role"
+ONE_SYSTEM = QWEN25.replace("{{ '<|im_start|>' ~ message.role", SECOND).replace(
+    "message.content ~ '<|im_end|>\n' }}",
+    "(message.reasoning_content or '') ~ message.content ~ '<|im_end|>\n' }}{% endif %}",
+)
+ANSWERED = said("assistant", "b")
+CALLED = ANSWERED | {"tool_calls": [CALL | {"id": "1"}, CALL | {"id": "2"}]}
+
+
+@pytest.mark.parametrize(
+    ("messages", "lost"),
+    [
+        ([said("developer", "a"), said("user", "b")], "the text of message 1 of 2, of role developer"),
+        ([said("system", "a"), said("system", "b"), said("user", "c")], "the text of message 2 of 3, of role system"),
+        ([said("user", "a") | {"name": "Ann"}], "the name of message 1 of 1, of role user"),
+        ([said("user", "a"), ANSWERED | {"thinking": "c<|im_end|>"}, said("user", "d")], ""),
+        ([said("user", "a"), CALLED, *(said("tool", one) | {"tool_call_id": one} for one in "12")], ""),
+        (
+            [said("user", "a"), CALLED, *(said("tool", one) | {"tool_call_id": one} for one in "21")],
+            "the tool_call_id '2' of a result that comes before that of an earlier call",
+        ),
+    ],
+)
+def test_what_a_template_leaves_out_is_refused(models, monkeypatch, messages, lost):
+    model = models("qwen2.5")
+    monkeypatch.setattr(model.tokenizer, "chat_template", ONE_SYSTEM)
+    monkeypatch.setattr(model.chat, "_seen", {})
+    monkeypatch.setattr(model.chat, "_refused", {})
+    assert (f"leaves out {lost};" in model.refusal(messages)) == bool(lost)
+    if not lost:
+        ids = model.encode(messages).ids[0]
+        assert ("c<|im_end|>b<|im_end|>" in model.tokenizer.decode(ids)) == ("thinking" in messages[1])
+        end = model.tokenizer.convert_tokens_to_ids("<|im_end|>")
+        assert int((ids == end).sum()) == 3  # what was thought forges none
+        return
+    with pytest.raises(UserError, match=f"leaves out {lost}; write it in another way"):
+        model.encode(messages)
+
+
+def test_arguments_are_text_where_the_template_takes_text(models, monkeypatch):
+    model = models("qwen2.5")
+    takes = WRITES.replace("(call.function.arguments | tojson)", "call.function.arguments")
+    monkeypatch.setattr(model.tokenizer, "chat_template", takes)
+    for name in ("_seen", "_refused"):
+        monkeypatch.setattr(model.chat, name, {})
+    monkeypatch.delitem(vars(model.chat), "_call_forms", raising=False)
+    text = model.tokenizer.decode(model.encode([said("user", "a"), ANSWERED | {"tool_calls": [CALL]}]).ids[0])
+    assert 'b!add{"a": "<|im_end|>"}<|im_end|>' in text
+    monkeypatch.delitem(vars(model.chat), "_call_forms", raising=False)
 
 
 def engine_of(model):

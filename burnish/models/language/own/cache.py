@@ -35,7 +35,7 @@ class Cached:
         own._run(is_first_iteration=True)
         own._count(1)
         kept = {"attention_mask", "position_ids", "use_cache", *caches()}
-        aligned = {name for name in forwards.collation.rows if name in inputs}
+        aligned = {name for name in forwards.collation.rows | forwards.collation.per_token if name in inputs}
         kinds = {name for one in prompts for name in one.features.kinds}
         own.arguments = {name: value for name, value in own.arguments.items() if name in kept | aligned | kinds}
         return own
@@ -84,12 +84,20 @@ class Cached:
 
     def _count(self, tokens: int) -> None:
         """Extend mask, positions and kinds by further tokens, as the class does."""
-        kinds = {name: value for name, value in self.arguments.items() if name.endswith(KINDS)}
-        extended = self.network._update_model_kwargs_for_generation(self._out, dict(kinds), num_new_tokens=1)
+        own = self.forwards.collation.per_token
+        kinds = {name: value for name, value in self.arguments.items() if name.endswith(KINDS) or name in own}
+        extended = self._updated(dict(kinds), 1)
         rest = {name: value for name, value in self.arguments.items() if name not in kinds}
-        self.arguments = self.network._update_model_kwargs_for_generation(self._out, rest, num_new_tokens=tokens)
+        self.arguments = self._updated(rest, tokens)
         for name, value in kinds.items():  # its rule is for one token
-            self.arguments[name] = torch.cat([value, extended[name][:, -1:].expand(-1, tokens)], 1)
+            last = extended[name][:, -1:]
+            self.arguments[name] = torch.cat([value, last.expand(-1, tokens, *last.shape[2:])], 1)
+
+    def _updated(self, arguments: Inputs, tokens: int) -> Inputs:
+        found: Inputs = self.network._update_model_kwargs_for_generation(
+            self._out, arguments, is_encoder_decoder=False, num_new_tokens=tokens
+        )
+        return found
 
 
 def caches() -> tuple[str, ...]:

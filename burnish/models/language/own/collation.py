@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from burnish.types.completion import Completion, Encoded, Features, pad_and_cat
-from burnish.utils.errors import UserError
 
 TEXT = ("input_ids", "attention_mask", "labels", "position_ids")  # what a processor returns beside media and kinds
 KINDS = "token_type_ids"  # how the names of kinds of tokens end
@@ -55,6 +54,9 @@ class Collation:
     axes: dict[str, int] = field(default_factory=dict)  # along which conversations follow one another
     rows: frozenset[str] = frozenset()  # tensors that have one entry per conversation, also for those without media
     mixes: bool = True  # conversations with and without media can be in one forward
+    # tensors [1, L, ...] with an entry for each token of a prompt, as where text attends to pictures in layers of its
+    # own (Mllama): responses go on with the last entry, as they do in the class's own decoding
+    per_token: frozenset[str] = frozenset()
 
     def groups(self, conversations: Sequence[Conversation], lengths: Lengths = "any") -> list[list[int]]:
         """Which conversations can be in one forward: those whose media can be joined, with these lengths."""
@@ -82,7 +84,16 @@ class Collation:
         for name in dict.fromkeys(name for one in conversations for name in one.features.kinds):
             nothing = [one.features.kinds.get(name, torch.zeros_like(one.ids)) for one in conversations]
             inputs[name] = torch.stack([row(kinds, 0) for kinds in nothing])
-        return inputs | self.media([one.features for one in conversations])
+        return inputs | {
+            name: self._as_long(value, longest) if name in self.per_token else value
+            for name, value in self.media([one.features for one in conversations]).items()
+        }
+
+    @staticmethod
+    def _as_long(value: Tensor, length: int) -> Tensor:
+        """Entries [1, L, ...] of a conversation of that length, which is alone in its forward."""
+        missing = length - value.shape[1]
+        return torch.cat([value, value[:, -1:].expand(-1, missing, *value.shape[2:])], 1) if missing else value
 
     def media(self, features: Sequence[Features]) -> Inputs:
         """The media of several conversations as arguments of a forward."""
@@ -110,21 +121,15 @@ def learn(trial: Trial) -> tuple[Collation, dict[str, int], bool]:
     Returns:
         The collation, the axis along which further media of the same prompt follow, and whether tensors that are
         joined along it are what the processor makes of all media at once.
-
-    Raises:
-        UserError: a tensor has an entry for each token of a prompt, which responses would have to go on with.
     """
     first, second, more = trial.alone([0]), trial.alone([1]), _tried(trial.alone, [1, 2])
-    if aligned := _per_token(first) & _per_token(more or second):
-        raise UserError(
-            f"the model's processor returns {min(aligned)} with an entry for each token of a prompt, as where text "
-            "attends to pictures in layers of its own; Burnish can't go on with it in responses: give another model"
-        )
+    aligned = _per_token(first) & _per_token(more or second)
     one, two, single = media_of(first), media_of(more), media_of(second)
     three = media_of(_tried(trial.alone, [0, 1, 2]))
     together = media_of(_tried(trial.together, [[0], [1, 2]] if two else [[0], [1]]))
     mixed = media_of(_tried(trial.together, [[], [0]]))
-    axes = {name: _axis(one[name], (two or single)[name], together.get(name)) for name in one}
+    # one without an axis keeps its conversation alone
+    axes = {name: _axis(one[name], (two or single)[name], together.get(name)) for name in one if name not in aligned}
     known = {name: axis for name, axis in axes.items() if axis is not None}
     rows = {name for name, axis in known.items() if name in mixed and mixed[name].shape[axis] > one[name].shape[axis]}
     within: dict[str, int] = {}
@@ -134,7 +139,7 @@ def learn(trial: Trial) -> tuple[Collation, dict[str, int], bool]:
         if axis is not None:
             within[name] = axis
         exact &= axis is not None and torch.equal(pad_and_cat([one[name], two[name]], axis), expected)
-    return Collation(known, frozenset(rows), bool(mixed)), within, exact
+    return Collation(known, frozenset(rows), bool(mixed), frozenset(aligned)), within, exact
 
 
 def media_of(inputs: Inputs) -> dict[str, Tensor]:

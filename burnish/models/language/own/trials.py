@@ -52,7 +52,10 @@ def learn_all(
         except Exception:
             continue
         own, axes, appends[kind] = learn(Trial(alone, together))
-        collation = Collation(collation.axes | own.axes, collation.rows | own.rows, collation.mixes and own.mixes)
+        collation = Collation(
+            collation.axes | own.axes, collation.rows | own.rows, collation.mixes and own.mixes,
+            collation.per_token | own.per_token,
+        )  # fmt: skip
         within |= axes
     return collation, within, appends
 

@@ -7,6 +7,7 @@ from burnish.models.tiny.language.base import TinyLanguage
 from burnish.models.tiny.language.qwen import NARROW, PATCHES, QWEN3_5, QWENS
 
 SIDE: Config = {"height": 16, "width": 16}  # of a picture, or of one of its tiles
+RATIOS = [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]]  # of up to four tiles of Mllama
 TILES = [[16, 16], [16, 32], [32, 16], [32, 32]]  # pixels of several tiles
 
 GEMMA_MARKS = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
@@ -226,6 +227,20 @@ FLEXIBLE = (
         parts={"image_processor": ("Lfm2VlImageProcessor", {
             "encoder_patch_size": 4, "tile_size": 32, "size": {"height": 32, "width": 32}, "min_image_tokens": 4,
             "max_image_tokens": 16, "max_tiles": 4, "max_num_patches": 64})},
+    ),
+    TinyLanguage(
+        name="mllama", model="MllamaForConditionalGeneration", tokenizer="pieces",
+        config={
+            "text_config": {"model_type": "mllama_text_model", "num_hidden_layers": 4, "cross_attention_layers": [1, 3],
+                            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+            "vision_config": {"num_global_layers": 1, "attention_heads": 2, "intermediate_layers_indices": [0, 1],
+                              "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 24, "image_size": 16,
+                              "patch_size": 4, "vision_output_dim": 48, "max_num_tiles": 4,
+                              "supported_aspect_ratios": RATIOS},
+        },
+        places={"image": "<|image|>"}, marks={"image_token": "<|image|>"}, tokens={"image_token_index": "<|image|>"},
+        processor="MllamaProcessor",
+        parts={"image_processor": ("MllamaImageProcessor", {"size": SIDE, "max_image_tiles": 4})},
     ),
     TinyLanguage(
         name="ovis2", model="Ovis2ForConditionalGeneration",
