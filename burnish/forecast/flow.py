@@ -57,8 +57,8 @@ class FlowHalf:
     def _prompts(self, count: int) -> list[Prompt]:
         """Made-up prompts, with a picture where the pipeline needs one, or data.images_key says that there are some."""
         config = self.assembly.config
-        _, index = read_index(config.model)
-        family = family_of(config.model, index)
+        path, index = read_index(config.model)
+        family = family_of(config.model, path, index)
         # embeddings that are padded are as long for any prompt, and small models read few tokens
         words = "" if issubclass(family, EmbeddedPipeline) else WORDS
         # some pipelines take prompts alone by their signature, and fail without a picture

@@ -15,7 +15,8 @@ from torch import Tensor
 from burnish.models.flow.arguments import Arguments
 from burnish.models.flow.base import Drawing
 from burnish.models.flow.encoding import Arrangement
-from burnish.models.flow.levels import Unsupported
+from burnish.models.flow.failures import explained
+from burnish.models.flow.levels import Unsupported, check_scheduler
 from burnish.models.flow.networks import attention_layers
 from burnish.models.flow.pipeline import LoadedPipeline
 from burnish.models.flow.pixel_space import PixelSpace
@@ -67,9 +68,13 @@ class CalledPipeline(LoadedPipeline):
         """Refuse options that the pipeline's own call doesn't take, before any weight is loaded.
 
         Raises:
-            UserError: the pipeline's class is unknown, or an option has nothing to act on.
+            UserError: the pipeline's class is unknown, its scheduler has no noise levels, or an option has nothing to
+                act on.
         """
-        Arguments.of_index(index, rollout).check()
+        arguments = Arguments.of_index(index, rollout)
+        arguments.check()
+        with explained(arguments.kind.__name__):
+            check_scheduler(index)
 
     @classmethod
     def draws(cls, index: dict[str, Any], rollout: RolloutOptions) -> Kind:
