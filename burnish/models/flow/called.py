@@ -130,7 +130,15 @@ class CalledPipeline(LoadedPipeline):
 
     def decode_tensor(self, latents: Tensor, conditioning: Requests) -> Tensor:
         rows = zip(conditioning.each(), latents.split(1), strict=True)
-        return torch.cat([self.arguments.tensor(self.tail(request, x)) for request, x in rows])
+        try:
+            return torch.cat([self.arguments.tensor(self.tail(request, x)) for request, x in rows])
+        except RuntimeError as error:
+            if "numpy() on Tensor that requires grad" not in str(error):
+                raise
+            raise UserError(
+                f"a {self.class_name} decodes its samples to arrays, which no gradient of a reward goes back through; "
+                "choose an algorithm that follows none, as flow_grpo or diffusion_nft"
+            ) from error
 
     def encode_pictures(self, pictures: Sequence[np.ndarray], conditioning: Requests) -> Tensor:
         request = conditioning.select([0])

@@ -11,7 +11,8 @@ from burnish.models.flow.levels import Unsupported
 from burnish.utils.errors import UserError, out_of_memory
 
 OURS = Path(__file__).parents[2]
-HANDED_ON = ("set_timesteps", "own")  # functions of ours that call a scheduler as the pipeline calls it
+# functions of ours that call parts of a pipeline as the pipeline calls them
+HANDED_ON = ("set_timesteps", "own", "_record", "answered", "called")
 
 
 @contextmanager
