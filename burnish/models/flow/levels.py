@@ -148,8 +148,14 @@ def once_a_step(scheduler: Any) -> Any:
     return scheduler if name is None else getattr(diffusers, name).from_config(config)
 
 
-def clipped(scheduler: Any) -> Callable[[Tensor], Tensor] | None:
-    """What a scheduler's steps make of the sample [B, ...] that is predicted; None where they take it as it is."""
+def clipped(scheduler: Any, velocity: Tensor, x: Tensor, time: float) -> Tensor:
+    """The velocity of the sample that a scheduler's steps make of the one that is predicted at ``x``: all [B, ...]."""
+    bound = _bound(scheduler)
+    return velocity if bound is None else (x - bound(x - time * velocity)) / time
+
+
+def _bound(scheduler: Any) -> Callable[[Tensor], Tensor] | None:
+    """What steps make of the sample [B, ...] that is predicted; None where they take it as it is."""
     config = scheduler.config
     own = None if type(scheduler).__name__ == "TCDScheduler" else getattr(scheduler, "_threshold_sample", None)
     if config.get("thresholding") and own is not None and getattr(scheduler, "predict_x0", True):

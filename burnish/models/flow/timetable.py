@@ -53,10 +53,7 @@ class Timetable:
     def velocity(self, scheduler: Any, output: Tensor, x: Tensor, time: float) -> Tensor:
         """eps - x_0 at a time, by the ``output`` and the sample ``x`` [B, ...] that the scheduler's step is given."""
         found = self.predicted(scheduler, output, x, time)
-        if (bound := clipped(scheduler)) is None:
-            return found
-        state = x.float() / self.scale(time)
-        return (state - bound(state - time * found)) / time
+        return clipped(scheduler, found, x.float() / self.scale(time), time)
 
     def predicted(self, scheduler: Any, output: Tensor, x: Tensor, time: float) -> Tensor:
         """The same before the scheduler clips the sample that is predicted."""

@@ -157,7 +157,6 @@ class Universal(CalledPipeline):
         return self._run(self.arguments.of(request, guidance), tape, visit, own if seed is None else seed, decode)
 
     def first(self, request: Requests, seed: int) -> Tensor:
-        """The pipeline's own first state for a seed: [...] float32."""
         table = self.table(request)
         with torch.no_grad():
             x: Tensor = self.visit(request, self.rollout.guidance_scale, Visit(self.forwards), seed=seed)
@@ -175,7 +174,6 @@ class Universal(CalledPipeline):
         return self._tables.get(self.key(request), seen)
 
     def tail(self, request: Requests, x: Tensor, decode: Any = None) -> Any:
-        """What the pipeline returns for a final state [1, ...]."""
         last = Placed(self.forwards, self.table(request), x, None)
         return self.visit(request, self.rollout.guidance_scale, last, decode=decode)
 
