@@ -133,8 +133,12 @@ class _Ddim:
             if last
             else own.alphas_cumprod[int(own.timesteps[at + 1])]
         )
-        clean = (sample - (1 - before).sqrt() * model_output) / before.sqrt()
-        landed = after.sqrt() * clean + (1 - after).sqrt() * model_output
+        if own.config.prediction_type == "v_prediction":
+            clean = before.sqrt() * sample - (1 - before).sqrt() * model_output
+        else:
+            clean = (sample - (1 - before).sqrt() * model_output) / before.sqrt()
+        noise = (sample - before.sqrt() * clean) / (1 - before).sqrt()
+        landed = after.sqrt() * clean + (1 - after).sqrt() * noise
         return DDIMSchedulerOutput(landed, clean) if return_dict else (landed, clean)
 
 

@@ -206,7 +206,7 @@ def train(row: Row, name: str, tiny: Tiny, recipe: Path) -> None:
         return
     if "condition" in row.changed:
         alike(model)
-    folder = recipe.parent / ("lora" if lora else "weights")
+    folder = recipe.parent / f"exported {name}"
     folder.mkdir()
     write_weights(assembly, folder, "lora" if lora else "merged")
 

@@ -80,8 +80,8 @@ class FlowConfig(RunConfig):
     @property
     def drawn(self) -> Kind:
         """What the model draws, by its configuration files alone."""
-        _, index = read_index(self.model)
-        kind: Kind = family_of(self.model, index).draws(index, self.rollout)
+        path, index = read_index(self.model)
+        kind: Kind = family_of(self.model, path, index).draws(index, self.rollout)
         return kind
 
     @property
@@ -102,7 +102,7 @@ class FlowConfig(RunConfig):
         wrong += [one for part in parts if part.name.startswith("tokenizer") and (one := tokenizer_complaint(part))]
         if wrong:
             raise UserError("\n".join(f"model.path: {problem}" for problem in wrong))
-        family_of(self.model, index).check_options(folder, index, self.rollout)
+        family_of(self.model, folder, index).check_options(folder, index, self.rollout)
 
     @property
     def samples_from(self) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 Kind = Literal["diffusers", "shift_once"]
+SPACED_OTHERWISE = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "invert_sigmas")
 
 
 def static_shift(t: Tensor, shift: float) -> Tensor:
@@ -56,9 +57,7 @@ def schedule(
     Raises:
         ValueError: the configuration sets an option that is not supported.
     """
-    unsupported = [key for key in ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "invert_sigmas")
-                   if config.get(key)]  # fmt: skip
-    if unsupported:
+    if unsupported := [key for key in SPACED_OTHERWISE if config.get(key)]:
         raise ValueError(
             f"scheduler option {unsupported[0]} is set, which is not supported: Burnish spaces flow times by shift only"
         )

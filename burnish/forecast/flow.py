@@ -79,8 +79,8 @@ class FlowHalf:
     def _family(self) -> tuple[Any, dict[str, Any]]:
         """What the model is read by, and what its model_index.json says."""
         model = self.assembly.config.model
-        _, index = read_index(model)
-        return family_of(model, index), index
+        path, index = read_index(model)
+        return family_of(model, path, index), index
 
     def parts(self) -> Iterator[nn.Module]:
         """Everything that has weights."""

@@ -29,6 +29,7 @@ EMBEDDED = ("Flux2Pipeline", "FluxControl", "FluxFill", "LatentConsistency", "Sa
 """Beginnings of names of pipelines whose guidance_scale is an input of the network, which no signature tells."""
 CACHED = "use_kv_cache"  # of pipelines that keep keys and values of their first step for those that follow
 WITH_OPACITY = 4  # channels
+CHANNELS = (1, 3, WITH_OPACITY)  # of pictures
 DECODED = 256 << 20  # bytes of decoded pictures and frames that are kept: every step of a sample asks for its own
 USUAL_RATE = 16.0  # frames per second of clips whose pipeline knows none
 SOUND_RATE = 44_100  # samples per second of sounds
@@ -103,6 +104,11 @@ class Arguments:
             raise UserError(
                 f"a {who} changes the attention of its network while it draws (perturbed-attention guidance), and "
                 "Burnish would train the changed one; set rollout.call={pag_scale: 0}"
+            )
+        if "sag_scale" in self.parameters:
+            raise UserError(
+                f"a {who} reads the attention of its network while it draws (self-attention guidance), which Burnish "
+                "runs by itself; train the model by its plain pipeline, as StableDiffusionPipeline"
             )
         for name in rollout.call:
             ours = (*OURS, self.guidance, "self")
@@ -190,7 +196,10 @@ class Arguments:
         import torch
 
         found = _fields(returned)[0]
-        return torch.as_tensor(found[0] if isinstance(found, list) else found).float()
+        values = torch.as_tensor(found[0] if isinstance(found, list) else found).float()
+        # some give arrays with the channels last, whatever they are asked for
+        last = values.ndim > 3 and values.shape[-1] in CHANNELS and values.shape[-3] not in CHANNELS
+        return values.movedim(-1, -3) if last else values
 
     def sample(self, returned: Any, *, finite: bool) -> Any:
         """A picture, a clip or a sound of what the pipeline returned for one row."""

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from burnish.models.flow.arguments import Arguments
 from burnish.models.flow.base import Drawing
 from burnish.models.flow.encoding import Arrangement
-from burnish.models.flow.levels import Unsupported
+from burnish.models.flow.failures import explained
+from burnish.models.flow.levels import Unsupported, check_scheduler
 from burnish.models.flow.networks import attention_layers
 from burnish.models.flow.pipeline import LoadedPipeline
 from burnish.models.flow.truncation import tokenizers_of, truncated
@@ -84,9 +85,13 @@ class CalledPipeline(LoadedPipeline):
         """Refuse options that the pipeline's own call doesn't take, before any weight is loaded.
 
         Raises:
-            UserError: the pipeline's class is unknown, or an option has nothing to act on.
+            UserError: the pipeline's class is unknown, its scheduler has no noise levels, or an option has nothing to
+                act on.
         """
-        Arguments.of_index(index, rollout).check()
+        arguments = Arguments.of_index(index, rollout)
+        arguments.check()
+        with explained(arguments.kind.__name__):
+            check_scheduler(index)
 
     @classmethod
     def draws(cls, index: dict[str, Any], rollout: RolloutOptions) -> Kind:
@@ -142,7 +147,15 @@ class CalledPipeline(LoadedPipeline):
 
     def decode_tensor(self, latents: Tensor, conditioning: Requests) -> Tensor:
         rows = zip(conditioning.each(), latents.split(1), strict=True)
-        return torch.cat([self.arguments.tensor(self.tail(request, x)) for request, x in rows])
+        try:
+            return torch.cat([self.arguments.tensor(self.tail(request, x)) for request, x in rows])
+        except RuntimeError as error:
+            if "numpy() on Tensor that requires grad" not in str(error):
+                raise
+            raise UserError(
+                f"a {self.class_name} decodes its samples to arrays, which no gradient of a reward goes back through; "
+                "choose an algorithm that follows none, as flow_grpo or diffusion_nft"
+            ) from error
 
     def encode_pictures(self, pictures: Sequence[np.ndarray], conditioning: Requests) -> Tensor:
         request = conditioning.select([0])

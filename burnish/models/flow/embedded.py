@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from burnish.types.rollout import Conditioning
     from burnish.utils.random import Part
 
+SCHEDULER = "FlowMatchEulerDiscreteScheduler"
 LONGEST_TEXT = 512  # T5 tokens that diffusers' pipelines read at most
 DISTILLED_GUIDANCE = 3.5  # default guidance input of FluxPipeline
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as in PIL's conversion to grey
@@ -90,6 +91,11 @@ class EmbeddedPipeline(LoadedPipeline):
         Raises:
             UserError: it is of another family, the text is too long for T5, or it has no guidance embedding.
         """
+        if odd := cls.unknown_scheduler(path, index):
+            raise UserError(
+                f"model.family is {cls.name}, which knows the noise levels of {SCHEDULER} alone, but model.path has "
+                f"{odd}; leave model.family out, or set model.family=pipeline"
+            )
         listed = index.get("transformer")
         network = listed[1] if isinstance(listed, list) and len(listed) == 2 else None
         if cls.transformer_class and network not in (None, cls.transformer_class):
@@ -117,6 +123,19 @@ class EmbeddedPipeline(LoadedPipeline):
                 f"rollout.embedded_guidance is {embedded_guidance}, but this {cls.pipeline_class} has no guidance "
                 "embedding (guidance_embeds in transformer/config.json): leave it out, or use rollout.guidance_scale"
             )
+
+    @classmethod
+    def unknown_scheduler(cls, path: Path, index: dict[str, Any]) -> str:
+        """The scheduler, or the option of it, whose noise levels the family doesn't know; "" where it knows them."""
+        from burnish.flow.schedules import SPACED_OTHERWISE
+
+        listed = index.get("scheduler")
+        name = listed[1] if isinstance(listed, list) and len(listed) == 2 else SCHEDULER
+        if name != SCHEDULER:
+            return str(name)
+        file = path / "scheduler" / "scheduler_config.json"
+        config = read_object(file) if file.is_file() else {}
+        return next((f"{key} in its configuration" for key in SPACED_OTHERWISE if config.get(key)), "")
 
     @property
     def grid(self) -> Grid:

@@ -125,9 +125,7 @@ class Forwards:
         """Args: ``autocast`` is the precision of the run."""
         self._autocast = autocast
         self._known: dict[Any, tuple[Any, Rows]] = {}  # by the size of the first input
-        self._whole: set[tuple[str, str]] = (
-            set()
-        )  # arguments of networks that were once longer or shorter than the rows
+        self._whole = set[tuple[str, str]]()  # arguments of networks that were once longer or shorter than the rows
 
     def noted(self, network: str, arguments: dict[str, Any], copies: int = 1) -> Call:
         """A call as the pipeline makes it for a state, which may be several ``copies``."""

@@ -43,7 +43,7 @@ class Landing(Witness):
         x = here * self._table.scale(at)
         scheduler._step_index = self._table.skipped + len(self._seen)
         # what a velocity is of an output, it is for each number by itself: a factor and a summand
-        least, most = (self._table.velocity(scheduler, fill(x), x, at) for fill in (torch.zeros_like, torch.ones_like))
+        least, most = (self._table.predicted(scheduler, fill(x), x, at) for fill in (torch.zeros_like, torch.ones_like))
         try:
             landed = own((velocity - least) / (most - least), x).float()
         except (RuntimeError, ValueError, IndexError, TypeError):  # of a step that can't be taken by itself

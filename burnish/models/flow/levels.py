@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,9 @@ EULER = {  # schedulers of several evaluations per step, and those that have the
     "KDPM2AncestralDiscreteScheduler": "EulerDiscreteScheduler",
     "FlowMatchHeunDiscreteScheduler": "FlowMatchEulerDiscreteScheduler",
 }
+CLIPPING = ("DDPMScheduler", "DDPMParallelScheduler", "LCMScheduler")  # schedulers whose steps read clip_sample
+NO_NOISE = "can't noise a picture (it has no add_noise)"
+ROUNDING = 1e-5  # relative, of noise levels
 
 
 class Unsupported(Exception):
@@ -31,7 +35,7 @@ class Levels:
     """Times of the scheduler's steps, and what it calls them."""
 
     times: Tensor  # [N + 1] float32, decreasing: t of each step, and where the last one ends
-    names: Tensor  # [N]
+    names: Tensor  # [N]; a last step of no length, as some tables of sigmas end with, is none
     kind: conventions.Kind
     dense: tuple[np.ndarray, np.ndarray]  # increasing times, and their names, to interpolate between
 
@@ -47,8 +51,16 @@ class Levels:
             raise Unsupported("its scheduler mixes signal and noise in a way that Burnish doesn't know")
         steps = ((signal if kind == "rising" else noise) / (signal + noise)).float()
         times = torch.cat([steps, torch.tensor([_end(scheduler, kind)])])
+        if len(steps) > 1 and torch.isclose(times[-1], times[-2], rtol=ROUNDING, atol=0):
+            steps, names, times = steps[:-1], names[:-1], times[:-1]
         if not bool((times[1:] < times[:-1]).all()):
             raise Unsupported(f"the noise levels of its {type(scheduler).__name__} don't decrease: {times.tolist()}")
+        if float(times[0]) > 1 + ROUNDING:
+            raise Unsupported(
+                f"the noise levels of its {type(scheduler).__name__} begin at {float(times[0]):.4g}, but pure noise "
+                "is 1: leave out what spaces them in scheduler_config.json (use_exponential_sigmas, sigma_max)"
+            )
+        _refuse_gaps(scheduler, names)
         ends = [0.0, float(scheduler.config.num_train_timesteps)][:: -1 if kind == "rising" else 1]
         dense = np.array([0.0, *steps.flip(0), 1.0]), np.array([ends[0], *names.flip(0), ends[1]])
         if kind in ("vp", "ve") and (table := getattr(scheduler, "alphas_cumprod", None)) is not None:
@@ -63,6 +75,20 @@ class Levels:
         return torch.tensor(np.interp(time, *self.dense), dtype=torch.float32)
 
 
+def check_scheduler(index: dict[str, Any]) -> None:
+    """Refuse a scheduler whose noise levels nobody knows, by the model_index.json of its pipeline.
+
+    Raises:
+        Unsupported: its class can't noise a picture.
+    """
+    import diffusers
+
+    listed = index.get("scheduler")
+    kind = getattr(diffusers, str(listed[1]), None) if isinstance(listed, list) and len(listed) == 2 else None
+    if isinstance(kind, type) and not (hasattr(kind, "scale_noise") or hasattr(kind, "add_noise")):
+        raise Unsupported(f"its {kind.__name__} {NO_NOISE}")
+
+
 def _factors(scheduler: Any, names: Tensor) -> tuple[Tensor, Tensor]:
     """Of signal and noise at timesteps, [N] each in float64: the scheduler noises ones and zeros."""
     asked, ones = copy.copy(scheduler), torch.ones(len(names), dtype=torch.float64)
@@ -71,20 +97,70 @@ def _factors(scheduler: Any, names: Tensor) -> tuple[Tensor, Tensor]:
         return asked.scale_noise(ones, names, 0 * ones), asked.scale_noise(0 * ones, names, ones)
     if hasattr(asked, "add_noise"):
         return asked.add_noise(ones, 0 * ones, names), asked.add_noise(0 * ones, ones, names)
-    raise Unsupported(f"its {type(scheduler).__name__} can't noise a picture (it has no add_noise)")
+    raise Unsupported(f"its {type(scheduler).__name__} {NO_NOISE}")
 
 
 def _end(scheduler: Any, kind: conventions.Kind) -> float:
     """Where the last step ends: 0, but for schedulers that stop a little before."""
     if (sigmas := getattr(scheduler, "sigmas", None)) is not None:
-        return conventions.time_of(kind, float(sigmas[-1]))
+        return conventions.time_of(kind, float(sigmas[: len(scheduler.timesteps) + 1][-1]))  # some have more than steps
     final = float(getattr(scheduler, "final_alpha_cumprod", 1.0))
     return conventions.time_of(kind, ((1 - final) / final) ** 0.5)
 
 
+def _refuse_gaps(scheduler: Any, names: Tensor) -> None:
+    """DDIM's steps are of one length, whatever its timesteps are: some end elsewhere than the next one begins.
+
+    Raises:
+        Unsupported: they do, by more than the rounding of timesteps.
+    """
+    if not _steps_as_ddim(scheduler) or len(names) < 2:
+        return
+    length = scheduler.config.num_train_timesteps // scheduler.num_inference_steps
+    if float((names[:-1] - names[1:] - length).abs().max()) > 2:
+        raise Unsupported(
+            f"the steps of its {type(scheduler).__name__} are {length} long, and its timesteps are "
+            f"{names.long().tolist()}, so that a step doesn't end where the next one begins: set timestep_spacing to "
+            "leading or trailing in scheduler_config.json"
+        )
+
+
+def _steps_as_ddim(scheduler: Any) -> bool:
+    return type(scheduler).__name__ in ("DDIMScheduler", "DDIMParallelScheduler", "CogVideoXDDIMScheduler")
+
+
 def once_a_step(scheduler: Any) -> Any:
-    """A scheduler, or one of the same noise levels that asks for one prediction per step, and for nothing else."""
+    """A scheduler, or one of the same noise levels that asks for one prediction per step, and for nothing else.
+
+    Raises:
+        Unsupported: it clips the sample that is predicted in a way that no velocity has.
+    """
     import diffusers
 
-    name = EULER.get(type(scheduler).__name__)
-    return scheduler if name is None else getattr(diffusers, name).from_config(scheduler.config)
+    name, kind, config = EULER.get(type(scheduler).__name__), type(scheduler).__name__, scheduler.config
+    clips = [key for key in ("thresholding", "clip_sample") if config.get(key)]
+    if clips and kind in ("DDIMScheduler", "DDIMParallelScheduler", "HeunDiscreteScheduler"):
+        why = "but not the noise, which is no step along a velocity" if name is None else f"and {name} doesn't"
+        raise Unsupported(
+            f"its {kind} clips the sample that is predicted ({clips[0]}), {why}: set {clips[0]} to false in "
+            "scheduler_config.json, or take DDPMScheduler, which clips both"
+        )
+    return scheduler if name is None else getattr(diffusers, name).from_config(config)
+
+
+def clipped(scheduler: Any, velocity: Tensor, x: Tensor, time: float) -> Tensor:
+    """The velocity of the sample that a scheduler's steps make of the one that is predicted at ``x``: all [B, ...]."""
+    bound = _bound(scheduler)
+    return velocity if bound is None else (x - bound(x - time * velocity)) / time
+
+
+def _bound(scheduler: Any) -> Callable[[Tensor], Tensor] | None:
+    """What steps make of the sample [B, ...] that is predicted; None where they take it as it is."""
+    config = scheduler.config
+    own = None if type(scheduler).__name__ == "TCDScheduler" else getattr(scheduler, "_threshold_sample", None)
+    if config.get("thresholding") and own is not None and getattr(scheduler, "predict_x0", True):
+        return own  # type: ignore[no-any-return]
+    if config.get("clip_sample") and type(scheduler).__name__ in CLIPPING:
+        limit = float(config.get("clip_sample_range", 1.0))
+        return lambda clean: clean.clamp(-limit, limit)
+    return None

@@ -93,14 +93,18 @@ def _config(file: Path) -> dict[str, Any]:
     return read_object(file) if file.is_file() else {}
 
 
-def family_of(options: ModelOptions, index: dict[str, Any]) -> Any:
-    """The model family of a pipeline."""
+def family_of(options: ModelOptions, path: Path, index: dict[str, Any]) -> Any:
+    """The model family of a pipeline; where a family doesn't know its scheduler, that of any pipeline."""
+    from burnish.models.flow.embedded import EmbeddedPipeline
+
     if options.family != "auto":
         return lookup("flow model", options.family)
     class_name = index.get("_class_name")
     # of two that read the same pipelines, a plugin's is taken only where it is named
     families = {family.pipeline_class: family for family in reversed(entries("flow model"))}
-    return families.get(str(class_name)) or lookup("flow model", ANY)
+    found = families.get(str(class_name)) or lookup("flow model", ANY)
+    own = issubclass(found, EmbeddedPipeline)
+    return lookup("flow model", ANY) if own and found.unknown_scheduler(path, index) else found
 
 
 def check_parts(options: ModelOptions, rollout: RolloutOptions, prompts: Sequence[Prompt]) -> None:
@@ -113,7 +117,7 @@ def check_parts(options: ModelOptions, rollout: RolloutOptions, prompts: Sequenc
     from burnish.models.flow.pipeline import LoadedPipeline
 
     path, index = read_index(options)
-    family = family_of(options, index)
+    family = family_of(options, path, index)
     if issubclass(family, LoadedPipeline):  # one that is no pipeline has its own way
         family.check_networks(index, options)
         family.check_lengths(path, index, rollout, prompts)
@@ -144,7 +148,7 @@ def load_model(
     path, index = read_index(options)
     device, stored, compute = placement_of(options, frozen=network_only or frozen)
     rollout = RolloutOptions() if rollout is None else rollout
-    family = family_of(options, index)
+    family = family_of(options, path, index)
     family.check_options(path, index, rollout)
     where = f"model.path is {options.path}"
     try:
@@ -178,7 +182,7 @@ def load_outline(options: ModelOptions, rollout: RolloutOptions) -> FlowModel:
     plain = replace(options, quantization=None, attention="auto", offload=False, compile=False, vae_tiling=False)
     where = f"model.path is {options.path}"
     with understood(f"{where}, which can't be made without weights"), without_weights(), init_empty_weights():
-        model: FlowModel = family_of(options, index).load(
+        model: FlowModel = family_of(options, path, index).load(
             path, index, plain, rollout, dtype=stored, compute=compute, device="meta", network_only=False
         )
     return model

@@ -241,12 +241,12 @@ class Witness(Visit):
         if not self._seen:
             raise Unsupported("it takes no step of its own scheduler")
         levels = Levels.of(self._scheduler, torch.stack([name for name, _, _ in self._seen]))
-        skipped, trained = len(self._scheduler.timesteps) - len(self._seen), float(levels.times[:-1][self._trained])
-        return Timetable(levels, skipped, trained)
+        skipped, own = len(self._scheduler.timesteps) - len(self._seen), levels.times[:-1].tolist()
+        return Timetable(levels, skipped, own[min(self._trained, len(own) - 1)])
 
     def states(self, table: Timetable) -> tuple[Tensor, Tensor]:
         """The state before each step, [N, ...], and the velocity there."""
-        seen = list(zip(table.times.tolist(), self._seen, strict=False))
+        seen = list(zip(table.times[:-1].tolist(), self._seen, strict=False))
         states = [x[:1].float() / table.scale(at) for at, (_, x, _) in seen]
         velocities = [table.velocity(self._scheduler, v[:1], x[:1], at) for at, (_, x, v) in seen]
         return torch.cat(states), torch.cat(velocities)

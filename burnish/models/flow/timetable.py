@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from burnish.flow import conventions
-from burnish.models.flow.levels import Levels, Unsupported
+from burnish.models.flow.levels import Levels, Unsupported, clipped
 from burnish.types.batch import to_device
 
 
@@ -52,6 +52,11 @@ class Timetable:
 
     def velocity(self, scheduler: Any, output: Tensor, x: Tensor, time: float) -> Tensor:
         """eps - x_0 at a time, by the ``output`` and the sample ``x`` [B, ...] that the scheduler's step is given."""
+        found = self.predicted(scheduler, output, x, time)
+        return clipped(scheduler, found, x.float() / self.scale(time), time)
+
+    def predicted(self, scheduler: Any, output: Tensor, x: Tensor, time: float) -> Tensor:
+        """The same before the scheduler clips the sample that is predicted."""
         output, x = output.float(), x.float()
         if hasattr(scheduler, "precondition_outputs"):
             sigma = torch.tensor(conventions.sigma(self.levels.kind, time), device=x.device)

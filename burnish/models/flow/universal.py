@@ -52,7 +52,9 @@ class Universal(CalledPipeline):
         super().__init__(pipeline, options, *args, **settings)
         self.wide, self.shares = FORMS[0]  # whether a run takes several states of a prompt, and rows share a forward
         self._verified = False
-        self._run, self.forwards = Runner(pipeline, self.names, lambda: self.device), Forwards(self.autocast)
+        self.forwards = Forwards(self.autocast)
+        with explained(self.class_name):
+            self._run = Runner(pipeline, self.names, lambda: self.device)
         self._tapes: LruCache[Tape] = LruCache(in_bytes(options.cache_gb), lambda tape: tape.bytes)
         self._tables: LruCache[Timetable] = LruCache(LATEST)
         self._masks: LruCache[Tensor | None] = LruCache(LATEST)
@@ -124,9 +126,9 @@ class Universal(CalledPipeline):
         self.wide, self.shares = FORMS[-1]
         expected = expected if mask is None else torch.where(mask, expected, 0.0)
         found, start = ours(states, times), 0
-        if mask is not None and len(states) > 1 and distance(found[:1], expected[:1]) > tolerance:
+        if mask is not None and len(states) > 1 and not distance(found[:1], expected[:1]) <= tolerance:
             start = 1
-        if (left := distance(found[start:], expected[start:])) > tolerance:
+        if not (left := distance(found[start:], expected[start:])) <= tolerance:
             raise Unsupported(
                 f"at a step of its own run the velocity differs by {left:.2g} (relative), so that its steps depend on "
                 "more than the state, the time and the prompt: noise drawn in each step, or momentum of guidance "
@@ -141,7 +143,7 @@ class Universal(CalledPipeline):
         if not self.shares:
             log.warning("%s: rows are computed one by one, as together they differ", type(self.pipeline).__name__)
         decoded = self.tail(request, witness.last[:1].float() / table.scale(float(table.times[-1])))
-        if (left := distance(self.arguments.values(decoded), self.arguments.values(drawn))) > tolerance:
+        if not (left := distance(self.arguments.values(decoded), self.arguments.values(drawn))) <= tolerance:
             raise Unsupported(f"decoded from its own last state, a sample differs by {left:.2g} (relative)")
         return start
 
@@ -155,7 +157,6 @@ class Universal(CalledPipeline):
         return self._run(self.arguments.of(request, guidance), tape, visit, own if seed is None else seed, decode)
 
     def first(self, request: Requests, seed: int) -> Tensor:
-        """The pipeline's own first state for a seed: [...] float32."""
         table = self.table(request)
         with torch.no_grad():
             x: Tensor = self.visit(request, self.rollout.guidance_scale, Visit(self.forwards), seed=seed)
@@ -173,7 +174,6 @@ class Universal(CalledPipeline):
         return self._tables.get(self.key(request), seen)
 
     def tail(self, request: Requests, x: Tensor, decode: Any = None) -> Any:
-        """What the pipeline returns for a final state [1, ...]."""
         last = Placed(self.forwards, self.table(request), x, None)
         return self.visit(request, self.rollout.guidance_scale, last, decode=decode)
 

@@ -53,6 +53,10 @@ ENCODERS: dict[str, Config] = {
     "Mistral3Model": MISTRAL3,
     "T5EncoderModel": T5,
     "UMT5EncoderModel": T5,
+    "BertModel": {
+        "hidden_size": TEXT, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "max_position_embeddings": 77,
+    },
     "Qwen3Model": LANGUAGE,
     "Qwen3ForCausalLM": LANGUAGE,
     "GemmaModel": LANGUAGE,
@@ -74,7 +78,7 @@ ENCODERS: dict[str, Config] = {
 # where a signature names no class of tokenizer
 TOKENIZER_OF = {
     "CLIPTextModel": "CLIPTokenizer", "CLIPTextModelWithProjection": "CLIPTokenizer",
-    "T5EncoderModel": "T5Tokenizer", "UMT5EncoderModel": "T5Tokenizer",
+    "BertModel": "BertTokenizer", "T5EncoderModel": "T5Tokenizer", "UMT5EncoderModel": "T5Tokenizer",
     "Qwen3Model": "Qwen2Tokenizer", "Qwen3ForCausalLM": "Qwen2Tokenizer",
     "Qwen2_5_VLForConditionalGeneration": "Qwen2Tokenizer", "Qwen2_5_VLTextModel": "Qwen2Tokenizer",
     "Qwen3VLModel": "Qwen2Tokenizer", "Qwen3VLForConditionalGeneration": "Qwen2Tokenizer",

@@ -34,6 +34,8 @@ GEMMA2: Parts = {"text_encoder": "Gemma2Model"}
 FTFY = ("ftfy",)  # cleans prompts in some pipelines, which do not say so when it is absent
 BINS = {"use_resolution_binning": False}  # sizes of the call are taken as they are
 
+NO_PAG = {"pag_scale": 0.0}  # without which the attention of networks is changed
+
 QWEN3: Parts = {"text_encoder": "Qwen3Model"}
 # this pipeline takes the 9th, 18th and 27th layer, another the eighth from the last
 KLEIN: Parts = {**SHIFTED, "text_encoder": {"num_hidden_layers": 28}}
@@ -85,6 +87,11 @@ IMAGES = (
     Tiny(name="nucleus", pipeline="NucleusMoEImagePipeline", parts={**SHIFTED, "text_encoder": DEEP_VL}),
     Tiny(name="hunyuan-image", pipeline="HunyuanImagePipeline", also=("hunyuan-image-2.1",),
          parts={"guider": "AdaptiveProjectedMixGuidance", "ocr_guider": "AdaptiveProjectedMixGuidance"}),
+    Tiny(name="hunyuan-dit", pipeline="HunyuanDiTPipeline", values=STABLE["values"], call=BINS,
+         # the pipeline counts on eight pixels for each latent position
+         parts={"safety_checker": None, "feature_extractor": None, "scheduler": {"prediction_type": "v_prediction"},
+                "vae": {**EIGHT, "shift_factor": None}, "text_encoder_2": "T5EncoderModel",
+                "tokenizer_2": "T5Tokenizer"}),
     Tiny(name="ernie-image", pipeline="ErnieImagePipeline", call={"use_pe": False},
          parts={"tokenizer": "PreTrainedTokenizerFast"}),
     Tiny(name="flux2", pipeline="Flux2Pipeline", also=("flux.2", "flux2-dev"),
@@ -94,7 +101,15 @@ IMAGES = (
     # draws from the number of a class
     Tiny(name="dit", pipeline="DiTPipeline", height=None, width=None, prompt=False, call={"class_labels": [207]},
          parts={"scheduler": "DDIMScheduler", "vae": {"shift_factor": None}}),
+    Tiny(name="sd1.5-pag", pipeline="StableDiffusionPAGPipeline", call=NO_PAG, values=STABLE["values"],
+         parts={**STABLE["parts"], "scheduler": "DDIMScheduler"}),
+    Tiny(name="sd3-pag", pipeline="StableDiffusion3PAGPipeline", call=NO_PAG,
+         values={"pag_applied_layers": "blocks.1"}),
+    Tiny(name="sana-pag", pipeline="SanaPAGPipeline", call={**BINS, **NO_PAG}, parts=GEMMA2),
+    Tiny(name="pixart-sigma-pag", pipeline="PixArtSigmaPAGPipeline", call={**BINS, **NO_PAG},
+         parts={"scheduler": ("DPMSolverMultistepScheduler", DPM), "vae": {"shift_factor": None}}),
     # draws without a prompt
+    Tiny(name="ddim", pipeline="DDIMPipeline", height=None, width=None, prompt=False),
     Tiny(name="ddpm", pipeline="DDPMPipeline", height=None, width=None, prompt=False),
     Tiny(name="flux2-klein-kv", pipeline="Flux2KleinKVPipeline",
          parts=KLEIN),

@@ -12,6 +12,12 @@ WAN = {
     "out_channels": LATENT, "text_dim": TEXT, "freq_dim": 32, "ffn_dim": 32, "num_layers": 2, "rope_max_seq_len": 64,
 }  # fmt: skip
 
+HUNYUAN_DIT = {
+    "num_attention_heads": 2, "attention_head_dim": 16, "in_channels": LATENT, "patch_size": 2, "sample_size": 8,
+    "hidden_size": 32, "num_layers": 4, "cross_attention_dim": TEXT, "cross_attention_dim_t5": TEXT,
+    "pooled_projection_dim": TEXT,
+}  # fmt: skip
+
 VAES: dict[str, Config] = {
     "AutoencoderKL": {
         "in_channels": 3, "out_channels": 3, "latent_channels": LATENT, "block_out_channels": [8, 8, 16],
@@ -162,6 +168,7 @@ DENOISERS: dict[str, Config] = {
         "num_attention_heads": 2, "num_key_value_heads": 1, "joint_attention_dim": TEXT, "axes_dims_rope": [8, 4, 4],
         "num_experts": 4, "moe_intermediate_dim": 32, "capacity_factors": [1.0] * 5,
     },
+    "HunyuanDiT2DModel": HUNYUAN_DIT,
     "HunyuanImageTransformer2DModel": {
         "in_channels": LATENT, "out_channels": LATENT, "num_attention_heads": 2, "attention_head_dim": 16,
         "num_layers": 1, "num_single_layers": 1, "num_refiner_layers": 1, "text_embed_dim": TEXT,

@@ -56,6 +56,15 @@ def clip() -> Any:
     return kind(vocab=words, merges=merges, model_max_length=77)
 
 
+def bert() -> Any:
+    """BERT's, of 77 tokens, which spells every word."""
+    from transformers import BertTokenizer
+
+    letters = [chr(code) for code in range(33, 127)]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+    return BertTokenizer(vocab=vocabulary(words), model_max_length=77)
+
+
 def qwen() -> Any:
     """Qwen's, with the tokens of pictures and a chat template."""
     from transformers import Qwen2Tokenizer
@@ -156,6 +165,7 @@ def byt5() -> Any:
 
 TOKENIZERS: dict[str, Callable[[], Any]] = {
     "CLIPTokenizer": clip, "CLIPTokenizerFast": clip,
+    "BertTokenizer": bert,
     "T5Tokenizer": t5, "T5TokenizerFast": t5,
     "Qwen2Tokenizer": qwen, "Qwen2TokenizerFast": qwen,
     "GemmaTokenizer": gemma, "GemmaTokenizerFast": gemma,

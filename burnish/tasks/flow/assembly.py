@@ -201,8 +201,8 @@ class FlowAssembly(Assembly):
 
     def _check_drawn(self, rewards: Mapping[str, Reward], prompts: Sequence[Prompt], section: str) -> None:
         """Refuse prompts that the model can't draw from, and rewards that can't score what it draws."""
-        _, index = read_index(self.config.model)
-        family, drawn = family_of(self.config.model, index), self.config.drawn
+        path, index = read_index(self.config.model)
+        family, drawn = family_of(self.config.model, path, index), self.config.drawn
         family.check_inputs(index, self.config.rollout, prompts)
         refused = {label: reward.refusal(drawn) for label, reward in rewards.items()}
         if problems := [f"{section}.{label}: {problem}" for label, problem in refused.items() if problem]:

@@ -92,6 +92,17 @@ def test_each_step_is_run_by_itself_unless_a_cache_is_asked_for():
     assert "use_kv_cache" not in given("QwenImagePipeline", 1.0)
 
 
+def test_the_attention_of_a_network_is_not_read_while_it_draws():
+    assert "self-attention guidance" in refusal("StableDiffusionSAGPipeline")
+
+
+def test_pictures_whose_channels_come_last_are_turned_round():
+    arguments = Arguments(diffusers.StableDiffusionAdapterPipeline, RolloutOptions())
+    picture = torch.rand(1, 3, 8, 16, generator=torch.Generator().manual_seed(0))
+    for given in (picture, picture.permute(0, 2, 3, 1).numpy()):
+        assert torch.equal(arguments.tensor(SimpleNamespace(images=given)), picture)
+
+
 def test_what_is_transparent_shows_white():
     red, clear = torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.tensor([1.0, 0.0, 0.0, 0.25])
     images = torch.stack([red, clear], -1).view(1, 4, 1, 2)
