@@ -91,9 +91,9 @@ def tiny(name: str | None, directory: str | None, *, seed: int, force: bool, lis
 
 
 def _list(console: Console) -> None:
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("name", "class", "makes", "takes", box=None, pad_edge=False)
+    table = Table(Column("name", no_wrap=True), "class", "makes", "takes", box=None, pad_edge=False)
     for one in ALL:
         table.add_row(one.name, one.pipeline, one.makes, ", ".join([*(["prompt"] if one.prompt else []), *one.inputs]))
     for model in LANGUAGE:

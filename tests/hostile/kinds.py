@@ -19,7 +19,7 @@ KINDS: dict[str, Callable[[], Iterable[Case]]] = {
     "copies": copies.cases,
     "signals": interruptions.cases,
 }
-SAMPLED = 6  # of every kind
+SAMPLED = 4  # of every kind
 
 
 def every_case() -> list[Case]:

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from burnish.registry import names
-from tests.support.pretend_language import CASES, LIKE_GRPO, SLOW, options
+from tests.support.pretend_language import CASES, SLOW, options
 from tests.support.pretend_runs import cells, check
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(("name", "precision"), cells(CASES, SLOW, LIKE_GRPO))
+@pytest.mark.parametrize(("name", "precision"), cells(CASES, SLOW, both=("grpo", "ppo", "dpo", "sft")))
 def test_a_run(name: str, precision: str, language_folder: Path) -> None:
     recipe, given = options(language_folder, name)
     check(recipe, given, precision, beside_cpu=" " not in name)

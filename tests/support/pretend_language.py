@@ -109,10 +109,6 @@ CASES: dict[str, tuple[str, list[str]]] = {
 
 
 SLOW = {name for name in CASES if " own" in name} - {"grpo own game"}  # what CI leaves out
-LIKE_GRPO = {  # other advantages or ratios, of the same tensors
-    "dapo", "dr_grpo", "gspo", "gmpo", "cispo", "sapo", "cpgd", "gdpo", "opo", "pass_at_k", "dppo", "clip_cov",
-    "kl_cov", "rloo", "reinforce", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ipo", "simpo",
-}  # fmt: skip
 
 
 def write_files(folder: Path) -> None:

@@ -32,12 +32,12 @@ WAITS_OF_A_TOWER = 32  # transformers' own vision towers read the grids of their
 KIB_OF_A_MICRO_BATCH, KIB_WITH_PICTURES = 24, 320  # with the prompts' embeddings, which rest on the CPU
 
 
-def cells(names: Iterable[str], slow: Collection[str] = (), seldom: Collection[str] = ()) -> list[Any]:
-    """Names and precisions of a test. Slow ones are thorough, and in float32 variants and ``seldom`` ones."""
+def cells(names: Iterable[str], slow: Collection[str] = (), both: Collection[str] = ()) -> list[Any]:
+    """Names and precisions of a test. Slow ones are thorough, and in float32 all but ``both``."""
     return [
         pytest.param(name, precision, marks=pytest.mark.thorough if rare or name in slow else ())
         for name in names
-        for precision, rare in zip(PRECISIONS, (" " in name or name in seldom, False), strict=True)
+        for precision, rare in zip(PRECISIONS, (name not in both, False), strict=True)
     ]
 
 

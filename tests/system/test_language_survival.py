@@ -36,13 +36,6 @@ STATE = {
     "dpo": ["policy.", "groups.actor", "source."],
 }
 
-# the one with a critic has all that the others have
-EVERY_STATE = pytest.mark.parametrize(
-    "uninterrupted",
-    ["ppo", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("grpo", "dpo"))],
-    indirect=True,
-)
-
 
 @pytest.fixture(scope="module")
 def runs():
@@ -85,7 +78,7 @@ def test_the_same_seed_gives_the_same_numbers(runs, uninterrupted, tmp_path):
     assert metrics_of(tmp_path / "other") != metrics_of(whole)
 
 
-@EVERY_STATE
+@pytest.mark.thorough
 def test_killed_at_random_moments(runs, uninterrupted, tmp_path):
     name, whole, answer = uninterrupted
     killed_at_random_moments(
@@ -94,7 +87,11 @@ def test_killed_at_random_moments(runs, uninterrupted, tmp_path):
     )  # fmt: skip
 
 
-@EVERY_STATE
+@pytest.mark.parametrize(  # the one with a critic has all that the others have
+    "uninterrupted",
+    ["ppo", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("grpo", "dpo"))],
+    indirect=True,
+)
 def test_killed_at_states_of_saving(runs, uninterrupted, tmp_path):
     name, whole, answer = uninterrupted
     calls = answer["calls"]

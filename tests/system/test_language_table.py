@@ -18,7 +18,7 @@ from language_row import Row, measure
 
 # windows, recurrent states, tiles, patches, chunks, a prefix that sees all, experts, softcaps, scaled heads, sound
 CHOSEN = [
-    "gemma3", "qwen3_5", "internvl", "llava_onevision", "glm46v", "idefics3", "llama4", "paligemma", "lfm2_vl",
+    "gemma3", "qwen3_5", "internvl", "llava_onevision", "glm46v", "idefics3", "llama4", "paligemma", "mistral3",
     "gpt_oss", "granite", "qwen2_5_omni_thinker",
 ]  # fmt: skip
 

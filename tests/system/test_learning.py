@@ -87,6 +87,7 @@ def test_the_second_quickstart_learns_to_see(tmp_path, seed):
     assert in_form[-1] >= 0.65
 
 
+@pytest.mark.thorough
 def test_rewards_of_other_responses_teach_nothing(tmp_path):
     (tmp_path / "control.py").write_text(SHUFFLED)
     overrides = ["algorithm=grpo", "steps=24", "validation.every=0", "validation.n=2", "rewards.format=null",

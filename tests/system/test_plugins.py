@@ -91,10 +91,9 @@ def test_they_train_are_resumed_and_are_opened(run, place, monkeypatch):
     assert main(["report", f"../{run}"]) == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.cluster
-@pytest.mark.parametrize(
-    "run", [pytest.param(one, marks=pytest.mark.thorough) if one == "drawing" else one for one in RUNS]
-)
+@pytest.mark.parametrize("run", RUNS)
 def test_they_train_on_a_cluster(run, place):
     pytest.importorskip("ray")
     burnish(place, "train", *RUNS[run], *RAY, f"output_dir={run}_ray", "steps=1")

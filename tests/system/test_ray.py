@@ -118,6 +118,7 @@ def test_samples_are_as_old_as_they_may_be_and_no_older(reference):
     assert ages(reference("pooled")) == [None] * (STEPS + 1)
 
 
+@pytest.mark.thorough
 def test_a_generator_learns_from_samples_of_three_updates_ago(machines, tmp_path):
     ahead = ["quickstart", *DRAWING, *FORWARD, "steps=5", "model.lora=null"]
     assert run(tmp_path / "run", *[o for o in ahead if o != "steps=3"], *machines.options()) == 0

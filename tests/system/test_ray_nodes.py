@@ -28,6 +28,7 @@ def nodes(forks, monkeypatch):
     found.close()
 
 
+@pytest.mark.thorough
 def test_a_lost_machine(nodes, fate, tmp_path, capsys):
     given = ["vlm_quickstart", *SEEING, *ADAPTER]
     assert run(tmp_path / "local", *given) == 0

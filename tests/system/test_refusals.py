@@ -121,7 +121,8 @@ def test_a_folder_that_holds_a_run_is_neither_overwritten_nor_mixed(place, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
-@pytest.mark.parametrize("asynchronous", [pytest.param("false", marks=pytest.mark.thorough), "true"])
+@pytest.mark.thorough
+@pytest.mark.parametrize("asynchronous", ["false", "true"])
 def test_a_full_disk_ends_in_one_message_and_the_run_goes_on_where_there_is_room(place, tmp_path, asynchronous):
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -262,7 +262,7 @@ def test_stopped_at_random_moments(recipe, whole, slow, tmp_path):
     expected, _ = whole
     slow.write_text("0.4")
     draw, stops, longest = random.Random(recipe.name), 0, 2.5
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT) * 4:
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT) * 3:
         with StopRequest() as stop:  # a signal that comes late meets no default handler
             start = time.monotonic()
             due = start + draw.uniform(0.0, longest)
@@ -282,7 +282,7 @@ def test_stopped_at_random_moments(recipe, whole, slow, tmp_path):
             assert metrics_of(tmp_path / "run") == metrics_of(expected)
             assert last_state(tmp_path / "run") == last_state(expected)
             shutil.rmtree(tmp_path / "run")
-    assert stops >= 5
+    assert stops >= 4
 
 
 def test_a_second_ctrl_c_says_what_was_not_saved(recipe, tmp_path):
