@@ -28,7 +28,7 @@ fast: $(VENV)/.installed-dev  ## the tests that take seconds
 	$(PYTEST) -m "not slow and not cluster"
 
 pretend-gpu: $(VENV)/.installed-dev  ## every algorithm on a pretended GPU, in float32 and bfloat16
-	$(PYTEST) tests/support tests/pretend_gpu
+	BURNISH_THOROUGH=1 $(PYTEST) tests/support tests/pretend_gpu
 
 gpu: $(VENV)/.installed-dev  ## what a GPU alone can show: under ten minutes on a card; without one, tiny models
 	$(BIN)/python -m benchmarks.gpu $(if $(VLLM),--vllm $(VLLM)) --output gpu.json
