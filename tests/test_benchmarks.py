@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 LONG = [
     pytest.param(name, marks=pytest.mark.thorough)
     for name in (
+        "precision",
         "overhead",
         "flops",
         "step_time",
@@ -28,7 +29,7 @@ LONG = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["precision", *LONG])
+@pytest.mark.parametrize("name", LONG)
 def test_smoke(name, tmp_path):
     output = tmp_path / "result.json"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}

@@ -13,6 +13,7 @@ PROMPTS = '{"prompt": "a red fox"}\n{"prompt": "two apples"}\n'
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_its_commands_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("data/pickscore").mkdir(parents=True)

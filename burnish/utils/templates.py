@@ -21,6 +21,7 @@ from burnish.utils.supervisor import ChildDied, Server
 SECONDS = 30  # for one chat; it takes less than a millisecond
 MEMORY = 1 << 30  # bytes of addresses of the process
 LONGEST = 1 << 24  # characters of a chat
+KEPT, LONGEST_KEPT = 1024, 1 << 15  # chats whose text is kept for when they come again, and characters of each
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing in messages; templates read the first
 
 
@@ -40,7 +41,10 @@ def filled(template: str, values: Mapping[str, Any]) -> str:
     """
     given = {name: _plain(value) for name, value in values.items()}
     given["messages"] = [_message(one) for one in given["messages"]]
+    asked = template + json.dumps(given, ensure_ascii=False)
     with _OURS.lock:
+        if (known := _OURS.known.get(asked)) is not None:
+            return known
         try:
             text, why = _OURS.server().call(SECONDS, f"it takes more than {SECONDS} seconds", template, given)
         except (ChildDied, TimeoutError) as error:
@@ -49,6 +53,11 @@ def filled(template: str, values: Mapping[str, Any]) -> str:
             raise TemplateRefused(f"the process that fills it in ended ({error})" if died else str(error)) from None
     if why:
         raise TemplateRefused(why)
+    if len(asked) + len(text) <= LONGEST_KEPT and "strftime_now" not in template:  # which tells the time
+        with _OURS.lock:
+            _OURS.known[asked] = str(text)
+            if len(_OURS.known) > KEPT:
+                del _OURS.known[next(iter(_OURS.known))]
     return str(text)
 
 
@@ -56,9 +65,10 @@ class _Process:
     """The process of this one, if one was needed."""
 
     def __init__(self) -> None:
-        self.lock, self.running = threading.Lock(), None
+        self.lock, self.running, self.known = threading.Lock(), None, {}
 
     lock: threading.Lock
+    known: dict[str, str]  # texts of chats, the oldest first
     running: Server | None
 
     def server(self) -> Server:

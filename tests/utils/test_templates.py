@@ -76,3 +76,16 @@ def test_a_fork_has_a_process_of_its_own():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert time.monotonic() - start < templates.SECONDS
     assert filled("c", values()) == "c"
+
+
+def test_a_chat_that_comes_again_is_not_filled_in_again(monkeypatch):
+    asked = {"messages": [{"role": "user", "content": "again?"}]}
+    once = templates.filled("{{ messages[0].content }}!", asked)
+    monkeypatch.setattr(templates._OURS, "server", lambda: pytest.fail("it was asked again"))
+    assert templates.filled("{{ messages[0].content }}!", asked) == once == "again?!"
+
+
+def test_a_template_that_tells_the_time_is_asked_each_time():
+    asked = {"messages": []}
+    texts = {templates.filled("{{ strftime_now('%f') }}", asked) for _ in range(20)}
+    assert len(texts) > 1
