@@ -6,6 +6,7 @@ is one and four. Only float32 goes this way, and only classes that are shown to 
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -79,18 +80,23 @@ def _is_exact(module: Any) -> bool:
 
 @cache
 def _agrees(kind: Any, eps: float) -> bool:
-    """The same, of a class, on drawn numbers."""
+    """The same, of a class, on drawn numbers, whatever mode of PyTorch the caller is in: a thread starts without."""
+    with ThreadPoolExecutor(1) as clear:
+        return clear.submit(_computes_the_same, kind, eps).result()
+
+
+def _computes_the_same(kind: Any, eps: float) -> bool:
     draws = torch.Generator().manual_seed(0)
     x, weight, slope = (torch.randn(*shape, WIDTH, generator=draws) for shape in ((2, 3), (), (2, 3)))
     found = []
     for own in (kind, _shortened(kind)):
         states, norm = x.clone().requires_grad_(), own.__new__(own)
         nn.Module.__init__(norm)
-        norm.weight, norm.variance_epsilon = nn.Parameter(weight.clone()), eps
+        # no parameter, for a forecast that is going on makes those without values
+        norm.weight, norm.variance_epsilon = weight.clone().requires_grad_(), eps
         try:
-            with torch.enable_grad():
-                out = norm(states)
-                found.append([out.detach(), *torch.autograd.grad(out, [states, norm.weight], slope)])
+            out = norm(states)
+            found.append([out.detach(), *torch.autograd.grad(out, [states, norm.weight], slope)])
         except (AttributeError, RuntimeError, TypeError):
             return False  # it has more than a weight
     return all(map(torch.equal, *found))

@@ -9,10 +9,11 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLRMSNorm
 
-from burnish.language.norms import shorten_backward
+from burnish.forecast.fakes import Pretending
+from burnish.language.norms import _agrees, shorten_backward
 
 
-class Half(LlamaRMSNorm):
+class HalfRMSNorm(LlamaRMSNorm):
     """Named as the others, but it computes something else."""
 
     def forward(self, hidden_states):
@@ -65,9 +66,18 @@ def test_the_short_way_has_the_same_bits_and_keeps_less(kind):
     assert torch.equal(short.first(half), plain.first(half))
 
 
-@pytest.mark.parametrize("kind", [Half, GemmaRMSNorm])
+@pytest.mark.parametrize("kind", [HalfRMSNorm, GemmaRMSNorm])
 def test_norms_that_compute_something_else_stay_as_they_are(kind):
     plain, short = twins(kind)
     assert type(short.first) is kind
     x = torch.randn(1, 5, 48)
     assert torch.equal(short(x), plain(x))
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, lambda: Pretending().active()], ids=["inference", "forecast"])
+@pytest.mark.parametrize("kind", [LlamaRMSNorm, HalfRMSNorm])
+def test_what_was_found_in_a_mode_holds_after_it(kind, mode):
+    _agrees.cache_clear()
+    with mode():
+        found = _agrees(kind, 1e-6)
+    assert found is (kind is LlamaRMSNorm)
