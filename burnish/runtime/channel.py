@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch import Tensor
 from torch import distributed as dist
 
 ABORTED = "aborted"  # in the store, by whoever gives up
+GIVEN_UP = "a member of the channel has given up"
+ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # what a group's watchdog does with errors, read as the group is made
 LOOK = 0.5  # seconds between looks at the store
 PAUSE = 0.0005  # seconds between looks at a broadcast
 GRACE = 120.0  # seconds after the deadline until NCCL's own watchdog would end the process
@@ -47,7 +50,8 @@ class Channel:
         if self.device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = timedelta(seconds=seconds + GRACE)
-            self._group: Any = dist.ProcessGroupNCCL(self._store, rank, size, options)
+            with _errors_end_no_process():
+                self._group: Any = dist.ProcessGroupNCCL(self._store, rank, size, options)
         else:
             self._group = dist.ProcessGroupGloo(self._store, rank, size, timedelta(seconds=seconds))
 
@@ -60,13 +64,15 @@ class Channel:
             RuntimeError: a member is gone, has given up, or is too slow.
         """
         if self._gone.is_set():
-            raise RuntimeError("the channel was given up")
+            raise RuntimeError(GIVEN_UP)
         work = self._group.broadcast([bucket], dist.BroadcastOptions())
         if self.device.type == "cuda":
             work.wait()  # by the stream, not by this thread
             event = torch.cuda.Event()
             event.record()
             self._await(event.query)
+            if self._gone.is_set():  # which ended what was on its way, too
+                raise RuntimeError(GIVEN_UP)
         else:
             self._await(work.is_completed)
             work.wait()  # raises what went wrong
@@ -77,6 +83,7 @@ class Channel:
             self._gone.set()
             with suppress(RuntimeError):  # whoever keeps the store is gone
                 self._store.set(ABORTED, "1")
+            with suppress(RuntimeError):
                 self._group.abort()
             if self.device.type == "cpu":
                 _abandoned.append(self._group)
@@ -93,14 +100,38 @@ class Channel:
             now = time.monotonic()
             if now > looked + LOOK:
                 looked = now
-                if self._store.check([ABORTED]):
+                if self._others_gave_up():
                     self.abort()
             if self._gone.is_set():
-                raise RuntimeError("a member of the channel has given up")
+                raise RuntimeError(GIVEN_UP)
             if now > begun + self._seconds:
                 self.abort()
                 raise RuntimeError(f"timed out after {self._seconds:g} s waiting for a member of the channel")
             time.sleep(PAUSE)
+
+    def _others_gave_up(self) -> bool:
+        try:
+            return bool(self._store.check([ABORTED]))
+        except RuntimeError:  # whoever keeps the store is gone: rank 0, who sends
+            return True
+
+
+@contextmanager
+def _errors_end_no_process() -> Iterator[None]:
+    """A group of NCCL that is made in this context leaves errors to its callers.
+
+    Else its watchdog ends the process as soon as it sees that another member is gone, and a trainer would die of a
+    sampler's death.
+    """
+    before = os.environ.get(ERRORS)
+    os.environ[ERRORS] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[ERRORS]
+        else:
+            os.environ[ERRORS] = before
 
 
 def place_of(device: torch.device) -> str:

@@ -52,6 +52,75 @@ def test_a_member_that_waits_in_vain_ends_when_one_gives_up(members, who):
         channels[1].broadcast(torch.zeros(3, dtype=torch.uint8))
 
 
+class Nccl:
+    """What a channel asks of NCCL: a broadcast that only an abort ends, and then without an error."""
+
+    class Options:
+        """Of a group."""
+
+    def __init__(self, store, rank, size, options):
+        self.errors, self.aborted = os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING"), False
+        store.set("there", "1")
+
+    def broadcast(self, tensors, options):
+        return self
+
+    def wait(self):
+        """By the stream."""
+
+    def abort(self):
+        self.aborted = True
+
+
+@pytest.fixture
+def on_gpus(monkeypatch):
+    """A channel over a stand-in for NCCL, whose events are those of its one broadcast."""
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", Nccl, raising=False)
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    reached = dist.TCPStore("127.0.0.1", store.port, wait_for_workers=False)
+    channel = Channel(reached, 1, 2, device="cuda", seconds=LIMIT)
+
+    class Event:
+        def record(self):
+            """On the present stream."""
+
+        def query(self):
+            return channel._group.aborted
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    keepers = [store]
+    del store
+    return channel, keepers
+
+
+def test_what_an_abort_ends_on_a_gpu_has_not_arrived(on_gpus):
+    channel, _ = on_gpus
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(channel.broadcast, torch.zeros(3, dtype=torch.uint8))
+        time.sleep(0.05)
+        channel.abort()
+        with pytest.raises(RuntimeError, match="given up"):
+            waiting.result(LIMIT)
+
+
+def test_a_sender_that_is_gone_with_its_store_leaves_no_broadcast_on_the_gpu(on_gpus):
+    channel, keepers = on_gpus
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(channel.broadcast, torch.zeros(3, dtype=torch.uint8))
+        time.sleep(0.05)
+        keepers.clear()
+        with pytest.raises(RuntimeError, match="given up"):
+            waiting.result(LIMIT)
+    assert channel._group.aborted
+
+
+def test_errors_of_nccl_end_no_process(on_gpus):
+    channel, _ = on_gpus
+    assert channel._group.errors == "0"
+    assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
+
+
 def test_processes_that_share_a_gpu_do_not_talk_over_it():
     assert device_for(["gpu-a", "gpu-b", "gpu-c"]) == "cuda"
     assert device_for(["gpu-a", "gpu-b", "gpu-a"]) == "cpu"
