@@ -30,6 +30,7 @@ FIXED = (
     "enable_lora", "max_loras", "max_lora_rank",
     "load_format", "logprobs_mode", "worker_extension_cls", "generation_config", "mm_processor_cache_gb",
     "skip_mm_profiling", "disable_log_stats", "mm_device_do_normalize",
+    "enable_batch_sharded_sampling",
 )  # fmt: skip
 
 

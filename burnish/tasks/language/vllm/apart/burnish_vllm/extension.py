@@ -29,12 +29,14 @@ class Extension:
         compute, forbidden = model.compute_logits, torch.tensor(banned, dtype=torch.long)
 
         def compute_logits(*arguments: Any, **more: Any) -> Tensor | None:
+            nonlocal forbidden
             logits: Tensor | None = compute(*arguments, **more)
             if logits is None:  # another rank has them
                 return None
             logits = logits.float()
             if len(banned):
-                logits.index_fill_(-1, forbidden.to(logits.device), -torch.inf)
+                forbidden = forbidden.to(logits.device)  # once: a copy would wait for all that the GPU has to do
+                logits.index_fill_(-1, forbidden, -torch.inf)
             return logits if self.burnish_temperature == 1 else logits.div_(self.burnish_temperature)
 
         model.compute_logits = compute_logits

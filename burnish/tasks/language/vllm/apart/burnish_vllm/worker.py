@@ -26,6 +26,7 @@ from .wire import Arrays, Channel
 
 WHERE_KNOWN = {  # arguments that not every version of vLLM has
     "mm_device_do_normalize": False,  # the pixels are normalised already
+    "enable_batch_sharded_sampling": False,  # it goes round compute_logits, which knows the temperature
 }
 OLDEST = "0.18"  # of vLLM that has all of these names
 NAMES = {
