@@ -41,7 +41,7 @@ from burnish.training.roles import Publisher, TrainedRoles
 from burnish.training.trainer import Trainer
 from burnish.types.media import Media
 from burnish.types.rollout import Prompt
-from burnish.utils.allocator import keep_freed_memory
+from burnish.utils.allocator import grow_segments, keep_freed_memory
 from burnish.utils.errors import Cancelled
 from burnish.utils.hub import model_folder
 from burnish.utils.paths import KEPT, VALIDATED
@@ -68,6 +68,7 @@ class Assembly:
         self.config, self.ranks = config, ranks
         torch.set_num_threads(config.threads)
         keep_freed_memory()
+        grow_segments()
         self.watch, self.memory = Stopwatch(), PhaseMemory()
         self.watch.memory = self.memory.during
         self.needs: Any = config.algorithm.needs()

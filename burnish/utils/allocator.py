@@ -1,4 +1,4 @@
-"""What the C library does with memory that a process has freed."""
+"""What the C library and PyTorch do with memory that a process has freed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 MAPPED = 2**25  # bytes from which a block is given back at once: as high as glibc raises it by itself
 KEPT = 2**26  # bytes that the heap may end with before they are given back
 SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES")
+ON_GPU = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 _TRIM, _MMAP = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
 
@@ -27,3 +28,21 @@ def keep_freed_memory() -> bool:
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
     return mallopt is not None and bool(mallopt(_MMAP, MAPPED)) and bool(mallopt(_TRIM, KEPT))
+
+
+def grow_segments() -> bool:
+    """Have PyTorch take a GPU's memory in segments that grow, before the first tensor is there.
+
+    Gaps in segments of fixed sizes are lost to tensors of other sizes: sequences and pictures vary, and the shards of
+    many small weights lie between them. Where the environment says how PyTorch is to allocate, that holds.
+
+    Returns:
+        Whether it was set: it is for NVIDIA's GPUs.
+    """
+    import torch
+
+    if torch.version.cuda is None or any(name in os.environ for name in ON_GPU):
+        return False
+    told = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # PyTorch before 2.10 has another name for it
+    (told or torch.cuda.memory._set_allocator_settings)("expandable_segments:True")
+    return True

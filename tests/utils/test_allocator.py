@@ -5,8 +5,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-from burnish.utils.allocator import SETTINGS
+from burnish.utils.allocator import ON_GPU, SETTINGS, grow_segments
 
 FAULTS = """
 import resource, torch
@@ -37,3 +38,17 @@ def test_freed_blocks_are_used_again_unless_the_environment_says_otherwise():
         pytest.skip("no glibc")
     assert faults < 0.5 * 8 * 8 * 512
     assert told(MALLOC_MMAP_THRESHOLD_="131072") == (False, pytest.approx(8 * 8 * 512, rel=0.2))
+
+
+def test_segments_grow_on_nvidias_gpus_unless_the_environment_says_otherwise(monkeypatch):
+    told = []
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", told.append, raising=False)
+    for name in ON_GPU:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert not grow_segments()
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert grow_segments()
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512")
+    assert not grow_segments()
+    assert told == ["expandable_segments:True"]

@@ -331,3 +331,12 @@ def test_a_vllm_that_lacks_what_is_used_is_refused_by_name(lacks, said):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert said in done.stdout + done.stderr
     assert (done.returncode == 0) == (not lacks)
+
+
+def test_how_the_trainer_allocates_is_not_how_vllm_does(monkeypatch):
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    monkeypatch.setenv("VLLM_CACHE_ROOT", "/tmp/cache")
+    given = process._environment("1")
+    assert "PYTORCH_ALLOC_CONF" not in given
+    assert given["VLLM_CACHE_ROOT"] == "/tmp/cache"
+    assert given["CUDA_VISIBLE_DEVICES"] == "1"

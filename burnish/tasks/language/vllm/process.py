@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from burnish.tasks.language.vllm.apart.burnish_vllm.wire import Arrays, Channel
+from burnish.utils.allocator import ON_GPU
 from burnish.utils.errors import UserError
 from burnish.utils.supervisor import Child, ChildDied
 
@@ -130,7 +131,8 @@ class VllmProcess(Child):
 
 def _environment(devices: str | None) -> dict[str, str]:
     """Nothing of the trainer's Python may be seen by the other one; and nothing is sent to anybody."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "VIRTUAL_ENV")}
+    # segments that grow, which are good for training, end a vLLM that sleeps or is shared out over GPUs
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "VIRTUAL_ENV", *ON_GPU)}
     own = {"PYTHONPATH": str(APART), "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
     if devices is not None:
         own["CUDA_VISIBLE_DEVICES"] = devices
