@@ -96,7 +96,7 @@ def _apart(backend: str, compute: torch.dtype, device: str) -> float:
         inputs = [one.clone().requires_grad_() for one in given]
         with torch.enable_grad():
             out = dispatch_attention_fn(*inputs, backend=AttentionBackendName(name))
-        return [out, *torch.autograd.grad(out, inputs, slope)]
+        return [out.detach(), *torch.autograd.grad(out, inputs, slope)]
 
     pairs = zip(run(backend), run("native"), strict=True)
     return max(float((one - other).abs().max() / other.abs().max()) for one, other in pairs)
