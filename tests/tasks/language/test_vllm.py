@@ -240,7 +240,9 @@ def test_a_weight_that_keeps_its_old_value_is_found(engine, monkeypatch):
         engine.model.network.lm_head.weight.mul_(1.1)
     everything = module.weights_of
     monkeypatch.setattr(module, "weights_of", lambda network: everything(network) | {"lm_head.weight": old})
-    with pytest.raises(VllmFailedError, match=r"version 1, vLLM's log-probs differ(.|\n)*rollout\.vllm\.tolerance"):
+    with pytest.raises(
+        VllmFailedError, match=r"after weight sync v1, vLLM's log-probs differ(.|\n)*rollout\.vllm\.tolerance"
+    ):
         engine.publish(1)
 
 
