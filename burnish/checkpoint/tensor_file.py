@@ -134,7 +134,9 @@ def _content(pieces: Mapping[str, Piece]) -> Iterator[bytes | memoryview]:
     for piece in pieces.values():
         for part in piece.tensor.reshape(-1).split(PIECE // piece.dtype.itemsize):
             if part.numel():
-                yield memoryview(part.to("cpu", piece.dtype).view(torch.uint8).numpy())
+                # a copy: memory that numpy has seen can't be given up, and weights that ranks have gathered are
+                copied = part.to("cpu", piece.dtype, copy=True)
+                yield memoryview(copied.view(torch.uint8).numpy())
 
 
 def read(folder: Path, sizes: Mapping[str, int]) -> dict[str, SavedTensor]:

@@ -340,3 +340,9 @@ def test_how_the_trainer_allocates_is_not_how_vllm_does(monkeypatch):
     assert "PYTORCH_ALLOC_CONF" not in given
     assert given["VLLM_CACHE_ROOT"] == "/tmp/cache"
     assert given["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+def test_weights_that_ranks_have_gathered_can_be_given_up_after_they_were_written():
+    gathered = torch.randn(8, 8)
+    WeightFile({"weight": gathered}, 1, dtype=torch.float32).close()
+    gathered.untyped_storage().resize_(0)
