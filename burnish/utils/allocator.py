@@ -46,3 +46,11 @@ def grow_segments() -> bool:
     told = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # PyTorch before 2.10 has another name for it
     (told or torch.cuda.memory._set_allocator_settings)("expandable_segments:True")
     return True
+
+
+def give_back_cached() -> None:
+    """Give back what PyTorch keeps of a GPU's memory for later tensors: another process needs it now."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

@@ -104,3 +104,29 @@ def test_a_conversation_that_is_written_anew_reaches_vllm_as_it_is(pictures, mon
     torch.testing.assert_close(found.logprob, wanted.logprob, rtol=0, atol=1e-5)
     scores = response_logprobs(model, model.network, found, temperature=SAMPLING.temperature)
     torch.testing.assert_close(scores.logprob, found.logprob, rtol=0, atol=1e-4)
+
+
+def test_what_the_trainer_has_freed_of_a_gpu_is_given_back_before_vllm_needs_it(monkeypatch):
+    done: list[str] = []
+    roles = Roles("qwen2")
+    stand_in = StandIn(roles.model)
+    answered = stand_in.ask
+
+    def ask(what: str, header: Mapping[str, Any], *given: Any) -> Iterator[Any]:
+        done.append(header["do"])
+        if header["do"] == "rest":
+            yield {"resting": True}, {}
+        else:
+            yield from answered(what, header, *given)
+
+    monkeypatch.setattr(stand_in, "ask", ask)
+    monkeypatch.setattr(module, "VllmProcess", lambda *_, **__: done.append("start") or stand_in)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("give back"))
+    options = VllmOptions(python="python", tolerance=1e6, sleep=True)
+    engine = VllmEngine(roles, options, path=roles.model.path, batch_size=8, seed=0)
+    engine.publish(0)
+    engine.rest()
+    engine.publish(1)
+    engine.close()
+    assert [what for what in done if what != "score"] == ["give back", "start", "load", "rest", "give back", "load"]

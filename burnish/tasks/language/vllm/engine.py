@@ -28,6 +28,7 @@ from burnish.tasks.language.vllm.weight_file import WeightFile, adapter_of, sett
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from burnish.types.prompt import Prompt
+from burnish.utils.allocator import give_back_cached
 from burnish.utils.errors import Cancelled, UserError
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
@@ -203,6 +204,7 @@ class VllmEngine(ResponseEngine):
 
     def _started(self) -> VllmProcess:
         options = self.options
+        give_back_cached()  # vLLM refuses to start where its fraction of a GPU isn't free
         return VllmProcess(
             options.python, self._first,
             devices=options.devices, start_timeout=options.start_timeout, timeout=options.timeout,
@@ -230,6 +232,8 @@ class VllmEngine(ResponseEngine):
             "do": "load", "path": written.path, "version": written.version, "digest": written.digest,
             "adapter": written.settings,
         }  # fmt: skip
+        if self._resting:  # it wakes up, and what the trainer has freed of the GPU since is needed for that
+            give_back_cached()
         response, _ = next(self._process.ask(f"weights of version {written.version}", header))
         self._resting = False
         if (response["version"], response["digest"]) != (written.version, written.digest):
