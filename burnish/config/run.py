@@ -93,6 +93,9 @@ class RunConfig:
     (s3://BUCKET/RUN) fetches the newest copy, where it is newer than what output_dir has."""
     threads: Threads = 1
     """CPU threads of the trainer; part of what makes two runs equal bit by bit."""
+    deterministic: bool = False
+    """Compute on GPUs by kernels that add in one order, which is slower, so that two runs are equal bit by bit there,
+    too; a warning names operations that have none. vLLM is asked for its batch-invariant kernels. CPUs need nothing."""
     runtime: Literal["local", "ray"] = "local"
     """Where the run's workers live: local is this process; ray is processes of a Ray cluster, as pools says."""
     pools: PoolsOptions = Field(default_factory=PoolsOptions)

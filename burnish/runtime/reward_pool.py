@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import ray
@@ -22,6 +22,7 @@ from burnish.training.profiling import Profiler, nsight
 from burnish.types.clips import writable
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Scores
+from burnish.utils.repeatable import in_one_order
 from burnish.utils.timer import Stopwatch
 
 
@@ -29,6 +30,9 @@ class RewardActor:
     """A worker with the rewards of a run."""
 
     def __init__(self, rank_info: RankInfo, config: RunConfig) -> None:
+        self._until_ended = ExitStack()
+        if config.deterministic:
+            self._until_ended.enter_context(in_one_order())
         self.scorer = Scorer(config.rewards, config.scoring, config.mixing)
         self.scorer.start()
         folder = RunFolder(config.output_dir).profiles

@@ -46,6 +46,7 @@ from burnish.utils.errors import Cancelled
 from burnish.utils.hub import model_folder
 from burnish.utils.paths import KEPT, VALIDATED
 from burnish.utils.reading import understood
+from burnish.utils.repeatable import in_one_order
 from burnish.utils.timer import Stopwatch
 
 T = TypeVar("T")
@@ -77,6 +78,8 @@ class Assembly:
         self.trains = False  # whether weights are learned, not only read
         self.only_samples = False  # whether nothing is trained or evaluated here
         self._until_closed = ExitStack()
+        if config.deterministic:
+            self._until_closed.enter_context(in_one_order())
         self.reads_ahead = False  # whether other processes read what prompts show before it is needed
         self.has_separate_engine = False  # whether the engine has weights of its own, so that these stay sharded
         self.example: Prompt | None = None  # for an engine of its own, to be compared with before it has sampled

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from burnish.tasks.language.vllm.apart.burnish_vllm.wire import Arrays, Channel
 from burnish.utils.allocator import ON_GPU
@@ -136,4 +137,6 @@ def _environment(devices: str | None) -> dict[str, str]:
     own = {"PYTHONPATH": str(APART), "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
     if devices is not None:
         own["CUDA_VISIBLE_DEVICES"] = devices
+    if torch.are_deterministic_algorithms_enabled():
+        own["VLLM_BATCH_INVARIANT"] = "1"  # who else is in a batch depends on when each was done
     return {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING"} | kept | own
