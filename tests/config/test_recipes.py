@@ -31,8 +31,8 @@ TINY = {  # folders of recipes whose model runs by its own pipeline, and what st
     "sdxl": "sdxl",
 }  # fmt: skip
 ANSWERING = {  # folders of recipes of language models, and what stands in for each
-    "qwen25_vl": "qwen2_5_vl", "qwen3_vl": "qwen3_vl", "qwen35": "qwen3_5", "gemma4": "gemma4",
-    "internvl35": "internvl", "qwen25_vl_3b": "qwen2_5_vl", "qwen25_vl_72b": "qwen2_5_vl",
+    "qwen25_vl": "qwen2_5_vl", "qwen3_vl": "qwen3_vl", "qwen3_vl_4b": "qwen3_vl", "qwen35": "qwen3_5",
+    "gemma4": "gemma4", "internvl35": "internvl", "qwen25_vl_3b": "qwen2_5_vl", "qwen25_vl_72b": "qwen2_5_vl",
     "qwen25_vl_refcoco": "qwen2_5_vl",
     "qwen25_vl_video": "qwen2_5_vl", "qwen2_audio": "qwen2_audio",
 }  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.support.recipe_sources import Source
 
 # fmt: off
@@ -32,36 +34,55 @@ GROUNDED = {  # GRPO by TRL's trainer of early 2025, in open-r1-multimodal
 TAKEN_OVER = f"settings of another model: {VERL}/grpo_trainer/run_qwen2_5_vl-7b.sh"
 EASY = "hiyouga/EasyR1 examples"
 
+GRPO_3B = f"{EASY}/config.yaml 0243608d, qwen2_5_vl_3b_geo3k_grpo.sh 4f003f7c"
+GRPO_VL3 = f"{EASY}/config.yaml 0243608d, qwen3_vl_30b_geo3k_grpo.sh 4cafc912"
+DAPO = Source(
+    f"{EASY}/qwen3_14b_dapo17k_dapo.sh cb66e199",
+    GEOMETRY | {
+        "algorithm.name": "dapo", "algorithm.clip": 0.2, "algorithm.clip_high": 0.28, "algorithm.dual_clip": 10.0,
+        "algorithm.kl": None, "algorithm.overlong.factor": 1.0, "rollout.filter_groups.max_num_gen_batches": 10,
+    },
+    differs={"algorithm.overlong.buffer": (410, 4096, "a fifth of the longest response")}, ours=OURS,
+    unverified=("its batch: that of GRPO on this set",),
+)
+PPO = Source(
+    f"{VERL}/ppo_trainer/run_qwen2-7b.sh 024d2cba",
+    GEOMETRY | {
+        "data.train_batch_size": 1024, "rollout.n": 1, "trainer.mini_batch_size": 256,
+        "algorithm.name": "ppo", "algorithm.clip": 0.2, "algorithm.value_clip": 0.5, "algorithm.gamma": 1.0,
+        "algorithm.lam": 1.0, "algorithm.loss_agg_mode": "token-mean",
+        "algorithm.kl.route": "reward", "algorithm.kl.kind": "k1",
+        "algorithm.kl.coef": 0.001, "critic.optimizer.lr": 1e-5, "critic.optimizer.weight_decay": 0.01,
+        "critic.warmup_updates": 0, "steps": 15 * (2101 // 1024),
+    }, ours=OURS,
+)
+
+
+def of_model(source: Source, path: str) -> Source:
+    """The settings of a source for another size of the model."""
+    return replace(source, values={**source.values, "model.path": path})
+
+
+SMALL_QWEN25, SMALL_QWEN3 = "Qwen/Qwen2.5-VL-3B-Instruct", "Qwen/Qwen3-VL-4B-Instruct"
+
 SOURCES = {
     "qwen25_vl/grpo": Source(f"{VERL}/grpo_trainer/run_qwen2_5_vl-7b.sh 04977608", GEOMETRY | GRPO, ours=OURS),
-    "qwen25_vl/dapo": Source(
-        f"{EASY}/qwen3_14b_dapo17k_dapo.sh cb66e199",
-        GEOMETRY | {
-            "algorithm.name": "dapo", "algorithm.clip": 0.2, "algorithm.clip_high": 0.28, "algorithm.dual_clip": 10.0,
-            "algorithm.kl": None, "algorithm.overlong.factor": 1.0, "rollout.filter_groups.max_num_gen_batches": 10,
-        },
-        differs={"algorithm.overlong.buffer": (410, 4096, "a fifth of the longest response")}, ours=OURS,
-        unverified=("its batch: that of GRPO on this set",),
-    ),
-    "qwen25_vl/ppo": Source(
-        f"{VERL}/ppo_trainer/run_qwen2-7b.sh 024d2cba",
-        GEOMETRY | {
-            "data.train_batch_size": 1024, "rollout.n": 1, "trainer.mini_batch_size": 256,
-            "algorithm.name": "ppo", "algorithm.clip": 0.2, "algorithm.value_clip": 0.5, "algorithm.gamma": 1.0,
-            "algorithm.lam": 1.0, "algorithm.loss_agg_mode": "token-mean",
-            "algorithm.kl.route": "reward", "algorithm.kl.kind": "k1",
-            "algorithm.kl.coef": 0.001, "critic.optimizer.lr": 1e-5, "critic.optimizer.weight_decay": 0.01,
-            "critic.warmup_updates": 0, "steps": 15 * (2101 // 1024),
-        }, ours=OURS,
-    ),
+    "qwen25_vl/dapo": DAPO,
+    "qwen25_vl/ppo": PPO,
+    "qwen25_vl_3b/grpo": of_model(Source(GRPO_3B, GEOMETRY | GRPO, ours=OURS), SMALL_QWEN25),
+    "qwen25_vl_3b/dapo": of_model(DAPO, SMALL_QWEN25),
+    "qwen25_vl_3b/ppo": of_model(PPO, SMALL_QWEN25),
+    "qwen3_vl/dapo": DAPO,
+    "qwen3_vl/ppo": PPO,
+    "qwen3_vl_4b/grpo": of_model(Source(GRPO_VL3, GEOMETRY | GRPO, ours=OURS), SMALL_QWEN3),
+    "qwen3_vl_4b/dapo": of_model(DAPO, SMALL_QWEN3),
+    "qwen3_vl_4b/ppo": of_model(PPO, SMALL_QWEN3),
     "qwen25_vl_72b/grpo": Source(
         TAKEN_OVER, {name: value for name, value in (GEOMETRY | GRPO).items() if name != "validation.every"},
         ours=(*OURS, "validation.every", "validation.before", "rollout.engine", "rollout.vllm", "threads",
               "trainer.micro_batch_tokens"),
     ),
-    "qwen3_vl/grpo": Source(
-        f"{EASY}/config.yaml 0243608d, qwen3_vl_30b_geo3k_grpo.sh 4cafc912", GEOMETRY | GRPO, ours=OURS,
-    ),
+    "qwen3_vl/grpo": Source(GRPO_VL3, GEOMETRY | GRPO, ours=OURS),
     "qwen35/grpo": Source(TAKEN_OVER, GEOMETRY | GRPO, ours=OURS),
     "qwen25_vl_3b/distill": Source(
         f"questions, lengths and optimizer: {VERL}/grpo_trainer/run_qwen2_5_vl-7b.sh 04977608; loss: arXiv:2306.13649",
