@@ -29,7 +29,7 @@ from burnish.utils.errors import UserError
 from burnish.utils.user_code import absolute, load_object, path_of, reason
 
 T = TypeVar("T")
-PARTS = "burnish.algorithms.parts"
+PARTS, CALLS = "burnish.algorithms.parts", "burnish.environments.call_formats"
 WITHIN = "within_choice"  # type of errors about the options of a choice, which hold those errors
 ENTRY_POINTS = "burnish.plugins"  # group in which installed packages name modules that register something
 
@@ -60,6 +60,7 @@ KINDS = {
     "flow reward": Kind("burnish.rewards.images", "burnish.rewards.base:Reward"),
     "language reward": Kind("burnish.rewards.text", "burnish.rewards.text.base:LanguageReward"),
     "environment": Kind("burnish.environments", "burnish.environments.base:Environment"),
+    "call format": Kind("burnish.environments", f"{CALLS}:CallFunction", part=f"{CALLS}:CallFormat"),
     "flow model": Kind("burnish.models.flow", "burnish.models.flow.base:FlowModel", options=False),
     "language model": Kind("burnish.models.language", "burnish.language.model:LanguageModel", options=False),
 }

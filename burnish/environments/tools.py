@@ -7,18 +7,18 @@ import queue
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from burnish.environments.base import Environment, Episode, Observation, is_video
+from burnish.environments.call_formats import Call
 from burnish.environments.calls import ToolProcess, takes
-from burnish.environments.formats import Call, Format, parse
 from burnish.environments.schemas import schema
 from burnish.options import Count, Seconds
-from burnish.registry import register
+from burnish.registry import Choice, register
 from burnish.utils.errors import UserError
-from burnish.utils.user_code import load_object
+from burnish.utils.user_code import load_object, reason
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -43,10 +43,11 @@ class Tools(Environment):
     """Keyword arguments of classes among the functions, by the functions' names."""
     start_timeout: Seconds = 60.0
     """Seconds in which the functions must be loaded, with what their classes load."""
-    calls: Format = "hermes"
+    calls: Annotated[Any, Choice("call format")] = Field(default="hermes", validate_default=True)
     """How the model writes calls: hermes (Qwen2.5, Qwen3, Qwen-VL: JSON in <tool_call>), qwen3_coder (Qwen3-Coder,
     Qwen3.5: XML), glm45 (GLM-4.5, GLM-4.6V), llama3_json (Llama 3.1 and later), mistral, pythonic (Llama 4, Gemma 3,
-    LFM2), or gemma4."""
+    LFM2), gemma4, deepseek_v3, kimi_k2, openai (GPT-OSS), internlm (InternVL2), granite, phi4_mini_json, minimax_m2,
+    seed_oss; or a function of yours, file.py:function."""
     timeout: Seconds = 10.0
     """Seconds that a call may take; one that takes longer is ended, and the model is told so."""
     role: Literal["tool", "user"] = "tool"
@@ -73,6 +74,12 @@ class Tools(Environment):
         return list(self.functions.values())
 
     def check(self) -> None:
+        try:
+            self.calls.read("", {})
+        except Exception as error:  # the function may be the user's
+            raise UserError(
+                f"environment.calls is {self.calls.name}, which fails for an empty text: {reason(error)}"
+            ) from error
         for name, path in self.functions.items():
             self._check_arguments(name, load_object(path, "tool"))
         if strange := [name for name in self.arguments if name not in self.functions]:
@@ -157,7 +164,7 @@ class _Calls:
     def step(self, response: str) -> Observation:
         from burnish.utils import random  # brings torch
 
-        calls = parse(response, self.tools.calls, self.tools.parameters)
+        calls = self.tools.calls.read(response, self.tools.parameters)
         if not calls:
             return Observation(done=True)
         first, self.count = self.count, self.count + len(calls)

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from burnish.environments.formats import PARSERS, parse
+from burnish.config import load
+from burnish.environments.call_formats import Call
 from burnish.environments.schemas import schema
+from burnish.registry import lookup, names
+from burnish.utils.errors import UserError
+from tests.support.shown import ROOT
+
+FORMATS = names("call format")
 
 
 def look(place: str, times: int, deep: bool = False, spots: list[int] | None = None):
@@ -19,6 +25,9 @@ XML = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in
 KEYS = "".join(f"<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>\n" for k, v in
                {"place": 7, "times": 3, "deep": "true", "spots": "[1, 2]"}.items())  # fmt: skip
 JSON = '{"place": "7", "times": 3, "deep": true, "spots": [1, 2]}'
+OBJECT = f'{{"name": "look", "arguments": {JSON}}}'
+INVOKED = "".join(f'<parameter name="{k}">{v}</parameter>\n' for k, v in
+                  {"place": 7, "times": 3, "deep": "true", "spots": "[1, 2]"}.items())  # fmt: skip
 TEXTS = {
     "hermes": [
         f'I look.\n<tool_call>\n{{"name": "look", "arguments": {JSON}}}\n</tool_call>',
@@ -47,6 +56,30 @@ TEXTS = {
         "I look.\ncall:look{place:7,times:3,deep:true,spots:[1, 2]}",
         "<start_function_call>call:look{deep:true, place:<escape>7<escape>, times: 3, spots:[1,2]}<end_function_call>",
     ],
+    "deepseek_v3": [
+        f"Hm.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look<｜tool▁sep｜>{JSON}<｜tool▁call▁end｜>",
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\n{JSON}\n```<｜tool▁call▁end｜>",
+        f"I look.\nfunctionlook\n```json\n{JSON}\n```",
+        f"look{JSON}",
+    ],
+    "kimi_k2": [
+        f"<|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>{JSON}<|tool_call_end|>",
+        f"I look. functions.look:0{JSON}",
+    ],
+    "openai": [
+        f"<|channel|>commentary to=functions.look <|constrain|>json<|message|>{JSON}<|call|>",
+        f" to=functions.look<|channel|>commentary json<|message|>{JSON}",
+        f"analysisI look.assistantcommentary to=functions.look json{JSON}",
+        f"to=functions.lookcommentary json{JSON}",
+    ],
+    "internlm": [
+        f"I look.<|action_start|><|plugin|>\n{OBJECT}<|action_end|>",
+        f"I look.\n{OBJECT}",
+    ],
+    "granite": [f"<|tool_call|>[{OBJECT}]", f"<tool_call>[{OBJECT}]</tool_call>", f"[{OBJECT}]"],
+    "phi4_mini_json": [f"functools[{OBJECT}]", f"<|tool_call|>[{OBJECT}]<|/tool_call|>"],
+    "minimax_m2": [f'Hm.<minimax:tool_call>\n<invoke name="look">\n{INVOKED}</invoke>\n</minimax:tool_call>'],
+    "seed_oss": [f"<seed:tool_call>\n<function=look>\n{XML}</function>\n</seed:tool_call>"],
 }
 SEVERAL = {
     "hermes": TEXTS["hermes"][1] * 2,
@@ -56,6 +89,14 @@ SEVERAL = {
     "mistral": f'[{{"name": "look", "arguments": {JSON}}}, {{"name": "look", "arguments": {JSON}}}]',
     "pythonic": f"[{TEXTS['pythonic'][1]}, {TEXTS['pythonic'][1]}]",
     "gemma4": TEXTS["gemma4"][1] + TEXTS["gemma4"][1],
+    "deepseek_v3": TEXTS["deepseek_v3"][1] * 2,
+    "kimi_k2": TEXTS["kimi_k2"][1] * 2,
+    "openai": TEXTS["openai"][2] * 2,
+    "internlm": TEXTS["internlm"][0] * 2,
+    "granite": f"<|tool_call|>[{OBJECT}, {OBJECT}]",
+    "phi4_mini_json": f"functools[{OBJECT}, {OBJECT}]",
+    "minimax_m2": TEXTS["minimax_m2"][0] * 2,
+    "seed_oss": TEXTS["seed_oss"][0] * 2,
 }
 BROKEN = {
     "hermes": "<tool_call>look(7)</tool_call>",
@@ -65,11 +106,25 @@ BROKEN = {
     "mistral": '[TOOL_CALLS][{"name": "look"',
     "pythonic": "[look(7)]",
     "gemma4": "<|tool_call>call:look{place<tool_call|>",
+    "deepseek_v3": "<｜tool▁call▁begin｜>look<｜tool▁sep｜>7<｜tool▁call▁end｜>",
+    "kimi_k2": "<|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>7<|tool_call_end|>",
+    "openai": "to=functions.look json7",
+    "internlm": "<|action_start|><|plugin|>look(7)<|action_end|>",
+    "granite": "<|tool_call|>[look(7)]",
+    "phi4_mini_json": "functools[look(7)]",
+    "minimax_m2": "<minimax:tool_call>look(7)</minimax:tool_call>",
+    "seed_oss": "<seed:tool_call>look(7)</seed:tool_call>",
 }
 
 
-def test_every_format_is_tried():
-    assert set(PARSERS) == set(TEXTS) == set(SEVERAL) == set(BROKEN)
+def parse(text, how, schemas):
+    return lookup("call format", how)().read(text, schemas)
+
+
+def test_every_format_is_tried_and_told():
+    table = (ROOT / "docs" / "environments.md").read_text()
+    assert all(f"\n| `{how}` | " in table for how in FORMATS)
+    assert set(FORMATS) == set(TEXTS) == set(SEVERAL) == set(BROKEN)
 
 
 @pytest.mark.parametrize(("how", "text"), [(how, text) for how, texts in TEXTS.items() for text in texts])
@@ -78,18 +133,18 @@ def test_a_call_is_read_with_the_types_of_its_arguments(how, text):
     assert (call.name, call.arguments, call.problem) == ("look", WANTED, "")
 
 
-@pytest.mark.parametrize("how", PARSERS)
+@pytest.mark.parametrize("how", FORMATS)
 def test_several_calls_are_read_in_order(how):
     assert [call.arguments for call in parse(SEVERAL[how], how, SCHEMAS)] == [WANTED, WANTED]
 
 
-@pytest.mark.parametrize("how", PARSERS)
+@pytest.mark.parametrize("how", FORMATS)
 def test_what_is_nearly_a_call_is_told(how):
     (call,) = parse(BROKEN[how], how, SCHEMAS)
     assert call.problem or call.name not in SCHEMAS
 
 
-@pytest.mark.parametrize("how", PARSERS)
+@pytest.mark.parametrize("how", FORMATS)
 @pytest.mark.parametrize(
     "text", ["", "The answer is 7.", "<answer>7</answer>", "[1, 2]", "f(x) = 2", "(" * 5000, "{" * 90]
 )
@@ -111,3 +166,62 @@ def test_texts_without_their_quotes_end_where_the_next_argument_begins():
 def test_python_is_read_and_never_run():
     for text in ("[look(place=open('x'))]", "[look(**{})]", "[a.b(c=1)]", "[look(place=" + "[" * 10_000):
         assert not any(call.arguments for call in parse(text, "pythonic", SCHEMAS))
+
+
+OWN = """
+from typing import Annotated
+
+from burnish.environments.call_formats import Call
+
+
+def short(text, schemas, *, mark: Annotated[str, "what a call begins with"] = "!"):
+    words = [line.removeprefix(mark).split() for line in text.splitlines() if line.startswith(mark)]
+    return [Call(name, dict(one.split("=") for one in rest)) for name, *rest in words]
+
+
+def wrong(text, schemas):
+    return [("look", {})]
+
+
+def other(response):
+    return []
+"""
+
+
+def tools(calls):
+    functions = "environment.functions.add=tests.support.tool_functions:add"
+    made = load("vlm_quickstart", [f"environment={{name: tools, calls: {calls}}}", functions]).environment
+    made.check()
+    return made
+
+
+def test_a_format_of_the_user_is_a_function_in_a_file_with_options(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(OWN)
+    assert tools("'mine.py:short'").calls.read("so\n!look place=7", {}) == [Call("look", {"place": "7"})]
+    made = tools("{name: 'mine.py:short', mark: '?'}")
+    assert made.calls.read("?add a=1\n!add a=2", {}) == [Call("add", {"a": "1"})]
+    assert made.episode().step("no call").done
+
+
+@pytest.mark.parametrize(
+    ("calls", "message"),
+    [
+        (
+            "mine.py:wrong",
+            r"environment\.calls is .*mine\.py:wrong, which returned a list with tuple; return a list of",
+        ),
+        ("mine.py:other", r"is function\(response\), but is called as function\(text, schemas\)"),
+        ("mine.py:none", "none has no such name"),
+    ],
+)
+def test_a_function_that_is_no_format_is_refused(tmp_path, monkeypatch, calls, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(OWN)
+    with pytest.raises(UserError, match=message):
+        tools(f"'{calls}'")
+
+
+def test_an_unknown_format_is_refused_with_those_that_there_are():
+    with pytest.raises(UserError, match=r"environment\.calls is hermess; did you mean hermes\? It must be one of"):
+        tools("hermess")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from burnish.environments.base import Environment, Observation
-from burnish.environments.formats import Call
+from burnish.environments.call_formats import Call
 from burnish.environments.stepping import answers
 from burnish.environments.tools import Tools
 from burnish.registry import options

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from burnish.config import load
-from burnish.environments.formats import Call
+from burnish.environments.call_formats import Call
 from burnish.environments.tools import Tools
 from burnish.types.prompt import Prompt
 from burnish.utils.errors import ConfigError, UserError

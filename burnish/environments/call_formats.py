@@ -1,0 +1,102 @@
+"""What a call of a tool is, and what reads calls out of responses: a function, ours or one of the user's.
+
+Special tokens are not part of a response's text, so that marks of calls that are special ([TOOL_CALLS] of Mistral,
+<|python_tag|> of Llama) may be there or not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from burnish.registry import options
+from burnish.utils.json_text import parse_json
+
+Schemas = Mapping[str, Mapping[str, Any]]  # of parameters, by the name of the function
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call, or what is wrong with one."""
+
+    name: str = ""
+    arguments: Mapping[str, Any] | None = None
+    problem: str = ""
+
+
+class CallFunction(Protocol):
+    """What a function registered as a "call format" is called with."""
+
+    def __call__(self, text: str, schemas: Schemas) -> list[Call]:
+        """The calls in a response, in order; none if there is nothing that looks like one. ``schemas`` are JSON schemas
+        of the parameters of each function, by which values that are written as text get their types. Options are
+        keyword-only."""
+
+
+@options
+class CallFormat:
+    """Base of formats of calls: the options of the function that reads them."""
+
+    function: ClassVar[Any]
+
+    def read(self, text: str, schemas: Schemas) -> list[Call]:
+        """The calls in a response; see ``CallFunction``.
+
+        Raises:
+            TypeError: a user's function returns something else.
+        """
+        own = {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.name != "name"}
+        found = self.function(text, schemas, **own)
+        if not isinstance(found, list) or not all(isinstance(one, Call) for one in found):
+            said = f"a list with {_other(found)}" if isinstance(found, list) else type(found).__name__
+            raise TypeError(
+                f"environment.calls is {self.name}, which returned {said}; return a list of "  # type: ignore[attr-defined]
+                "burnish.environments.call_formats.Call"
+            )
+        return found
+
+
+def _other(found: list[Any]) -> str:
+    return next(type(one).__name__ for one in found if not isinstance(one, Call))
+
+
+def of_json(text: str, key: str) -> Call:
+    """A call that is a JSON object."""
+    try:
+        return of_object(parse_json(text), key)
+    except ValueError:
+        return Call(problem=f'a call must be JSON like {{"name": "...", "{key}": {{...}}}}')
+
+
+def of_object(call: Any, key: str) -> Call:
+    """A call that was a JSON object with a name and, by ``key`` or its other name, arguments."""
+    if not isinstance(call, Mapping) or "name" not in call:
+        return Call(problem=f'a call must be JSON like {{"name": "...", "{key}": {{...}}}}')
+    other = {"arguments": "parameters", "parameters": "arguments"}[key]
+    return checked(call["name"], call.get(key, call.get(other, {})))
+
+
+def of_texts(name: str, pairs: list[tuple[str, str]], schemas: Schemas) -> Call:
+    """A call whose values are texts, which JSON is made of where the schema wants no text."""
+    properties = schemas.get(name, {}).get("properties", {})
+    arguments: dict[str, Any] = {}
+    for key, value in pairs:
+        key, wanted = key.strip(), properties.get(key.strip(), {})
+        arguments[key] = value
+        if wanted.get("type") != "string":
+            with contextlib.suppress(ValueError):
+                arguments[key] = parse_json(value)
+    return checked(name, arguments)
+
+
+def checked(name: Any, arguments: Any) -> Call:
+    """A call, whose arguments must be an object, or a text that is one."""
+    if isinstance(arguments, str):  # as in OpenAI's messages
+        with contextlib.suppress(ValueError):
+            arguments = parse_json(arguments)
+    if not isinstance(arguments, Mapping):
+        return Call(name=str(name), problem="arguments must be an object")
+    return Call(name=name, arguments=arguments) if isinstance(name, str) else Call(name=str(name), arguments=arguments)
