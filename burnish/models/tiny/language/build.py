@@ -44,12 +44,13 @@ def _network(tiny: TinyLanguage, tokenizer: Any, seed: int) -> nn.Module:
     words["vocab_size"] = len(tokenizer)
     if "text_config" in given:
         given["text_config"] = {**words, **given["text_config"]}
-        if "hidden_size_per_layer_input" in given["text_config"]:
-            given["text_config"]["vocab_size_per_layer_input"] = words["vocab_size"]
         if "pad_token_id" in settings().to_dict():
             given["pad_token_id"] = words["pad_token_id"]
     else:
         given = {**words, **given}
+    reading = given.get("text_config", given)
+    if "hidden_size_per_layer_input" in reading:
+        reading["vocab_size_per_layer_input"] = words["vocab_size"]
     known = tokenizer.get_vocab()
     for name, token in tiny.tokens.items():
         part, _, inside = name.rpartition(".")

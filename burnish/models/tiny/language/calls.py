@@ -63,7 +63,8 @@ def example_prompt(folder: Path, reader: Any, kinds: Sequence[Kind], seed: int) 
         given["images"] = [picture(height, width, seed + i) for i, (width, height) in enumerate(sizes)]
     if "video" in kinds:
         given["videos"] = [video(seed)]
-        given["video_metadata"] = [{"fps": FPS, "total_num_frames": FRAMES, "duration": FRAMES / FPS}]
+        seen = {"frames_indices": list(range(FRAMES))}  # which some processors write times of
+        given["video_metadata"] = [{"fps": FPS, "total_num_frames": FRAMES, "duration": FRAMES / FPS, **seen}]
     if "audio" in kinds:
         given |= {"audio": [sound(seed)], "sampling_rate": RATE}
     with quietly():

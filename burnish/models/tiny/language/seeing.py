@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from burnish.models.tiny.base import Config
 from burnish.models.tiny.language.base import TinyLanguage
-from burnish.models.tiny.language.qwen import NARROW, PATCHES, QWEN3_5, QWENS
+from burnish.models.tiny.language.qwen import (
+    FRAMES,
+    NARROW,
+    PATCHES,
+    PIXELS,
+    QWEN3_5,
+    QWEN_MARKS,
+    QWEN_PLACES,
+    QWEN_TOKENS,
+    QWENS,
+)
 
 SIDE: Config = {"height": 16, "width": 16}  # of a picture, or of one of its tiles
 RATIOS = [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]]  # of up to four tiles of Mllama
@@ -73,6 +83,8 @@ def glm(name: str, model: str, processor: str, pictures: str, frames: str, confi
 
 
 GLMS = (
+    glm("glm_ocr", "GlmOcrForConditionalGeneration", "Glm46VProcessor", "Glm46VImageProcessor",
+        "Glm46VVideoProcessor", {"text_config": {"rope_parameters": {**NARROW, "partial_rotary_factor": 1.0}}}),
     glm("glm4v", "Glm4vForConditionalGeneration", "Glm4vProcessor", "Glm4vImageProcessor", "Glm4vVideoProcessor",
         {"text_config": {"rope_parameters": {**NARROW, "partial_rotary_factor": 1.0}}}),
     glm("glm46v", "Glm46VForConditionalGeneration", "Glm46VProcessor", "Glm46VImageProcessor", "Glm46VVideoProcessor",
@@ -262,4 +274,78 @@ FLEXIBLE = (
         parts={"image_processor": ("SiglipImageProcessor", {"size": SIDE, "image_seq_length": 16})},
     ),
 )  # fmt: skip
-SEEING = (*QWENS, *OTHERS, *GLMS, *TILED, *FLEXIBLE)
+LLAVA: Config = {"patch_size": 4, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+CROPPED: Config = {"size": {"shortest_edge": 16}, "crop_size": SIDE}
+LARGER: Config = {"image_size": 980, "patch_size": 70}  # its processor makes pictures of 490 or 980 pixels
+
+FURTHER = (
+    TinyLanguage(
+        name="vipllava", model="VipLlavaForConditionalGeneration", tokenizer="llama", style="mistral",
+        config={"text_config": {"model_type": "llama"}, "vision_feature_layers": [-2, -1], "image_seq_length": 16},
+        places={"image": "<image>"}, further=("<image>",), tokens={"image_token_index": "<image>"},
+        processor="LlavaProcessor", values=LLAVA, parts={"image_processor": ("CLIPImageProcessor", CROPPED)},
+    ),
+    TinyLanguage(
+        name="llava_next_video", model="LlavaNextVideoForConditionalGeneration", tokenizer="llama", style="mistral",
+        config={"image_grid_pinpoints": TILES, "image_seq_length": 16, "video_seq_length": 4},
+        places={"image": "<image>\n", "video": "<video>\n"}, further=("<image>", "<video>"),
+        tokens={"image_token_index": "<image>", "video_token_index": "<video>"},
+        processor="LlavaNextVideoProcessor", values=LLAVA,
+        parts={"image_processor": ("LlavaNextImageProcessor", {**CROPPED, "image_grid_pinpoints": TILES}),
+               "video_processor": ("LlavaNextVideoVideoProcessor", {**CROPPED, "num_frames": 4})},
+    ),
+    TinyLanguage(
+        name="idefics2", model="Idefics2ForConditionalGeneration", tokenizer="llama", style="mistral",
+        config={"text_config": {"model_type": "mistral"},
+                "perceiver_config": {"resampler_n_latents": 4, "resampler_depth": 1, "resampler_n_heads": 2,
+                                     "resampler_head_dim": 8, "num_key_value_heads": 1, "hidden_size": 32}},
+        places={"image": "<image>"}, further=("<image>", "<fake_token_around_image>", "<end_of_utterance>"),
+        tokens={"image_token_id": "<image>"}, processor="Idefics2Processor", values={"image_seq_len": 4},
+        parts={"image_processor": ("Idefics2ImageProcessor", {
+            "size": {"shortest_edge": 8, "longest_edge": 16}, "do_image_splitting": False})},
+    ),
+    TinyLanguage(
+        name="aria", model="AriaForConditionalGeneration", tokenizer="llama", style="mistral",
+        config={"text_config": {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1},
+                "vision_config": LARGER, "projector_patch_to_query_dict": {"49": 4, "196": 4}},
+        places={"image": "<image>"}, marks={"image_token": "<image>"}, tokens={"image_token_index": "<image>"},
+        processor="AriaProcessor", values={"size_conversion": {490: 4, 980: 4}},
+        parts={"image_processor": ("AriaImageProcessor", {"max_image_size": 490})},
+    ),
+    TinyLanguage(
+        name="cohere2_vision", model="Cohere2VisionForConditionalGeneration", tokenizer="pieces",
+        config={"text_config": {"model_type": "cohere2", "layer_types": ["sliding_attention", "full_attention"]},
+                "downsample_factor": 2, "alignment_intermediate_size": 32},
+        places={"image": "<image>"},
+        marks={"image_token": "<image>", "boi_token": "<|START_OF_IMG|>", "eoi_token": "<|END_OF_IMG|>",
+               "img_line_break_token": "<|IMG_LINE_BREAK|>"},
+        tokens={"image_token_id": "<image>"}, processor="Cohere2VisionProcessor",
+        parts={"image_processor": ("Cohere2VisionImageProcessor", {
+            "size": SIDE, "patch_size": 2, "downsample_factor": 2, "max_patches": 3})},
+    ),
+    TinyLanguage(
+        name="deepseek_vl", model="DeepseekVLForConditionalGeneration", tokenizer="pieces",
+        config={"text_config": {"model_type": "llama"}}, places={"image": "<image_placeholder>"},
+        marks={"image_token": "<image_placeholder>"}, tokens={"image_token_id": "<image_placeholder>"},
+        processor="DeepseekVLProcessor", values={"num_image_tokens": 16},
+        parts={"image_processor": ("DeepseekVLImageProcessor", {"size": SIDE, "min_size": 4})},
+    ),
+    TinyLanguage(
+        name="exaone4_5", model="Exaone4_5_ForConditionalGeneration",
+        config={"text_config": {"model_type": "exaone4", "layer_types": ["sliding_attention", "full_attention"],
+                                "sliding_window_pattern": 2}},
+        places=QWEN_PLACES, marks=QWEN_MARKS, tokens=QWEN_TOKENS, processor="Exaone4_5_Processor",
+        parts={"image_processor": ("Qwen2VLImageProcessor", PATCHES),
+               "video_processor": ("Qwen2VLVideoProcessor", FRAMES)},
+    ),
+    TinyLanguage(
+        name="video_llama_3", model="VideoLlama3ForConditionalGeneration",
+        config={"text_config": {"model_type": "qwen2"}}, places={"image": "<image>", "video": "<video>"},
+        marks={"image_token": "<image>", "video_token": "<video>"},
+        tokens={"image_token_id": "<image>", "video_token_id": "<video>"}, processor="VideoLlama3Processor",
+        parts={"image_processor": ("VideoLlama3ImageProcessor", {"patch_size": 4, "merge_size": 1, "size": PIXELS}),
+               "video_processor": ("VideoLlama3VideoProcessor", {
+                   "patch_size": 4, "merge_size": 2, "max_frames": 4, "size": PIXELS})},
+    ),
+)  # fmt: skip
+SEEING = (*QWENS, *OTHERS, *GLMS, *TILED, *FLEXIBLE, *FURTHER)
