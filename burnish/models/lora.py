@@ -92,7 +92,7 @@ def _not_renamed(network: nn.Module, targets: Sequence[str]) -> Sequence[str]:
     """The targets that peft takes as they are.
 
     In mixtures that transformers 5 stores with joined experts, it reads the names of dense layers, gate_proj for one,
-    as those of the experts that an older version had; also when somebody loads the adapter.
+    as those of the experts that an older version had; also when somebody loads the adapter. Then it may lose more.
     """
     from peft import LoraConfig
 
@@ -103,13 +103,31 @@ def _not_renamed(network: nn.Module, targets: Sequence[str]) -> Sequence[str]:
     config = LoraConfig(target_modules=list(targets))
     convert_peft_config_for_transformers(config, network, None)
     left = [target for target in targets if target in (config.target_modules or ())]
+    lost = set(_lost(network, left))
+    left = [target for target in left if target not in lost]
     if len(left) < len(targets):
         first = next(target for target in targets if target not in left)
         log.info(
-            "model.lora.targets: no adapters for %d layers such as %s, whose names peft takes for those of experts",
+            "model.lora.targets: no adapters for %d layers such as %s, whose names peft takes for those of others",
             len(targets) - len(left), first,
         )  # fmt: skip
     return left
+
+
+def _lost(network: nn.Module, names: Sequence[str]) -> list[str]:
+    """Layers whose adapters peft would look for under other names when it loads them, so that they stay as drawn."""
+    import torch
+    from peft import LoraConfig
+
+    try:
+        from peft.utils.transformers_weight_conversion import convert_peft_adapter_state_dict_for_transformers
+    except ImportError:  # other versions of peft rename nothing
+        return []
+    keys = {f"base_model.model.{name}.lora_A.weight": name for name in names}
+    found = convert_peft_adapter_state_dict_for_transformers(
+        network, LoraConfig(), {key: torch.zeros(1, 1) for key in keys}
+    )
+    return [name for key, name in keys.items() if key not in found]
 
 
 def _check_adapted(network: nn.Module, adapted: Sequence[str], saved: Sequence[str]) -> None:
@@ -120,6 +138,11 @@ def _check_adapted(network: nn.Module, adapted: Sequence[str], saved: Sequence[s
         raise UserError(
             f"peft adapts {odd[0]} otherwise than model.lora.targets and model.lora.modules_to_save say, and "
             f"{len(odd) - 1} more layers; give full names of layers, such as {adapted[0]}"
+        )
+    if lost := _lost(network, adapted):
+        raise UserError(
+            f"peft would load the adapter of {lost[0]} under another name, which loses it, and of {len(lost) - 1} more "
+            f"layers; leave them out: model.lora.exclude='[\"*.{lost[0].split('.')[-2]}.*\"]'"
         )
 
 

@@ -70,9 +70,18 @@ def test_layers_whose_names_peft_takes_for_those_of_experts_are_left_out(caplog)
         found = adapted_of_class("deepseek_v3")
     assert found
     assert all(".self_attn." in name for name in found)
-    assert "such as model.layers.0.mlp.gate_proj, whose names peft takes for those of experts" in caplog.text
+    assert "such as model.layers.0.mlp.gate_proj, whose names peft takes for those of others" in caplog.text
     with pytest.raises(UserError, match=r"otherwise than model\.lora\.targets"):
         adapted_of_class("deepseek_v3", targets=["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "q_a_proj"])
+
+
+def test_layers_whose_adapters_peft_would_lose_are_left_out_or_refused():
+    """transformers' renaming of this class turns shared_experts.up_proj, too, into a name that no layer has."""
+    assert not [name for name in adapted_of_class("laguna") if "shared_experts" in name]
+    with pytest.raises(UserError, match=r"which loses it, and of 2 more layers.*exclude='\[\"\*\.shared_experts\.\*"):
+        adapted_of_class("laguna", targets=["q_proj", "gate_proj", "up_proj", "down_proj"])
+    kept = adapted_of_class("laguna", targets=["q_proj", "up_proj"], exclude=["*.shared_experts.*"])
+    assert {name.rpartition(".")[2] for name in kept} == {"q_proj", "up_proj"}
 
 
 def test_the_weight_that_mambas_kernels_read_gets_no_adapter():

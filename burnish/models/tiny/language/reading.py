@@ -94,6 +94,7 @@ EXPERTS = (
     text("glm4_moe_lite", "Glm4MoeLiteForCausalLM", **LATENT),
     text("glm_moe_dsa", "GlmMoeDsaForCausalLM", **LATENT),
     text("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM"),
+    text("laguna", "LagunaForCausalLM"),
     text("longcat_flash", "LongcatFlashForCausalLM", **LATENT, num_layers=1, ffn_hidden_size=48,
          expert_ffn_hidden_size=16, zero_expert_num=2, moe_topk=2),
     text("mimo_v2_flash", "MiMoV2FlashForCausalLM"),
