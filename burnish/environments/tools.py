@@ -71,7 +71,8 @@ class Tools(Environment):
         return [schema(name, load_object(path, "tool")) for name, path in self.functions.items()]
 
     def user_code(self) -> list[str]:
-        return list(self.functions.values())
+        own = [self.calls.name] if ":" in self.calls.name else []
+        return [*self.functions.values(), *own]
 
     def check(self) -> None:
         try:

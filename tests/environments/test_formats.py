@@ -202,6 +202,8 @@ def test_a_format_of_the_user_is_a_function_in_a_file_with_options(tmp_path, mon
     made = tools("{name: 'mine.py:short', mark: '?'}")
     assert made.calls.read("?add a=1\n!add a=2", {}) == [Call("add", {"a": "1"})]
     assert made.episode().step("no call").done
+    assert made.user_code() == ["tests.support.tool_functions:add", f"{tmp_path / 'mine.py'}:short"]
+    assert tools("pythonic").user_code() == ["tests.support.tool_functions:add"]
 
 
 @pytest.mark.parametrize(
