@@ -38,29 +38,35 @@ class CallFunction(Protocol):
 
 @options
 class CallFormat:
-    """Base of formats of calls: the options of the function that reads them."""
+    """Base of formats of calls: of ours, which hold the options of a function, and of classes of the user."""
 
-    function: ClassVar[Any]
+    function: ClassVar[Any] = None  # of ours; a class of the user has a method ``read``
 
     def read(self, text: str, schemas: Schemas) -> list[Call]:
-        """The calls in a response; see ``CallFunction``.
-
-        Raises:
-            TypeError: a user's function returns something else.
-        """
+        """The calls in a response; see ``CallFunction``."""
+        if self.function is None:
+            raise NotImplementedError("it has no read(self, text, schemas)")
         own = {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.name != "name"}
-        found = self.function(text, schemas, **own)
-        if not isinstance(found, list) or not all(isinstance(one, Call) for one in found):
-            said = f"a list with {_other(found)}" if isinstance(found, list) else type(found).__name__
-            raise TypeError(
-                f"environment.calls is {self.name}, which returned {said}; return a list of "  # type: ignore[attr-defined]
-                "burnish.environments.call_formats.Call"
-            )
-        return found
+        return self.function(text, schemas, **own)  # type: ignore[no-any-return]
 
 
-def _other(found: list[Any]) -> str:
-    return next(type(one).__name__ for one in found if not isinstance(one, Call))
+def calls_in(text: str, how: Any, schemas: Schemas) -> list[Call]:
+    """The calls in a response, in order.
+
+    Args:
+        text: of the response.
+        how: an entry of kind "call format".
+        schemas: JSON schemas of the parameters of each function.
+
+    Raises:
+        TypeError: a format of the user returns something else.
+    """
+    found = how.read(text, schemas)
+    other = [type(one).__name__ for one in found if not isinstance(one, Call)] if isinstance(found, list) else []
+    if other or not isinstance(found, list):
+        said = f"a list with {other[0]}" if other else type(found).__name__
+        raise TypeError(f"it returned {said}; return a list of burnish.environments.call_formats.Call")
+    return found
 
 
 def of_json(text: str, key: str) -> Call:

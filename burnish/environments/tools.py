@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from burnish.environments.base import Environment, Episode, Observation, is_video
-from burnish.environments.call_formats import Call
+from burnish.environments.call_formats import Call, calls_in
 from burnish.environments.calls import ToolProcess, takes
 from burnish.environments.schemas import schema
 from burnish.options import Count, Seconds
@@ -47,7 +47,7 @@ class Tools(Environment):
     """How the model writes calls: hermes (Qwen2.5, Qwen3, Qwen-VL: JSON in <tool_call>), qwen3_coder (Qwen3-Coder,
     Qwen3.5: XML), glm45 (GLM-4.5, GLM-4.6V), llama3_json (Llama 3.1 and later), mistral, pythonic (Llama 4, Gemma 3,
     LFM2), gemma4, deepseek_v3, kimi_k2, openai (GPT-OSS), internlm (InternVL2), granite, phi4_mini_json, minimax_m2,
-    seed_oss; or a function of yours, file.py:function."""
+    seed_oss; or a function or class of yours, file.py:NAME."""
     timeout: Seconds = 10.0
     """Seconds that a call may take; one that takes longer is ended, and the model is told so."""
     role: Literal["tool", "user"] = "tool"
@@ -76,7 +76,7 @@ class Tools(Environment):
 
     def check(self) -> None:
         try:
-            self.calls.read("", {})
+            calls_in("", self.calls, {})
         except Exception as error:  # the function may be the user's
             raise UserError(
                 f"environment.calls is {self.calls.name}, which fails for an empty text: {reason(error)}"
@@ -165,7 +165,7 @@ class _Calls:
     def step(self, response: str) -> Observation:
         from burnish.utils import random  # brings torch
 
-        calls = self.tools.calls.read(response, self.tools.parameters)
+        calls = calls_in(response, self.tools.calls, self.tools.parameters)
         if not calls:
             return Observation(done=True)
         first, self.count = self.count, self.count + len(calls)

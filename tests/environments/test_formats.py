@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from burnish.config import load
-from burnish.environments.call_formats import Call
+from burnish.environments.call_formats import Call, calls_in
 from burnish.environments.schemas import schema
 from burnish.registry import lookup, names
 from burnish.utils.errors import UserError
@@ -118,7 +118,7 @@ BROKEN = {
 
 
 def parse(text, how, schemas):
-    return lookup("call format", how)().read(text, schemas)
+    return calls_in(text, lookup("call format", how)(), schemas)
 
 
 def test_every_format_is_tried_and_told():
@@ -171,12 +171,23 @@ def test_python_is_read_and_never_run():
 OWN = """
 from typing import Annotated
 
-from burnish.environments.call_formats import Call
+from burnish.environments.call_formats import Call, CallFormat
 
 
 def short(text, schemas, *, mark: Annotated[str, "what a call begins with"] = "!"):
     words = [line.removeprefix(mark).split() for line in text.splitlines() if line.startswith(mark)]
     return [Call(name, dict(one.split("=") for one in rest)) for name, *rest in words]
+
+
+class Lines(CallFormat):
+    mark: str = "!"
+
+    def read(self, text, schemas):
+        return short(text, schemas, mark=self.mark)
+
+
+class Unwritten(CallFormat):
+    pass
 
 
 def wrong(text, schemas):
@@ -195,14 +206,15 @@ def tools(calls):
     return made
 
 
-def test_a_format_of_the_user_is_a_function_in_a_file_with_options(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["short", "Lines"])
+def test_a_format_of_the_user_is_a_function_or_a_class_in_a_file_with_options(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(OWN)
-    assert tools("'mine.py:short'").calls.read("so\n!look place=7", {}) == [Call("look", {"place": "7"})]
-    made = tools("{name: 'mine.py:short', mark: '?'}")
+    assert tools(f"'mine.py:{name}'").calls.read("so\n!look place=7", {}) == [Call("look", {"place": "7"})]
+    made = tools(f"{{name: 'mine.py:{name}', mark: '?'}}")
     assert made.calls.read("?add a=1\n!add a=2", {}) == [Call("add", {"a": "1"})]
     assert made.episode().step("no call").done
-    assert made.user_code() == ["tests.support.tool_functions:add", f"{tmp_path / 'mine.py'}:short"]
+    assert made.user_code() == ["tests.support.tool_functions:add", f"{tmp_path / 'mine.py'}:{name}"]
     assert tools("pythonic").user_code() == ["tests.support.tool_functions:add"]
 
 
@@ -211,9 +223,10 @@ def test_a_format_of_the_user_is_a_function_in_a_file_with_options(tmp_path, mon
     [
         (
             "mine.py:wrong",
-            r"environment\.calls is .*mine\.py:wrong, which returned a list with tuple; return a list of",
+            r"environment\.calls is .*mine\.py:wrong, which fails .* it returned a list with tuple; return a list of",
         ),
         ("mine.py:other", r"is function\(response\), but is called as function\(text, schemas\)"),
+        ("mine.py:Unwritten", r"it has no read\(self, text, schemas\)"),
         ("mine.py:none", "none has no such name"),
     ],
 )
