@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from burnish.utils.errors import UserError, listed
 from burnish.utils.json_text import parse_json, read_object
 from burnish.utils.patterns import pattern_complaint
+from burnish.utils.tensor_headers import header_problem
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,11 +25,12 @@ log = logging.getLogger(__name__)
 
 # values of a config.json: numbers of layers, but no sizes of what each has, such as vocab_size_per_layer_input
 MOST = {"^(?!.*size).*(layer|depth|block)": 10_000, "num_train_timesteps": 1_000_000}
-PICKLED = (".bin", ".pt", ".pth", ".ckpt")  # not inspected
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+# those that libraries read, with torch.load's own unpickler, which runs no code; not inspected
+READ_PICKLES = re.compile(r"(diffusion_pytorch_model|pytorch_model)(-\d+-of-\d+)?\.bin")
 VOCABULARIES = ("tokenizer.json", "*.model", "vocab.txt", "tekken.json", "*.tiktoken")
 STANDARD = ("diffusion_pytorch_model.safetensors", "model.safetensors")  # names of both libraries
 WHOLE = {"BOOL", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64"}  # types of safetensors without fractions
-LONGEST = 100 << 20  # bytes of a header: the limit of safetensors
 _unread: ContextVar[bool] = ContextVar("unread", default=False)  # whether networks are made without their weights
 
 
@@ -59,9 +61,21 @@ def complaints_about(folder: Path) -> Iterator[str]:
     elif not files and not any(file.suffix in PICKLED for file in folder.iterdir()):
         yield f"{folder} has no weights (no file that ends with .safetensors); fetch the model again"
     for file in files:
-        problem = _problem(file)
+        problem = header_problem(file)
         if problem:
             yield f"{file} {problem}; fetch the model again"
+
+
+def pickle_complaint(folder: Path) -> str:
+    """What is wrong with a folder whose only weights are pickles under names that neither library reads; or ""."""
+    names = sorted(os.listdir(folder))
+    pickles = [name for name in names if name.endswith(PICKLED)]
+    if not pickles or any(name.endswith(".safetensors") or READ_PICKLES.fullmatch(name) for name in names):
+        return ""
+    return (
+        f"{folder} has its weights in {pickles[0]:.80} alone, a pickle that no library loads from there; convert it to "
+        "safetensors"
+    )
 
 
 def tokenizer_complaint(folder: Path) -> str:
@@ -86,25 +100,6 @@ def _listed(index: Path) -> list[str]:
         return [str(name) for name in parse_json(index.read_bytes())["weight_map"].values()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return [f"{index.name} that can be read"]
-
-
-def _problem(file: Path) -> str:
-    """Why a safetensors file can't be read; "" if its header and size agree."""
-    try:
-        size = file.stat().st_size
-        with file.open("rb") as opened:
-            head = opened.read(8)
-            length = struct.unpack("<Q", head)[0] if len(head) == 8 else LONGEST + 1
-            if length > LONGEST or 8 + length > size:
-                return f"is no safetensors file, or truncated: {size} bytes"
-            tensors: dict[str, Any] = parse_json(opened.read(length))
-        end = max((one["data_offsets"][1] for name, one in tensors.items() if name != "__metadata__"), default=0)
-    except OSError as error:
-        return f"can't be read: {error.strerror}"
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-        return "has a damaged header"
-    lacking = 8 + length + end - size
-    return f"is truncated: {lacking} of {8 + length + end} bytes are missing" if lacking > 0 else ""
 
 
 def load_network(kind: Any, folder: Path, *, further: Literal["warn", "refuse"] = "warn", **options: Any) -> Any:
@@ -320,6 +315,15 @@ def _file(folder: Path) -> Path:
 
 def _reason(error: Exception) -> str:
     """Message of a library's exception, on one line of limited length."""
-    text = " ".join(str(error).split())
+    text = " ".join(f"{error} {_cause(error)}".split())
     kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
     return kind + (text if len(text) <= 400 else f"{text[:400]}...")
+
+
+def _cause(error: BaseException) -> str:
+    """What an error of a library that says little began with."""
+    if "Unable to load weights" not in str(error):
+        return ""
+    while (before := error.__cause__ or error.__context__) is not None:
+        error = before
+    return f"({str(error).strip().partition(chr(10))[0]})"

@@ -76,3 +76,39 @@ def test_a_modular_pipeline_is_refused_by_name(tmp_path):
     (tmp_path / "modular_model_index.json").write_text('{"_class_name": "QwenImageModularPipeline"}')
     with pytest.raises(UserError, match="is a modular pipeline, whose blocks compute without gradients"):
         read_index(ModelOptions(path=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        # diffusers would read the folder's own model_index.json, and import what that names
+        (["diffusers", "DiffusionPipeline"], "for text_encoder, which is a pipeline itself"),
+        (["diffusers", "StableDiffusion3Pipeline"], "which is a pipeline itself"),
+        (["transformers", "AutoModel"], "which may be any network; name its class, as text_encoder/config.json"),
+        (["transformers", "pipeline"], "which version .* doesn't have"),
+        (["transformers", "Trainer"], "which version .* doesn't have"),
+        (["diffusers", "utils"], "which version .* doesn't have"),
+        (["stable_diffusion_3", "StableDiffusion3Pipeline"], "which is a pipeline itself"),
+        (["transformers", ["CLIPTextModel"]], "which version .* doesn't have"),
+    ],
+)
+def test_parts_of_classes_that_load_anything_are_refused(tmp_path, part, why):
+    folder = tiny_pipeline(tmp_path, vae=False)
+    change(folder / "model_index.json", text_encoder=part)
+    with pytest.raises(UserError, match=rf"model_index\.json has .* {why}"):
+        load_model(ModelOptions(path=str(folder)))
+
+
+def test_thousands_of_parts_are_not_looked_for(tmp_path):
+    named = {f"part_{number}": ["diffusers", "AutoencoderKL"] for number in range(100)}
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline"} | named))
+    with pytest.raises(UserError, match="lists 100 parts, more than 64"):
+        read_index(ModelOptions(path=str(tmp_path)))
+
+
+@pytest.mark.parametrize("name", ["DiffusionPipeline", "AutoPipelineForText2Image", "UNet2DConditionModel"])
+def test_a_class_that_draws_nothing_is_no_pipeline(tmp_path, name):
+    folder = tiny_pipeline(tmp_path, vae=False)
+    change(folder / "model_index.json", _class_name=name)
+    with pytest.raises(UserError, match=f"holds a {name}, which is no pipeline of diffusers"):
+        load_model(ModelOptions(path=str(folder)))
