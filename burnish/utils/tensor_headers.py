@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -18,6 +19,8 @@ BYTES = {
     "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8,
 }  # fmt: skip
 """Of an element; of other precisions the library knows."""
+WHOLE = {"BOOL", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64"}  # types without fractions
+PACKED = 8  # numbers of four bits that an element of those may hold
 
 
 def header_problem(file: Path) -> str:
@@ -78,3 +81,20 @@ def _refusal(tensor: Any) -> str:
 def _whole(value: Any) -> TypeGuard[list[int]]:
     """Whether this is a list of whole numbers, none of them negative."""
     return isinstance(value, list) and all(type(one) is int and one >= 0 for one in value)
+
+
+def contents(folder: Path) -> tuple[int, int]:
+    """How many tensors the safetensors files of a folder list, and how many numbers those can hold.
+
+    Files that can't be read count for nothing.
+    """
+    count = numbers = 0
+    for file in folder.glob("*.safetensors"):
+        with suppress(OSError, ValueError, AttributeError, TypeError, struct.error):
+            with file.open("rb") as opened:
+                header = parse_json(opened.read(min(struct.unpack("<Q", opened.read(8))[0], LONGEST)))
+            for name, one in header.items():
+                if name != ABOUT:
+                    count += 1
+                    numbers += math.prod(one["shape"]) * (PACKED if one["dtype"] in WHOLE else 1)
+    return count, numbers

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from burnish.utils.errors import UserError, listed
 from burnish.utils.json_text import parse_json, read_object
 from burnish.utils.patterns import pattern_complaint
-from burnish.utils.tensor_headers import header_problem
+from burnish.utils.tensor_headers import WHOLE, contents, header_problem
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,13 +24,14 @@ Agreed = Callable[[list[str]], list[str]]
 log = logging.getLogger(__name__)
 
 # values of a config.json: numbers of layers, but no sizes of what each has, such as vocab_size_per_layer_input
-MOST = {"^(?!.*size).*(layer|depth|block)": 10_000, "num_train_timesteps": 1_000_000}
+MOST = {"^(?!.*size).*(layer|depth|block)": 10_000, "num_train_timesteps": 1_000_000, "pos_embed_max_size": 1024}
+MANY = 1000  # layers that are made without a look at how many weights there are for them
+SPARE = 1 << 26  # numbers of tables that no file holds
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 # those that libraries read, with torch.load's own unpickler, which runs no code; not inspected
 READ_PICKLES = re.compile(r"(diffusion_pytorch_model|pytorch_model)(-\d+-of-\d+)?\.bin")
 VOCABULARIES = ("tokenizer.json", "*.model", "vocab.txt", "tekken.json", "*.tiktoken")
 STANDARD = ("diffusion_pytorch_model.safetensors", "model.safetensors")  # names of both libraries
-WHOLE = {"BOOL", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64"}  # types of safetensors without fractions
 _unread: ContextVar[bool] = ContextVar("unread", default=False)  # whether networks are made without their weights
 
 
@@ -115,9 +116,12 @@ def load_network(kind: Any, folder: Path, *, further: Literal["warn", "refuse"] 
         UserError: weights are missing, have another shape, belong to layers that config.json does not have, or the
             folder can't be loaded.
     """
-    refuse_oversized(folder / "config.json")
+    tensors, numbers = contents(folder)
+    refuse_oversized(folder / "config.json", tensors)
     if _unread.get():
         return from_config(kind, folder, **options)
+    if tensors and not hasattr(kind, "load_config"):  # of transformers, which would allocate what no file has
+        _refuse_unfilled(kind, folder, numbers, **options)
     try:
         with _silence():
             described = {} if hasattr(kind, "load_config") else {"config": own_config(kind, folder)}
@@ -151,6 +155,21 @@ def load_network(kind: Any, folder: Path, *, further: Literal["warn", "refuse"] 
         )
     _refuse_further_layers(where, network, unused)
     return network
+
+
+def _refuse_unfilled(kind: Any, folder: Path, numbers: int, **options: Any) -> None:
+    """Refuse a config.json whose network has far more weights than the ``numbers`` that a folder's files hold."""
+    import torch
+    from accelerate import init_empty_weights
+
+    with torch.random.fork_rng(devices=[]), init_empty_weights():
+        network = from_config(kind, folder, **options)
+    wanted = sum(weight.numel() for weight in network.parameters())
+    if wanted > 2 * numbers + SPARE:
+        raise UserError(
+            f"{_file(folder)} holds {numbers:.3g} numbers, but a {type(network).__name__} has {wanted:.3g} by its "
+            "config.json; fetch the model again, or give the config.json that belongs to it"
+        )
 
 
 def own_config(kind: Any, folder: Path) -> Any:
@@ -228,14 +247,21 @@ def file_precision(folder: Path) -> str | None:
     return floats.pop() if len(floats) == 1 else None
 
 
-def refuse_oversized(file: Path) -> None:
-    """Refuse a config.json with more layers or timesteps than can be loaded."""
+def refuse_oversized(file: Path, tensors: int = 0) -> None:
+    """Refuse a config.json with more layers or timesteps than can be loaded, or than ``tensors`` can be of, if any."""
     config = read_object(file) if file.is_file() else {}
     for part in (config, *(one for one in config.values() if isinstance(one, dict))):
         for name, value in part.items():
-            most = next((most for words, most in MOST.items() if re.search(words, name)), None)
-            if most is not None and type(value) is int and value > most:
-                raise UserError(f"{file} has {name} {value}; it must be at most {most}; fetch the model again")
+            words = next((words for words in MOST if re.search(words, name)), None)
+            if words is None or type(value) is not int:
+                continue
+            if value > MOST[words]:
+                raise UserError(f"{file} has {name} {value}; it must be at most {MOST[words]}; fetch the model again")
+            if tensors and "layer" in words and value > max(MANY, tensors):
+                raise UserError(
+                    f"{file} has {name} {value}, but its files of weights hold {tensors} tensors; fetch the model "
+                    "again, or give the config.json that belongs to it"
+                )
 
 
 def refuse_non_finite(network: nn.Module, folder: Path, agreed: Agreed = lambda found: found) -> None:
