@@ -138,5 +138,5 @@ def test_what_text_encoders_raise_is_told_with_the_prompt(tmp_path):
     change(folder / "text_encoder" / "config.json", eos_token_id=10**30)
     model = load_model(ModelOptions(path=str(folder), device="cpu"))
     drawing = Drawing(height=8, width=8, steps=1)
-    with pytest.raises(UserError, match=r"embeds no prompt: reading 'a cat' ended with OverflowError: .*; restore conf"):
+    with pytest.raises(UserError, match=r"embeds no prompt: reading 'a cat' ended with OverflowError: .*; restore"):
         model.condition([Prompt(text="a cat")], drawing)
