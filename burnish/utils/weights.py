@@ -31,6 +31,7 @@ PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 # those that libraries read, with torch.load's own unpickler, which runs no code; not inspected
 READ_PICKLES = re.compile(r"(diffusion_pytorch_model|pytorch_model)(-\d+-of-\d+)?\.bin")
 VOCABULARIES = ("tokenizer.json", "*.model", "vocab.txt", "tekken.json", "*.tiktoken")
+OF_BYTES = ("ByT5Tokenizer", "PerceiverTokenizer", "CanineTokenizer")
 STANDARD = ("diffusion_pytorch_model.safetensors", "model.safetensors")  # names of both libraries
 _unread: ContextVar[bool] = ContextVar("unread", default=False)  # whether networks are made without their weights
 
@@ -86,13 +87,21 @@ def tokenizer_complaint(folder: Path) -> str:
 
 def vocabulary_complaint(folder: Path) -> str:
     """What a tokenizer's folder lacks, or ""; libraries would load a tokenizer without vocabulary."""
-    if any(any(folder.glob(name)) for name in VOCABULARIES):
+    if any(any(folder.glob(name)) for name in VOCABULARIES) or _reads_bytes(folder / "tokenizer_config.json"):
         return ""
     if (folder / "vocab.json").is_file():
         if (folder / "merges.txt").is_file():
             return ""
         return f"{folder} has a vocab.json but no merges.txt; fetch the model again"
     return f"{folder} has no tokenizer (tokenizer.json, or vocab.json with merges.txt); fetch the model again"
+
+
+def _reads_bytes(file: Path) -> bool:
+    """Whether this describes a tokenizer whose tokens are bytes or characters, for which no vocabulary is written."""
+    try:
+        return parse_json(file.read_bytes()).get("tokenizer_class") in OF_BYTES
+    except (OSError, ValueError, AttributeError, TypeError):
+        return False
 
 
 def _listed(index: Path) -> list[str]:

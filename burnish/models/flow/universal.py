@@ -138,6 +138,7 @@ class Universal(CalledPipeline):
                 f"at a step of its own run the velocity differs by {left:.2g} (relative), so that its steps depend on "
                 "more than the state, the time and the prompt: noise drawn in each step, or momentum of guidance "
                 "(rollout.guidance_scale=1 or rollout.call may turn it off)"
+                + (", or rounding (model.dtype=float32 has none)" if self.compute != torch.float32 else "")
             )
         some = torch.cat([states[[0, -1]], states[[-1, 0]] / 2]), times[[0, -1, 0, -1]]
         each = ours(*some)
