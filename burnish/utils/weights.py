@@ -75,7 +75,7 @@ def pickle_complaint(folder: Path) -> str:
     if not pickles or any(name.endswith(".safetensors") or READ_PICKLES.fullmatch(name) for name in names):
         return ""
     return (
-        f"{folder} has its weights in {pickles[0]:.80} alone, a pickle that no library loads from there; convert it to "
+        f"{folder} has its weights in {pickles[0]:.80} alone, a pickle that no library loads from there; save it as "
         "safetensors"
     )
 
