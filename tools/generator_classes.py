@@ -24,6 +24,7 @@ CANNOT = (
     ("^ShapE", "they draw the weights of a three-dimensional shape"),
     ("^Amused|^VQDiffusion", "tokens in place of noise levels"),
     ("^IF", "their networks also predict the variance of a step, which a flow has none of"),
+    ("^TextToVideoSD|^VideoToVideoSD", "frames that the scheduler steps as rows of their own"),
     ("PAG", "they change the attention of their network while they draw; `rollout.call={pag_scale: 0}` avoids it"),
 )  # fmt: skip
 DEPRECATED = "deprecated by diffusers"

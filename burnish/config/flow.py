@@ -13,7 +13,7 @@ from burnish.config.run import RunConfig
 from burnish.config.words import DRAWN, Words
 from burnish.flow.windows import steps_between
 from burnish.models.flow.few_steps import FEW, sign_of_few_steps, sign_of_name
-from burnish.models.flow.loading import family_of, parts_of, read_index
+from burnish.models.flow.loading import check_named, family_of, parts_of, read_index
 from burnish.options import OptimizerOptions
 from burnish.options.flow import (
     DataOptions,
@@ -27,7 +27,7 @@ from burnish.registry import lookup, names, options
 from burnish.rewards.base import Reward
 from burnish.types.clips import Kind
 from burnish.utils.errors import UserError
-from burnish.utils.weights import complaints_about, tokenizer_complaint
+from burnish.utils.weights import complaints_about, pickle_complaint, tokenizer_complaint
 
 
 @options
@@ -99,9 +99,11 @@ class FlowConfig(RunConfig):
         _, index = read_index(self.model)
         parts = [folder / name for name in parts_of(index)]
         wrong = [one for part in parts if (part / "config.json").is_file() for one in complaints_about(part)]
+        wrong += [one for part in parts if (part / "config.json").is_file() and (one := pickle_complaint(part))]
         wrong += [one for part in parts if part.name.startswith("tokenizer") and (one := tokenizer_complaint(part))]
         if wrong:
             raise UserError("\n".join(f"model.path: {problem}" for problem in wrong))
+        check_named(self.model, folder, index)
         family_of(self.model, folder, index).check_options(folder, index, self.rollout)
 
     @property

@@ -200,7 +200,8 @@ class RunConfig:
                 "task, or choose another algorithm"
             )
         complaints = [
-            *self._groups(), *self.sampling_complaints(), *self._steps(), *self._choices(), *self._mixing(),
+            *self._groups(), *self.sampling_complaints(), *self._steps(), *self._choices(), *self._endless(),
+            *self._mixing(),
             *mixing_complaints(self), *alarm_complaints(self),
             *placement_complaints(self, given),
             *memory_complaints(self),
@@ -320,6 +321,14 @@ class RunConfig:
                 f"trainer.mini_batch_size is {mini}, but {name} compares the {n} samples of a prompt (rollout.n), "
                 f"which no mini-batch may split; make it a multiple of {n}, or null takes all"
             )
+
+    def _endless(self) -> Iterator[str]:
+        for label, reward in self.rewards.items():
+            if reward.endless and not self.scoring.processes:
+                yield (
+                    f"rewards.{label}.{reward.endless} is matched for as long as it takes, and scoring.processes is 0: "
+                    "in the run's own process nothing could end it; leave scoring.processes out"
+                )
 
     def unread(self, given: Collection[str]) -> Iterator[str]:
         """Options of the command line that this run never reads."""

@@ -93,13 +93,14 @@ def fitted(media: Media, said: Mapping[str, Any]) -> Media:
         known = "fps, max_frames and max_pixels" if video else "min_pixels and max_pixels"
         raise ValueError(f"has a {NAMES[media.kind]} with {other!r}, which is not known; give {known}")
     names = VIDEO_SIZES if video else PICTURE_SIZES
-    sizes = {own: said[key] for key, own in names.items() if said.get(key) is not None}
+    given = {key: said[key] for key in names if said.get(key) is not None}
     if video and media.frames:
-        sizes.pop("fps", None)  # it says how fast they were taken
-    for name, size in sizes.items():
-        right = isinstance(size, int) or (isinstance(size, float) and name == "fps")
+        given.pop("fps", None)  # it says how fast they were taken
+    for key, size in given.items():
+        right = isinstance(size, int) or (isinstance(size, float) and key == "fps")
         if isinstance(size, bool) or not right or not 0 < size < HIGHEST_RATE**2:
-            raise ValueError(f"has a {NAMES[media.kind]} with {name} {shown(size)}; it must be a positive number")
+            raise ValueError(f"has a {NAMES[media.kind]} with {key} {shown(size)}; it must be a positive number")
+    sizes = {names[key]: size for key, size in given.items()}
     if sizes.get("min_pixels", 0) > sizes.get("max_pixels", math.inf):
         raise ValueError(f"has a picture with min_pixels {sizes['min_pixels']}, above max_pixels {sizes['max_pixels']}")
     return replace(media, wanted=Fit(**sizes).over(media.wanted)) if sizes else media

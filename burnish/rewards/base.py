@@ -119,6 +119,11 @@ class AnyReward(Named, ABC):
         """Whether its weights leave the GPU while nothing is scored, as rewards with weights call that option."""
         return bool(vars(self).get("put_away", False))
 
+    @property
+    def endless(self) -> str:
+        """The option of the user's by which scoring may never end, which only another process can be ended for; ""."""
+        return ""
+
     def judges(self, prompt: Prompt) -> bool:
         """Whether this reward applies to a prompt."""
         return True

@@ -178,7 +178,8 @@ class Media:
         from PIL import ImageOps
 
         with open_picture(io.BytesIO(self.read())) as opened:
-            return self.fit.picture(as_rgb(ImageOps.exif_transpose(opened)))
+            ImageOps.exif_transpose(opened, in_place=True)
+            return self.fit.picture(as_rgb(opened))
 
     def audio(self, rate: int) -> np.ndarray:
         """The sound in one channel, float32 [N], at ``rate`` samples per second.
@@ -262,6 +263,15 @@ class Media:
         header = self._header()
         return (header.width, header.height) if header.complete else self.decode()
 
+    def stated(self) -> tuple[int, int]:
+        """Width and height of a picture before rotation, by its header alone.
+
+        Raises:
+            OSError: it can't be read.
+        """
+        header = self._header()
+        return header.width, header.height
+
     def _header(self) -> Header:
         """Of a picture: what was found where it was read first, unless its file has changed since.
 
@@ -299,7 +309,11 @@ class Media:
             width, height = opened.size
             # JPEG: draft mode reads all of the data, and decodes at an eighth of the size
             opened.draft("RGB", (max(width // 8, 1), max(height // 8, 1)))
-            as_rgb(ImageOps.exif_transpose(opened))
+            ImageOps.exif_transpose(opened, in_place=True)
+            if opened.mode == "RGB":
+                opened.load()  # a copy in another mode would take as much memory again
+            else:
+                as_rgb(opened)
         return width, height
 
 

@@ -33,11 +33,14 @@ def _call(value: Any) -> str:
         found = parse_json(arguments) if isinstance(arguments, str) else arguments
         if not isinstance(found, Mapping):
             raise ValueError("they are no object")
-        call = {"name": name, "arguments": found} | ({"id": given["id"]} if isinstance(given.get("id"), str) else {})
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"has a call of {name:.60} whose arguments are {arguments!r:.60}: {error}") from None
+    call = {"name": name, "arguments": found} | ({"id": given["id"]} if isinstance(given.get("id"), str) else {})
+    try:
         text = json.dumps(call, ensure_ascii=False)
         text.encode()
     except (ValueError, TypeError) as error:
-        raise ValueError(f"has a call of {name} whose arguments are {arguments!r:.60}: {error}") from None
+        raise ValueError(f"has a tool call {call!r:.120}, which no template could write: {error}") from None
     return text
 
 
@@ -59,6 +62,9 @@ def read_tools(value: Any) -> str:
 
     They may be in OpenAI's form or bare, in a list or in a list as JSON text. What has another form is no list of
     functions, but a key of the user's.
+
+    Raises:
+        ValueError: a schema has half of a surrogate pair.
     """
     if isinstance(value, str):
         try:
@@ -68,7 +74,12 @@ def read_tools(value: Any) -> str:
     if not isinstance(value, list) or not all(map(_function, value)):
         return ""
     schemas = [_without_nothing(one if "function" in one else {"type": "function", "function": one}) for one in value]
-    return json.dumps(schemas, ensure_ascii=False) if schemas else ""
+    text = json.dumps(schemas, ensure_ascii=False) if schemas else ""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"'tools' has a schema that can't be written: {error}") from None
+    return text
 
 
 def _function(value: Any) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from burnish.utils.errors import UserError, listed
 from burnish.utils.json_text import parse_json, read_object
 from burnish.utils.patterns import pattern_complaint
+from burnish.utils.tensor_headers import WHOLE, contents, header_problem
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,12 +24,15 @@ Agreed = Callable[[list[str]], list[str]]
 log = logging.getLogger(__name__)
 
 # values of a config.json: numbers of layers, but no sizes of what each has, such as vocab_size_per_layer_input
-MOST = {"^(?!.*size).*(layer|depth|block)": 10_000, "num_train_timesteps": 1_000_000}
-PICKLED = (".bin", ".pt", ".pth", ".ckpt")  # not inspected
+MOST = {"^(?!.*size).*(layer|depth|block)": 10_000, "num_train_timesteps": 1_000_000, "pos_embed_max_size": 1024}
+MANY = 1000  # layers that are made without a look at how many weights there are for them
+SPARE = 1 << 26  # numbers of tables that no file holds
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+# those that libraries read, with torch.load's own unpickler, which runs no code; not inspected
+READ_PICKLES = re.compile(r"(diffusion_pytorch_model|pytorch_model)(-\d+-of-\d+)?\.bin")
 VOCABULARIES = ("tokenizer.json", "*.model", "vocab.txt", "tekken.json", "*.tiktoken")
+OF_BYTES = ("ByT5Tokenizer", "PerceiverTokenizer", "CanineTokenizer")
 STANDARD = ("diffusion_pytorch_model.safetensors", "model.safetensors")  # names of both libraries
-WHOLE = {"BOOL", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64"}  # types of safetensors without fractions
-LONGEST = 100 << 20  # bytes of a header: the limit of safetensors
 _unread: ContextVar[bool] = ContextVar("unread", default=False)  # whether networks are made without their weights
 
 
@@ -59,9 +63,21 @@ def complaints_about(folder: Path) -> Iterator[str]:
     elif not files and not any(file.suffix in PICKLED for file in folder.iterdir()):
         yield f"{folder} has no weights (no file that ends with .safetensors); fetch the model again"
     for file in files:
-        problem = _problem(file)
+        problem = header_problem(file)
         if problem:
             yield f"{file} {problem}; fetch the model again"
+
+
+def pickle_complaint(folder: Path) -> str:
+    """What is wrong with a folder whose only weights are pickles under names that neither library reads; or ""."""
+    names = sorted(os.listdir(folder))
+    pickles = [name for name in names if name.endswith(PICKLED)]
+    if not pickles or any(name.endswith(".safetensors") or READ_PICKLES.fullmatch(name) for name in names):
+        return ""
+    return (
+        f"{folder} has its weights in {pickles[0]:.80} alone, a pickle that no library loads from there; save it as "
+        "safetensors"
+    )
 
 
 def tokenizer_complaint(folder: Path) -> str:
@@ -71,7 +87,7 @@ def tokenizer_complaint(folder: Path) -> str:
 
 def vocabulary_complaint(folder: Path) -> str:
     """What a tokenizer's folder lacks, or ""; libraries would load a tokenizer without vocabulary."""
-    if any(any(folder.glob(name)) for name in VOCABULARIES):
+    if any(any(folder.glob(name)) for name in VOCABULARIES) or _reads_bytes(folder / "tokenizer_config.json"):
         return ""
     if (folder / "vocab.json").is_file():
         if (folder / "merges.txt").is_file():
@@ -80,31 +96,20 @@ def vocabulary_complaint(folder: Path) -> str:
     return f"{folder} has no tokenizer (tokenizer.json, or vocab.json with merges.txt); fetch the model again"
 
 
+def _reads_bytes(file: Path) -> bool:
+    """Whether this describes a tokenizer whose tokens are bytes or characters, for which no vocabulary is written."""
+    try:
+        return parse_json(file.read_bytes()).get("tokenizer_class") in OF_BYTES
+    except (OSError, ValueError, AttributeError, TypeError):
+        return False
+
+
 def _listed(index: Path) -> list[str]:
     """The files that an index names, which lie beside it: a path would lead elsewhere, and is no name of one."""
     try:
         return [str(name) for name in parse_json(index.read_bytes())["weight_map"].values()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return [f"{index.name} that can be read"]
-
-
-def _problem(file: Path) -> str:
-    """Why a safetensors file can't be read; "" if its header and size agree."""
-    try:
-        size = file.stat().st_size
-        with file.open("rb") as opened:
-            head = opened.read(8)
-            length = struct.unpack("<Q", head)[0] if len(head) == 8 else LONGEST + 1
-            if length > LONGEST or 8 + length > size:
-                return f"is no safetensors file, or truncated: {size} bytes"
-            tensors: dict[str, Any] = parse_json(opened.read(length))
-        end = max((one["data_offsets"][1] for name, one in tensors.items() if name != "__metadata__"), default=0)
-    except OSError as error:
-        return f"can't be read: {error.strerror}"
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-        return "has a damaged header"
-    lacking = 8 + length + end - size
-    return f"is truncated: {lacking} of {8 + length + end} bytes are missing" if lacking > 0 else ""
 
 
 def load_network(kind: Any, folder: Path, *, further: Literal["warn", "refuse"] = "warn", **options: Any) -> Any:
@@ -120,9 +125,12 @@ def load_network(kind: Any, folder: Path, *, further: Literal["warn", "refuse"] 
         UserError: weights are missing, have another shape, belong to layers that config.json does not have, or the
             folder can't be loaded.
     """
-    refuse_oversized(folder / "config.json")
+    tensors, numbers = contents(folder)
+    refuse_oversized(folder / "config.json", tensors)
     if _unread.get():
         return from_config(kind, folder, **options)
+    if tensors and not hasattr(kind, "load_config"):  # of transformers, which would allocate what no file has
+        _refuse_unfilled(kind, folder, numbers, **options)
     try:
         with _silence():
             described = {} if hasattr(kind, "load_config") else {"config": own_config(kind, folder)}
@@ -156,6 +164,21 @@ def load_network(kind: Any, folder: Path, *, further: Literal["warn", "refuse"] 
         )
     _refuse_further_layers(where, network, unused)
     return network
+
+
+def _refuse_unfilled(kind: Any, folder: Path, numbers: int, **options: Any) -> None:
+    """Refuse a config.json whose network has far more weights than the ``numbers`` that a folder's files hold."""
+    import torch
+    from accelerate import init_empty_weights
+
+    with torch.random.fork_rng(devices=[]), init_empty_weights():
+        network = from_config(kind, folder, **options)
+    wanted = sum(weight.numel() for weight in network.parameters())
+    if wanted > 2 * numbers + SPARE:
+        raise UserError(
+            f"{_file(folder)} holds {numbers:.3g} numbers, but a {type(network).__name__} has {wanted:.3g} by its "
+            "config.json; fetch the model again, or give the config.json that belongs to it"
+        )
 
 
 def own_config(kind: Any, folder: Path) -> Any:
@@ -233,14 +256,21 @@ def file_precision(folder: Path) -> str | None:
     return floats.pop() if len(floats) == 1 else None
 
 
-def refuse_oversized(file: Path) -> None:
-    """Refuse a config.json with more layers or timesteps than can be loaded."""
+def refuse_oversized(file: Path, tensors: int = 0) -> None:
+    """Refuse a config.json with more layers or timesteps than can be loaded, or than ``tensors`` can be of, if any."""
     config = read_object(file) if file.is_file() else {}
     for part in (config, *(one for one in config.values() if isinstance(one, dict))):
         for name, value in part.items():
-            most = next((most for words, most in MOST.items() if re.search(words, name)), None)
-            if most is not None and type(value) is int and value > most:
-                raise UserError(f"{file} has {name} {value}; it must be at most {most}; fetch the model again")
+            words = next((words for words in MOST if re.search(words, name)), None)
+            if words is None or type(value) is not int:
+                continue
+            if value > MOST[words]:
+                raise UserError(f"{file} has {name} {value}; it must be at most {MOST[words]}; fetch the model again")
+            if tensors and "layer" in words and value > max(MANY, tensors):
+                raise UserError(
+                    f"{file} has {name} {value}, but its files of weights hold {tensors} tensors; fetch the model "
+                    "again, or give the config.json that belongs to it"
+                )
 
 
 def refuse_non_finite(network: nn.Module, folder: Path, agreed: Agreed = lambda found: found) -> None:
@@ -320,6 +350,15 @@ def _file(folder: Path) -> Path:
 
 def _reason(error: Exception) -> str:
     """Message of a library's exception, on one line of limited length."""
-    text = " ".join(str(error).split())
+    text = " ".join(f"{error} {_cause(error)}".split())
     kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
     return kind + (text if len(text) <= 400 else f"{text[:400]}...")
+
+
+def _cause(error: BaseException) -> str:
+    """What an error of a library that says little began with."""
+    if "Unable to load weights" not in str(error):
+        return ""
+    while (before := error.__cause__ or error.__context__) is not None:
+        error = before
+    return f"({str(error).strip().partition(chr(10))[0]})"

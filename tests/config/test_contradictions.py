@@ -97,3 +97,10 @@ def test_what_contradicts_itself_is_refused_with_a_way_out(case):
 )
 def test_what_is_accepted(overrides):
     load("quickstart", overrides)
+
+
+def test_an_expression_of_the_users_needs_a_process_that_can_be_ended():
+    own = ["rewards.format={form: pattern, pattern: '(a|a)*b'}"]
+    load("vlm_quickstart", own)
+    with pytest.raises(ConfigError, match=r"rewards\.format\.pattern is matched .* leave scoring\.processes out"):
+        load("vlm_quickstart", [*own, "scoring.processes=0"])

@@ -44,8 +44,8 @@ def test_a_truncated_picture_is_found_and_a_whole_one_passes(kind):
 
 def test_equal_pictures_are_decoded_once_and_all_their_records_named(monkeypatch):
     looked = []
-    decode = Media.decode
-    monkeypatch.setattr(Media, "decode", lambda self: looked.append(self) or decode(self))
+    stated = Media.stated
+    monkeypatch.setattr(Media, "stated", lambda self: looked.append(self) or stated(self))
     broken = Media.encoded(b"no picture")
     with pytest.raises(UserError) as refused:
         check_media([(f"a:{i}", broken) for i in range(12)], fine)
@@ -199,3 +199,10 @@ def test_a_picture_is_read_once_before_the_run(tmp_path, monkeypatch):
     assembly.check_data()
     assert [prompt.images[0].size() for prompt in assembly.train_prompts] == [(28, 28)] * 8
     assert {name: read[name] for name in pictures} == dict.fromkeys(pictures, 1) | {"0.png": 2}, "one was decoded"
+
+
+def test_a_picture_that_is_not_used_is_not_decoded(tmp_path, monkeypatch):
+    Image.new("RGB", (40, 20)).save(tmp_path / "a.png")
+    monkeypatch.setattr(Media, "decode", lambda _: pytest.fail("the header tells its size"))
+    with pytest.raises(UserError, match=r"a\.png that is 40 wide"):
+        check_media([("here", Media.file(tmp_path / "a.png"))], lambda width, height: f"is {width} wide")

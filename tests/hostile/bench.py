@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tests.hostile.cases import Case, Outcome
+from tests.hostile.cases import STOLEN, Case, Outcome
 
 LINES = 10  # of a message
 LONGEST = 4000  # characters of a message
@@ -26,6 +26,7 @@ SECONDS = 15.0  # of computing; a machine that is busy takes longer by the clock
 PATIENCE = 100.0  # seconds by the clock until a try counts as hanging
 GRACE = 5.0  # seconds in which processes that a command started notice that it is gone
 MEMORY = 12 << 30  # bytes of addresses that a try may use
+LARGEST = 1 << 30  # bytes of memory that it takes beside what all have at first
 ADOPT = 36  # prctl's PR_SET_CHILD_SUBREAPER: orphans of a try become children of this process
 STOPPED = 75
 WAY_OUT = re.compile(
@@ -60,8 +61,12 @@ class Bench:
             before = _contents(scratch)
             if case.signals:
                 return self._interrupted(case, scratch, arguments)
-            code, said, seconds = self._run(arguments, scratch, dict(case.environment))
+            code, said, seconds, grown = self._run(arguments, scratch, dict(case.environment))
             bad = judge(case, code, said, seconds)
+            if grown > LARGEST:
+                bad = f"{bad}; took {grown >> 20} MiB of memory".strip("; ")
+            if (scratch / STOLEN).exists():
+                bad = f"{bad}; ran code of what it was given".strip("; ")
             changed = _changed(before, _contents(scratch), case.changes) + _changed(self._whole, self._now(), ())
             if changed:
                 bad = f"{bad}; changed {', '.join(changed[:3])}".strip("; ")
@@ -79,7 +84,7 @@ class Bench:
         total, said = 0.0, ""
         whole = self._seconds[arguments[1].rpartition("/")[2].removesuffix(".yaml")]
         moments = [(name, share * whole) for name, share in case.signals]
-        code, said, seconds = self._run(arguments, scratch, {}, signals=moments)
+        code, said, seconds, _ = self._run(arguments, scratch, {}, signals=moments)
         killed = any(name == "SIGKILL" for name, _ in moments)
         # a signal that comes before there is anything to save ends the command, one that comes late finds it finished
         allowed = {0, STOPPED, 130, -signal.SIGTERM, -signal.SIGHUP} | ({-signal.SIGKILL} if killed else set())
@@ -88,7 +93,7 @@ class Bench:
         if self._leftover():
             bad += "; left a process behind"
         total += seconds
-        code, again, seconds = self._run(arguments, scratch, {})
+        code, again, seconds, _ = self._run(arguments, scratch, {})
         if code != 0:
             bad += f"; the same command then ended with {code}"
         elif _metrics(scratch / "run") != _metrics(self.place.run(Path(arguments[1]).stem)):
@@ -104,8 +109,11 @@ class Bench:
         scratch: Path,
         environment: dict[str, str],
         signals: Sequence[tuple[str, float]] = (),
-    ) -> tuple[int | None, str, float]:
-        """Exit code (None where it hung), what was said on both streams, and seconds of computing."""
+    ) -> tuple[int | None, str, float, int]:
+        """Exit code (None where it hung), what was said on both streams, seconds of computing, and bytes of memory.
+
+        The memory is what it, or one of its processes, had at most beyond what this process has.
+        """
         out = self.folder / "said"
         out.unlink(missing_ok=True)
         begun, begins = os.pipe()
@@ -127,10 +135,10 @@ class Bench:
             if now - start > PATIENCE:
                 os.kill(child, signal.SIGKILL)
                 _, _, usage = os.wait4(child, 0)
-                return None, out.read_text(errors="replace"), usage.ru_utime + usage.ru_stime
+                return None, out.read_text(errors="replace"), usage.ru_utime + usage.ru_stime, _grown(usage)
             time.sleep(0.005)
         said = out.read_text(errors="replace") if out.exists() else ""
-        return os.waitstatus_to_exitcode(status), said, usage.ru_utime + usage.ru_stime
+        return os.waitstatus_to_exitcode(status), said, usage.ru_utime + usage.ru_stime, _grown(usage)
 
     def _leftover(self) -> bool:
         """Whether a process of a try is still there after a while; it is ended."""
@@ -157,7 +165,7 @@ class Bench:
         start = time.monotonic()
         target = self.place.run(task)
         recipe = str(self.place.recipe(task))
-        code, said, _ = self._run(["train", recipe, "steps=2", f"output_dir={target}"], self.folder, {})
+        code, said, _, _ = self._run(["train", recipe, "steps=2", f"output_dir={target}"], self.folder, {})
         assert code == 0, said
         return time.monotonic() - start
 
@@ -253,6 +261,12 @@ def _command(arguments: Sequence[str]) -> int:
         return main()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
+
+
+def _grown(usage: resource.struct_rusage) -> int:
+    """Bytes of memory that a child had at most beyond what this process has, of which it begins as a copy."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return usage.ru_maxrss * 1024 - pages * resource.getpagesize()
 
 
 def _children() -> list[int]:

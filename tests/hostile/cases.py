@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 Expect = Literal["refused", "works", "either"]
+STOLEN = "stolen"  # file that code of a stranger writes to the scratch folder where it is run
 
 
 @dataclass(frozen=True)

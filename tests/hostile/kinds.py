@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from tests.hostile import command_lines, copies, damage, interruptions, recipes, records, values
+from tests.hostile import command_lines, copies, damage, folders, interruptions, recipes, records, values
 from tests.hostile.bench import shuffled
 from tests.hostile.cases import Case
 
@@ -15,6 +15,7 @@ KINDS: dict[str, Callable[[], Iterable[Case]]] = {
     "records": records.cases,
     "data": damage.data_cases,
     "models": damage.model_cases,
+    "folders": folders.cases,
     "runs": damage.run_cases,
     "copies": copies.cases,
     "signals": interruptions.cases,

@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from burnish.models.tiny import describe_language
+from burnish.models.tiny.language.build import write
 from burnish.utils.video import encode_sound
 from tests.hostile.cases import Place
+from tests.hostile.dialogues import TEMPLATE
 from tests.support.factory import tiny_pipeline
 from tests.support.tiny_language import picture, tiny_language
 
@@ -63,6 +66,7 @@ def _drawing(folder: Path) -> None:
 
 def _seeing(folder: Path) -> None:
     tiny_language(folder / "language", "qwen2_vl")
+    write(describe_language("qwen2_audio"), folder / "hearing", 0)
     questions: list[dict[str, Any]] = [
         {"prompt": "<image>What?", "images": ["pictures/0.png"], "answer": "4"},
         {"prompt": "And this?", "answer": "5"},
@@ -75,9 +79,15 @@ def _seeing(folder: Path) -> None:
         "scores": {"response": "yes", "score": 0.5},
         "steps": {"steps": ["a", "b"], "labels": [True, 0.5]},
         "judgements": {"response": "yes", "label": True},
+        "heads": {"chosen": "a", "rejected": "bcd", "preference": {"truth": "tie", "style": "chosen"}},
     }
     for kind, more in kinds.items():
         _lines(folder / f"{kind}-seeing.jsonl", [question | more for question in questions])
+    _lines(folder / "told-seeing.jsonl", [{"prompt": "And this?", "hint": "It is five.", "label": "sums"}])
+    _lines(folder / "pairs-seeing.jsonl", [{"prompt": "a cat"} | {
+        name: f"pictures/{i}.png" for i, name in enumerate(("chosen", "rejected"))
+    }])  # fmt: skip
+    (folder / "turns.jinja").write_text(TEMPLATE)
     (folder / "questions.json").write_text(json.dumps(questions))
     _table(folder / "questions.parquet", questions)
     recipe = {

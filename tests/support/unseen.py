@@ -107,6 +107,14 @@ class TwoStatesPipeline(UnseenPipeline):
         return super().moved(velocity + self.second, time, dots)
 
 
+class RowsPipeline(UnseenPipeline):
+    """Has its scheduler step halves of a sample as rows."""
+
+    def moved(self, velocity: Tensor, time: Tensor, dots: Tensor) -> Tensor:
+        halves = [one.reshape(2, -1, 3) for one in (velocity, dots)]
+        return self.scheduler.step(halves[0], time, halves[1], return_dict=False)[0].reshape(dots.shape)
+
+
 class OwnSchedulerPipeline(UnseenPipeline):
     """Makes its scheduler anew."""
 
@@ -183,8 +191,8 @@ class BrokenPipeline(UnseenPipeline):
 
 
 CLASSES = (
-    UnseenPainter, OddPainter, UnseenPipeline, TwicePipeline, TwoStatesPipeline, OwnSchedulerPipeline, MomentumPipeline,
-    LatePipeline, KeepingPipeline, BrokenPipeline, NumbersPipeline,
+    UnseenPainter, OddPainter, UnseenPipeline, TwicePipeline, TwoStatesPipeline, OwnSchedulerPipeline, RowsPipeline,
+    MomentumPipeline, LatePipeline, KeepingPipeline, BrokenPipeline, NumbersPipeline,
 )  # fmt: skip
 
 

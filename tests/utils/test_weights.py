@@ -21,7 +21,7 @@ from burnish.options.language import LanguageModelOptions
 from burnish.tasks.language.engine import Encoder
 from burnish.types.prompt import Prompt
 from burnish.utils.errors import ConfigError, UserError
-from burnish.utils.weights import complaints_about, refuse_oversized
+from burnish.utils.weights import complaints_about, pickle_complaint, refuse_oversized, vocabulary_complaint
 from tests.support.factory import tiny_pipeline
 from tests.support.tiny_language import tiny_language
 
@@ -286,3 +286,19 @@ def test_an_index_names_files_beside_it_and_few_of_those_that_are_missing_are_to
     (complaint,) = complaints_about(tmp_path)
     assert re.search(said, complaint)
     assert len(complaint) < 400 + len(str(tmp_path))
+
+
+def test_pickles_under_names_that_no_library_reads_are_no_weights(tmp_path):
+    (tmp_path / "model.ckpt").touch()
+    assert "model.ckpt alone, a pickle that no library loads from there" in pickle_complaint(tmp_path)
+    (tmp_path / "pytorch_model-00001-of-00002.bin").touch()
+    assert pickle_complaint(tmp_path) == ""
+
+
+def test_a_tokenizer_of_bytes_has_no_vocabulary(tmp_path):
+    from transformers import ByT5Tokenizer
+
+    ByT5Tokenizer(extra_ids=0).save_pretrained(tmp_path)
+    assert vocabulary_complaint(tmp_path) == ""
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": ["ByT5Tokenizer"]}')
+    assert "has no tokenizer" in vocabulary_complaint(tmp_path)

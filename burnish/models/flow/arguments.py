@@ -66,11 +66,13 @@ class Arguments:
         """
         import diffusers
 
-        kind = getattr(diffusers, str(index.get("_class_name")), None)
-        if not (isinstance(kind, type) and issubclass(kind, diffusers.DiffusionPipeline)):
+        named = str(index.get("_class_name"))
+        kind = getattr(diffusers, named, None)
+        is_one = isinstance(kind, type) and issubclass(kind, diffusers.DiffusionPipeline)
+        if not is_one or not any("__call__" in vars(base) for base in kind.__mro__):  # type: ignore[union-attr]
             raise UserError(
-                f"model.path holds a {index.get('_class_name')}, which diffusers {diffusers.__version__} doesn't have; "
-                "install a version of diffusers that has it"
+                f"model.path holds a {named:.80}, which is no pipeline of diffusers {diffusers.__version__}; install a "
+                "version of diffusers that has it"
             )
         return cls(kind, rollout)
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 SCHEDULER = "FlowMatchEulerDiscreteScheduler"
 LONGEST_TEXT = 512  # T5 tokens that diffusers' pipelines read at most
 DISTILLED_GUIDANCE = 3.5  # default guidance input of FluxPipeline
+MEND = "restore config.json of its text encoders and tokenizer_config.json of its tokenizers, or fetch the model again"
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as in PIL's conversion to grey
 
 
@@ -201,6 +202,7 @@ class EmbeddedPipeline(LoadedPipeline):
     ) -> Gathered[Conditioning]:
         import torch
 
+        from burnish.models.flow.failures import explained
         from burnish.types.batch import Gathered, in_precision
         from burnish.types.rollout import Conditioning
 
@@ -210,7 +212,8 @@ class EmbeddedPipeline(LoadedPipeline):
         def encoded(text: str) -> Conditioning:
             check_cancelled()
             # one at a time: an embedding must not depend on what else was encoded with it
-            found: Conditioning = in_precision(self.encode([text]), self.compute).to("cpu")
+            with explained(self.class_name, f"embeds no prompt: reading {text!r:.60}", MEND):
+                found: Conditioning = in_precision(self.encode([text]), self.compute).to("cpu")
             return found
 
         table = Conditioning.cat([self._embedded.get(text, partial(encoded, text)) for text in unique])

@@ -15,12 +15,21 @@ OURS = Path(__file__).parents[2]
 HANDED_ON = ("set_timesteps", "own", "_record", "answered", "called")
 
 
+DRAWN = "can't be drawn from with the first prompt and these options: its own call"
+GIVE = (
+    "give it what it needs (pictures with the prompt, rollout.height and width, rollout.call, model.vae_tiling), and "
+    "try the same call in diffusers alone"
+)
+
+
 @contextmanager
-def explained(kind: str) -> Iterator[None]:
+def explained(kind: str, ended: str = DRAWN, way: str = GIVE) -> Iterator[None]:
     """Turn what a pipeline's own call raises into a UserError; errors of Burnish's own code stay as they are.
 
     Args:
         kind: class of the pipeline.
+        ended: what of it ends with the error.
+        way: out of it.
 
     Raises:
         UserError: with the reason, or with the error and the line of the library that raised it.
@@ -37,8 +46,6 @@ def explained(kind: str) -> Iterator[None]:
             raise
         said = (str(error).strip() or "no reason is given").splitlines()[0]
         raise UserError(
-            f"a {kind} can't be drawn from with the first prompt and these options: its own call ended with "
-            f"{type(error).__name__}: {said} ({Path(last.filename).name}, line {last.lineno}); give it what it needs "
-            "(pictures with the prompt, rollout.height and width, rollout.call, model.vae_tiling), and try the same "
-            "call in diffusers alone"
+            f"a {kind} {ended} ended with {type(error).__name__}: {said} ({Path(last.filename).name}, line "
+            f"{last.lineno}); {way}"
         ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ MODULAR = {  # what else a folder may hold, and what to do with it
     "modular_model_index.json": "is a modular pipeline, whose blocks compute without gradients; give the plain "
     "pipeline of the same model, as its own class's save_pretrained writes it"
 }
+MOST_PARTS = 64  # of a pipeline; those of diffusers have up to ten
 LIBRARIES = ("diffusers", "transformers")  # whose classes a pipeline may use
 
 
@@ -46,6 +48,8 @@ def read_index(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
     if malformed := [name for name, kind in named.items() if len(kind) != 2]:
         raise UserError(f"{index} has {named[malformed[0]]!r:.80} for {malformed[0]}; it must be a library and a class")
     parts = parts_of(content)
+    if len(parts) > MOST_PARTS:
+        raise UserError(f"{index} lists {len(parts)} parts, more than {MOST_PARTS}; restore the file")
     # diffusers would import any module that is named here
     if strange := [name for name in parts if content[name][0] not in (*LIBRARIES, *_own_folders())]:
         raise UserError(
@@ -61,6 +65,7 @@ def read_index(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
     return path, content
 
 
+@cache
 def _own_folders() -> set[str]:
     """Folders of diffusers' pipelines: model_index.json names them for classes that belong to one pipeline alone."""
     found = find_spec("diffusers")
@@ -107,6 +112,19 @@ def family_of(options: ModelOptions, path: Path, index: dict[str, Any]) -> Any:
     return lookup("flow model", ANY) if own and found.unknown_scheduler(path, index) else found
 
 
+def check_named(options: ModelOptions, path: Path, index: dict[str, Any]) -> None:
+    """Refuse parts of other classes than those that a pipeline may have; see ``check_classes``.
+
+    Raises:
+        UserError: naming the part.
+    """
+    from burnish.models.flow.parts import check_classes
+    from burnish.models.flow.pipeline import LoadedPipeline
+
+    if issubclass(family_of(options, path, index), LoadedPipeline):  # one that is no pipeline has its own way
+        check_classes(path, index, parts_of(index))
+
+
 def check_parts(options: ModelOptions, rollout: RolloutOptions, prompts: Sequence[Prompt]) -> None:
     """Refuse networks that can't be trained, and tell of prompts that text encoders wouldn't read in full, before any
     weight is loaded.
@@ -146,6 +164,7 @@ def load_model(
         UserError: it can't be loaded, or doesn't support an option.
     """
     path, index = read_index(options)
+    check_named(options, path, index)
     device, stored, compute = placement_of(options, frozen=network_only or frozen)
     rollout = RolloutOptions() if rollout is None else rollout
     family = family_of(options, path, index)
@@ -177,6 +196,7 @@ def load_outline(options: ModelOptions, rollout: RolloutOptions) -> FlowModel:
     from accelerate import init_empty_weights
 
     path, index = read_index(options)
+    check_named(options, path, index)
     _, stored, compute = placement_of(options)
     # what is done to weights that have values
     plain = replace(options, quantization=None, attention="auto", offload=False, compile=False, vae_tiling=False)

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from burnish.models.flow.forwards import Call, Forwards
 from burnish.models.flow.levels import Levels, Unsupported, once_a_step
+from burnish.models.flow.stand_ins import StandIn, aides, precise
 from burnish.models.flow.tape import Tape
 from burnish.models.flow.timetable import Timetable
 
@@ -39,6 +39,7 @@ class Runner:
         self._pipeline, self._scheduler, self._device = pipeline, once_a_step(pipeline.scheduler), device
         self._networks = {name: part for name in names if (part := getattr(pipeline, name)) is not None}
         self._call = inspect.unwrap(kind.__call__)  # without its no_grad
+        self._aides = aides(pipeline.components, names)
         self._encoders = [name for name in dir(kind) if name.startswith(("encode_", "_encode_"))]
 
     @functools.cached_property
@@ -58,6 +59,7 @@ class Runner:
             return StandIn(part, lambda *a, **k: visit.call(name, part, named(part, a, k)), **facts[name])
 
         own |= {name: network(name, part) for name, part in self._networks.items()}
+        own |= self._aides
         own["scheduler"] = stand_in_scheduler(self._scheduler, visit)
         if (guider := getattr(clone, "guider", None)) is not None:
             own["guider"] = copy.deepcopy(guider)  # some have a memory of the steps before
@@ -110,35 +112,6 @@ def stand_in_scheduler(scheduler: Any, visit: Visit) -> Any:
         own["add_noise"] = add_noise
     fresh.__dict__ |= own
     return fresh
-
-
-class StandIn:
-    """A part of a pipeline that answers some calls otherwise; all else is the part's own."""
-
-    def __init__(self, part: nn.Module, call: Callable[..., Any] | None = None, **known: Any) -> None:
-        """Args: ``call`` in place of the part's own; ``known`` attributes, methods among them."""
-        self.__dict__ |= known
-        self._part, self._call = part, call or part
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        return type(self._part)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._part, name)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call(*args, **kwargs)
-
-
-def precise(part: Any, method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of a part that is given tensors of the part's own precision: a VAE of float32 beside others of less."""
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = tree_map_only(Tensor, lambda v: v.to(part.dtype) if v.is_floating_point() else v, (args, kwargs))
-        return method(*args, **kwargs)
-
-    return functools.wraps(method)(called)
 
 
 def named(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -243,6 +216,11 @@ class Witness(Visit):
         levels = Levels.of(self._scheduler, torch.stack([name for name, _, _ in self._seen]))
         skipped, own = len(self._scheduler.timesteps) - len(self._seen), levels.times[:-1].tolist()
         return Timetable(levels, skipped, own[min(self._trained, len(own) - 1)])
+
+    @property
+    def rows(self) -> int:
+        """How many rows the scheduler steps for one sample."""
+        return max((len(x) for _, x, _ in self._seen), default=1)
 
     def states(self, table: Timetable) -> tuple[Tensor, Tensor]:
         """The state before each step, [N, ...], and the velocity there."""

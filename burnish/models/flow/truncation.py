@@ -30,8 +30,10 @@ def tokenizers_of(path: Path, index: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in index.items():
         library, named = value if isinstance(value, list) and len(value) == 2 else (None, None)
-        if library != "transformers" or not (path / name / "tokenizer_config.json").is_file():
+        settings = path / name / "tokenizer_config.json"
+        if library != "transformers" or not settings.is_file():
             continue
+        read_object(settings)  # or its library would fail without naming it
         # processors have classes of their own, which need what reads pictures
         own = str(named) if "Tokenizer" in str(named) else "AutoTokenizer"
         kind = getattr(transformers, own, transformers.AutoTokenizer)

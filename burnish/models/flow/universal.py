@@ -129,10 +129,16 @@ class Universal(CalledPipeline):
         if mask is not None and len(states) > 1 and not distance(found[:1], expected[:1]) <= tolerance:
             start = 1
         if not (left := distance(found[start:], expected[start:])) <= tolerance:
+            if witness.rows > 1:
+                raise Unsupported(
+                    f"its scheduler steps {witness.rows} rows for one sample, such as frames one by one, so that "
+                    "these are not the state that its network reads; choose a pipeline that steps a sample as one"
+                )
             raise Unsupported(
                 f"at a step of its own run the velocity differs by {left:.2g} (relative), so that its steps depend on "
                 "more than the state, the time and the prompt: noise drawn in each step, or momentum of guidance "
                 "(rollout.guidance_scale=1 or rollout.call may turn it off)"
+                + (", or rounding (model.dtype=float32 has none)" if self.compute != torch.float32 else "")
             )
         some = torch.cat([states[[0, -1]], states[[-1, 0]] / 2]), times[[0, -1, 0, -1]]
         each = ours(*some)
@@ -158,7 +164,7 @@ class Universal(CalledPipeline):
 
     def first(self, request: Requests, seed: int) -> Tensor:
         table = self.table(request)
-        with torch.no_grad():
+        with torch.no_grad(), explained(self.class_name):
             x: Tensor = self.visit(request, self.rollout.guidance_scale, Visit(self.forwards), seed=seed)
         return x[0].float() / table.scale(float(table.times[0]))
 
@@ -167,9 +173,9 @@ class Universal(CalledPipeline):
 
         def seen() -> Timetable:
             witness = Witness(self.forwards, own=False)
-            with torch.no_grad():
+            with torch.no_grad(), explained(self.class_name):
                 self.visit(request, self.rollout.guidance_scale, witness, decode=leave)  # all steps are done
-            return witness.table()
+                return witness.table()
 
         return self._tables.get(self.key(request), seen)
 

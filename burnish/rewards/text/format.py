@@ -16,10 +16,10 @@ from burnish.rewards.text.base import LanguageReward, Response
 if TYPE_CHECKING:
     from burnish.types.prompt import Prompt
 
-# as in LightRFT's examples; the full response must match
+# as in LightRFT's examples: these in order, the last one at the end of the response
 FORMS = {
-    "answer": (r".*?<answer>.*?</answer>", True),
-    "think_answer": (r".*?<think>.*?</think>.*?<answer>.*?</answer>", True),
+    "answer": ("<answer>", "</answer>"),
+    "think_answer": ("<think>", "</think>", "<answer>", "</answer>"),
 }
 THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 CONCLUSIONS = {
@@ -63,8 +63,24 @@ class Format(LanguageReward):
         if self.form in CONCLUSIONS:
             thought, conclusion = THOUGHT.search(text), CONCLUSIONS[self.form].search(text)
             return thought is not None and conclusion is not None and thought.end() <= conclusion.start()
+        if self.pattern is None:
+            return _in_order(text, FORMS[self.form])
         return self._whole.fullmatch(text) is not None
+
+    @property
+    def endless(self) -> str:
+        return "" if self.pattern is None else "pattern"
 
     @cached_property
     def _whole(self) -> re.Pattern[str]:
-        return re.compile(FORMS[self.form][0] if self.pattern is None else self.pattern, re.DOTALL)
+        return re.compile(self.pattern or "", re.DOTALL)
+
+
+def _in_order(text: str, marks: Sequence[str]) -> bool:
+    """Whether marks follow one another, the last one at the end: once through the text, however often they repeat."""
+    at = 0
+    for mark in marks[:-1]:
+        if (found := text.find(mark, at)) < 0:
+            return False
+        at = found + len(mark)
+    return text.endswith(marks[-1]) and len(text) - len(marks[-1]) >= at

@@ -265,7 +265,8 @@ class FlowAssembly(Assembly):
     def weight_files(self) -> tuple[str, list[Path]]:
         path, index = read_index(self.config.model)
         networks = [name for name in parts_of(index) if name.startswith(DENOISERS)] or parts_of(index)
-        return str(index.get("_class_name")), sorted(file for name in networks for file in path.glob(f"{name}/*"))
+        files = sorted(file for name in networks for file in path.glob(f"{name}/*") if file.is_file())
+        return str(index.get("_class_name")), files
 
     def check(self) -> None:
         prompts = self._drawn_from

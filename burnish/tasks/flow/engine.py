@@ -23,6 +23,7 @@ from burnish.types.batch import Gathered, to_device
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Conditioning, Denoising, all_noised, share_of
 from burnish.utils import random
+from burnish.utils.errors import UserError
 
 LEAST = 4  # rows of a forward for a tree: kernels for fewer round otherwise, and no sample may depend on other trees
 
@@ -221,5 +222,13 @@ class FlowEngine:
                 continue
             parts = (prompt.uid,) if window.shared_by == "group" else ()
             key = random.key(self.seed, "window", job.update, *parts)
-            chosen[row, window.choose(steps, update=job.update - 1, key=key, stochastic=stochastic)] = True
+            try:
+                chosen[row, window.choose(steps, update=job.update - 1, key=key, stochastic=stochastic)] = True
+            except ValueError as error:
+                # options were checked against their own number of steps; some pipelines take fewer (strength)
+                raise UserError(
+                    f"algorithm has {error}: of rollout.num_inference_steps {self.options.num_inference_steps} the "
+                    f"pipeline takes {steps} (rollout.call: strength); raise rollout.num_inference_steps, or lower "
+                    "algorithm.window.size"
+                ) from error
         return chosen

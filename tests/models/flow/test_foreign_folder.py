@@ -9,9 +9,11 @@ import sys
 
 import pytest
 
+from burnish.models.flow.base import Drawing
 from burnish.models.flow.loading import load_model, read_index
 from burnish.models.language.loading import load_language_model
 from burnish.options.flow import ModelOptions
+from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
 from tests.support.factory import tiny_pipeline
 from tests.support.language_samples import folder_of
@@ -76,3 +78,65 @@ def test_a_modular_pipeline_is_refused_by_name(tmp_path):
     (tmp_path / "modular_model_index.json").write_text('{"_class_name": "QwenImageModularPipeline"}')
     with pytest.raises(UserError, match="is a modular pipeline, whose blocks compute without gradients"):
         read_index(ModelOptions(path=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        # diffusers would read the folder's own model_index.json, and import what that names
+        (["diffusers", "DiffusionPipeline"], "for text_encoder, which is a pipeline itself"),
+        (["diffusers", "StableDiffusion3Pipeline"], "which is a pipeline itself"),
+        (["transformers", "AutoModel"], "which may be any network; name its class, as text_encoder/config.json"),
+        (["transformers", "pipeline"], "which version .* doesn't have"),
+        (["transformers", "Trainer"], "which version .* doesn't have"),
+        (["diffusers", "utils"], "which version .* doesn't have"),
+        (["stable_diffusion_3", "StableDiffusion3Pipeline"], "which is a pipeline itself"),
+        (["transformers", ["CLIPTextModel"]], "which version .* doesn't have"),
+    ],
+)
+def test_parts_of_classes_that_load_anything_are_refused(tmp_path, part, why):
+    folder = tiny_pipeline(tmp_path, vae=False)
+    change(folder / "model_index.json", text_encoder=part)
+    with pytest.raises(UserError, match=rf"model_index\.json has .* {why}"):
+        load_model(ModelOptions(path=str(folder)))
+
+
+def test_thousands_of_parts_are_not_looked_for(tmp_path):
+    named = {f"part_{number}": ["diffusers", "AutoencoderKL"] for number in range(100)}
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline"} | named))
+    with pytest.raises(UserError, match="lists 100 parts, more than 64"):
+        read_index(ModelOptions(path=str(tmp_path)))
+
+
+@pytest.mark.parametrize("name", ["DiffusionPipeline", "AutoPipelineForText2Image", "UNet2DConditionModel"])
+def test_a_class_that_draws_nothing_is_no_pipeline(tmp_path, name):
+    folder = tiny_pipeline(tmp_path, vae=False)
+    change(folder / "model_index.json", _class_name=name)
+    with pytest.raises(UserError, match=f"holds a {name}, which is no pipeline of diffusers"):
+        load_model(ModelOptions(path=str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "why"),
+    [
+        ("text_encoder/config.json", {"hidden_size": 16384}, r"holds .* numbers, but a CLIPText\w+ has 2.15e\+09 by"),
+        ("text_encoder/config.json", {"num_hidden_layers": 5000}, "num_hidden_layers 5000, but its files of weights"),
+        ("transformer/config.json", {"num_layers": 5000}, r"num_layers 5000, but its files of weights hold \d+ tens"),
+        ("transformer/config.json", {"pos_embed_max_size": 9999}, "pos_embed_max_size 9999; it must be at most 1024"),
+        ("tokenizer/tokenizer_config.json", {"x": json.loads("[" * 90 + "]" * 90)}, ""),
+    ],
+)
+def test_networks_that_no_file_could_fill_are_not_made(tmp_path, file, changes, why):
+    folder = tiny_pipeline(tmp_path, vae=False)
+    change(folder / file, **changes)
+    with pytest.raises(UserError, match=why) if why else contextlib.nullcontext():
+        load_model(ModelOptions(path=str(folder), device="cpu"))
+
+
+def test_what_text_encoders_raise_is_told_with_the_prompt(tmp_path):
+    folder = tiny_pipeline(tmp_path, vae=False)
+    change(folder / "text_encoder" / "config.json", eos_token_id=10**30)
+    model = load_model(ModelOptions(path=str(folder), device="cpu"))
+    drawing = Drawing(height=8, width=8, steps=1)
+    with pytest.raises(UserError, match=r"embeds no prompt: reading 'a cat' ended with OverflowError: .*; restore"):
+        model.condition([Prompt(text="a cat")], drawing)

@@ -137,5 +137,5 @@ def test_a_directory_that_is_no_pipeline_is_refused(tmp_path):
     with pytest.raises(UserError, match="is not JSON"):
         load_model(ModelOptions(path=str(tmp_path)))
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "SonaPipeline"}))
-    with pytest.raises(UserError, match=r"a SonaPipeline, which diffusers [\d.]+ doesn't have; install"):
+    with pytest.raises(UserError, match=r"a SonaPipeline, which is no pipeline of diffusers [\d.]+; install"):
         load_model(ModelOptions(path=str(tmp_path)))

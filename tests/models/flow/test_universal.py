@@ -13,6 +13,7 @@ import burnish
 from burnish.models.flow.base import Drawing
 from burnish.models.flow.loading import load_model
 from burnish.models.flow.runs import Witness
+from burnish.models.flow.stand_ins import of_its_precision
 from burnish.models.flow.universal import Universal
 from burnish.models.lora import add_adapters
 from burnish.models.tiny import describe
@@ -33,6 +34,7 @@ from tests.support.unseen import (
     OddPainter,
     OddScheduler,
     OwnSchedulerPipeline,
+    RowsPipeline,
     TwicePipeline,
     TwoStatesPipeline,
     UnseenPipeline,
@@ -190,8 +192,16 @@ REFUSED = {
     TwicePipeline: "noise levels .* don't decrease",
     TwoStatesPipeline: "steps several schedulers in an iteration",
     OwnSchedulerPipeline: "takes no step of its own scheduler",
+    RowsPipeline: "its scheduler steps 2 rows for one sample",
     MomentumPipeline: "steps depend on more than the state, the time and the prompt",
 }
+
+
+def begin(model, asked):
+    """What a run does first, validation's sizes and schedules before the checks on load."""
+    model.start(asked, Drawing(steps=4), [("seed", 0)])
+    model.schedule(asked, Drawing(steps=4))
+    model.verify(asked, guidance=2.0)
 
 
 @pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
@@ -200,7 +210,7 @@ def test_pipelines_that_step_otherwise_are_refused(kind, tmp_path, monkeypatch):
     model = load_model(ModelOptions(path=str(write_unseen(tmp_path, kind))), RolloutOptions(num_inference_steps=4))
     asked = model.condition([Prompt(text="a cat")], Drawing(steps=4))
     with pytest.raises(UserError, match=f"a {kind.__name__} can't be trained: .*{REFUSED[kind]}"):
-        model.verify(asked, guidance=2.0)
+        begin(model, asked)
 
 
 def test_what_is_kept_of_a_picture_may_be_noise_before_the_first_step(tmp_path, monkeypatch):
@@ -287,3 +297,10 @@ def test_only_what_its_call_takes_can_be_asked_for(tmp_path, monkeypatch):
         load_model(ModelOptions(path=path), RolloutOptions(height=32))
     with pytest.raises(UserError, match=r"rollout\.call has 'size', .* it takes side"):
         load_model(ModelOptions(path=path), RolloutOptions(call={"size": 8}))
+
+
+def test_a_frozen_network_reads_the_state_in_its_own_precision():
+    part = torch.nn.Linear(2, 2, dtype=torch.bfloat16)
+    part.dtype = torch.bfloat16
+    read, state = of_its_precision(part), torch.ones(1, 2)
+    assert read(state).dtype == torch.bfloat16

@@ -215,3 +215,9 @@ def test_letters_and_plain_answers_vote():
     plain = ask(reward("exact", ignore_case=True), ("<answer>Dog</answer>", "cat"), ("<answer> dog</answer>", "cat"))
     assert [verdict.answer for verdict in plain] == ["dog", "dog"]
     assert [verdict.answer for verdict in ask(reward("format"), ("a", None))] == [None]
+
+
+def test_marks_that_repeat_without_their_end_cost_one_pass():
+    endless = "<think></think><answer>" * 20_000  # a regular expression tries each with each
+    assert values(reward("format", form="think_answer"), (endless, None), (f"{endless}</answer>", None)) == [0, 1]
+    assert values(reward("format", form="answer"), ("<answer></answe", None), ("</answer><answer>", None)) == [0, 0]

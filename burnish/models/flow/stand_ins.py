@@ -1,0 +1,62 @@
+"""Parts of a pipeline that answer some calls otherwise, in the copy of it that runs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+AIDE = "controlnet"  # in names of frozen networks that read the state
+STATE = ("sample", "hidden_states")  # what they call it
+
+
+class StandIn:
+    """A part of a pipeline that answers some calls otherwise; all else is the part's own."""
+
+    def __init__(self, part: nn.Module, call: Callable[..., Any] | None = None, **known: Any) -> None:
+        """Args: ``call`` in place of the part's own; ``known`` attributes, methods among them."""
+        self.__dict__ |= known
+        self._part, self._call = part, call or part
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self._part)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+
+def precise(part: Any, method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a part that is given tensors of the part's own precision: a VAE of float32 beside others of less."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = tree_map_only(Tensor, lambda v: v.to(part.dtype) if v.is_floating_point() else v, (args, kwargs))
+        return method(*args, **kwargs)
+
+    return functools.wraps(method)(called)
+
+
+def of_its_precision(part: Any) -> Callable[..., Any]:
+    """The call of a frozen network that reads the state, which may be in float32 beside its weights."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        args = tuple(one.to(part.dtype) if i == 0 and isinstance(one, Tensor) else one for i, one in enumerate(args))
+        kwargs |= {name: kwargs[name].to(part.dtype) for name in STATE if isinstance(kwargs.get(name), Tensor)}
+        return part(*args, **kwargs)
+
+    return called
+
+
+def aides(parts: Mapping[str, Any], trained: Sequence[str]) -> dict[str, StandIn]:
+    """Stand-ins of the frozen networks among a pipeline's parts that read its states; see ``of_its_precision``."""
+    return {
+        name: StandIn(part, of_its_precision(part))
+        for name, part in parts.items()
+        if AIDE in name and isinstance(part, nn.Module) and name not in trained
+    }
