@@ -97,6 +97,8 @@ def open_run(
     Raises:
         UserError: there is no such run or checkpoint, or the checkpoint is of another model.
     """
+    if samples:
+        overrides = ["validation.before=true", *overrides]  # a run that validates nothing refuses options of that
     path = checked_path(source, "SOURCE")
     if not path.is_dir():
         if not path.is_file() and (len(path.parts) != 1 or path.suffix) and source not in recipe_names():
