@@ -34,9 +34,8 @@ def alarm_complaints(config: RunConfig) -> list[str]:
     known |= {f"{name}_collapse" for name, one in config.rewards.items() if isinstance(one, ImageVariety)}
     for level in config.alarms.limits:
         if level not in levels:
-            found.append(
-                f"alarms.limits has {level}, which no alarm of this run is called; there are {', '.join(sorted(levels))}"
-            )
+            names = ", ".join(sorted(levels))
+            found.append(f"alarms.limits has {level}, which no alarm of this run is called; there are {names}")
     for name in config.alarms.off:
         if name not in known:
             names = ", ".join(sorted(known))
