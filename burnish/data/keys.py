@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
@@ -13,7 +12,9 @@ from burnish.utils.errors import ConfigError
 
 
 def check_keys(prompts: Sequence[Prompt], options: RecordOptions) -> None:
-    """Refuse a key of its own that not one training prompt has; a prompt's text is looked for in each by itself.
+    """Refuse a key that an option names and not one training prompt has.
+
+    Each record is asked for its prompt by itself; data.extra_keys leave nothing out where they are missing.
 
     Raises:
         UserError: with every such key.
@@ -25,7 +26,6 @@ def check_keys(prompts: Sequence[Prompt], options: RecordOptions) -> None:
         "answer_key": lambda key: any(one.answer is not None for one in prompts),
         "label_key": lambda key: any(one.label is not None for one in prompts),
         "input_keys": lambda key: any(key == name for one in prompts for name, _ in one.inputs),
-        "extra_keys": lambda key: any(f"{json.dumps(key, ensure_ascii=False)}: " in one.extra for one in prompts),
     }
     complaints = [
         f"data.{option} is {key}, which none of the {len(prompts)} records of data.train_files has; correct it, or "

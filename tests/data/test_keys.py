@@ -16,18 +16,16 @@ from tests.support.shown import ROOT
 
 PICTURE = Media.file(ROOT / "docs" / "images" / "quickstart.png", "image")
 BARE = Prompt(text="a fox")
-FULL = replace(
-    BARE, answer="4", label="sums", images=(PICTURE,), inputs=(("depth_image", PICTURE),), extra='{"hint.one": "no"}'
-)
+FULL = replace(BARE, answer="4", label="sums", images=(PICTURE,), inputs=(("depth_image", PICTURE),))
 ASKED = {"answer_key": "solution", "label_key": "kind", "images_key": "shots"}
 
 
 def test_one_record_that_has_it_is_enough():
-    options = PromptOptions(**ASKED, input_keys=["depth_image"], extra_keys=["hint.one"])
+    options = PromptOptions(**ASKED, input_keys=["depth_image"], extra_keys=["hint"])
     check_keys([BARE, FULL, BARE], options)
 
 
-@pytest.mark.parametrize("option", [*ASKED, "input_keys", "extra_keys"])
+@pytest.mark.parametrize("option", [*ASKED, "input_keys"])
 def test_a_key_that_none_has_is_refused(option):
     named = ASKED.get(option, ["depth_image"])
     with pytest.raises(UserError, match=rf"data\.{option} is .*, which none of the 2 records of data\.train_files has"):
