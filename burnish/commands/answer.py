@@ -59,7 +59,9 @@ def answer(assembly: Any, request: SampleRequest) -> int:
     remove_earlier(target)
     with writing(target):
         (target / "samples.jsonl").write_text("".join(records))
-    console.print(f"{len(responses)} responses in [bold]{escape(str(target / 'samples.jsonl'))}[/bold]")
+    console.print(
+        f"{terminal.counted(len(responses), 'responses')} in [bold]{escape(str(target / 'samples.jsonl'))}[/bold]"
+    )
     return 0
 
 

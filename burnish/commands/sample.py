@@ -104,7 +104,8 @@ def draw(assembly: Any, request: SampleRequest) -> int:
     if non_finite:
         log.warning("%d of %d %s have non-finite values, shown black", non_finite, len(samples), plural)
     where = escape(str(target))
-    terminal.console().print(f"{len(samples)} {plural} in [bold]{where}[/bold]; overview in {where}/grid.png")
+    count = terminal.counted(len(samples), plural)
+    terminal.console().print(f"{count} in [bold]{where}[/bold]; overview in {where}/grid.png")
     return 0
 
 
