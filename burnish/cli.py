@@ -162,15 +162,18 @@ def _train(args: argparse.Namespace) -> int:
         from burnish.commands.sweep import sweep
 
         return sweep(args.recipe, args.overrides)
-    with StopRequest() as stop:
+    with StopRequest() as stop, stop.without_readers():
         try:
             with stop.cancellable():
                 from burnish.commands.fetching import fetched
                 from burnish.config import load
                 from burnish.config.disk import check_disk
                 from burnish.config.hub import fetch_data, with_models
+                from burnish.config.run_folder import check_place
 
-                config = with_models(fetched(load(args.recipe, args.overrides)))
+                config = load(args.recipe, args.overrides)
+                check_place(args.recipe, args.overrides, config)
+                config = with_models(fetched(config))
                 fetch_data(config)
                 check_disk(config)
                 _quiet_threads(config.threads)

@@ -118,7 +118,12 @@ def opened(path: Path) -> Checkpoint:
         UserError: a file is missing or truncated, or the manifest is damaged.
     """
     if not path.is_dir():
-        raise UserError(f"{path} is not a checkpoint: no such folder; give a numbered folder in a run's checkpoints")
+        beside = path.parent.iterdir() if path.parent.is_dir() else ()
+        there = ", ".join(sorted(one.name for one in beside if VISIBLE.fullmatch(one.name)))
+        names = f"; {path.parent} has {there} (checkpoint.keep_last says how many are kept)" if there else ""
+        raise UserError(
+            f"{path} is not a checkpoint: no such folder; give a numbered folder in a run's checkpoints{names}"
+        )
     check_folder(path)
     content = manifest.read(path)
     if VISIBLE.fullmatch(path.name) and int(path.name) != content["update"]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from burnish.commands.opening import SampleRequest, given_media, output_folder
+from burnish.commands.opening import SampleRequest, given_media, output_folder, remove_earlier
 from burnish.data.language.prompts import fit_of
 from burnish.tasks.language.engine import ResponseJob
 from burnish.tasks.language.sampling import validation_sampling
@@ -56,9 +56,12 @@ def answer(assembly: Any, request: SampleRequest) -> int:
         brought = {f"{kind}s": list(given) for kind, given in paths.items() if given or kind == "image"}
         record = {"prompt": prompt.text, **brought, "response": response.full_text}
         records.append(json.dumps(record | {"finished": response.finished, "seed": seed}) + "\n")
+    remove_earlier(target)
     with writing(target):
         (target / "samples.jsonl").write_text("".join(records))
-    console.print(f"{len(responses)} responses in [bold]{escape(str(target / 'samples.jsonl'))}[/bold]")
+    console.print(
+        f"{terminal.counted(len(responses), 'responses')} in [bold]{escape(str(target / 'samples.jsonl'))}[/bold]"
+    )
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from contextlib import closing
@@ -97,7 +98,7 @@ def _validate(source: str, overrides: Sequence[str], *, output: str | None) -> i
     table = Table("metric", "value", title=escape(f"{source} after {update} policy updates"))
     table.columns[1].justify = "right"
     for name, value in metrics.items():
-        table.add_row(escape(name), f"{value:.4f}")
+        table.add_row(escape(name), "–" if math.isnan(value) else f"{value:.4f}")
     console = terminal.console()
     console.print(table)
     if target:

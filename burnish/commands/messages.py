@@ -25,15 +25,17 @@ def plan(config: RunConfig, items: int, *, done: int = 0) -> list[str]:
     """
     holds = config.algorithm.needs().data
     learned = config.words.samples if config.online else holds
-    first = f"{config.steps:,} updates of {config.samples:,} {learned} ({config.samples_from})"
+    counted = terminal.counted
+    first = f"{counted(config.steps, 'updates')} of {counted(config.samples, learned)} ({config.samples_from})"
     if done:
         first += f"; {done:,} of them are done"
     drawn = config.steps * config.records
     lines = [
         f"{first}.",
         f"{_steps(config)}.",
-        f"The run: {config.steps * config.samples:,} {learned}, {config.optimizer_steps:,} optimizer steps, "
-        f"{drawn / items:,.3g} epochs over {items:,} {holds}.",
+        f"The run: {counted(config.steps * config.samples, learned)}, "
+        f"{counted(config.optimizer_steps, 'optimizer steps')}, {drawn / items:,.3g} epochs over "
+        f"{counted(items, holds)}.",
     ]
     if config.rollout.filter_groups is not None:
         lines.append("Groups that rollout.filter_groups drops are replaced by further prompts, which are not counted.")

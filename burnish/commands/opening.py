@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from burnish.checkpoint.files import PARTS
+from burnish.checkpoint.files import PARTS, opened
 from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig, load
 from burnish.config.hub import with_models
@@ -29,6 +31,7 @@ from burnish.tasks.outline import check_layers
 from burnish.types.media import Kind, Media
 from burnish.utils.errors import UserError
 from burnish.utils.hub import is_hub_id
+from burnish.utils.json_text import parse_json
 from burnish.utils.paths import PREFIX, resolve
 from burnish.utils.reading import checked_path
 
@@ -37,6 +40,7 @@ log = logging.getLogger(__name__)
 LAYER = ".lora_A."  # behind the name of a layer
 NETWORKS = ("transformer", "transformer_2", "unet")  # usual names of those that have adapters
 BARE = Path(__file__).parents[1] / "evaluation" / "bare"  # recipes of models as they are, by task
+DRAWN = re.compile(r"\d{3,}-(\d{2,}\.(png|mp4|webp|wav)|input-[\w-]+\.png)")  # files that burnish sample writes
 LOOK = "check it first if the run is not yours"
 
 
@@ -97,8 +101,12 @@ def open_run(
     Raises:
         UserError: there is no such run or checkpoint, or the checkpoint is of another model.
     """
+    if samples:
+        overrides = ["validation.before=true", *overrides]  # a run that validates nothing refuses options of that
     path = checked_path(source, "SOURCE")
     if not path.is_dir():
+        if path.parent.name == "checkpoints" and path.parent.is_dir():
+            opened(path)  # which says what is there in its place
         if not path.is_file() and (len(path.parts) != 1 or path.suffix) and source not in recipe_names():
             raise UserError(
                 f"{source} does not exist; give the folder of a run, one of its checkpoints, or a recipe (burnish "
@@ -247,6 +255,19 @@ def output_folder(output: str) -> Path:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UserError(f"--output is {output}, which is not writable; give another folder")
     return folder
+
+
+def remove_earlier(target: Path) -> None:
+    """Remove what an earlier call of burnish sample drew, as far as the list of it there says."""
+    listed = target / "samples.jsonl"
+    for line in listed.read_bytes().splitlines() if listed.is_file() else ():
+        with suppress(ValueError, KeyError, TypeError):
+            record = parse_json(line)
+            for name in (str(record["file"]), *map(str, record.get("images", ()))):
+                if DRAWN.fullmatch(name):
+                    (target / name).unlink(missing_ok=True)
+                    (target / name).with_suffix(".wav").unlink(missing_ok=True)
+                    (target / "grid.png").unlink(missing_ok=True)
 
 
 def open_controller(config: RunConfig, store: CheckpointStore) -> Controller:

@@ -6,15 +6,14 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 
 from burnish.algorithms.flow.base import Needs
-from burnish.commands.opening import SampleRequest, given_media, open_run, output_folder
+from burnish.commands.opening import SampleRequest, given_media, open_run, output_folder, remove_earlier
 from burnish.config.tasks import task_named
 from burnish.data.flow.prompts import read_prompts
 from burnish.models.flow.loading import check_parts, family_of, load_model, read_index
@@ -27,12 +26,10 @@ from burnish.types.rollout import Prompt
 from burnish.utils import terminal
 from burnish.utils.disk import writing
 from burnish.utils.errors import UserError
-from burnish.utils.json_text import parse_json
 from burnish.utils.reading import checked_path
 
 log = logging.getLogger(__name__)
 
-DRAWN = re.compile(r"\d{3,}-(\d{2,}\.(png|mp4|webp|wav)|input-[\w-]+\.png)")  # names of the files that are written
 OPTION = re.compile(r"[a-z]\w*(\.\w+)+=\S+")  # as train and eval take them
 
 
@@ -92,7 +89,7 @@ def draw(assembly: Any, request: SampleRequest) -> int:
             for _, _, chunk in chunks:
                 samples += chunk
                 tell(len(samples), len(prompts) * n)
-    _remove_earlier(target)
+    remove_earlier(target)
     with writing(target), (target / "samples.jsonl").open("w") as lines:
         for i, (prompt, drawn) in enumerate(zip(job.prompts, samples, strict=True)):
             group = f"{int(job.group[i]):03d}"
@@ -107,7 +104,8 @@ def draw(assembly: Any, request: SampleRequest) -> int:
     if non_finite:
         log.warning("%d of %d %s have non-finite values, shown black", non_finite, len(samples), plural)
     where = escape(str(target))
-    terminal.console().print(f"{len(samples)} {plural} in [bold]{where}[/bold]; overview in {where}/grid.png")
+    count = terminal.counted(len(samples), plural)
+    terminal.console().print(f"{count} in [bold]{where}[/bold]; overview in {where}/grid.png")
     return 0
 
 
@@ -138,18 +136,6 @@ def _how(assembly: Any, request: SampleRequest) -> dict[str, Any]:
         fields.get(name, name): request.changes.get(name, getattr(validation, name))
         for name in ("num_inference_steps", "guidance_scale", "solver", "height", "width")
     }
-
-
-def _remove_earlier(target: Path) -> None:
-    """Remove the files of an earlier call."""
-    listed = target / "samples.jsonl"
-    for line in listed.read_bytes().splitlines() if listed.is_file() else ():
-        with suppress(ValueError, KeyError, TypeError):
-            record = parse_json(line)
-            for name in (str(record["file"]), *map(str, record.get("images", ()))):
-                if DRAWN.fullmatch(name):
-                    (target / name).unlink(missing_ok=True)
-                    (target / name).with_suffix(".wav").unlink(missing_ok=True)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ examples:
   burnish push runs/quickstart --to me/numbers --output numbers --dry-run    look at numbers/README.md first
   burnish push runs/quickstart --to me/numbers                               private, for you to make public
   burnish push runs/quickstart --to me/numbers --public --no-samples
-  burnish push runs/quickstart/checkpoints/00000030 --to me/numbers          an earlier checkpoint
+  burnish push runs/quickstart/checkpoints/00000055 --to me/numbers          an earlier checkpoint
 
 What is sent is what burnish export writes, with a model card made from the run. The token is huggingface_hub's own:
 HF_TOKEN, or that of hf auth login.

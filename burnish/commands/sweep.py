@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -154,7 +155,12 @@ def show(members: Sequence[Member], codes: Sequence[int]) -> None:
 
     results = [final_metrics(member.folder) for member, _ in zip(members, codes, strict=False)]
     metrics = list(dict.fromkeys(key for result in results for key in result))
-    table = Table(*members[0].values, *(key.removeprefix(PREFIX) for key in metrics), "run", box=None)
+    # with one source of data, all but mean@4 and best@4
+    shared = f"{os.path.commonpath(metrics)}/" if len(metrics) > 1 else PREFIX
+    title = f"the last validation's {shared}..." if shared != PREFIX else None
+    table = Table(title=title, title_justify="left", box=None)
+    for name in (*members[0].values, *(key.removeprefix(shared) for key in metrics), "run"):
+        table.add_column(Text(name), overflow="fold")
     for member, code, result in zip(members, codes, results, strict=False):
         numbers = [f"{result[key]:.4g}" if key in result else "" for key in metrics]
         ended = {0: "done", STOPPED: "stopped"}.get(code, f"failed ({code})")

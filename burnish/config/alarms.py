@@ -16,6 +16,10 @@ NOTHING = (
     "them out"
 )
 OTHERS = ("one_reward_rules", "narrowing")
+ELSEWHERE: dict[str, frozenset[Level]] = {  # alarms of metrics that the other task alone has
+    "text-to-image": frozenset(["entropy_collapse", "entropy_growth", "unfamiliar_form"]),
+    "image-text-to-text": frozenset(["velocity", "variety_collapse"]),
+}
 
 
 def alarm_complaints(config: RunConfig) -> list[str]:
@@ -24,8 +28,14 @@ def alarm_complaints(config: RunConfig) -> list[str]:
         shown = config.trackers
         return [NOTHING] if shown.tensorboard and not shown.samples else []
     found = []
-    known = {*get_args(Level), *OTHERS, *(f"response_{name}" for name in WATCHED), *config.rewards}
+    levels = {*get_args(Level)} - ELSEWHERE[config.task]
+    responses = {f"response_{name}" for name in WATCHED} if config.task == "image-text-to-text" else set()
+    known = levels | responses | {*OTHERS, *config.rewards}
     known |= {f"{name}_collapse" for name, one in config.rewards.items() if isinstance(one, ImageVariety)}
+    for level in config.alarms.limits:
+        if level not in levels:
+            names = ", ".join(sorted(levels))
+            found.append(f"alarms.limits has {level}, which no alarm of this run is called; there are {names}")
     for name in config.alarms.off:
         if name not in known:
             names = ", ".join(sorted(known))

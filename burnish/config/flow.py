@@ -265,13 +265,14 @@ class FlowConfig(RunConfig):
 
     def unread(self, given: Collection[str]) -> Iterator[str]:
         yield from super().unread(given)
-        needs = self.algorithm.needs()
-        if "rollout.n" in given and needs.data != "prompts":
-            yield f"rollout.n is given, but {self.algorithm.name} learns from {needs.data} that are given; leave it out"
+        needs, name = self.algorithm.needs(), self.algorithm.name
+        for option in ("rollout.n", "rollout.trajectories"):
+            if option in given and needs.data != "prompts":
+                yield f"{option} is given, but {name} learns from {needs.data} that are given; leave it out"
         if "data.fit" in given and needs.data == "prompts":
-            yield f"data.fit is given, but {self.algorithm.name} learns from prompts, which have no size; leave it out"
+            yield f"data.fit is given, but {name} learns from prompts, which have no size; leave it out"
         if "data.decode_check" in given and not self._may_read_pictures():
-            yield f"data.decode_check is given, but {self.algorithm.name} reads no pictures here; leave it out"
+            yield f"data.decode_check is given, but {name} reads no pictures here; leave it out"
         if "rollout.merge_lora" in given and self.model.lora is None:
             yield (
                 "rollout.merge_lora is given, but model.lora is null: there are no adapters to fold in; "

@@ -45,7 +45,7 @@ SAMPLED = tuple(
 
 # of rollout and validation, what is read where a reward model is trained
 JUDGED = ("rollout.max_new_tokens", "validation.every", "validation.before", "validation.max_prompts")
-SCORING = ("scoring.processes", "scoring.timeout", "scoring.probe")
+SCORING = ("scoring.", "mixing.")
 
 
 @options
@@ -338,9 +338,10 @@ class LanguageConfig(RunConfig):
                         f"{option} is given, but {self.algorithm.name} has no critic; leave it out, or use "
                         "algorithm=ppo"
                     )
+        yield from self._greedy(given)
         if not self.scored:
             for option in given:
-                if (option.startswith(("rollout.", "validation.")) and option not in JUDGED) or option in SCORING:
+                if option.startswith(("rollout.", "validation.", *SCORING)) and option not in JUDGED:
                     yield f"{option} is given, but {self.algorithm.name} samples nothing; leave it out"
         elif self.algorithm.needs().data != "prompts":
             for option in given:
@@ -351,3 +352,17 @@ class LanguageConfig(RunConfig):
                     )
         elif "data.response_key" in given and self.ptx is None:
             yield "data.response_key is given, but this run reads no responses; leave it out"
+
+    def _greedy(self, given: Collection[str]) -> Iterator[str]:
+        """Options of a validation that always takes the likeliest token."""
+        if self.validation.temperature != 0:
+            return
+        begin = "but validation.temperature is 0, which always takes the likeliest token"
+        for name in ("top_k", "top_p", "min_p"):
+            if f"validation.{name}" in given:
+                yield f"validation.{name} is given, {begin}; leave it out, or raise the temperature"
+        if "validation.n" in given and self.validation.n > 1 and self.environment is None:
+            yield (
+                f"validation.n is {self.validation.n}, {begin}: they would all be the same; set it to 1, or raise the "
+                "temperature"
+            )

@@ -27,6 +27,14 @@ from burnish.registry import known, names, options
 from burnish.utils.errors import ConfigError
 from burnish.utils.user_code import names_code
 
+UNVALIDATED = (
+    "nothing is validated, as validation.every is null and validation.before false; set validation.every, or leave it "
+    "out"
+)
+OF_VALIDATION = ("checkpoint.keep_best", "trackers.samples")  # read beside the section itself
+# of validation, what decides that, or has rules of its own
+CHECKED = tuple(f"validation.{name}" for name in ("every", "before", "save", "suite", "reference_guidance"))
+
 
 @options
 class RunConfig:
@@ -298,17 +306,11 @@ class RunConfig:
         if self.validation.save is not None and not self.scored:
             yield f"validation.save is given, but {name} samples nothing; leave it out"
         if self.validation.save is not None and not self.validates:
-            yield (
-                "validation.save is given, but nothing is validated, as validation.every is null and "
-                "validation.before false; set validation.every, or leave it out"
-            )
+            yield f"validation.save is given, but {UNVALIDATED}"
         if self.validation.suites and not self.scored:
             yield f"validation.suites is given, but {name} samples nothing; leave it out"
         if self.validation.suites and not self.validates:
-            yield (
-                "validation.suites is given, but nothing is validated, as validation.every is null and "
-                "validation.before false; set validation.every, or leave it out"
-            )
+            yield f"validation.suites is given, but {UNVALIDATED}"
         for section in self.grouped_sections:
             if getattr(self.rollout, section) is None:
                 continue
@@ -337,6 +339,15 @@ class RunConfig:
                 "scoring.timeout is given, but scoring.processes is 0: scoring in the run's own process "
                 "can't be stopped; leave it out, or set scoring.processes to 1 or more"
             )
+        merges = "scoring.merge" in given and self.scoring.merge
+        if merges and not any(reward.has_weights for reward in self.rewards.values()):
+            yield "scoring.merge is given, but no reward here has weights of its own; leave it out"
+        if "data.shuffle" in given and self.data.sampler is not None and self.data.train_max_samples is None:
+            yield "data.shuffle is given, but data.sampler chooses the records; leave it out"
+        if not self.validates and self.reference_guidance is None:
+            for option in given:
+                if option in OF_VALIDATION or (option.startswith("validation.") and not option.startswith(CHECKED)):
+                    yield f"{option} is given, but {UNVALIDATED}"
 
     def _steps(self) -> Iterator[str]:
         size = self.trainer.mini_batch_size

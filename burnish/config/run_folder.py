@@ -10,16 +10,18 @@ import re
 import shutil
 import socket
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any, Self
 
 from burnish.config import RunConfig, changes, dump, load
+from burnish.config.overrides import read_overrides
 from burnish.config.plugins import chosen_by_path, portable
 from burnish.config.text import to_dict
 from burnish.utils.disk import write_atomically, writing
-from burnish.utils.errors import UserError
+from burnish.utils.errors import UserError, first_line
 from burnish.utils.json_text import parse_json
 from burnish.utils.paths import CHECKPOINTS, CONFIG, KEPT, METRICS, VALIDATED, VALIDATION, holds_run
 from burnish.utils.reading import checked_path, read_long
@@ -220,7 +222,13 @@ class RunFolder:
         if not self.config.exists():
             return
         # plugins may have moved since
-        before = load(str(self.config), [f"plugins={json.dumps(config.plugins)}"])
+        try:
+            before = load(str(self.config), [f"plugins={json.dumps(config.plugins)}"])
+        except UserError as error:
+            raise UserError(
+                f"{self.config}, the options of the run that is to be resumed, can't be read: {first_line(error)}\n"
+                "if it is damaged, remove it: the run goes on with the options that are given"
+            ) from error
         differing, hint = [], ""
         decaying = {name: one for name, one in config.optimizers.items() if one.has_length}
         for line in changes(before, config):
@@ -264,6 +272,22 @@ class RunFolder:
             if file.exists():
                 file.rename(archive / file.name)
         log.warning("an earlier attempt in %s saved no checkpoint; its files are now in %s", self.path, archive)
+
+
+def check_place(recipe: str, overrides: Sequence[str], config: RunConfig) -> None:
+    """Refuse the configuration of a run that would train elsewhere than in that run's folder, without being told to.
+
+    Raises:
+        UserError: the folder has been moved, or its relative path means another one from here.
+    """
+    path = Path(recipe)
+    if path.name != CONFIG or not (path.parent / METRICS).exists() or "output_dir" in read_overrides(overrides):
+        return
+    if Path(config.output_dir).resolve() != path.parent.resolve():
+        raise UserError(
+            f"{recipe} is of the run in {path.parent}, but its output_dir is {config.output_dir}, another folder from "
+            f"here; give output_dir={path.parent} to go on with that run, or a new one to begin anew with its options"
+        )
 
 
 def is_row(value: Any) -> bool:

@@ -128,24 +128,22 @@ class Stream(Generic[T]):
         if state["data"] == self._fingerprint:
             self.position = state["position"]
             return
-        position = self._position_after_changes(state)
-        if position is None:
-            raise UserError(
-                "cannot resume: data.train_files, data.shuffle or seed differ from the checkpoint's, or data.mix, "
-                "data.sampler or data.train_max_samples; restore them, or start a new run in another output_dir"
-            )
-        self.position = position
+        self.position = self._position_after_changes(state)
 
-    def _position_after_changes(self, state: dict[str, Any]) -> int | None:
-        """The position in data of which some records changed, with a warning; None if it is other data."""
+    def _position_after_changes(self, state: dict[str, Any]) -> int:
+        """The position in data of which some records changed, with a warning.
+
+        Raises:
+            UserError: it is other data, or in another order.
+        """
         if state.get("order") != self._rule:  # old checkpoints have neither key
-            return None
+            raise _other_data("data.shuffle, seed, data.mix or data.sampler differ from the checkpoint's")
         before, now = _hashes(state["records"]), _hashes(self._records)
         if len(now) == len(before):
             changed = [i for i, (old, new) in enumerate(zip(before, now, strict=True)) if old != new]
-            if 2 * len(changed) > len(now):
-                return None
             names = listed([self.items[i].where or f"record {i + 1}" for i in changed], NAMED)
+            if 2 * len(changed) > len(now):
+                raise _other_data(f"{len(changed)} of {len(now)} training records have changed: {names}")
             log.warning(
                 "%d of %d training records have changed since the checkpoint: %s; the run continues at the same "
                 "position in the data", len(changed), len(now), names,
@@ -154,7 +152,10 @@ class Stream(Generic[T]):
         present = set(now)
         gone = [i for i, old in enumerate(before) if old not in present]
         if self.mix is not None or len(now) > len(before) or 2 * len(gone) > len(before) or not gone:
-            return None
+            raise _other_data(
+                f"the training data had {len(before)} records at the checkpoint and has {len(now)} now, and "
+                f"{len(gone)} of the former are gone (data.train_files, data.train_max_samples)"
+            )
         log.warning(
             "the training data had %d records at the checkpoint and have %d now; removed or changed: %s. The run "
             "continues at the same position of the epoch, in which some records may be used twice or not at all; later "
@@ -183,6 +184,10 @@ class Stream(Generic[T]):
         """Hashes of the records, by which a resumed run finds those that have changed."""
         digests = [hashlib.blake2b(item.uid.encode(), digest_size=HASH_BYTES).digest() for item in self.items]
         return base64.b64encode(b"".join(digests)).decode()
+
+
+def _other_data(why: str) -> UserError:
+    return UserError(f"cannot resume: {why}; restore what was, or start a new run in another output_dir")
 
 
 def _run_lengths(parts: Sequence[int]) -> list[int]:

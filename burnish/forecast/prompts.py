@@ -98,8 +98,7 @@ def _lengthened(model: Any, data: LanguageDataOptions, shape: Shape, target: int
 def _length(model: Any, prompt: Prompt) -> int:
     from burnish.language.media import decoded
 
-    shown = decoded(prompt, model.audio_rate)
-    return int(model.encode(prompt.chat(), shown.images, shown.videos, shown.audios).lengths[0])
+    return int(model.encode(prompt.chat(), decoded(prompt, model.audio_rate)).lengths[0])
 
 
 def _prompt(data: LanguageDataOptions, shape: Shape) -> Prompt:

@@ -61,6 +61,18 @@ class StopRequest:
         finally:
             self._at_once = before
 
+    @contextlib.contextmanager
+    def without_readers(self) -> Iterator[None]:
+        """A context in which a pipe or terminal that nobody reads any more requests a stop, as a signal does."""
+        before = [(name, getattr(sys, name)) for name in ("stdout", "stderr")]
+        for name, stream in before:
+            setattr(sys, name, _ReadStream(stream, self))
+        try:
+            yield
+        finally:
+            for name, stream in before:
+                setattr(sys, name, stream)
+
     def __enter__(self) -> Self:
         self._entered += 1
         if self._entered == 1 and threading.current_thread() is threading.main_thread():
@@ -129,10 +141,32 @@ class _LenientStream:
         try:
             yield
         except OSError:
-            with contextlib.suppress(OSError, ValueError):  # Python flushes the buffer when it exits
-                null = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(null, self._stream.fileno())
-                os.close(null)
+            self._drop()
+
+    def _drop(self) -> None:
+        """Write to nowhere from now on: Python flushes the buffer when it exits."""
+        with contextlib.suppress(OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
+
+
+class _ReadStream(_LenientStream):
+    """A stream whose reader, once it is gone, is taken for a signal; other errors are raised."""
+
+    def __init__(self, stream: Any, stop: StopRequest) -> None:
+        super().__init__(stream)
+        self._stop = stop
+
+    @contextlib.contextmanager
+    def _silent(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            if self._stop.requested is None:
+                self._stop.request("its output, which nobody reads any more")
+                _print("\nnobody reads the output any more: finishing this update, then saving and stopping\n")
+            self._drop()
 
 
 def _print(text: str) -> None:

@@ -57,6 +57,9 @@ class Shown:
     audios: Sequence[Audio] = ()
 
 
+NOTHING = Shown()
+
+
 @dataclass(frozen=True)
 class VisionOutput:
     """Output of a vision tower for all images, or for all videos, in order."""
@@ -141,19 +144,12 @@ class LanguageModel(Protocol):
         """Find out how the network can be run."""
         ...
 
-    def encode(
-        self,
-        messages: Chat,
-        images: Sequence[Image] = (),
-        videos: Sequence[Video] = (),
-        audios: Sequence[Audio] = (),
-        tools: Tools = (),
-    ) -> Encoded:
+    def encode(self, messages: Chat, shown: Shown = NOTHING, tools: Tools = ()) -> Encoded:
         """Tokenize one prompt, with the generation prompt at its end. The processor runs here and nowhere else.
 
         Args:
             messages: the conversation so far.
-            images, videos, audios: in the order of their positions in the messages; sounds at ``audio_rate``.
+            shown: what the messages have places for; sounds at ``audio_rate``.
             tools: for chat templates that describe tools.
 
         Raises:
@@ -174,15 +170,7 @@ class LanguageModel(Protocol):
         """Tokens of a picture by its size alone, by the processor's own arithmetic; None if only pixels tell."""
         ...
 
-    def turn(
-        self,
-        response: Sequence[int],
-        messages: Chat,
-        images: Sequence[Image] = (),
-        videos: Sequence[Video] = (),
-        audios: Sequence[Audio] = (),
-        tools: Tools = (),
-    ) -> Encoded:
+    def turn(self, response: Sequence[int], messages: Chat, shown: Shown = NOTHING, tools: Tools = ()) -> Encoded:
         """What follows a response when the environment says ``messages``; its positions count from 0."""
         ...
 

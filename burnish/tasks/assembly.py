@@ -18,6 +18,7 @@ from burnish.algorithms.base import Metrics
 from burnish.config import RunConfig
 from burnish.config.memory import has_quantized_weights
 from burnish.data.decoding import check_media
+from burnish.data.keys import check_keys
 from burnish.data.order import limited
 from burnish.data.stream import Stream
 from burnish.rewards.mixing import check_mixing
@@ -313,19 +314,14 @@ class Assembly:
     def check_data(self) -> None:
         """Find errors in data, before any weights are loaded."""
         check_mixing(self.config.rewards, self.config.mixing, [*self.train_prompts, *self.val_prompts])
+        if self.config.online and self.config.data.train_max_samples is None:
+            check_keys(self.train_prompts, self.config.data)
         if self.config.data.sampler is not None:
-            self._check_sampler(self.config.data)
+            self.stream(self.all_records, ()).next_batch()  # the user's sampler chooses once, which is forgotten
         for runner in self.suites:
             runner.check()
         if self.config.data.decode_check:
             check_media(self.media(), self.unfit)
-
-    def _check_sampler(self, data: Any) -> None:
-        """Have the user's sampler choose once, which is forgotten."""
-        records = Stream(
-            self.all_records, data.train_batch_size, seed=self.config.seed, shuffle=data.shuffle, sampler=data.sampler
-        )
-        records.next_batch()
 
     def probe(self) -> None:
         """Have the rewards score made-up samples of real prompts, in the processes that will score what is sampled.

@@ -35,6 +35,11 @@ def cut(text: str, longest: int = LONGEST_LINE) -> str:
     return f"{text[:left]} ... {len(text) - longest} characters ... {text[-(longest - left) :]}"
 
 
+def counted(number: int, plural: str) -> str:
+    """How many there are of something: 1 picture, 5,760 pictures."""
+    return f"{number:,} {plural.removesuffix('s') if number == 1 else plural}"
+
+
 def message(error: UserError) -> str:
     """Message of an error in at most ten lines."""
     if not isinstance(error, ConfigError):

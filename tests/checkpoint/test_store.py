@@ -205,6 +205,8 @@ def test_a_path_that_is_no_checkpoint_is_refused(tmp_path):
     with pytest.raises(UserError, match="no such folder"):
         make(tmp_path).open(tmp_path / "nothing")
     save(make(tmp_path), 7)
+    with pytest.raises(UserError, match=r"no such folder.* has 00000007 \(checkpoint.keep_last"):
+        make(tmp_path).open(tmp_path / "00000006")
     (tmp_path / "00000007").rename(tmp_path / "00000008")
     with pytest.raises(UserError, match="is of policy update 7"):
         make(tmp_path).open(tmp_path / "00000008")

@@ -34,6 +34,13 @@ from burnish.report.summary import Summary
              "The run: 150 pictures, 3 optimizer steps, 1.5 epochs over 100 pictures."],
         ),
         (
+            "quickstart",
+            ["algorithm=sft", "data.train_batch_size=1", "steps=1", "optimizer.warmup_steps=0"],
+            ["1 update of 1 picture (data.train_batch_size 1).",
+             "An update is one optimizer step on all of its samples.",
+             "The run: 1 picture, 1 optimizer step, 0.01 epochs over 100 pictures."],
+        ),
+        (
             "vlm_quickstart",
             ["trainer.mini_batch_size=100", "trainer.epochs=2", "trainer.rollouts_per_update=3", "steps=10"],
             ["10 updates of 768 responses (data.train_batch_size 32 x trainer.rollouts_per_update 3 x rollout.n 8).",

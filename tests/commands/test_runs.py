@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from burnish.cli import main
+from burnish.config import dump, load
+from burnish.config.run_folder import check_place
+from burnish.utils.errors import UserError
 from tests.support.reports import Story, run_folder
 
 
@@ -52,3 +55,20 @@ def test_an_empty_folder_and_a_run_with_itself_are_refused(tmp_path: Path, capsy
 def test_the_package_is_a_program():
     done = subprocess.run([sys.executable, "-m", "burnish", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("burnish ")
+
+
+def test_the_configuration_of_a_moved_run_goes_on_where_it_is_told_to(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = load("quickstart", ["output_dir=runs/a"])
+    for place in ("runs/a", "runs/b", "mine"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "config.yaml").write_text(dump(config))
+        if place != "mine":  # a recipe that happens to have that name
+            (tmp_path / place / "metrics.jsonl").touch()
+    for recipe, given in (("runs/a", []), ("runs/b", ["output_dir=runs/c"]), ("mine", [])):
+        check_place(f"{recipe}/config.yaml", given, config)
+    with pytest.raises(UserError, match=r"the run in runs/b, but its output_dir is runs/a.*give output_dir=runs/b"):
+        check_place("runs/b/config.yaml", ["steps=9"], config)
+    monkeypatch.chdir(tmp_path / "mine")
+    with pytest.raises(UserError, match=r"another folder from here; give output_dir=\.\./runs/a"):
+        check_place("../runs/a/config.yaml", [], config)

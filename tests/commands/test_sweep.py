@@ -125,6 +125,15 @@ def test_lists_are_shown_as_they_were_given(tmp_path, capsys):
     assert "[a,b]" in capsys.readouterr().out
 
 
+def test_names_of_metrics_are_told_apart_in_a_narrow_terminal(tmp_path, capsys, monkeypatch):
+    found = {f"val-core/default/reward/{name}": 0.5 for name in ("mean@16", "best@16/mean", "best@16/std")}
+    monkeypatch.setattr(sweep, "final_metrics", lambda folder: found)
+    sweep.show([sweep.Member({"seed": "0", "algorithm.beta": "0.5"}, [], tmp_path)], [0])
+    head, names, *_ = capsys.readouterr().out.split("\n")
+    assert head.split() == ["the", "last", "validation's", "val-core/default/reward/..."]
+    assert names.split() == ["seed", "algorithm.beta", "mean@16", "best@16/mean", "best@16/std", "run"]
+
+
 def test_a_run_without_validation_has_no_metrics(tmp_path):
     assert sweep.final_metrics(tmp_path) == {}
 

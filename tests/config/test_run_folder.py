@@ -76,6 +76,14 @@ def test_other_options_can_not_go_on_and_are_named(tmp_path, override, option):
         folder.refuse_other_configuration(config(override))
 
 
+def test_a_torn_configuration_is_told_from_one_with_errors_of_the_user(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(config(), resumed_at=None)
+    folder.config.write_bytes(folder.config.read_bytes()[:200])
+    with pytest.raises(UserError, match=r"config.yaml, the options of the run .* can't be read: (.|\n)*remove it"):
+        folder.refuse_other_configuration(config())
+
+
 @pytest.mark.parametrize("override", ["steps=60", "trainer.micro_batch_size=8", "checkpoint.every=1", "resume=never"])
 def test_options_that_change_no_weight_may_change(tmp_path, override):
     folder = RunFolder(tmp_path / "run")

@@ -1,3 +1,5 @@
+import errno
+import io
 import os
 import signal
 import subprocess
@@ -173,3 +175,29 @@ def test_in_another_thread_nothing_is_installed():
     thread.start()
     thread.join(timeout=10)
     assert seen == [(before, None)]
+
+
+def test_a_pipe_without_a_reader_is_a_request(monkeypatch):
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as unread, StopRequest() as stop:
+        monkeypatch.setattr(sys, "stdout", unread)
+        with stop.without_readers():
+            print("one", flush=True)
+            assert stop.requested is None
+            os.close(read)
+            print("two", flush=True)
+            print("three", flush=True)
+        assert sys.stdout is unread
+    assert stop.requested == "its output, which nobody reads any more"
+
+
+def test_a_log_on_a_full_disk_is_none():
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch, StopRequest() as stop:
+        patch.setattr(sys, "stdout", Full())
+        with pytest.raises(OSError, match="No space"), stop.without_readers():
+            print("one")
+    assert stop.requested is None

@@ -37,7 +37,7 @@ from transformers import (
     SmolVLMForConditionalGeneration,
 )
 
-from burnish.language.model import Video
+from burnish.language.model import Shown, Video
 
 SEEING = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm"]
 FAMILIES = [*SEEING, "llama", "qwen2", "qwen3_moe"]
@@ -193,7 +193,7 @@ def film(seed: int, frames: int = 5, fps: float = 2.0) -> Video:
     return Video(np.random.default_rng(seed).integers(0, 256, (frames, 16, 16, 3), dtype=np.uint8), fps)
 
 
-def chat(*parts: str | Image.Image | Video) -> tuple[list[dict[str, Any]], list[Image.Image], list[Video]]:
+def chat(*parts: str | Image.Image | Video) -> tuple[list[dict[str, Any]], Shown]:
     """A user's message of words, images and videos in order; and the media."""
     content: list[dict[str, Any]] = []
     for part in parts:
@@ -202,4 +202,5 @@ def chat(*parts: str | Image.Image | Video) -> tuple[list[dict[str, Any]], list[
         else:
             content.append({"type": "video" if isinstance(part, Video) else "image"})
     images = [part for part in parts if isinstance(part, Image.Image)]
-    return [{"role": "user", "content": content}], images, [part for part in parts if isinstance(part, Video)]
+    videos = [part for part in parts if isinstance(part, Video)]
+    return [{"role": "user", "content": content}], Shown(images, videos)

@@ -11,6 +11,7 @@ from diffusers import StableDiffusion3Pipeline
 from PIL import Image
 
 from burnish.cli import main
+from burnish.commands.opening import remove_earlier
 from burnish.tasks.flow.engine import FlowJob
 from burnish.types.rollout import Prompt
 from burnish.utils import random
@@ -170,6 +171,8 @@ def test_pictures_of_an_earlier_call_do_not_stay_among_the_new_ones(trained, tmp
     assert main(["sample", str(folder / "run"), "a cat", "-n", "1", "-o", str(tmp_path)]) == 0
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == ["000-00.png", "000-09.png", "grid.png", "notes.txt", "samples.jsonl"]
+    remove_earlier(tmp_path)  # as a model that answers does
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000-09.png", "notes.txt", "samples.jsonl"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from burnish.language.model import Positions
+from burnish.language.model import NOTHING, Positions, Shown
 from burnish.models.language.chat import ChatTokenizer, joined
 from burnish.models.lora import adapter_state
 from burnish.models.placing import place
@@ -18,11 +18,10 @@ from burnish.utils.weights import Agreed, own_config, refuse_non_finite
 
 if TYPE_CHECKING:
     import torch
-    from PIL.Image import Image
     from torch import Tensor, nn
 
     from burnish.language.head import Head
-    from burnish.language.model import Audio, Chat, Shown, Tools, Video
+    from burnish.language.model import Chat, Tools
     from burnish.types.completion import Encoded
 
 UNLIMITED = 2**31  # positions
@@ -136,24 +135,15 @@ class TransformersModel:
 
     # Text
 
-    def encode(
-        self,
-        messages: Chat,
-        images: Sequence[Image] = (),
-        videos: Sequence[Video] = (),
-        audios: Sequence[Audio] = (),
-        tools: Tools = (),
-    ) -> Encoded:
+    def encode(self, messages: Chat, shown: Shown = NOTHING, tools: Tools = ()) -> Encoded:
         text, mark = self.chat.render(messages, tools)
-        return self._encode(text, mark, self._shown(images, videos, audios), before=self.chat.opening)
+        self._check_sounds(shown)
+        return self._encode(text, mark, shown, before=self.chat.opening)
 
-    def _shown(self, images: Sequence[Image], videos: Sequence[Video], audios: Sequence[Audio]) -> Shown:
-        from burnish.language.model import Shown
-
-        if audios and self.audio_rate is None:
+    def _check_sounds(self, shown: Shown) -> None:
+        if shown.audios and self.audio_rate is None:
             raise UserError(f"{self.path} can't hear, but a prompt has sounds; remove them, or give a model that can")
-        assert all(audio.rate == self.audio_rate for audio in audios), "sounds at another rate than the model's"
-        return Shown(images, videos, audios)
+        assert all(one.rate == self.audio_rate for one in shown.audios), "sounds at another rate than the model's"
 
     def refusal(self, messages: Chat, tools: Tools = ()) -> str:
         return self.chat.refusal(messages, tools)
@@ -164,17 +154,10 @@ class TransformersModel:
     def picture_tokens(self, width: int, height: int) -> int | None:
         return None
 
-    def turn(
-        self,
-        response: Sequence[int],
-        messages: Chat,
-        images: Sequence[Image] = (),
-        videos: Sequence[Video] = (),
-        audios: Sequence[Audio] = (),
-        tools: Tools = (),
-    ) -> Encoded:
+    def turn(self, response: Sequence[int], messages: Chat, shown: Shown = NOTHING, tools: Tools = ()) -> Encoded:
         text, mark = self.chat.after(joined(messages), messages, tools)
-        encoded = self._encode(text, mark, self._shown(images, videos, audios))
+        self._check_sounds(shown)
+        encoded = self._encode(text, mark, shown)
         ids = encoded.ids[0]
         begins = ids[: len(self.end)].tolist()
         if len(response) and response[-1] in self.stop and response[-1] in begins:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from burnish.language.model import NOTHING, Shown
 from burnish.models.language.base import TransformersModel
 from burnish.models.language.processors import COMBINED, PICTURES, audio_rate_of, load_processor
 from burnish.models.placing import load_mapped
@@ -17,14 +18,13 @@ from burnish.utils.errors import UserError
 if TYPE_CHECKING:
     import numpy as np
     import torch
-    from PIL.Image import Image
     from torch import Tensor, nn
 
     from burnish.language.attention import Plan
     from burnish.language.decoding import DecodingRows
     from burnish.language.head import Head
     from burnish.language.logprobs import ResponseStates
-    from burnish.language.model import Audio, Chat, Embedded, Shown, Tools, Video
+    from burnish.language.model import Chat, Embedded, Tools, Video
     from burnish.language.rows import Layout
     from burnish.models.language.own.collation import Collation, Inputs
     from burnish.types.completion import Completion, Encoded, Features
@@ -120,23 +120,15 @@ class UniversalModel(TransformersModel):
         }  # Molmo 2 has image_patch_id
         return sorted(value for value in ids if isinstance(value, int) and value >= 0)
 
-    def turn(
-        self,
-        response: Sequence[int],
-        messages: Chat,
-        images: Sequence[Image] = (),
-        videos: Sequence[Video] = (),
-        audios: Sequence[Audio] = (),
-        tools: Tools = (),
-    ) -> Encoded:
-        for kind, media in (("image", images), ("video", videos), ("audio", audios)):
+    def turn(self, response: Sequence[int], messages: Chat, shown: Shown = NOTHING, tools: Tools = ()) -> Encoded:
+        for kind, media in (("image", shown.images), ("video", shown.videos), ("audio", shown.audios)):
             if len(media) and not self._appends.get(kind, False):
                 raise UserError(
                     f"an environment shows a {kind} in a later turn, but the processor of {self.path} processes all "
                     f"{kind}s of a conversation together, so that none can follow; give environment.history=template, "
                     "which reads the conversation anew for every turn"
                 )
-        encoded = super().turn(response, messages, images, videos, audios, tools)
+        encoded = super().turn(response, messages, shown, tools)
         own = encoded.features[0]
         kinds = {name: kind[len(kind) - encoded.lengths[0] :] for name, kind in own.kinds.items()}
         encoded.features[0] = type(own)(own.tensors, own.axes, kinds)

@@ -40,7 +40,7 @@ class Reader:
         import torch
 
         from burnish.language.media import decoded
-        from burnish.language.model import Shown
+        from burnish.language.model import NOTHING
         from burnish.types.batch import Gathered
         from burnish.types.completion import Encoded
 
@@ -48,9 +48,9 @@ class Reader:
         for prompt in prompts:
             if prompt.uid in table:
                 continue
-            shown = decoded(prompt, self.model.audio_rate) if media else Shown()
+            shown = decoded(prompt, self.model.audio_rate) if media else NOTHING
             chat = prompt.chat() if media else [_words(message) for message in prompt.chat()]
-            table[prompt.uid] = self.model.encode(chat, shown.images, shown.videos, shown.audios)
+            table[prompt.uid] = self.model.encode(chat, shown)
         row = {uid: i for i, uid in enumerate(table)}
         index = torch.tensor([row[prompt.uid] for prompt in prompts], dtype=torch.long)
         return Gathered(table=Encoded.cat(list(table.values())), index=index)

@@ -14,7 +14,7 @@ from burnish.environments.base import Environment, Episode, Observation, is_vide
 from burnish.environments.stepping import answers
 from burnish.language.kept import Going, Kept, Turn
 from burnish.language.media import decoded
-from burnish.language.model import Video
+from burnish.language.model import Shown, Video
 from burnish.rewards.text.base import POLICY, Response
 from burnish.tasks.language.dialogue_rows import DialogueRow, joined, nothing
 from burnish.tasks.language.engine import CACHED, Encoder, LanguageEngine, Respond, ResponseEngine, ResponseJob
@@ -144,10 +144,8 @@ class Dialogues(ResponseEngine):
     ) -> Encoded:
         """A conversation as the template writes it, with pictures and videos behind those of the prompt."""
         shown = decoded(prompt, self.roles.model.audio_rate)
-        return self.roles.model.encode(
-            chat, [*shown.images, *pictures], [*shown.videos, *map(_whole, videos)], shown.audios,
-            prompt.told(self.tools),
-        )  # fmt: skip
+        so_far = Shown([*shown.images, *pictures], [*shown.videos, *map(_whole, videos)], shown.audios)
+        return self.roles.model.encode(chat, so_far, prompt.told(self.tools))
 
     def _respond(
         self,
@@ -244,10 +242,8 @@ class Dialogues(ResponseEngine):
         end = response[-1:].tolist()  # a turn depends on how the response before it ends, and on nothing else of it
         same = (*end, _fingerprint(observation))
         if same not in alike:
-            videos = list(map(_whole, observation.videos))
-            alike[same] = self.roles.model.turn(
-                end, observation.messages, observation.pictures, videos, tools=self.tools
-            )
+            shown = Shown(observation.pictures, list(map(_whole, observation.videos)))
+            alike[same] = self.roles.model.turn(end, observation.messages, shown, self.tools)
         return alike[same]
 
 

@@ -157,8 +157,7 @@ class Encoder:
             return self.readers.result(prompt)
         try:
             shown = decoded(prompt, self.model.audio_rate)
-            tools = prompt.told(self.tools)
-            encoded = self.model.encode(prompt.chat(), shown.images, shown.videos, shown.audios, tools)
+            encoded = self.model.encode(prompt.chat(), shown, prompt.told(self.tools))
         except (
             OSError,
             ImportError,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from burnish.language.contexts import unfolded
 from burnish.language.cost import estimate
-from burnish.language.model import LanguageModel
+from burnish.language.model import LanguageModel, Shown
 from burnish.models.lora import carriers, switch_adapter
 from burnish.training.flop_counter import Cost, FlopCounter, Skeleton
 from burnish.training.meter import Meter
@@ -107,7 +107,7 @@ class ResponseMeter(Meter):
 
         pictures = [new("RGB", (side, side), "grey") for side in sides]
         parts = [*({"type": "image"} for _ in pictures), {"type": "text", "text": "What is there?"}]
-        return self.model.encode([{"role": "user", "content": parts}], pictures)
+        return self.model.encode([{"role": "user", "content": parts}], Shown(pictures))
 
     def _run(self, prompt: Encoded, response: int) -> Cost:
         """A pass over a prompt with a response of N tokens, without values."""

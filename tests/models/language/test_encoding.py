@@ -15,6 +15,7 @@ from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.models.smolvlm import processing_smolvlm
 from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
 
+from burnish.language.model import Shown
 from burnish.models.language.loading import load_language_model
 from burnish.models.language.tiles import in_words
 from burnish.options.flow import ModelOptions
@@ -87,12 +88,12 @@ def test_every_image_gets_its_tokens(family):
 @pytest.mark.parametrize("family", SEEING)
 def test_parts_and_media_must_match(family):
     model = model_of(family)
-    messages, images, _ = chat("a", picture(0), "b")
-    for given in ([], images * 2):
+    messages, shown = chat("a", picture(0), "b")
+    for given in ([], [*shown.images] * 2):
         with pytest.raises(UserError, match=f"1 image parts, but {len(given)} images"):
-            model.encode(messages, given)
+            model.encode(messages, Shown(given))
     with pytest.raises(UserError, match="0 video parts, but 1 videos"):
-        model.encode(chat("a")[0], [], [film(0)])
+        model.encode(chat("a")[0], Shown(videos=[film(0)]))
 
 
 def test_a_text_model_sees_nothing():
@@ -122,10 +123,8 @@ def test_qwen3_writes_the_time_between_frames():
 def test_media_stand_in_the_text_as_transformers_own_processor_puts_them(family):
     """Its processors can't be made without torchvision; what they write needs no more than these."""
     model = model_of(family)
-    messages, images, videos = chat(
-        "Look: ", film(4, frames=5, fps=2.0), picture(2, 24, 40), "<|video_pad|>", picture(1)
-    )
-    encoded = model.encode(messages, images, videos)
+    messages, shown = chat("Look: ", film(4, frames=5, fps=2.0), picture(2, 24, 40), "<|video_pad|>", picture(1))
+    encoded, videos = model.encode(messages, shown), shown.videos
     features = encoded.features[0]
     kind = {"qwen2_vl": Qwen2VLProcessor, "qwen2_5_vl": Qwen2_5_VLProcessor, "qwen3_vl": Qwen3VLProcessor}[family]
     theirs = kind.__new__(kind)
@@ -142,7 +141,7 @@ def test_media_stand_in_the_text_as_transformers_own_processor_puts_them(family)
     text = model.tokenizer.apply_chat_template(honest, tokenize=False, add_generation_prompt=True)
     pictures = [theirs.replace_image_token(seen, number) for number in range(2)]
     (expected,), _ = theirs.get_text_with_replacements([text], pictures, [theirs.replace_video_token(seen, 0)])
-    honestly = model.encode(honest, images, videos)
+    honestly = model.encode(honest, shown)
     assert model.tokenizer.decode(honestly.ids[0]) == expected
     assert len(encoded.ids[0]) == len(honestly.ids[0]) + len("<|video_pad|>")  # as text, a token per letter
 
@@ -155,16 +154,16 @@ def test_media_of_smolvlm_stand_in_the_text_as_its_own_processor_puts_them(monke
     theirs.image_seq_len, theirs.video_token = 4, "<video>"
     movie = film(4, frames=5, fps=2.0)
     for parts in (("Look: ", picture(2, 24, 40), "?", picture(1)), ("Look: ", movie, "?")):
-        messages, images, videos = chat(*parts)
-        made = [model._image_processor.preprocess([[one]], return_row_col_info=True) for one in images]
+        messages, shown = chat(*parts)
+        made = [model._image_processor.preprocess([[one]], return_row_col_info=True) for one in shown.images]
         pictures = [theirs.replace_image_token({"rows": one["rows"], "cols": one["cols"]}, 0) for one in made]
         chosen = model._videos.sample(movie)
         note = SimpleNamespace(fps=2.0, timestamps=[frame / 2 for frame in chosen], duration=2.5)
         seen = {"pixel_values": torch.zeros(1, len(chosen)), "video_metadata": [note]}
-        movies = [theirs.replace_video_token(seen, 0) for _ in videos]
+        movies = [theirs.replace_video_token(seen, 0) for _ in shown.videos]
         text = model.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         (expected,), _ = theirs.get_text_with_replacements([text], pictures, movies)
-        assert model.tokenizer.decode(model.encode(messages, images, videos).ids[0]) == expected
+        assert model.tokenizer.decode(model.encode(messages, shown).ids[0]) == expected
 
 
 def test_smolvlm_tells_of_a_video_in_words():

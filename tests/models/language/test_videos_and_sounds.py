@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from burnish.language.logprobs import response_logprobs
-from burnish.language.model import Audio, Video
+from burnish.language.model import Audio, Shown, Video
 from burnish.types.completion import Encoded
 from burnish.utils.errors import UserError
 from tests.support.language_samples import responses
@@ -33,7 +33,7 @@ def heard(model: Any, *pitches: float) -> Encoded:
     """A question about sounds of unequal lengths."""
     parts = [*({"type": "audio"} for _ in pitches), {"type": "text", "text": "How high?"}]
     sounds = [Audio(tone(1.1 + pitch / 1000, pitch=pitch), model.audio_rate) for pitch in pitches]
-    return model.encode([{"role": "user", "content": parts}], audios=sounds)  # type: ignore[no-any-return]
+    return model.encode([{"role": "user", "content": parts}], Shown(audios=sounds))  # type: ignore[no-any-return]
 
 
 def prompts_of(name: str) -> Encoded:
@@ -73,7 +73,7 @@ def test_what_a_model_does_not_hear_is_refused():
     model = universal_model("gemma3")
     assert model.audio_rate is None
     with pytest.raises(UserError, match="can't hear, but a prompt has sounds; remove them"):
-        model.encode([{"role": "user", "content": [{"type": "audio"}]}], audios=[Audio(tone(), 16000)])
+        model.encode([{"role": "user", "content": [{"type": "audio"}]}], Shown(audios=[Audio(tone(), 16000)]))
 
 
 def test_short_sounds_are_heard_alike_beside_longer_ones():
@@ -83,7 +83,7 @@ def test_short_sounds_are_heard_alike_beside_longer_ones():
     assert universal_model("qwen2_audio").least_audio == 0
     chat = [{"role": "user", "content": [{"type": "audio"}, {"type": "text", "text": "How high?"}]}]
     sounds = [Audio(tone(seconds, pitch=500), model.audio_rate) for seconds in (0.15, 0.6, 0.95, 2.2)]
-    prompts = Encoded.cat([model.encode(chat, audios=[sound]) for sound in sounds])
+    prompts = Encoded.cat([model.encode(chat, Shown(audios=[sound])) for sound in sounds])
     assert len({*prompts.lengths[:3]}) == 1
     completion = responses(model, prompts, range(4), [4] * 4)
     wanted = own_logprobs(model, completion, 1.0)

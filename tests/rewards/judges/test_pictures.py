@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText
 
+from burnish.language.model import Shown
 from burnish.registry import lookup
 from burnish.rewards.judging import judge
 from burnish.types.clips import Clip
@@ -48,7 +49,7 @@ def first_token(folder, sample: np.ndarray, question: str) -> tuple[torch.Tensor
     model = load_language_model(LanguageModelOptions(path=str(folder / "bytes"), device="cpu"))
     network = AutoModelForImageTextToText.from_pretrained(folder / "bytes")
     chat = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": question}]}]
-    encoded = model.encode(chat, [Image.fromarray(sample)])
+    encoded = model.encode(chat, Shown([Image.fromarray(sample)]))
     features = encoded.features[0].tensors
     types = (encoded.ids[0] == network.config.image_token_id).long()
     with torch.no_grad():

@@ -21,7 +21,7 @@ WORDS = " ".join(["count"] * 40)
 
 def completion_of(model, *parts, tokens=384):
     """A prompt with a response, of so many tokens that a network reads."""
-    prompt = model.encode(*chat(*parts)[:2])
+    prompt = model.encode(*chat(*parts))
     response = tokens - prompt.lengths[0] + 1
     given = Gathered(table=prompt, index=torch.zeros(1, dtype=torch.long))
     ids = prompt.ids[0][:1].expand(1, response)

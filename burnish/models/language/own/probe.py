@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from burnish.language.model import Shown
+from burnish.language.model import NOTHING, Shown
 from burnish.models.language.own.collation import Conversation
 from burnish.models.language.own.forwards import HeadUnusedError
 from burnish.models.language.own.trials import samples
@@ -44,7 +44,7 @@ def any_responses(model: UniversalModel) -> Completion:
     The longest is longer than a sliding window, unless that is thousands of tokens: its mask is the class's own.
     """
     long = " ".join(str(number) for number in range(LONGEST))[: 4 * min(window_of(model.config), LONGEST)]
-    tried = [("Hello", Shown()), (f"Count: {long}", Shown())]
+    tried = [("Hello", NOTHING), (f"Count: {long}", NOTHING)]
     if model.processor is not None:
         pictures = samples("image")
         tried += [("What do you see?", Shown(images=pictures[:1])), ("Compare", Shown(images=pictures[1:]))]
@@ -60,7 +60,7 @@ def any_responses(model: UniversalModel) -> Completion:
         parts: list[dict[str, str]] = [{"type": kind} for kind, media in kinds for _ in media]
         try:
             chat = [{"role": "user", "content": [*parts, {"type": "text", "text": words}]}]
-            prompt = model.encode(chat, shown.images, shown.videos, shown.audios)
+            prompt = model.encode(chat, shown)
             with torch.no_grad():
                 model.forwards.states(model.network, model.forwards.inputs(model.network, Conversation.prompts(prompt)))
             encoded.append(prompt)

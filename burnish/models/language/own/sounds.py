@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from burnish.language.logprobs import response_logprobs
-from burnish.language.model import Audio
+from burnish.language.model import Audio, Shown
 from burnish.models.language.own.probe import own_logprobs
 from burnish.models.language.own.trials import samples
 from burnish.types.batch import Gathered
@@ -60,7 +60,7 @@ def lengthen_short(model: UniversalModel, tiers: Tiers, slack: float) -> None:
 def _difference(model: UniversalModel, sounds: Sequence[Audio], tiers: Tiers) -> float:
     """Between log-probs by a forward of each prompt and by one of all: the largest in float32, else the mean."""
     chat = [{"role": "user", "content": [{"type": "audio"}, {"type": "text", "text": "What is it?"}]}]
-    table = Encoded.cat([model.encode(chat, audios=[sound]) for sound in sounds])
+    table = Encoded.cat([model.encode(chat, Shown(audios=[sound])) for sound in sounds])
     index = torch.arange(len(sounds))
     ids = table.ids[0][-1:].expand(len(sounds), RESPONSE)
     length = torch.full((len(sounds),), RESPONSE)
