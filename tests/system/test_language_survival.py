@@ -47,7 +47,7 @@ def runs():
     runs.close()
 
 
-@pytest.fixture(scope="module", params=list(RUNS))
+@pytest.fixture(scope="module", params=["ppo", "grpo", pytest.param("dpo", marks=pytest.mark.thorough)])
 def uninterrupted(runs, request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "run"
     answer = runs(folder, request.param)
