@@ -33,6 +33,7 @@ from burnish.utils.errors import UserError
 EXACT, ROUNDED = 1e-3, 0.1  # nats: largest in float32, mean in bfloat16
 STEEP = 1e-2  # of gradients, relative to the largest
 UPDATES = 5
+RUNS = ("grpo", "ppo")  # of an adapter, and of all weights
 TEMPERATURE = 0.8
 OVERRIDES = [
     "data.train_batch_size=4", "rollout.n=2", "rollout.max_new_tokens=6", "validation.n=1",
@@ -68,8 +69,8 @@ class Row:
         return not self.refused and not self.faults
 
 
-def measure(tiny: TinyLanguage, folder: Path) -> Row:
-    """Write a tiny model, and compare what is made of it."""
+def measure(tiny: TinyLanguage, folder: Path, runs: Sequence[str] = RUNS) -> Row:
+    """Write a tiny model, and compare what is made of it, and of what it learns in ``runs``."""
     row = Row(tiny.name, tiny.model, list(tiny.reads))
     write(tiny, folder / "model", 0)
     try:
@@ -92,14 +93,16 @@ def measure(tiny: TinyLanguage, folder: Path) -> Row:
     half = loaded(folder / "model", dtype="bfloat16")
     rounded = sample(half, prompts)
     row.half = float((rounded.logprob - scores(half, rounded, "auto")).abs()[rounded.mask].mean())
-    row.grpo, row.adapter = trained(folder, tiny, sampled, "grpo", ["model.lora.rank=4"])
-    row.ppo, row.weights = trained(folder, tiny, sampled, "ppo", ["critic.warmup_updates=0"])
-    judge(row)
+    if "grpo" in runs:
+        row.grpo, row.adapter = trained(folder, tiny, sampled, "grpo", ["model.lora.rank=4"])
+    if "ppo" in runs:
+        row.ppo, row.weights = trained(folder, tiny, sampled, "ppo", ["critic.warmup_updates=0"])
+    judge(row, runs)
     return row
 
 
-def judge(row: Row) -> None:
-    """Note what is more than rounding."""
+def judge(row: Row, runs: Sequence[str] = RUNS) -> None:
+    """Note what is more than rounding, and of ``runs`` what did not learn."""
     for name in ("sampler", "batch", "shared", "turns", "adapter", "weights"):
         if getattr(row, name) > EXACT:
             row.faults.append(f"{name} differs by {getattr(row, name):.2g} nats")
@@ -110,9 +113,9 @@ def judge(row: Row) -> None:
     same, _, every = row.greedy.partition("/")
     if same != every:
         row.faults.append(f"greedy responses have {same} of {every} tokens of generate")
-    for name, done in (("GRPO", row.grpo), ("PPO", row.ppo)):
-        if done != UPDATES:
-            row.faults.append(f"{done} of {UPDATES} updates of {name}")
+    for name in runs:
+        if (done := getattr(row, name)) != UPDATES:
+            row.faults.append(f"{done} of {UPDATES} updates of {name.upper()}")
 
 
 def loaded(folder: Path, dtype: str = "float32") -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -66,6 +67,7 @@ class LiveBytes(TorchDispatchMode):
         self.peaks: dict[str, Peak] = {}  # of every phase, in the order that they were first entered in
         self.saved = 0  # bytes that a checkpoint of this process holds
         self.category = ACTIVATIONS  # of what is made from now on
+        self.collects = False  # whether tensors that refer to each other are freed before a phase
         self._by: Counter[str] = Counter()
         self._known: dict[int, _Storage] = {}
         self._phases: list[str] = []
@@ -80,6 +82,8 @@ class LiveBytes(TorchDispatchMode):
             name: of the phase.
             category: of what is made in it; None keeps that of the phase around it.
         """
+        if self.collects and not self._phases:
+            gc.collect()
         before = self.category
         self._phases.append(name)
         self.category = category or before
@@ -170,7 +174,12 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE:
             return device_of(args[0])
-        found = func(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunction():  # of which this is no part: every look at a tensor would be one
+            found = func(*args, **(kwargs or {}))
+            self._count(func, args, kwargs, found)
+        return found
+
+    def _count(self, func: Any, args: Any, kwargs: Any, found: Any) -> None:
         if func.namespace in EXCHANGES:
             self._exchanged(func, args, kwargs or {}, found)
             category = self.category  # also of what is gathered from the host's memory
@@ -183,7 +192,6 @@ class LiveBytes(TorchDispatchMode):
                 for one in tree_iter(value):
                     if isinstance(one, Tensor):
                         self._add(one, category)
-        return found
 
     def __enter__(self) -> LiveBytes:
         # sharded networks free their gathered weights by resizing storages, which no operation tells of

@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from burnish.forecast.counter import DEVICE, device_of, tensors_in
+from burnish.forecast.known import UNSURE, KnownResults
 
 aten = torch.ops.aten
 LARGE = 1 << 14  # floating-point numbers from which on a new tensor is fake
@@ -55,6 +57,7 @@ class Pretending(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self._results = KnownResults(self.fake)
         self.truth, self.integer, self.number = True, 1, 0.0  # answers
         self._answers: dict[Any, Callable[..., Any]] = {
             aten._local_scalar_dense.default: self._scalar,
@@ -77,7 +80,7 @@ class Pretending(TorchDispatchMode):
         for name, method in OWN_METHODS.items():
             setattr(FakeTensor, name, method)
         try:
-            with warnings.catch_warnings(), self:
+            with warnings.catch_warnings(), self._results.looked_up(), self:
                 warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
                 yield self
         finally:
@@ -106,13 +109,18 @@ class Pretending(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is aten._fused_adamw_.default:  # on the shards: DTensor's rules take the square of a list's length
             args = tree_map_only(DTensor, lambda sharded: sharded._local_tensor, args)
-        answer = self._answers.get(func)
-        if answer is not None and any(isinstance(one, FakeTensor) for one in tensors_in(args)):
-            return answer(*args, **kwargs)
+        if any(isinstance(one, FakeTensor) for one in tensors_in(args)):
+            if (answer := self._answers.get(func)) is not None:
+                return answer(*args, **kwargs)
+            known = self._results.find(func, args, kwargs)
+            return func(*args, **kwargs) if known is UNSURE else known
         if self._is_large(func, args, kwargs):
-            with self.fake:
-                return func(*args, **kwargs)
+            return self._results.call(partial(self._made_fake, func), func, args, kwargs)
         return func(*args, **kwargs)
+
+    def _made_fake(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        with self.fake:
+            return func(*args, **kwargs)
 
     def _is_large(self, func: Any, args: Any, kwargs: Any) -> bool:
         kind = func.overloadpacket
@@ -212,7 +220,7 @@ class CudaPrecision(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if getattr(func, "__name__", "") not in IN_FLOAT32 or not torch.is_autocast_enabled("cpu"):
+        if not torch.is_autocast_enabled("cpu") or getattr(func, "__name__", "") not in IN_FLOAT32:
             return func(*args, **kwargs)
         with torch.autocast("cpu", enabled=False):
             return func(*map(_float32, args), **{name: _float32(value) for name, value in kwargs.items()})

@@ -8,6 +8,7 @@ from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import torch
@@ -251,7 +252,7 @@ class BriefEngine(FlowEngine):
             rows, trace, pictures = next(parts)
             some = [_small(one) for one in pictures]
             first = {name: getattr(trace, name) for name in DRAWN}
-            trace.put_away = partial(self._put_away, trace)  # type: ignore[method-assign]
+            self._counted(trace)
             yield rows, trace, some
             del trace
             others = slice(rows.stop, len(job.prompts))
@@ -275,14 +276,19 @@ class BriefEngine(FlowEngine):
             schedule=schedule,
             **values,
         )
-        made.put_away = partial(self._put_away, made)  # type: ignore[method-assign]
+        self._counted(made)
         return made
 
-    def _put_away(self, trace: Denoising) -> Denoising:
-        """In CPU memory, which the device that a forecast runs on can't be told from."""
-        there = Denoising.put_away(trace)
-        self.half.counter.label(HOST, tensors_of(there))
-        return there
+    def _counted(self, trace: Denoising) -> None:
+        """Have what is put away counted in CPU memory, which the device that a forecast runs on can't be told from."""
+        itself = ref(trace)  # which goes when nobody needs it, and not when the garbage collector finds the time
+
+        def put_away() -> Denoising:
+            there = Denoising.put_away(itself())  # type: ignore[arg-type]
+            self.half.counter.label(HOST, tensors_of(there))
+            return there
+
+        trace.put_away = put_away  # type: ignore[method-assign]
 
     def _denoise(self, job: FlowJob, rows: slice, role: Any, plan: Any, branches: Any, *given: Any) -> Denoising:
         self._tables, before = given, self.half.counter.wire

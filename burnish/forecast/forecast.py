@@ -175,8 +175,7 @@ def sharing(pool: PoolOptions) -> int:
 def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolForecast:
     counter, pretending = LiveBytes(), Pretending()
     with ExitStack() as contexts:
-        gc.freeze()  # what libraries hold is never garbage, and would be looked through again and again
-        contexts.callback(gc.unfreeze)
+        contexts.enter_context(garbage_by_phase(counter))
         ranks = contexts.enter_context(pretend_ranks(size if name == "train" else 1))
         ranks = ranks.in_contexts(config.sharding.context_parallel)
         contexts.enter_context(_quietly())
@@ -223,6 +222,21 @@ def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolFore
     pool = config.pools.by_name().get(name) if config.runtime == "ray" else None
     crowd = 1 if pool is None else sharing(pool)
     return PoolForecast(name, size, scorers.beside(phases), counter.saved, scorers.unknown, vllm, crowd)
+
+
+@contextmanager
+def garbage_by_phase(counter: LiveBytes) -> Iterator[None]:
+    """Have garbage collected before every phase, and only then: peaks don't depend on what else a process has done."""
+    collects = gc.isenabled()
+    gc.freeze()  # what libraries hold is never garbage, and would be looked through again and again
+    gc.disable()
+    counter.collects = True
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+        gc.unfreeze()
 
 
 @contextmanager

@@ -10,7 +10,7 @@ CONSTANT = 16.0  # MiB: pieces that are written and read
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("size", "asynchronous"),
-    [(1, False), (2, False), pytest.param(4, False, marks=pytest.mark.thorough), (2, True)],
+    [*(pytest.param(size, False, marks=pytest.mark.thorough) for size in (1, 4)), (2, False), (2, True)],
 )
 def test_the_peak_is_a_share_and_a_constant(tmp_path, new_process, size, asynchronous):
     total = 96 * 4 // 3  # MiB of weights, moments and average

@@ -38,7 +38,7 @@ ANSWERING = {  # folders of recipes of language models, and what stands in for e
 }  # fmt: skip
 WITH_SMALL_MODELS = [name for name in PUBLISHED if name.partition("/")[0] not in TINY | ANSWERING]
 BY_PIPELINES = [
-    pytest.param(name, marks=[] if name.startswith(("wan22/", "z_image/flow", "flux_kontext/diff")) else [
+    pytest.param(name, marks=[] if name.startswith(("wan22/flow", "z_image/flow", "flux_kontext/diff")) else [
         pytest.mark.thorough
     ])
     for name in PUBLISHED if name.partition("/")[0] in TINY

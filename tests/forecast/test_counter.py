@@ -1,5 +1,7 @@
 """The instruments of forecasts: the counter counts what is alive, on fake tensors what it counts on real ones."""
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,7 @@ from torch import nn
 from burnish.forecast.brief import Once, shapes
 from burnish.forecast.counter import ACTIVATIONS, GRADIENTS, OPTIMIZER, ROUNDED, WEIGHTS, LiveBytes
 from burnish.forecast.fakes import CudaPrecision, Pretending, is_fake
+from burnish.forecast.forecast import garbage_by_phase
 
 
 def test_what_is_freed_is_no_longer_counted():
@@ -55,6 +58,22 @@ def test_labels_move_bytes_between_categories():
         counter.label(WEIGHTS, [before, made])
         assert counter.parts() == {WEIGHTS: 1536}
     assert counter.peaks["one"].total == 1536
+
+
+def test_what_refers_to_itself_is_alive_until_the_next_phase_whenever_garbage_is_collected():
+    counter = LiveBytes()
+    with garbage_by_phase(counter), counter:
+        with counter.phase("one"):
+            held = [torch.zeros(1024)]
+            held.append(held)
+            del held
+            for _ in range(10_000):  # enough of them to have garbage collected otherwise
+                several = [[]]
+                several[0].append(several)
+            assert counter.live == 4096
+        with counter.phase("two"):
+            assert counter.live == 0
+    assert gc.isenabled()
 
 
 def test_storages_that_are_resized_are_counted_anew():

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from burnish.registry import names
-from tests.support.pretend_flow import CASES, WAITS, options
+from tests.support.pretend_flow import CASES, SLOW, WAITS, options
 from tests.support.pretend_runs import cells, check
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(("name", "precision"), cells(CASES, both=("flow_grpo", "diffusion_nft", "draft", "sft")))
+@pytest.mark.parametrize(("name", "precision"), cells(CASES, SLOW, both=("flow_grpo",)))
 def test_a_run(name: str, precision: str, flow_folder: Path) -> None:
     recipe, given = options(flow_folder, name)
     check(recipe, given, precision, waits=WAITS.get(name, 0), beside_cpu=" " not in name)

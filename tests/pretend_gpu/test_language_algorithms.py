@@ -13,7 +13,7 @@ from tests.support.pretend_runs import cells, check
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(("name", "precision"), cells(CASES, SLOW, both=("grpo", "ppo", "dpo", "sft")))
+@pytest.mark.parametrize(("name", "precision"), cells(CASES, SLOW, both=("ppo",)))
 def test_a_run(name: str, precision: str, language_folder: Path) -> None:
     recipe, given = options(language_folder, name)
     check(recipe, given, precision, beside_cpu=" " not in name)

@@ -90,7 +90,7 @@ def test_an_error_of_one_worker_is_heard_while_others_work(three):
 
 
 def test_a_late_answer_names_pool_worker_method_and_seconds(three):
-    call = three.submit_one(2, "sleep", 3.0, seconds=0.5, option="some.option")
+    call = three.submit_one(2, "sleep", 1.0, seconds=0.5, option="some.option")
     with pytest.raises(
         WorkerTimeout, match=r"timed out after 0\.5 s \(some\.option\) waiting for sleep of worker 2 of pool train"
     ):

@@ -78,6 +78,8 @@ def become(line: socket.socket) -> NoReturn:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):  # others than before: no file, where there was one
+        setattr(sys, name, os.fdopen(number, "w" if number else "r", buffering=1, closefd=False))
     os.chdir(order["folder"])
     os.environ.clear()
     os.environ.update(order["environment"])
@@ -94,6 +96,7 @@ def become(line: socket.socket) -> NoReturn:
         code = 1
     atexit._run_exitfuncs()
     sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(code)  # libraries would wait for threads that a fork lacks
 
 

@@ -186,7 +186,7 @@ SPLIT: dict[str, Make] = {
 # what the others of their kind show too
 SELDOM = () if os.environ.get("BURNISH_THOROUGH") else (
     "flow lora", "nft full", "experts lora", "tdm full", "recomputed", "tokens quantised",
-    "judged", "captured", "uphill", "token pairs", "flow quantised",
+    "judged", "captured", "uphill", "token pairs", "dpo pairs", "flow quantised", "ppo lora",
 )  # fmt: skip
 NAMES = tuple(name for name in RUNS if name not in SELDOM)
 # all kinds of what a checkpoint has of a rank

@@ -53,8 +53,8 @@ class Forks:
 
     def __init__(self, folder: Path) -> None:
         door = folder / "door"
-        command = shlex.join([sys.executable, "-S", str(HERE / "tests/support/forks.py"), str(door)])
-        self.environment = f"{{py_executable: {command}}}"  # of Ray's workers
+        self.command = [sys.executable, "-S", str(HERE / "tests/support/forks.py"), str(door)]
+        self.environment = f"{{py_executable: {shlex.join(self.command)}}}"  # of Ray's workers
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.forks", "serve", str(door)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=HERE,

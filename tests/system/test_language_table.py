@@ -14,21 +14,25 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
 import language_row
 import language_table
-from language_row import Row, measure
+from language_row import EXACT, UPDATES, Row, measure
 
 # windows, recurrent states, tiles, patches, chunks, a prefix that sees all, experts, softcaps, scaled heads, sound
-CHOSEN = [
-    "gemma3", "qwen3_5", "internvl", "llava_onevision", "glm46v", "idefics3", "llama4", "paligemma", "mistral3",
-    "gpt_oss", "granite", "qwen2_5_omni_thinker",
-]  # fmt: skip
+CHOSEN = {
+    "gemma3": "ppo", "qwen3_5": "grpo", "internvl": "ppo", "llava_onevision": "grpo", "glm46v": "grpo",
+    "idefics3": "ppo", "llama4": "ppo", "paligemma": "grpo", "mistral3": "grpo", "gpt_oss": "ppo", "granite": "ppo",
+    "qwen2_5_omni_thinker": "grpo",
+}  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHOSEN)
 def test_the_chosen_dozen(name, tmp_path):
-    row = measure(describe_language(name), tmp_path)
+    row = measure(describe_language(name), tmp_path, [CHOSEN[name]])
     assert not row.refused
     assert not row.faults
+    assert getattr(row, CHOSEN[name]) == UPDATES
+    exported = row.adapter if CHOSEN[name] == "grpo" else row.weights
+    assert exported <= EXACT
 
 
 @pytest.mark.thorough

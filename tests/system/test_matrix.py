@@ -32,12 +32,22 @@ def has_transition(algorithm: str) -> bool:
     return "transition" in fields(lookup("flow algorithm", algorithm))
 
 
+def own(algorithm: str) -> str:
+    """The transition that an algorithm comes with."""
+    return fields(lookup("flow algorithm", algorithm))["transition"].default
+
+
 def cells():
+    """Every kind of transition on one family, which no transition knows, and each algorithm's own on the others."""
     for family in FAMILIES:
         for algorithm in ALGORITHMS:
             for kind in KINDS:
                 if kind is not None or not has_transition(algorithm):
-                    yield pytest.param(algorithm, kind, family, id=f"{algorithm}-{kind or 'own'}-{family}")
+                    again = family != next(iter(FAMILIES)) and has_transition(algorithm) and kind != own(algorithm)
+                    yield pytest.param(
+                        algorithm, kind, family, id=f"{algorithm}-{kind or 'own'}-{family}",
+                        marks=pytest.mark.thorough if again else (),
+                    )  # fmt: skip
 
 
 def trains_all_weights(algorithm: str, kind: str | None, family: str) -> bool:

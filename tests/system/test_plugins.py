@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from burnish.cli import __file__ as program
 from burnish.cli import main
+from tests.support.ray_runs import Forks
 from tests.support.shown import ROOT, blocks
 
 PAGES = [ROOT / "docs" / f"{name}.md" for name in ("extending", "own_reward", "own_algorithm")]
@@ -52,15 +54,21 @@ def place(tmp_path_factory) -> Path:
     return folder
 
 
-def burnish(where: Path, *words: str) -> str:
-    """What a command says, given as in a shell."""
-    done = subprocess.run(
-        [sys.executable, "-m", "burnish.cli", *words],
-        cwd=where, env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+@pytest.fixture
+def burnish(forks: Forks) -> Callable[..., str]:
+    """What a command says, given as in a shell; its process has imported what runs import, and none of the files."""
+
+    def said(where: Path, *words: str) -> str:
+        done = subprocess.run(
+            [*forks.command, program, *words],
+            cwd=where, env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        assert "Traceback" not in done.stderr
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    return said
 
 
 def rows(folder: Path) -> list[dict]:
@@ -77,7 +85,7 @@ def test_each_is_a_file_under_forty_lines():
 @pytest.mark.parametrize(
     "run", [pytest.param(run, marks=[pytest.mark.thorough] if run == "seeing" else []) for run in RUNS]
 )
-def test_they_train_are_resumed_and_are_opened(run, place, monkeypatch):
+def test_they_train_are_resumed_and_are_opened(run, place, burnish, monkeypatch):
     output = f"output_dir={run}"
     burnish(place, "train", *RUNS[run], output, "steps=1")
     burnish(place, "train", *RUNS[run], output, "steps=2")
@@ -94,7 +102,7 @@ def test_they_train_are_resumed_and_are_opened(run, place, monkeypatch):
 @pytest.mark.thorough
 @pytest.mark.cluster
 @pytest.mark.parametrize("run", RUNS)
-def test_they_train_on_a_cluster(run, place):
+def test_they_train_on_a_cluster(run, place, burnish):
     pytest.importorskip("ray")
     burnish(place, "train", *RUNS[run], *RAY, f"output_dir={run}_ray", "steps=1")
     assert [row["training/global_step"] for row in rows(place / f"{run}_ray")] == [0, 1]

@@ -49,6 +49,7 @@ def test_ranks_and_a_worker_that_draws(options, reference, machines, tmp_path):
     assert_close(tmp_path / "run", reference("drawing"), 10 * ROUNDING)
 
 
+@pytest.mark.thorough
 def test_a_worker_that_draws_by_a_pipelines_own_code(machines, tmp_path):
     write(describe("wan2.2"), tmp_path / "model", 0)
     clips = [
@@ -220,7 +221,7 @@ def test_ranks_that_sample_give_up_and_make_the_same_samples_again(options, refe
     assert_same(tmp_path / "run", undisturbed)
 
 
-@pytest.mark.parametrize("name", ["ahead", "adapter ahead"])
+@pytest.mark.parametrize("name", ["ahead", pytest.param("adapter ahead", marks=pytest.mark.thorough)])
 def test_a_worker_that_samples_ahead_gets_the_older_weights_again(name, options, reference, fate, tmp_path):
     """The trainer has gone on when the worker dies, at work or while it receives weights."""
     undisturbed = reference(name)

@@ -91,6 +91,7 @@ def test_stopped_then_killed_while_it_saves_then_finished(forks, tmp_path):
     assert not gone(agents), "Ray's own look for their dead master for a minute"
 
 
+@pytest.mark.thorough  # what Ray opens is looked at in test_cluster.py, what weights travel by in test_channel.py
 def test_a_run_on_this_machine_alone_listens_on_loopback_for_its_whole_life(forks, tmp_path):
     """Ranks that train as one, a worker that samples, weights broadcast between them, and all that is Ray's."""
     given = ["scoring.processes=0", f"ray.runtime_env={forks.environment}"]

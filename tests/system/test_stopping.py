@@ -165,9 +165,12 @@ def stopped_at(moment: str, place: int, patch: pytest.MonkeyPatch, number: int =
 
 
 MOMENTS = ["validation 0", "samples 1", "validation 1", "samples 2", "validation 2", "samples 3", "validation 3"]
+LIKE_OTHERS = ["validation 1", "samples 1", "samples 3"]  # not yet saved, or saved: both are among the rest
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    "moment", [pytest.param(one, marks=[pytest.mark.thorough] * (one in LIKE_OTHERS)) for one in MOMENTS]
+)
 def test_what_is_given_up_is_made_again(recipe, whole, moment, tmp_path, capsys):
     expected, moments = whole
     assert set(moments) - {""} == set(MOMENTS)
@@ -256,9 +259,9 @@ def of_two_tasks(recipe: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["flow", pytest.param("language", marks=pytest.mark.thorough)], indirect=True)
 def test_stopped_at_random_moments(recipe, whole, slow, tmp_path):
     """Most of the time goes into validation, and loading, reports and saving are met, too."""
-    of_two_tasks(recipe)
     expected, _ = whole
     slow.write_text("0.4")
     draw, stops, longest = random.Random(recipe.name), 0, 2.5
