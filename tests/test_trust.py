@@ -37,6 +37,7 @@ FORBIDDEN: dict[str, dict[str, str]] = {
         "config/tasks.py": "the parts of a task, whose names are written above",
         "registry.py": "the package's own modules",
         "models/pixel_functions.py": "modules of transformers, which the check in the line before holds to",
+        "models/flow/parts.py": "diffusers or transformers, as the same line says",
         "models/flow/pipeline.py": "diffusers or transformers, as the line before says",
         "tasks/language/vllm/apart/burnish_vllm/worker.py": "modules of vLLM's, whose names are written above",
         "trackers/worker.py": "the package's own modules, whose names are written above",

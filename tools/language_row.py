@@ -140,7 +140,7 @@ def prompts_of(model: Any, tiny: TinyLanguage) -> Encoded:
         parts: list[dict[str, str]] = [{"type": kind} for kind, media in kinds for _ in media]
         chat = [{"role": "user", "content": [*parts, {"type": "text", "text": words}]}]
         try:
-            found.append(model.encode(chat, shown.images, shown.videos, shown.audios))
+            found.append(model.encode(chat, shown))
         except ValueError:  # some read no prompt without a picture, some no more than one
             continue
     return Encoded.cat(found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -30,17 +30,19 @@ def check_keys(prompts: Sequence[Prompt], options: RecordOptions) -> None:
     complaints = [
         f"data.{option} is {key}, which none of the {len(prompts)} records of data.train_files has; correct it, or "
         "leave it out"
-        for option, key in _named(options)
-        if option in there and not there[option](key)
+        for option, key in _named(options, there)
+        if not there[option](key)
     ]
     if complaints:
         raise ConfigError(complaints)
 
 
-def _named(options: Any) -> list[tuple[str, str]]:
+def _named(options: Any, wanted: Container[str]) -> list[tuple[str, str]]:
     """Keys that differ from those that are looked for anyway, each with its option."""
     found = []
     for field in fields(options):
+        if field.name not in wanted:
+            continue
         value = getattr(options, field.name)
         if isinstance(value, list):
             usual = type(options).__pydantic_fields__[field.name].get_default(call_default_factory=True) or []

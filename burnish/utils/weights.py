@@ -220,7 +220,9 @@ def from_config(kind: Any, folder: Path, *, dtype: Any, **options: Any) -> Any:
             network = make(config, dtype=dtype, **options)
             _generation(network, folder)
     except Exception as error:  # libraries raise anything for damaged files
-        raise UserError(f"{folder} can't be read as {kind.__name__}: {_reason(error)}") from error
+        raise UserError(
+            f"{folder} can't be read as {kind.__name__}: {_reason(error)}; restore its config.json"
+        ) from error
     kept = kept_precise(network, dtype)
     for path, module in network.named_modules():
         for name, weight in list(module.named_parameters(prefix=path, recurse=False)):

@@ -141,5 +141,5 @@ def test_what_a_sampler_does_wrong_is_told(path, name, why):
 
 
 def test_another_sampler_is_refused_on_resume(path):
-    with pytest.raises(UserError, match=r"data\.sampler or data\.train_max_samples"):
+    with pytest.raises(UserError, match=r"data\.mix or data\.sampler"):
         stream(path, "few").load_state_dict(state(stream(path)))

@@ -128,7 +128,7 @@ def test_losses_and_their_gradients(name):
 class Painter(EmbeddedPipeline):
     """A model that mixes channels by a learned matrix, at any number of axes."""
 
-    placement, lora_targets = "diffusers", ()
+    placement, lora_targets, class_name = "diffusers", (), "Painter"
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape, self.network = shape, nn.Linear(2, 2)
