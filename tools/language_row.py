@@ -210,7 +210,7 @@ def second_turn(model: Any, prompts: Encoded) -> float:
     response = sample(model, first, count=1).ids[0, :4]
     picture = samples("image")[1]
     chat = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "And this?"}]}]
-    second = append_turn(first, response, model.turn(response.tolist(), chat, [picture]))
+    second = append_turn(first, response, model.turn(response.tolist(), chat, Shown(images=[picture])))
     sampled = sample(model, Encoded.cat([second, prompts.select([0])]))
     return largest(sampled.logprob, own_logprobs_at(model, sampled, TEMPERATURE), sampled)
 
