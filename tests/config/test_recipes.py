@@ -121,7 +121,7 @@ def test_a_published_recipe_draws_and_learns_by_its_pipeline(recipe, folder, mon
     files = "pictures" if name in ("qwen_image_edit_plus", "flux_kontext") else "data/pickscore"
     published = load(recipe)
     columns = ["data.prompt_key=null", "data.images_key=null"] if published.data.prompt_key else []
-    amount = ["rollout.n=2"] if published.online else ["trainer.micro_batch_size=null"]
+    amount = ["rollout.n=2"] if published.online else []
     if not published.online:
         files = found_on_hub(recipe)
     clips = [] if tiny.num_frames is None else [f"rollout.num_frames={tiny.num_frames}"]
