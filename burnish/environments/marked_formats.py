@@ -81,21 +81,13 @@ def phi4_mini_json(text: str, schemas: Schemas) -> list[Call]:
 @register("call format", "minimax_m2")
 def minimax_m2(text: str, schemas: Schemas) -> list[Call]:
     """<minimax:tool_call><invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke>...: MiniMax M2."""
-    return [
-        call
-        for inner in MINIMAX.findall(text)
-        for call in _invoked(INVOKE.findall(inner), NAMED, schemas, '<invoke name="NAME">')
-    ]
+    return _invoked(MINIMAX.findall(text), INVOKE, NAMED, schemas, '<invoke name="NAME">')
 
 
 @register("call format", "seed_oss")
 def seed_oss(text: str, schemas: Schemas) -> list[Call]:
     """<seed:tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></seed:tool_call>: Seed-OSS."""
-    return [
-        call
-        for inner in SEED.findall(text)
-        for call in _invoked(FUNCTION.findall(inner), PARAMETER, schemas, "<function=NAME>")
-    ]
+    return _invoked(SEED.findall(text), FUNCTION, PARAMETER, schemas, "<function=NAME>")
 
 
 def _before_objects(start: re.Pattern[str], text: str) -> list[Call]:
@@ -133,8 +125,12 @@ def _listed(text: str, mark: str) -> list[Call]:
 _LIST = 'calls must be JSON like {}[{{"name": "...", "arguments": {{...}}}}]'
 
 
-def _invoked(blocks: list[tuple[str, str]], parameter: re.Pattern[str], schemas: Schemas, wanted: str) -> list[Call]:
-    """Calls of names with the text of their parameters."""
-    if not blocks:
-        return [Call(problem=f"a call must begin with {wanted}, and have its parameters inside")]
-    return [of_texts(name.strip(), parameter.findall(inner), schemas) for name, inner in blocks]
+def _invoked(
+    blocks: list[str], call: re.Pattern[str], parameter: re.Pattern[str], schemas: Schemas, wanted: str
+) -> list[Call]:
+    """Calls of names with the text of their parameters, in blocks that have one or more."""
+    calls = []
+    for block in blocks:
+        found = [of_texts(name.strip(), parameter.findall(inner), schemas) for name, inner in call.findall(block)]
+        calls += found or [Call(problem=f"a call must begin with {wanted}, and have its parameters inside")]
+    return calls

@@ -94,24 +94,24 @@ def on_gpus(monkeypatch):
     return channel, keepers
 
 
-def test_what_an_abort_ends_on_a_gpu_has_not_arrived(on_gpus):
-    channel, _ = on_gpus
+def is_given_up(channel, happens):
+    """A broadcast that waits on a GPU while something happens."""
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(channel.broadcast, torch.zeros(3, dtype=torch.uint8))
         time.sleep(0.05)
-        channel.abort()
+        happens()
         with pytest.raises(RuntimeError, match="given up"):
             waiting.result(LIMIT)
+
+
+def test_what_an_abort_ends_on_a_gpu_has_not_arrived(on_gpus):
+    channel, _ = on_gpus
+    is_given_up(channel, channel.abort)
 
 
 def test_a_sender_that_is_gone_with_its_store_leaves_no_broadcast_on_the_gpu(on_gpus):
     channel, keepers = on_gpus
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(channel.broadcast, torch.zeros(3, dtype=torch.uint8))
-        time.sleep(0.05)
-        keepers.clear()
-        with pytest.raises(RuntimeError, match="given up"):
-            waiting.result(LIMIT)
+    is_given_up(channel, keepers.clear)
     assert channel._group.aborted
 
 
