@@ -5,7 +5,7 @@ FROM python:3.12-slim-bookworm
 ARG TORCH="torch==2.13.0"
 RUN pip install --no-cache-dir ${TORCH}
 
-ARG EXTRAS="data,geneval,math,ray"
+ARG EXTRAS="data,math,ray"
 COPY pyproject.toml README.md LICENSE /src/
 COPY burnish /src/burnish
 RUN pip install --no-cache-dir "/src[${EXTRAS}]"

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from burnish.utils.user_code import GIVEN, path_of
 
 log = logging.getLogger(__name__)
 
+CORE = "val-core/"  # of the names of what a validation is judged by
 Records = Sequence[str | Mapping[str, Any]]
 
 
@@ -36,6 +38,19 @@ class Run:
     folder: Path
     finished: bool  # all updates are done; else it was asked to stop, and ``train`` goes on with it
     metrics: list[dict[str, Any]]  # a row for each policy update, by the names of metrics.jsonl
+
+    def __repr__(self) -> str:
+        state = "finished" if self.finished else "stopped"
+        numbers = "".join(f", {name}={value:.4g}" for name, value in self.validation.items() if CORE in name)
+        return f"Run({str(self.folder)!r}, {state}, {len(self.metrics)} updates{numbers})"
+
+    def _repr_html_(self) -> str:
+        """The report, as notebooks show it."""
+        report = RunFolder(self.folder).report
+        if not report.is_file():
+            return f"<pre>{escape(repr(self))}</pre>"
+        page = escape(report.read_text(encoding="utf-8"))
+        return f'<iframe sandbox="allow-scripts" srcdoc="{page}" style="width: 100%; height: 48em; border: 0"></iframe>'
 
     @property
     def validation(self) -> dict[str, float]:

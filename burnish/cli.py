@@ -6,6 +6,7 @@ import argparse
 import difflib
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import NoReturn
 from burnish import __version__
 from burnish.commands import arguments as lines
 from burnish.commands import sharing_arguments as sharing
-from burnish.hooks.stop import EXIT_INTERRUPTED, EXIT_STOPPED, StopRequest, ignore_further_signals
+from burnish.hooks.stop import EXIT_INTERRUPTED, EXIT_STOPPED, StopRequest, end_with_parent, ignore_further_signals
 from burnish.utils.errors import Cancelled, UserError, out_of_memory
 from burnish.utils.terminal import console, message, prepare
 
@@ -47,7 +48,11 @@ class Verb:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; '{self.prog} --help' shows examples")
+        dashed = re.match(r"unrecognized arguments: --([a-z][\w.-]*)(?:[= ](\S+))?", message)
+        hint = ""
+        if dashed and any(action.dest == "overrides" for action in self._actions):
+            hint = f"; an option of the run is given without dashes, as {dashed[1]}={dashed[2] or 'VALUE'}"
+        raise UserError(f"{message}{hint}; '{self.prog} --help' shows examples")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,6 +70,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         _complain(UserError(str(error) or "interrupted"))
         code = EXIT_INTERRUPTED
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of Rust: no Exception, and its class has no public name
+            raise
+        _complain(UserError(f"a tokenizer gave up ({error}); one of its files is damaged: fetch the model again"))
+        code = 2
     if argv is None:
         ignore_further_signals()  # a signal while Python exits would change the exit code
     return code
@@ -162,6 +172,9 @@ def _train(args: argparse.Namespace) -> int:
         from burnish.commands.sweep import sweep
 
         return sweep(args.recipe, args.overrides)
+    sweep_of = os.environ.pop("BURNISH_SWEEP", None)
+    if sweep_of is not None:
+        end_with_parent(int(sweep_of))
     with StopRequest() as stop, stop.without_readers():
         try:
             with stop.cancellable():
@@ -173,10 +186,13 @@ def _train(args: argparse.Namespace) -> int:
 
                 config = load(args.recipe, args.overrides)
                 check_place(args.recipe, args.overrides, config)
+                _quiet_threads(config.threads)
+                from burnish.commands.fitting import check_hardware
+
+                check_hardware(args.recipe, args.overrides, config)
                 config = with_models(fetched(config))
                 fetch_data(config)
                 check_disk(config)
-                _quiet_threads(config.threads)
                 from burnish.commands.train import train
         except Cancelled:
             print(f"Stopped by {stop.requested} before the run began; the same command starts again")
@@ -208,7 +224,7 @@ VERBS: dict[str, Verb] = {
     "runs": Verb("List the runs in a folder.", lines.RUNS, lines.runs, _command("runs")),
     "compare": Verb("Compare runs: measures and options.", lines.COMPARE, lines.compare, _command("runs", "compare")),
     "board": Verb("Show the runs in a folder on a local page.", lines.BOARD, lines.board, _command("board")),
-    "recipes": Verb("List the recipes that ship with Burnish.", lines.RECIPES, lines.none, _command("show", "recipes")),
+    "recipes": Verb("List the recipes that ship with Burnish.", lines.RECIPES, lines.word, _command("show", "recipes")),
     "config": Verb("Show every option of a run, explained.", lines.CONFIG, lines.recipe, _command("show", "config")),
     "plan": Verb("Forecast the memory that a run will need.", lines.PLAN, lines.plan, _command("plan")),
     "data": Verb("List, prepare and look at data.", lines.DATA, lines.data, _command("data")),

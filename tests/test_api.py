@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import burnish
+from burnish.api import Run
 from burnish.cli import main
 from burnish.rewards.images.function import Function
 from burnish.rewards.images.pixels import BorderDarkness
@@ -113,3 +114,13 @@ def test_the_package_says_that_it_is_typed():
     assert (files("burnish") / "py.typed").is_file()
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         _ = burnish.trian
+
+
+def test_a_run_is_shown_in_a_line_and_in_a_notebook_as_its_report(tmp_path):
+    row = {"val-core/x/reward/mean@4": 0.25} | {f"actor/{number}": 1.0 for number in range(500)}
+    run = Run(tmp_path, True, [row] * 20)
+    assert len(repr(run)) < 300
+    assert all(part in repr(run) for part in (str(tmp_path), "finished", "20 updates", "reward/mean@4=0.25"))
+    assert str(tmp_path) in run._repr_html_()
+    (tmp_path / "report.html").write_text('<p>a "report"</p>')
+    assert 'srcdoc="&lt;p&gt;a &quot;report&quot;&lt;/p&gt;"' in run._repr_html_()

@@ -15,7 +15,6 @@ from burnish import __version__
 from burnish.config.flow import FlowConfig
 from burnish.config.language import LanguageConfig
 from burnish.config.load import hardware_of, recipe_names
-from burnish.registry import lookup, names
 from tests.support.options import options_of
 from tools import recipe_curves
 
@@ -71,7 +70,7 @@ def test_every_option_recipe_and_function_has_its_place(site):
 def test_curves_are_of_recipes_whose_model_ships():
     """A real model's recipe has none, for nobody ran it to its end."""
     names = {picture.stem for picture in (ROOT / "docs" / "images" / "recipes").glob("*.svg")}
-    assert {"quickstart", "vlm_quickstart"} <= names <= {name for name in recipe_names() if hardware_of(name) is None}
+    assert {"quickstart", "vlm_quickstart"} <= names <= {name for name in recipe_names() if not hardware_of(name)}
 
 
 def test_a_curve_is_drawn_of_what_runs_measured(tmp_path, monkeypatch):
@@ -88,16 +87,3 @@ def test_a_curve_is_drawn_of_what_runs_measured(tmp_path, monkeypatch):
     drawn = recipe_curves.draw("some/recipe", [tmp_path / "0", tmp_path / "1"])
     assert drawn.name == "some_recipe.svg"
     assert drawn.read_bytes() == recipe_curves.draw("some/recipe", [tmp_path / "0", tmp_path / "1"]).read_bytes()
-
-
-def test_options_that_others_are_compared_with_exist():
-    known = options_of(FlowConfig) | options_of(LanguageConfig)
-    sections = {path.rpartition(".")[0] for path in known} | {"pools.train", "pools.reward", "trackers"}
-    algorithms = [
-        lookup(f"{half} algorithm", name) for half in ("flow", "language") for name in names(f"{half} algorithm")
-    ]
-    fields = {f"algorithm.{name}" for kind in algorithms for name in kind.__pydantic_fields__} | {"algorithm.name"}
-    text = (ROOT / "docs/coming_from.md").read_text()
-    for row in re.findall(r"^\|.*\|(.*)\|$", text, re.MULTILINE):
-        for named in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+|steps|resume|output_dir|rewards)[=`]", row):
-            assert named in {*known, *sections, *fields, "rewards"}, f"{named} is no option"

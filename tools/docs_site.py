@@ -21,6 +21,7 @@ from packaging.version import Version
 
 from burnish import __version__
 from burnish.config import load
+from burnish.config.hardware import listed
 from burnish.config.load import find_recipe, hardware_of, recipe_names
 from burnish.config.run import RunConfig
 
@@ -98,8 +99,8 @@ def on_post_build(config: Any) -> None:
 
 def gallery() -> str:
     """Every recipe with what it trains, on what, by which method, with what hardware."""
-    small = [name for name in recipe_names() if hardware_of(name) is None]
-    real = [name for name in recipe_names() if hardware_of(name) is not None]
+    small = [name for name in recipe_names() if not hardware_of(name)]
+    real = [name for name in recipe_names() if hardware_of(name)]
     lines = [INTRODUCTION, "## On a CPU, in minutes", ""]
     for name in small:
         lines += _entry(name)
@@ -140,7 +141,7 @@ def _table(folder: str, names: list[str]) -> list[str]:
             "trained": "adapters" if config.model.lora is not None else "all weights",
             "data": re.sub(r"^data/|/train\.jsonl$", "", _files(config)),
             "rewards": _rewards(config),
-            "hardware": str(hardware_of(name)),
+            "hardware": listed(hardware_of(name)),
         })  # fmt: skip
     columns = [one for one in rows[0] if one in ("recipe", "what it is") or len({row[one] for row in rows}) > 1]
     said = " · ".join(f"{name}: {value}" for name, value in rows[0].items() if name not in columns)

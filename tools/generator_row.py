@@ -172,7 +172,8 @@ def compare(row: Row, tiny: Tiny, recipe: Path) -> None:
     """Our sampler beside the pipeline's own call, and if they differ beside one with the same arithmetic."""
     assembly = opened(recipe)
     own, model = drawn(assembly), assembly.roles.model
-    row.left_out = tuple(name for name in ("shares", "wide") if not getattr(model, name))
+    wide, shares = model.forms[assembly.config.rollout.guidance_scale > 1]
+    row.left_out = tuple(name for name, there in (("shares", shares), ("wide", wide)) if not there)
     alone = functools.partial(drawn_alone, tiny, recipe.parent / "pipeline", assembly)
     row.latents, row.output = apart(own, alone())
     row.same = max(row.latents, row.output)

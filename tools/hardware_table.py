@@ -25,7 +25,7 @@ def table() -> str:
     """Recipes of a folder that state the same share a row."""
     rows = ["| recipes | hardware | needs, GB | options |", "| --- | --- | --- | --- |"]
     known = needs()
-    stated = [(name, found) for name in recipe_names() if (found := hardware_of(name)) is not None]
+    stated = [(name, one) for name in recipe_names() for one in hardware_of(name)]
     for folder, group in groupby(stated, key=lambda one: one[0].partition("/")[0]):
         kinds: dict[Hardware, list[str]] = {}
         for name, hardware in group:
@@ -34,7 +34,7 @@ def table() -> str:
             shown = ", ".join(f"`{folder}/{name}`" for name in names)
             shown = f"`{folder}/*`" + (" but the next" if len(kinds) > 1 else "") if len(names) > 3 else shown
             options = " ".join(hardware.options)
-            figures = [known[full] for name in names if (full := f"{folder}/{name}") in known]
+            figures = [known[full] for name in names if (full := key(f"{folder}/{name}", hardware)) in known]
             between = "–".join(dict.fromkeys(f"{one:.0f}" for one in (min(figures), max(figures)))) if figures else ""
             between += f" ({len(figures)} of {len(names)})" if 0 < len(figures) < len(names) else ""
             rows.append(f"| {shown} | {hardware} | {between} | {f'`{options}`' if options else ''} |")
@@ -53,13 +53,19 @@ def forecast_recipes(names: Sequence[str]) -> None:
     from burnish.forecast.forecast import forecast
 
     for name in names:
-        hardware = hardware_of(name)
-        assert hardware is not None, f"{name} states no hardware"
-        needed = forecast(load(name, hardware.options)).needs_of(hardware.bytes) / 1e9
-        print(f"{name}: {needed:.1f} GB of {hardware}", flush=True)
-        kept = needs() | {name: round(needed, 1)}
-        lines = "".join(f"{one}: {figure}\n" for one, figure in sorted(kept.items()))
-        NEEDS.write_text(HEAD + lines, encoding="utf-8")
+        assert hardware_of(name), f"{name} states no hardware"
+        for hardware in hardware_of(name):
+            found = forecast(load(name, [f"gpus={hardware.gpus}", f"memory={hardware.memory_gb:g}GB"]))
+            needed = found.needs_of(hardware.bytes) / 1e9
+            print(f"{name}: {needed:.1f} GB of {hardware}", flush=True)
+            kept = needs() | {key(name, hardware): round(needed, 1)}
+            lines = "".join(f"{one}: {figure}\n" for one, figure in sorted(kept.items()))
+            NEEDS.write_text(HEAD + lines, encoding="utf-8")
+
+
+def key(name: str, hardware: Hardware) -> str:
+    """Of a recipe's figure: its name, and the hardware where the recipe states several."""
+    return name if hardware == hardware_of(name)[0] else f"{name} {hardware.gpus}x{hardware.memory_gb:g}"
 
 
 def written(page: str) -> str:

@@ -38,6 +38,17 @@ def _size(row: Row, name: str) -> float | None:
     return None if value is None else abs(value)
 
 
+def _at_equal_weights(row: Row, name: str) -> float | None:
+    """None where the samples are older than the weights that learn, which then differ by what was learned since."""
+    return None if number(row, "pipeline/staleness/max") else _size(row, name)
+
+
+def _applied(row: Row, name: str) -> float | None:
+    """Of the weights that are applied: those of whole denoising steps, before their bounds, share little by nature."""
+    applied = number(row, name.replace("eff_sample_size", "applied_eff_sample_size"))
+    return number(row, name) if applied is None else applied
+
+
 def _range(row: Row, name: str) -> float | None:
     most, least = number(row, f"{name}/max"), number(row, f"{name}/min")
     return None if most is None or least is None else most - least
@@ -73,7 +84,7 @@ LIMITS: dict[Level, Limit] = {
     ),
     "mismatch": Limit(
         "rollout_corr/kl", 0.1, "above", "the KL between sampler and trainer in nats",
-        "they disagree about the same weights: see precision and importance correction", value=_size,
+        "they disagree about the same weights: see precision and importance correction", value=_at_equal_weights,
     ),
     "clip_fraction": Limit(
         "actor/pg_clipfrac", 0.8, "above", "the clip fraction",
@@ -85,7 +96,7 @@ LIMITS: dict[Level, Limit] = {
     ),
     "stale_samples": Limit(
         "rollout_corr/rollout_is_eff_sample_size", 0.3, "below", "the effective sample size as a fraction",
-        "samples are too old for these weights: lower pipeline.max_staleness",
+        "samples are too old for these weights: lower pipeline.max_staleness", value=_applied,
     ),
     "velocity": Limit(
         "actor/velocity_norm_ratio", 0.5, "above",

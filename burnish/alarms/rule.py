@@ -12,12 +12,10 @@ from __future__ import annotations
 import math
 from bisect import insort
 from dataclasses import dataclass
-from statistics import NormalDist
 
 FIRST, LAST = 2, 2  # updates that the start is the mean of, and those for which a statistic has to have moved
 PROMPTS, MOST = (16, 8), (8, 4)  # prompts of each together: where they are fewer it takes more updates, up to these
 LEAST, SHARE = 0.05, 0.02  # smaller is nothing: of the start, and of the largest value of a statistic that is at most 1
-NORMAL = NormalDist()
 ENOUGH = 4  # second differences that say something
 MEDIAN = 0.6745 * math.sqrt(6)  # median of the absolute second difference of standard normal numbers
 
@@ -107,9 +105,7 @@ def _least(before: float) -> float:
 
 
 def student(share: float, freedom: float) -> float:
-    """What the absolute value of a Student's t exceeds with probability ``share``, by Wallace's approximation.
+    """What the absolute value of a Student's t exceeds with probability ``share``."""
+    from scipy.special import stdtrit  # its quarter of a second is for runs that compare, not for commands
 
-    D. L. Wallace, Bounds on normal approximations to Student's and the chi-square distributions, 1959.
-    """
-    normal = NORMAL.inv_cdf(1 - share / 2) * (8 * freedom + 3) / (8 * freedom + 1)
-    return math.sqrt(freedom * math.expm1(min(normal * normal / freedom, 700.0)))
+    return float(-stdtrit(freedom, share / 2))

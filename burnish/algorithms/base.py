@@ -144,8 +144,6 @@ class PolicyGradient(Algorithm):
             )
         if not self.part("surrogate").compares and self.old_logprob != "auto":
             raise ValueError(f"old_logprob is {self.old_logprob}, but the surrogate has no ratio; leave it out")
-        if not self.part("surrogate").compares and mode == "bypass":
-            raise ValueError("rollout_correction.mode is bypass, but the surrogate has no ratio; take decoupled")
         return self
 
     def part(self, kind: str) -> Any:

@@ -29,7 +29,8 @@ class RolloutCorrection:
 
     mode: Literal["decoupled", "bypass"] = "decoupled"
     """decoupled: ratios refer to the policy at the start of the update. bypass: to the sampler itself, so that the
-    clip range lies around the sampler; such a ratio holds the whole weight, and is scaled to the bounded one."""
+    clip range lies around the sampler; such a ratio holds the whole weight, and is scaled to the bounded one.
+    A surrogate without a ratio (reinforce) is weighted alike in both."""
     weights: Literal["step", "sample", "none"] = "step"
     """Importance weight of each step, of the whole sample (the product over its steps), or none."""
     measure: Literal["joint", "mean"] = "joint"
@@ -93,7 +94,14 @@ class RolloutCorrection:
         return list(zip(rules, self.reject_above or [], self.reject_below or [None] * len(rules), strict=True))
 
     def apply(
-        self, learner: Tensor, sampled: Tensor, mask: Tensor, time: Tensor | None = None, scale: Tensor | None = None
+        self,
+        learner: Tensor,
+        sampled: Tensor,
+        mask: Tensor,
+        time: Tensor | None = None,
+        scale: Tensor | None = None,
+        *,
+        compares: bool = True,
     ) -> tuple[Tensor, Tensor, dict[str, float]]:
         """Factors of the loss [B, K], which steps stay [B, K] bool, and all ``rollout_corr/*`` metrics.
 
@@ -104,6 +112,7 @@ class RolloutCorrection:
             time: [B, K] of denoising steps; tokens have none.
             scale: [B, K] nats of a step per unit of its log-prob, which is a mean over the latent's elements; None
                 where log-probs are in nats already, as those of tokens.
+            compares: whether the surrogate has a ratio, which in bypass is a part of these weights already.
         """
         from burnish.losses import correction, correction_metrics
         from burnish.losses.policy import masked, ratio_of
@@ -124,7 +133,7 @@ class RolloutCorrection:
             )
             if scale is not None:
                 metrics |= correction_metrics.joint_metrics(nats, mask, level=level, applied=weights)
-            if self.mode == "bypass":
+            if self.mode == "bypass" and compares:
                 weights = weights / ratio_of(masked(ratio, mask))
         for rule, high, low in self.rules:
             kept = kept & correction.rejection_mask(nats, mask, rule=rule, upper=high, lower=low)

@@ -40,7 +40,7 @@ def answer(assembly: Any, request: SampleRequest) -> int:
         for kind, given in paths.items()
     }
     asked = [_prompt(question, media, data.system_prompt) for question in request.prompts]
-    target = output_folder(request.output)
+    target = output_folder(request.output, "sample")
     assembly.engine.seed = seed
     with closing(assembly), assembly.trained_weights():
         # sampling parameters of validation, not of rollouts

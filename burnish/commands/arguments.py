@@ -18,6 +18,7 @@ examples:
   burnish train quickstart rewards.jpeg_compressibility.weight=0.1    adds a reward
   burnish train quickstart rewards.border_darkness=null               removes a reward
   burnish train quickstart model.lora=null                            trains all weights
+  burnish train qwen25_vl/grpo gpus=8                                 the options that the recipe states for 8 GPUs
   burnish train quickstart --sweep seed=0,1,2 algorithm.beta=0.5,1 output_dir=runs/sweep
 
 A killed run resumes when the same command is run again.
@@ -76,6 +77,7 @@ examples:
 RECIPES = """\
 examples:
   burnish recipes
+  burnish recipes qwen                                  those with this word in their name or description
   burnish config quickstart > mine.yaml && burnish train mine.yaml    start from one of them
 """
 
@@ -90,7 +92,7 @@ examples:
 PLAN = """\
 examples:
   burnish plan flux/flow_grpo memory=80GB                              does it fit? if not, which options would help?
-  burnish plan flux/flow_grpo model.lora=null runtime=ray pools.train.processes=8 memory=80GB
+  burnish plan flux/flow_grpo model.lora=null gpus=8 memory=80GB
   burnish plan my_recipe.yaml model.path=DIR                           DIR may hold configuration files alone
 
 The run's own code loads, samples, annotates, learns and saves on tensors that have shapes and no values. For each pool
@@ -154,14 +156,23 @@ A run asks it by the reward remote: rewards.remote.url=http://127.0.0.1:8000
 def recipe(parser: argparse.ArgumentParser) -> None:
     """A recipe, and options."""
     parser.add_argument("recipe", metavar="RECIPE", help="name of a recipe (burnish recipes) or path of a .yaml file")
-    parser.add_argument("overrides", metavar="OPTION=VALUE", nargs="*", help=OVERRIDES)
+    parser.add_argument("overrides", metavar="OPTION=VALUE", nargs="*", default=[], help=OVERRIDES)
+
+
+def word(parser: argparse.ArgumentParser) -> None:
+    """Of ``burnish recipes``."""
+    parser.add_argument("word", metavar="WORD", nargs="?", default="", help="part of a name or description")
 
 
 def plan(parser: argparse.ArgumentParser) -> None:
     """Of ``burnish plan``."""
     parser.add_argument("recipe", metavar="RECIPE", help="name of a recipe (burnish recipes) or path of a .yaml file")
     parser.add_argument(
-        "overrides", metavar="OPTION=VALUE", nargs="*", help=f"{OVERRIDES}; memory=80GB, that of every GPU"
+        "overrides",
+        metavar="OPTION=VALUE",
+        nargs="*",
+        default=[],
+        help=f"{OVERRIDES}; gpus=8, nodes=2, memory=80GB of each GPU",
     )
 
 
@@ -178,7 +189,11 @@ def eval(parser: argparse.ArgumentParser) -> None:
         help=f"{SOURCE}; with --suite also MODEL or MODEL+LORA, folders or a model of the hub",
     )  # fmt: skip
     parser.add_argument(
-        "overrides", metavar="OPTION=VALUE", nargs="*", help=f"{OVERRIDES}; suite.OPTION=VALUE changes the suite"
+        "overrides",
+        metavar="OPTION=VALUE",
+        nargs="*",
+        default=[],
+        help=f"{OVERRIDES}; suite.OPTION=VALUE changes the suite",
     )
     parser.add_argument("-o", "--output", metavar="DIR", help="also write metrics, samples and scores to this folder")
     parser.add_argument("--suite", metavar="NAME", help="a suite (--list), or the path of one in YAML")
@@ -293,7 +308,9 @@ def tiny(parser: argparse.ArgumentParser) -> None:
 def check_reward(parser: argparse.ArgumentParser) -> None:
     """Of ``burnish check-reward``."""
     parser.add_argument("name", metavar="NAME", help="a reward on pictures, such as pickscore")
-    parser.add_argument("options", metavar="OPTION=VALUE", nargs="*", help="options of the reward, with values in YAML")
+    parser.add_argument(
+        "options", metavar="OPTION=VALUE", nargs="*", default=[], help="options of the reward, with values in YAML"
+    )
     parser.add_argument("--weights", metavar="DIR", help="directory, file or name on the hub of its network")
     parser.add_argument("--pictures", metavar="DIR", help="folder of pictures to score, in place of made ones")
 
@@ -304,7 +321,9 @@ def data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source", metavar="NAME", nargs="?", help="a set; to be shown also a file, a hub id or a recipe"
     )
-    parser.add_argument("overrides", metavar="OPTION=VALUE", nargs="*", help="show: options of the section data")
+    parser.add_argument(
+        "overrides", metavar="OPTION=VALUE", nargs="*", default=[], help="show: options of the section data"
+    )
     parser.add_argument("-o", "--output", metavar="DIR", help="prepare: folder in which the set's is made (data)")
     parser.add_argument(
         "-n", "--limit", type=_whole(1, 10_000), default=3, metavar="N", help="show: number of records (%(default)s)"

@@ -18,6 +18,8 @@ from burnish.config.overrides import read_overrides
 from burnish.utils import terminal
 from burnish.utils.disk import writing
 from burnish.utils.errors import ConfigError, UserError
+from burnish.utils.paths import check_output
+from burnish.utils.reading import checked_path
 
 # options that an evaluation reads
 _READ = re.compile(
@@ -55,6 +57,8 @@ def evaluate(
     from burnish.commands import suites
 
     _refuse_mixed(source, suite, shard, merged, compared, list_all)
+    if output is not None:
+        check_output(checked_path(output, "--output"), "eval")
     if list_all:
         return suites.list_suites()
     if compared is not None:
@@ -92,7 +96,7 @@ def _validate(source: str, overrides: Sequence[str], *, output: str | None) -> i
     """Sample, score and print the validation metrics, with the same noise as during training."""
     _refuse_unread(overrides)
     assembly, update = open_run(source, overrides, check=partial(_refuse_covered, overrides))
-    target = output_folder(output) if output else None
+    target = output_folder(output, "eval") if output else None
     with closing(assembly), closing(assembly.scorer), assembly.trained_weights():
         metrics = assembly.evaluate(target, n=assembly.config.validation.n)
     table = Table("metric", "value", title=escape(f"{source} after {update} policy updates"))

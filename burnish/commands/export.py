@@ -18,6 +18,7 @@ from burnish.tasks import Assembly
 from burnish.utils import terminal
 from burnish.utils.disk import writing
 from burnish.utils.errors import UserError
+from burnish.utils.paths import check_output
 from burnish.utils.reading import checked_path
 
 Format = Literal["lora", "merged"]
@@ -80,14 +81,13 @@ def write_export(run: str, output: str, what: Format, dtype: Dtype | None, overr
     if dtype is not None and what == "lora":
         raise UserError(f"--dtype is {dtype}, but an adapter is always written in float32; leave it out")
     target = checked_path(output, "--output")
-    if target.is_file() or (target.is_dir() and any(target.iterdir())):
-        raise UserError(f"output is {output}, which exists and is not an empty folder; choose another")
+    check_output(target, "export")
     # adapters are merged into the weights of model.path, not into a quantised copy of them
     unquantised = ["model.quantization=null"] if what == "merged" else []
     assembly, update = open_run(run, [*overrides, *unquantised], samples=False)
     if what == "lora" and assembly.config.model.lora is None:
         raise UserError(f"{run} trained all weights (model.lora is null): there is no adapter; export merged weights")
-    output_folder(output)
+    output_folder(output, "export")
     with writing(target):
         lost = write_weights(assembly, target, what, dtype=None if dtype is None else getattr(torch, dtype))
     return Exported(assembly, target, update, lost)

@@ -58,8 +58,10 @@ def fetched(config: RunConfig) -> RunConfig:
 
 def _fetch(remote: Remote, there: list[int], wanted: int | None, folder: RunFolder) -> Path | None:
     with writing(folder.path):
-        folder.checkpoints.mkdir(parents=True, exist_ok=True)
+        folder.path.mkdir(parents=True, exist_ok=True)
     folder.claim()
+    with writing(folder.path):
+        folder.checkpoints.mkdir(exist_ok=True)
     found = _newest(remote, there, wanted, folder.checkpoints)
     if found is not None:
         remote.fetch_records(folder.path)

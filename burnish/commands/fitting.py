@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import shlex
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from burnish.config import RunConfig
+from burnish.config.hardware import listed, read_machine
+from burnish.config.load import hardware_of, model_of_hardware
 from burnish.controller import Controller
 from burnish.utils import terminal
 from burnish.utils.errors import UserError
@@ -18,7 +22,44 @@ if TYPE_CHECKING:
 
 PATIENCE = 300.0  # seconds that a run waits for its forecast once its data is read
 ADVICE = 120.0  # seconds in which options are tried that would make it fit
-LARGER = "use more processes (runtime=ray pools.train.processes=8), larger GPUs, smaller samples, or a smaller model"
+LARGER = "use more GPUs (gpus=8), larger ones, smaller samples, or a smaller model"
+
+
+def check_hardware(recipe: str, overrides: Sequence[str], config: RunConfig) -> None:
+    """Say what hardware a recipe is made for and what is here, before anything is fetched or loaded.
+
+    Args:
+        recipe: name or path.
+        overrides: of the command line.
+        config: what they compose.
+
+    Raises:
+        UserError: there are fewer GPUs than asked for, or none for the model that the recipe is made for.
+    """
+    stated, (machine, _) = hardware_of(recipe), read_machine(overrides)
+    if not stated and machine.gpus is None:
+        return
+    if config.runtime == "ray" and (config.ray.address or os.environ.get("RAY_ADDRESS") or "local") != "local":
+        return  # its pools ask the cluster for GPUs
+    gpus = 0 if config.model.device == "cpu" else torch.cuda.device_count()
+    here = f"this machine has {gpus} GPU{'s' if gpus > 1 else ''}" if gpus else "this machine has no GPU"
+    for_what = f"{recipe} is made for {listed(stated)}, and " if stated else ""
+    why = None
+    if machine.nodes > 1:
+        why = f"nodes is {machine.nodes}, but there is no Ray cluster: start Ray on the machines, and set ray.address"
+    elif machine.gpus is not None and gpus < machine.gpus:
+        why = f"{for_what}gpus is {machine.gpus}, but {here}; ask for no more than there are"
+    elif not gpus and config.model.path == model_of_hardware(recipe):
+        words = [f"gpus={stated[0].gpus}", *overrides] if machine.gpus is None else overrides
+        why = f"{for_what}{here}; on such a machine run: {shlex.join(['burnish', 'train', recipe, *words])}"
+    if why is None:
+        if machine.gpus is None:
+            more = f"; the run uses one of them (gpus={gpus} uses all)" if gpus > 1 else ""
+            _say(f"{for_what}{here}{more}")
+    elif config.forecast == "refuse":
+        raise UserError(f"{why}; or set force=true to train all the same")
+    else:
+        _say(f"Warning: {why}")
 
 
 class Fit:
@@ -92,7 +133,7 @@ class Fit:
             f"it fits with {' '.join(fits.options)} ({fits.cost}; {shown(fits.needs)})" if fits is not None
             else f"none of the options that burnish plan tries makes it fit: {LARGER}"
         )  # fmt: skip
-        raise UserError(f"by forecast {why}; {way_out}; or set forecast=warn to train all the same")
+        raise UserError(f"by forecast {why}; {way_out}; or set force=true to train all the same")
 
 
 def conclusion(found: Forecast, memory: Mapping[str, int]) -> str:

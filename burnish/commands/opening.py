@@ -29,10 +29,11 @@ from burnish.rewards.text.function import LanguageFunction
 from burnish.tasks import Assembly, assemble
 from burnish.tasks.outline import check_layers
 from burnish.types.media import Kind, Media
+from burnish.utils.disk import write_atomically
 from burnish.utils.errors import UserError
 from burnish.utils.hub import is_hub_id
 from burnish.utils.json_text import parse_json
-from burnish.utils.paths import PREFIX, resolve
+from burnish.utils.paths import MARK, PREFIX, check_output, resolve
 from burnish.utils.reading import checked_path
 
 log = logging.getLogger(__name__)
@@ -240,11 +241,11 @@ def external_code(config: RunConfig) -> list[str]:
     return found + config.programs()
 
 
-def output_folder(output: str) -> Path:
+def output_folder(output: str, command: str) -> Path:
     """Create the output folder of a command, before anything is computed.
 
     Raises:
-        UserError: it can't be written.
+        UserError: it can't be written, or holds files that the command did not write.
     """
     folder = checked_path(output, "--output")
     try:
@@ -254,6 +255,9 @@ def output_folder(output: str) -> Path:
         raise UserError(f"--output is {output}, which can't be written: {reason}; give another folder") from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UserError(f"--output is {output}, which is not writable; give another folder")
+    check_output(folder, command)
+    if command != "export":  # takes new folders alone, and others load or publish them
+        write_atomically(folder / MARK, command.encode())
     return folder
 
 

@@ -106,7 +106,7 @@ def pairs(
     )
     if not place.is_dir():
         raise UserError(f"{run} has no {place.name}: it kept no samples; train with {section}, for example")
-    target, name = output_folder(output), f"{form}.jsonl"
+    target, name = output_folder(output, "pairs"), f"{form}.jsonl"
     if (target / name).exists():
         raise UserError(f"--output is {output}, which has {name}; give another folder")
     why: Counter[str] = Counter()

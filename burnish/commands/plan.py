@@ -8,14 +8,13 @@ from rich.console import Console
 from rich.text import Text
 
 from burnish.config import RunConfig, load
+from burnish.config.hardware import made_for, read_machine
 from burnish.config.load import hardware_of
 from burnish.forecast.advice import remedies
 from burnish.forecast.counter import CATEGORIES
-from burnish.forecast.forecast import FRAGMENTS, OVERHEAD, Forecast, PoolForecast, forecast, in_bytes, needed, shown
+from burnish.forecast.forecast import FRAGMENTS, OVERHEAD, Forecast, PoolForecast, forecast, needed, shown
 from burnish.utils import terminal
-from burnish.utils.errors import UserError
 
-MEMORY = "memory="
 EXIT_TOO_LARGE = 1
 COLUMNS = ("peak", *CATEGORIES, "host", "received")
 LEAST = 1 << 20  # bytes of a column that is shown
@@ -26,24 +25,23 @@ def plan(recipe: str, overrides: Sequence[str]) -> int:
 
     Args:
         recipe: name or path.
-        overrides: options of the run, and memory=80GB, that of a GPU.
+        overrides: options of the run, and of the machine: gpus=8, nodes=2, memory=80GB of each GPU.
 
     Returns:
-        0 if the run fits or no memory was given, else 1.
+        0 if the run fits or no memory is known, else 1.
     """
-    limits = [one.removeprefix(MEMORY) for one in overrides if one.startswith(MEMORY)]
-    options = [one for one in overrides if not one.startswith(MEMORY)]
-    if len(limits) > 1:
-        raise UserError("memory is given twice; give one of them")
-    hardware = hardware_of(recipe)
-    memory = in_bytes(limits[0]) if limits else None if hardware is None else hardware.bytes
+    stated, (machine, _) = hardware_of(recipe), read_machine(overrides)
+    profile = machine.profile(stated)
+    memory = machine.memory or (None if profile is None else profile.bytes)
 
     def read(more: Sequence[str]) -> RunConfig:
-        return load(recipe, [*options, *more])
+        return load(recipe, [*overrides, *more])
 
     console = terminal.console(highlight=False)
-    if hardware is not None and not limits:
-        console.print(f"The recipe is for {hardware}; memory=24GB asks for another.\n", soft_wrap=True)
+    if profile is not None and machine.gpus is None:
+        console.print(made_for(recipe, stated), soft_wrap=True)
+    if profile is not None and machine.memory is None:
+        console.print(f"Each GPU has {profile.memory_gb:g} GB; memory=24GB asks for another size.", soft_wrap=True)
     found = forecast(read(()))
     for pool in found.pools:
         _show(console, pool, memory)
@@ -94,7 +92,7 @@ def _advise(console: Console, read: object, found: Forecast, memory: int) -> int
         console.print(f"  {shown(tried.needs):>10}, {mark}: {' '.join(tried.options)}  ({tried.cost})", soft_wrap=True)
     if not fits:
         console.print(
-            "None of these options makes it fit: use more processes (runtime=ray pools.train.processes=8), larger "
-            "GPUs, smaller samples, or a smaller model.", soft_wrap=True,
+            "None of these options makes it fit: use more GPUs (gpus=8), larger ones, smaller samples, or a smaller "
+            "model.", soft_wrap=True,
         )  # fmt: skip
     return EXIT_TOO_LARGE

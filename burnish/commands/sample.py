@@ -26,6 +26,7 @@ from burnish.types.rollout import Prompt
 from burnish.utils import terminal
 from burnish.utils.disk import writing
 from burnish.utils.errors import UserError
+from burnish.utils.paths import check_output
 from burnish.utils.reading import checked_path
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ def sample(
         "num_inference_steps": steps, "guidance_scale": guidance, "solver": solver, "height": height, "width": width,
         "num_frames": frames,
     }  # fmt: skip
+    check_output(checked_path(output, "--output"), "sample")
     changes = {name: value for name, value in wanted.items() if value is not None}
     request = SampleRequest(source, prompts, images, videos, audios, prompt_file, output, n, seed, changes)
     if (checked_path(source, "SOURCE") / "model_index.json").exists():
@@ -80,7 +82,7 @@ def draw(assembly: Any, request: SampleRequest) -> int:
             "--video and --audio are for language models; leave them out, or give a --prompt-file with them"
         )
     prompts = _prompts(assembly, request)
-    target = output_folder(request.output)
+    target = output_folder(request.output, "sample")
     with _engine(assembly, request) as engine:
         job = FlowJob.groups(prompts, n, purpose="sample", update=0, **_how(assembly, request))
         chunks = engine.sample(job)

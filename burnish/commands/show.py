@@ -8,11 +8,13 @@ from pathlib import Path
 
 from burnish.config import describe, load
 from burnish.config.disk import disk_problems
+from burnish.config.hardware import listed, made_for, read_machine
 from burnish.config.load import BASE, find_recipe, hardware_of, recipe_names
 from burnish.config.run_folder import RunFolder
 from burnish.config.yaml_text import parse
 from burnish.report import write_report
 from burnish.utils import terminal
+from burnish.utils.errors import UserError
 from burnish.utils.paths import RECIPES
 
 
@@ -29,12 +31,8 @@ def config(recipe: str, overrides: Sequence[str]) -> int:
         option, mark, words = ("", "", line) if line.startswith("#") else line.partition("  # ")
         changed = "bold green" if words.startswith("[default ") else ""
         console.print(Text.assemble((option, changed), (mark + words, "dim")), soft_wrap=True)
-    if (hardware := hardware_of(recipe)) is not None:
-        how = f" with {' '.join(hardware.options)}" if hardware.options else ""
-        console.print(
-            Text(f"\n# The recipe as it ships is made for {hardware}{how}; burnish plan forecasts it.", "dim"),
-            soft_wrap=True,
-        )
+    if (stated := hardware_of(recipe)) and read_machine(overrides)[0].gpus is None:
+        console.print(Text(f"\n# {made_for(recipe, stated)}", "dim"), soft_wrap=True)
     problems = disk_problems(resolved)
     if problems:
         console.print(Text("\n# Before burnish train can start here:", "bold yellow"), soft_wrap=True)
@@ -43,20 +41,23 @@ def config(recipe: str, overrides: Sequence[str]) -> int:
     return 0
 
 
-def recipes() -> int:
-    """Print every recipe with its description, by folder."""
+def recipes(word: str = "") -> int:
+    """Print every recipe with its description, by folder; with a word, those that have it in either."""
     from rich.table import Table
     from rich.text import Text
 
     console = terminal.console()
-    names = sorted(recipe_names(), key=lambda name: (name.count("/"), name))
+    wanted = [one for one in recipe_names() if word.lower() in f"{one} {_description(find_recipe(one))}".lower()]
+    if not wanted:
+        raise UserError(f"no recipe has {word!r} in its name or description; burnish recipes lists all")
+    names = sorted(wanted, key=lambda name: (name.count("/"), name))
     width = max(map(len, names))
     for folder, group in groupby(names, key=lambda name: name.rpartition("/")[0]):
         table = Table(box=None, show_header=False, pad_edge=False)
         table.add_column(min_width=width, no_wrap=True)
         for name in group:
             path = find_recipe(name)
-            needs = f" ({hardware})" if (hardware := hardware_of(name)) is not None else ""
+            needs = f" ({listed(stated)})" if (stated := hardware_of(name)) else ""
             table.add_row(
                 name, Text(_description(path)) + Text(needs, style="dim") + Text(_lacking(path), style="yellow")
             )

@@ -47,7 +47,7 @@ def evaluate_suite(source: str, overrides: Sequence[str], suite: str, *, output:
     _refuse_pinned(model_options, wanted.settings)
     opened = open_model(source, wanted.task, model_options)
     assembly, update = opened if opened is not None else open_run(source, model_options)
-    target = output_folder(output) if output else None
+    target = output_folder(output, "eval") if output else None
     with closing(assembly), closing(runner := runner_of(assembly, wanted)), tempfile.TemporaryDirectory() as away:
         runner.check()
         with assembly.trained_weights(), torch.no_grad(), terminal.progress(f"Suite {wanted.name}") as progress:
@@ -67,7 +67,7 @@ def merge(folders: Sequence[str], *, output: str | None) -> int:
     if output is None:
         raise UserError("--merge is given without --output, where the complete evaluation goes; give one")
     parts = [Folder(checked_path(folder, "--merge")) for folder in folders]
-    target = Folder(output_folder(output))
+    target = Folder(output_folder(output, "eval"))
     header, records = merged(target, parts)
     result = result_of(header, records)
     target.finish(result)

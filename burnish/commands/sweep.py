@@ -190,7 +190,7 @@ def _forwarding() -> Iterator[Callable[[list[str]], int]]:
         if stopped:
             return STOPPED
         # its own process group: Ctrl-C in a terminal reaches it once, forwarded by us
-        child = subprocess.Popen(command, process_group=0)
+        child = subprocess.Popen(command, process_group=0, env=os.environ | {"BURNISH_SWEEP": str(os.getpid())})
         if stopped:
             child.send_signal(signal.SIGTERM)
         code = child.wait()

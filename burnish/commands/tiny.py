@@ -14,7 +14,7 @@ from burnish.models.tiny.base import Tiny
 from burnish.models.tiny.language import LANGUAGE, TinyLanguage
 from burnish.registry import lookup
 from burnish.rewards.images.geneval_rules import EXAMPLE
-from burnish.rewards.tiny import ABOUT, SCORERS, TinyScorer, scorer_named
+from burnish.rewards.tiny import SCORERS, TinyScorer, scorer_named
 from burnish.rewards.tiny import write as write_scorer
 from burnish.types.clips import Clip
 from burnish.types.media import Media
@@ -22,6 +22,7 @@ from burnish.types.prompt import Prompt
 from burnish.utils import terminal
 from burnish.utils.disk import writing
 from burnish.utils.errors import UserError
+from burnish.utils.paths import MARK, check_output
 from burnish.utils.reading import checked_path
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
     from burnish.models.tiny.language.base import Kind
 
-INDEX = "model_index.json"
-MODEL = ("config.json", "model.safetensors", "tokenizer_config.json")  # files of a language model
 KINDS = {"image": "a picture", "video": "a video", "audio": "sound"}
 STEPS = 2  # of the call that tries what was written
 UNITS = {"images": "an image", "videos": "a video", "sound": "sound"}
@@ -63,6 +62,7 @@ def tiny(name: str | None, directory: str | None, *, seed: int, force: bool, lis
             if folder.is_dir():
                 shutil.rmtree(folder)
             write_scorer(scorer, folder, seed)
+            (folder / MARK).write_text("tiny")
         _tell_of_scores(scorer, folder, console)
         return 0
     if near := difflib.get_close_matches(name, [one.name for one in SCORERS], n=1, cutoff=0.8):
@@ -83,6 +83,7 @@ def tiny(name: str | None, directory: str | None, *, seed: int, force: bool, lis
             build_language.write(found, folder, seed)
         else:
             build.write(found, folder, seed)
+        (folder / MARK).write_text("tiny")
     if isinstance(found, TinyLanguage):
         _tell_of_answer(found, folder, seed, console)
     else:
@@ -107,13 +108,11 @@ def _check(folder: Path, force: bool) -> None:
     """Refuse to replace what must stay.
 
     Raises:
-        UserError: the folder holds something else, or a pipeline that is not to be replaced.
+        UserError: the folder holds something else, or a model that is not to be replaced.
     """
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
-    known = any((folder / name).is_file() for name in (INDEX, ABOUT))
-    if not known and not all((folder / name).is_file() for name in MODEL):
-        raise UserError(f"DIR is {folder}, which exists and is not a pipeline or a language model; choose another")
+    check_output(folder, "tiny", "DIR")
     if not force:
         raise UserError(f"DIR is {folder}, which holds a model; choose another folder, or replace it with --force")
 

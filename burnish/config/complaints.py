@@ -10,27 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from burnish.config.foreign import foreign_name
 from burnish.config.run import RunConfig
 from burnish.config.text import explanation, fields
 from burnish.config.yaml_text import show
 from burnish.registry import Choice, lookup, names
 
-# options of other tools, and what they are called here
-OF_OTHERS = {
-    "data.val_max_samples": "validation.max_prompts",
-    "data.filter_overlong_prompts": "data.overlong=filter",
-    "trainer.total_epochs": "data.epochs",
-    "trainer.num_train_epochs": "data.epochs",
-    "trainer.logger": "trackers, for example trackers.wandb={}",
-    "trainer.project_name": "trackers.wandb.project, and so on by tracker",
-    "trainer.experiment_name": "trackers.wandb.name, and so on by tracker",
-    "trainer.log_val_generations": "trackers.samples",
-    "trainer.default_hdfs_dir": "checkpoint.copy_to",
-    "trainer.max_actor_ckpt_to_keep": "checkpoint.keep_last",
-    "checkpoint.save_contents": "checkpoint.export, for example checkpoint.export=merged; the rest is always saved",
-    "trainer.rollout_data_dir": "rollout.save, for example rollout.save.every=10",
-    "trainer.validation_data_dir": "validation.save, for example validation.save.prompts=64",
-}
 NAMED = 120  # most characters shown of an unknown option's name
 
 _KINDS = {
@@ -128,10 +113,13 @@ def unknown(location: tuple[str, ...], value: Any, context: Context) -> str:
         name, value = next(iter(value.items()))
         location = (*location, name)
     option = ".".join(location)
-    owner = f"here that is {OF_OTHERS[option]}" if option in OF_OTHERS else _owner(location, context)
-    why = owner or f"there is no such option; {_nearest(location, every_option(context))}"
+    known = every_option(context)
+    short = location[-1] not in map(_leaf, known)
+    foreign = foreign_name(option, context.config.algorithm_kind.split()[0], short=short)
+    why = _owner(location, context) or foreign or f"there is no such option; {_nearest(location, known)}"
     shown = option if len(option) <= NAMED else f"{option[:NAMED]}..."
-    return f"{shown} is {_short(value)}, but {why}{context.origin(option)}"
+    said = f"{shown} is " if foreign and why == foreign else f"{shown} is {_short(value)}, but "
+    return f"{said}{why}{context.origin(option)}"
 
 
 def _nearest(location: tuple[str, ...], known: Sequence[str]) -> str:

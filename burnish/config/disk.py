@@ -18,7 +18,7 @@ from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.hub import model_folder
 from burnish.utils.hub_data import hub_data
 from burnish.utils.installed import tracker_complaint
-from burnish.utils.paths import holds_run, resolve
+from burnish.utils.paths import check_run_folder, holds_run, resolve
 from burnish.utils.reading import checked_path
 
 
@@ -139,6 +139,7 @@ def _output(config: RunConfig) -> None:
         raise UserError(f"output_dir is {config.output_dir}, but {nearest} is a file; give another folder")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise UserError(f"output_dir is {config.output_dir}, but {nearest} is not writable; give another folder")
+    check_run_folder(config.output_dir)
 
 
 def _resume(config: RunConfig) -> None:

@@ -6,9 +6,11 @@ algorithm), the command line. Defaults that depend on other options are filled i
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Iterator, Sequence
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -16,8 +18,8 @@ import pydantic
 
 from burnish.config.complaints import Context, complain, unknown, wrong_choice
 from burnish.config.derived import renamed, with_derived
-from burnish.config.hardware import KEY, Hardware, read_hardware
-from burnish.config.overrides import merge, nest, read_overrides
+from burnish.config.hardware import KEY, Hardware, read_hardware, read_machine
+from burnish.config.overrides import merge, nest, read_overrides, without_replaced
 from burnish.config.plugins import chosen_by_path, open_plugins, with_value, with_whole_paths
 from burnish.config.run import RunConfig
 from burnish.config.tasks import TASKS, chosen_task, owner, task_named
@@ -38,13 +40,16 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
 
     Args:
         recipe: name of a recipe that ships with Burnish, or path of a .yaml file.
-        overrides: ``a.b.c=value``; the value is YAML, and null removes a reward or a section.
+        overrides: ``a.b.c=value``; the value is YAML, and null removes a reward or a section. ``gpus=8 nodes=2`` lays
+            the options of the hardware that the recipe states over it.
 
     Raises:
         ConfigError: with all problems, one per line.
     """
     layers = _layers(find_recipe(recipe))
-    given = read_overrides(overrides)
+    machine, given = read_machine(overrides)
+    if composed := machine.options(hardware_of(recipe)):
+        layers = [(f"options for the hardware of {layers[0][0]}", nest(read_overrides(composed))), *layers]
     tree = with_whole_paths(nest(given))
     trees = [tree, *(layer for _, layer in layers)]
     plugins = open_plugins(next((one["plugins"] for one in trees if "plugins" in one), []))
@@ -54,8 +59,8 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     if chosen is not None and known(task.algorithm_kind, chosen):
         layers = _for_parts(tree, layers, lookup(task.algorithm_kind, chosen).parts)
     below: dict[str, Any] = {}
-    for _, layer in reversed(layers):
-        below = merge(below, layer)
+    for file, layer in reversed(layers):
+        below = merge(without_replaced(below, file, layer), layer)
     _removals(given, below)
     counted = _steps_decide(given, [tree, *(layer for _, layer in layers)])
     tree = merge(below, tree)
@@ -76,7 +81,7 @@ def context_of(recipe: str, overrides: Sequence[str] = ()) -> Context:
     Raises:
         ConfigError: there is no such recipe, or it can't be read.
     """
-    layers, given = _layers(find_recipe(recipe)), read_overrides(overrides)
+    layers, (_, given) = _layers(find_recipe(recipe)), read_machine(overrides)
     trees = [_named(nest(given)), *(layer for _, layer in layers)]
     tree: dict[str, Any] = {}
     for one in reversed(trees):
@@ -101,7 +106,10 @@ def find_recipe(recipe: str) -> Path:
         raise ConfigError(f"{recipe!r} is no recipe; the recipe comes first, one of: {', '.join(known)}")
     if path.suffix in (".yaml", ".yml"):
         raise ConfigError(f"recipe {recipe} does not exist; give a .yaml file, or one of: {', '.join(known)}")
-    raise ConfigError(wrong_choice("recipe", recipe, known) + ", or the path of a .yaml file")
+    near = difflib.get_close_matches(recipe, known, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    way_out = "give one that burnish recipes lists, such as quickstart, or a .yaml file"
+    raise ConfigError(f"recipe is {recipe}, which is none; {hint}{way_out}")
 
 
 def _shipped() -> list[str]:
@@ -113,8 +121,8 @@ def _layers(path: Path) -> Layers:
     return [(file, content) for file, content, _ in _extended(path)]
 
 
-def hardware_of(recipe: str) -> Hardware | None:
-    """The machine that a recipe is made for, by its own file or the nearest that it extends; None if none states it.
+def hardware_of(recipe: str) -> tuple[Hardware, ...]:
+    """The GPUs that a recipe is made for, by its own file or the nearest that it extends; empty if none states them.
 
     Args:
         recipe: name of a recipe that ships with Burnish, or path of a .yaml file.
@@ -122,18 +130,25 @@ def hardware_of(recipe: str) -> Hardware | None:
     Raises:
         ConfigError: what it states is malformed.
     """
-    return next((stated for *_, stated in _extended(find_recipe(recipe)) if stated is not None), None)
+    return next((stated for *_, stated in _extended(find_recipe(recipe)) if stated), ())
 
 
-def _extended(path: Path) -> Iterator[tuple[str, dict[str, Any], Hardware | None]]:
-    """File, options and machine of a recipe and, recursively, of the recipes that it extends."""
+def model_of_hardware(recipe: str) -> str | None:
+    """The model that the statement of a recipe's hardware is about; None if nothing is stated."""
+    about = dropwhile(lambda one: not one[2], _extended(find_recipe(recipe)))
+    models = (content.get("model") for _, content, _ in about)
+    return next((model["path"] for model in models if isinstance(model, dict) and "path" in model), None)
+
+
+def _extended(path: Path) -> Iterator[tuple[str, dict[str, Any], tuple[Hardware, ...]]]:
+    """File, options and hardware of a recipe and, recursively, of the recipes that it extends."""
     seen: list[Path] = []
     where = ""
     while path.resolve() not in seen:
         seen.append(path.resolve())
         file, content = _shown(path), read_recipe(path)
         stated, extended = content.pop(KEY, None), content.pop("extends", None)
-        yield file, content, None if stated is None else read_hardware(stated, file)
+        yield file, content, () if stated is None else read_hardware(stated, file)
         if extended is None:
             return
         where = f"extends is {show(extended)} (in {file})"

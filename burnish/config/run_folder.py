@@ -17,13 +17,23 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any, Self
 
 from burnish.config import RunConfig, changes, dump, load
-from burnish.config.overrides import read_overrides
+from burnish.config.hardware import read_machine
 from burnish.config.plugins import chosen_by_path, portable
 from burnish.config.text import to_dict
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError, first_line
 from burnish.utils.json_text import parse_json
-from burnish.utils.paths import CHECKPOINTS, CONFIG, KEPT, METRICS, VALIDATED, VALIDATION, holds_run
+from burnish.utils.paths import (
+    CHECKPOINTS,
+    CLAIM,
+    CONFIG,
+    KEPT,
+    METRICS,
+    VALIDATED,
+    VALIDATION,
+    check_run_folder,
+    holds_run,
+)
 from burnish.utils.reading import checked_path, read_long
 from burnish.utils.user_code import code_of
 
@@ -124,10 +134,11 @@ class RunFolder:
         """Lock the folder, if it exists, against other training processes until ``close`` or the end of this one.
 
         Raises:
-            UserError: another process trains here, or the folder can't be made.
+            UserError: another process trains here, the folder can't be made, or it holds files that no run wrote.
         """
         if self._claim is not None:
             return
+        check_run_folder(str(self.path))
         if not self.path.is_dir():
             self._try_out()
             return
@@ -137,10 +148,10 @@ class RunFolder:
             raise UserError("burnish train needs Linux or macOS; on Windows run it in WSL") from None
         with writing(self.path):
             # never through a link: the folder may come from somebody else, and the file is overwritten below
-            number = os.open(self.path / ".claim", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+            number = os.open(self.path / CLAIM, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
             if not stat.S_ISREG(os.fstat(number).st_mode):
                 os.close(number)
-                raise UserError(f"{self.path / '.claim'} is a pipe or a device; remove it")
+                raise UserError(f"{self.path / CLAIM} is a pipe or a device; remove it")
             file = os.fdopen(number, "a+", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -281,7 +292,7 @@ def check_place(recipe: str, overrides: Sequence[str], config: RunConfig) -> Non
         UserError: the folder has been moved, or its relative path means another one from here.
     """
     path = Path(recipe)
-    if path.name != CONFIG or not (path.parent / METRICS).exists() or "output_dir" in read_overrides(overrides):
+    if path.name != CONFIG or not (path.parent / METRICS).exists() or "output_dir" in read_machine(overrides)[1]:
         return
     if Path(config.output_dir).resolve() != path.parent.resolve():
         raise UserError(

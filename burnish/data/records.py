@@ -112,7 +112,7 @@ def read_files(
     media_at = None if media_folder is None else checked_path(media_folder, "data.media_folder")
 
     def sources() -> Iterator[tuple[str, Record]]:
-        for part, path in enumerate(files_of(files)):
+        for part, path in enumerate(map(_index, files_of(files))):
             record = None
             for record in records(path):
                 folder = media_at or record.folder
@@ -126,6 +126,16 @@ def read_files(
         return read(record)
 
     return read_all(sources(), checked, check)
+
+
+def _index(path: Path) -> Path:
+    """The list of records in a folder: metadata.jsonl, as of kept samples and of datasets' image folders, or the only
+    .jsonl, as of pairs; any other path as it is."""
+    if not path.is_dir():
+        return path
+    named = path / "metadata.jsonl"
+    lists = [named] if named.is_file() else list(path.glob("*.jsonl"))
+    return lists[0] if len(lists) == 1 else path
 
 
 def _list(path: Path) -> Iterator[Record]:

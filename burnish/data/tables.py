@@ -105,7 +105,7 @@ def read_saved(path: Path) -> Iterator[dict[str, Any]]:
         raise UserError(f"{path} holds several splits; name one: {', '.join(str(path / split) for split in splits)}")
     try:
         table = datasets.Dataset.load_from_disk(str(path))
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # whatever the library makes of files that are not its own
         raise UserError(
             f"{path} was not saved by the datasets library ({error}); give a file, or a folder that save_to_disk wrote"
         ) from None

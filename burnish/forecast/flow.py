@@ -320,10 +320,10 @@ def _in_some_form(model: Any) -> Callable[..., Any]:
         return predict
 
     def predicted(*args: Any, **kwargs: Any) -> Any:
-        if (model.wide, model.shares) != FORMS[-1]:
+        if FORMS[-1] not in model.forms.values():
             with suppress(*SLIPS):
                 return predict(*args, **kwargs)
-            model.wide, model.shares = FORMS[-1]
+            model.forms = dict.fromkeys(model.forms, FORMS[-1])
         return predict(*args, **kwargs)
 
     return predicted
@@ -337,7 +337,7 @@ def how(job: FlowJob) -> Any:
 
 def _form(model: Any) -> Any:
     """How a model puts rows together."""
-    return (model.wide, model.shares) if isinstance(model, Universal) else None
+    return tuple(model.forms.values()) if isinstance(model, Universal) else None
 
 
 def _sizes(pictures: Sequence[np.ndarray], *_: Any) -> Any:

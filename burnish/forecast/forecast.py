@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -36,7 +35,6 @@ from burnish.utils.weights import without_weights
 OVERHEAD = 3 << 29  # bytes that CUDA, its libraries and NCCL take before any tensor: 1.5 GiB
 AWAKE = (BASELINE, SAMPLE, VALIDATE, PUBLISH)  # phases in which a vLLM that sleeps does not
 FRAGMENTS = 0.05  # of the peak that the allocator can't use
-UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 @dataclass(frozen=True)
@@ -255,19 +253,6 @@ def _quietly() -> Iterator[None]:
 def needed(peak: int) -> int:
     """Bytes of memory that a GPU must have for a peak, with what no forecast sees."""
     return int(peak * (1 + FRAGMENTS)) + OVERHEAD
-
-
-def in_bytes(text: str) -> int:
-    """A size such as 80GB or 24GiB.
-
-    Raises:
-        UserError: it is none.
-    """
-    matched = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)\s*([KMGT]?i?B)", text.strip(), re.IGNORECASE)
-    unit = UNITS.get(matched[2].upper()) if matched else None
-    if matched is None or unit is None or not float(matched[1]):
-        raise UserError(f"memory is {text!r:.40}; give the memory of a GPU such as memory=80GB or memory=24GiB")
-    return int(float(matched[1]) * unit)
 
 
 def shown(size: float) -> str:

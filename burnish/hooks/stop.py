@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Self
@@ -173,6 +174,17 @@ def _print(text: str) -> None:
     """Print from a signal handler, which may interrupt print or logging."""
     with contextlib.suppress(OSError):
         os.write(2, text.encode())
+
+
+def end_with_parent(parent: int) -> None:
+    """Stop as after SIGTERM once the process that started this one is gone, however it ended."""
+
+    def follow() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 def ignore_further_signals() -> None:

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     import torch
 
 NONE: Mapping[str, str] = MappingProxyType({})
+ADAPTER = (
+    "is a LoRA adapter; set model.path to the model that it was trained on, and model.lora.path to this folder (its "
+    "rank is model.lora.rank)"
+)
+ADAPTERS = {"adapter_config.json": ADAPTER, "pytorch_lora_weights.safetensors": ADAPTER}
 
 
 def read_folder(
@@ -37,6 +42,8 @@ def read_folder(
         UserError: there is no such directory, or it has no such file.
     """
     path = model_folder(options.path, options.revision, index=config)
+    if path.is_file():
+        raise UserError(f"model.path is {options.path}, a single file; {_of_file(path, library)}")
     if not path.is_dir():
         raise UserError(f"model.path is {options.path}, which is not a directory; it must hold a {library} {what}")
     check_folder(path)
@@ -44,8 +51,18 @@ def read_folder(
         return path, read_object(path / config)
     except FileNotFoundError:
         wrong = f"has no {config}; it must be a {what} as {library}' save_pretrained writes it"
-        known = next((says for name, says in others.items() if (path / name).is_file()), wrong)
+        known = next((says for name, says in {**others, **ADAPTERS}.items() if (path / name).is_file()), wrong)
         raise UserError(f"model.path is {options.path}, which {known}") from None
+
+
+def _of_file(path: Path, library: str) -> str:
+    """How a single file becomes a model's directory, as far as its library can make one of it."""
+    if library == "diffusers":
+        return (
+            "convert it to a directory once: the class of its pipeline (StableDiffusionXLPipeline, FluxPipeline, ...) "
+            f".from_single_file({str(path)!r}).save_pretrained('DIR'), and set model.path=DIR"
+        )
+    return "give the directory that it lies in, with its config.json and tokenizer, or a GGUF file"
 
 
 def placement_of(options: CommonModelOptions, *, frozen: bool = False) -> tuple[str, torch.dtype, torch.dtype]:

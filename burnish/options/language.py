@@ -50,8 +50,8 @@ class LanguageModelOptions(CommonModelOptions):
     """Which model is trained, and which of its weights."""
 
     path: str
-    """Directory in transformers layout; org/name downloads that model of the Hugging Face hub; burnish:NAME is one that
-    ships with Burnish."""
+    """Directory in transformers layout, or a GGUF file; org/name downloads that model of the Hugging Face hub;
+    burnish:NAME is one that ships with Burnish, package:NAME/FILE one inside of an installed Python package."""
     tokenizer: str | None = None
     """Directory, or name on the hub, of a tokenizer in the place of the model's own, with its chat template, and its
     processor if there is one. It is checked against the model's vocabulary, and exported with the weights."""

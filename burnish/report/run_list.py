@@ -6,23 +6,24 @@ import os
 import re
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from burnish.config.run_folder import STEP, RunFolder, is_row
+from burnish.config.run_folder import LARGEST_METRICS, LONGEST_ROW, STEP, RunFolder, is_row
 from burnish.evaluation.records import HEADER
 from burnish.report.points import Points, series
 from burnish.report.reading import read_configuration
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json
-from burnish.utils.paths import CONFIG, METRICS
-from burnish.utils.reading import read_file
+from burnish.utils.paths import CLAIM, CONFIG, METRICS
+from burnish.utils.reading import read_long
 
 DEEPEST = 4  # folders below the one that is looked through
 MOST_RUNS, MOST_FOLDERS = 1000, 20_000
-LARGEST = 256 << 20  # bytes of metrics.jsonl
 QUIET = 300.0  # seconds without a line after which a run of another machine counts as stopped
 WITHIN = {
     "validation", "reference", "checkpoints", "samples", "validation_samples", "tensorboard", "profiles", "earlier",
@@ -121,27 +122,31 @@ def stamp(file: Path) -> tuple[int, int]:
 def _told(file: str, changed: int, size: int) -> dict[str, Any]:
     """Validation rewards, updates and seconds; other lines are not parsed, so that many runs are listed at once."""
     rewards: Points = []
-    updates, content = 0, b""
-    if size:
-        try:
-            content = read_file(Path(file), LARGEST)
-        except UserError:
-            content = b""
-    lines = content.split(b"\n")
-    for number, line in enumerate(lines):
-        if b'"val-core/' not in line and number < len(lines) - 3:
-            continue
+    seconds, last = 0.0, deque[bytes](maxlen=3)  # the newest line may be half written
+    steps = [0]
+
+    def take(line: bytes) -> None:
         try:
             row = parse_json(line)
         except ValueError:
-            continue
+            return
         if not is_row(row) or type(row.get(STEP)) is not int:
-            continue
-        updates = max(updates, row[STEP])
+            return
+        steps.append(row[STEP])
         found = [v for k, v in row.items() if k.startswith("val-core/") and "/reward/mean@" in k and v is not None]
         if found:
             rewards.append((row[STEP], sum(found) / len(found)))
-    return {"rewards": rewards, "updates": updates, "seconds": sum(map(_number, TIME.findall(content)))}
+
+    with suppress(UserError):  # it is no file
+        for _, line in read_long(Path(file), LONGEST_ROW, LARGEST_METRICS) if size else ():
+            seconds += sum(map(_number, TIME.findall(line)))
+            if b'"val-core/' in line:
+                take(line)
+            else:
+                last.append(line)
+    for line in last:
+        take(line)
+    return {"rewards": rewards, "updates": max(steps), "seconds": seconds}
 
 
 def _number(text: bytes) -> float:
@@ -154,7 +159,7 @@ def _number(text: bytes) -> float:
 
 def state(folder: RunFolder, updates: int, planned: int, clock: Callable[[], float] = time.time) -> str:
     """``running``, ``finished`` or ``stopped``; the lock is only looked at, since a run that starts must get it."""
-    claim = folder.path / ".claim"
+    claim = folder.path / CLAIM
     try:
         text = claim.read_text(encoding="utf-8")[:200] if claim.is_file() and not claim.is_symlink() else ""
     except (OSError, ValueError):

@@ -291,6 +291,8 @@ def next_steps(folder: RunFolder, run: Summary) -> list[tuple[str, str]]:
         (f"sample other {run.words.samples}", f"burnish sample {path} {run.words.sample_arguments}"),
         (f"evaluate with more {run.words.samples}", f"burnish eval {path} validation.n=16"),
     ]
+    if not run.updates:
+        return [("train it", _train(folder, run))]  # nothing has been learned that could be sampled or exported
     steps = [
         *([] if run.judges else sampling),
         ("export the trained model", f"burnish export {path} --output my_model"),

@@ -152,10 +152,13 @@ def _guidance(run: Summary) -> list[Point]:
     text = f"Guidance {scale:g} alone, without training, reaches {REWARD.show(reached)}{also}, {cost}. "
     half = ", at half the cost" if own == 1 else ""
     reward = run.doubted(REWARD)
+    if reward.chance == math.inf:
+        return [Point("weigh", f"{text}Whether the trained model is level with that is unknown: {FEW}.")]
     if reward.sign(reached, after) == 1:
         return [Point("gained", f"{text}The trained model is beyond that{half}.")]
     if after >= reached:
-        return [Point("gained", f"{text}The trained model is level with that{half}.")]
+        rose = reward.sign(before, after) == 1  # or it was so before
+        return [Point("gained" if rose else "weigh", f"{text}The trained model is level with that{half}.")]
     if reward.sign(before, after) == 1 and reached > before:
         share = 100 * (after - before) / (reached - before)
         return [Point("weigh", f"{text}Training closed {share:.0f}\N{NO-BREAK SPACE}% of that gap{half}.")]
@@ -201,7 +204,7 @@ def _peak(run: Summary) -> list[Point]:
     peak, last = REWARD.of(best), REWARD.of(run.after)
     assert peak is not None
     assert last is not None
-    if peak - last < FELL_BACK or best[STEP] == 0:
+    if peak - last < max(FELL_BACK, run.doubted(REWARD).chance) or best[STEP] == 0:
         return []
     text = f"The best validation came earlier: {REWARD.show(peak)} after update {best[STEP]}."
     if run.config.get("checkpoint", {}).get("keep_best"):

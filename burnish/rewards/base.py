@@ -184,6 +184,8 @@ class Reward(AnyReward):
         return f"{self.name} scores {_named(self.reads)}, but the model draws {drawn}s"
 
     def unable(self, sample: Any) -> str:
+        if hasattr(sample, "text"):
+            return f"{self.name} scores {_named(self.reads)}, and this is a text"
         if not is_finite(sample):
             return f"the {kind(sample)} has non-finite values"
         if isinstance(sample, Clip) and self.reads == ("sound",) and sample.sound is None:

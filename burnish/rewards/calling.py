@@ -33,16 +33,31 @@ OTHERS = {  # parameters of functions that were written for another library: for
     "completions": "batch",
     "completion_ids": "batch",
     "metadata": "batch",
+    "reward_input": "single",
+    "reward_inputs": "batch",
 }
 SAMPLES = {
     "drawn": ("images", "image", "videos", "video", "audios", "audio", "solution_image"),
-    "said": ("responses", "response", "solution_str", "completions"),
+    "said": ("responses", "response", "solution_str", "completions", "reward_inputs", "reward_input"),
 }
 INPUT_OF = {
     "latents": "latents", "latent": "latents", "embeddings": "embeddings", "embedding": "embeddings",
-    "response_ids": "response_ids", "completion_ids": "response_ids",
+    "response_ids": "response_ids", "completion_ids": "response_ids", "reward_inputs": "response_ids",
+    "reward_input": "response_ids",
 }  # fmt: skip
-READS_RECORD = {"ground_truth", "extra_info", "metadata"}
+READS_RECORD = {"ground_truth", "extra_info", "metadata", "reward_input", "reward_inputs"}
+# functions that were written for another library, by parameters that tell them: prompts are texts or messages for these
+FORMS = {
+    "EasyR1": [{"reward_input"}, {"reward_inputs"}],
+    "TRL": [{"completions"}],
+    "flow_grpo": [{"images", "prompts", "metadata"}],
+    "verl": [{"solution_str"}, {"solution_image"}],
+}
+ACCEPTED = (
+    "(responses, prompts) or (images, prompts) in this order; parameters by name, such as response, reference, label "
+    "(docs/own_reward.md); verl's compute_score(data_source, solution_str, ground_truth, extra_info), EasyR1's "
+    "compute_score(reward_inputs), TRL's (completions, **kwargs) and flow_grpo's (images, prompts, metadata)"
+)
 KNOWN = {*PLURAL, *PLURAL.values(), *EITHER, *OTHERS}
 
 
@@ -54,6 +69,12 @@ class Call:
     fields: tuple[str, ...] = ()  # of ``KNOWN``
     columns: Mapping[str, Any] | None = None  # keys of the record that it names, with their defaults
     rest: bool = False  # whether it takes all other keys of the record, too
+
+    @property
+    def form(self) -> str:
+        """The library that it was written for; "" for none."""
+        named = {*self.fields}
+        return next((library for library, told in FORMS.items() if any(one <= named for one in told)), "")
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -71,7 +92,7 @@ class Call:
         parts = [given.select([row]) for row in range(len(samples))]
         found: dict[str, list[Any]] = {
             name: [
-                _value(name, sample, prompt, part, keys, self.fields)
+                _value(name, sample, prompt, part, keys, self.form)
                 for sample, prompt, part, keys in zip(samples, prompts, parts, own, strict=True)
             ]
             for name in self.fields
@@ -89,7 +110,7 @@ class Call:
         """The arguments of a call about one sample."""
         own = self._own(prompt)
         found = dict(own) if self.rest else {name: own[name] for name in self.columns or {} if name in own}
-        return found | {name: _value(name, sample, prompt, given, own, self.fields) for name in self.fields}
+        return found | {name: _value(name, sample, prompt, given, own, self.form) for name in self.fields}
 
     def _own(self, prompt: Prompt) -> dict[str, Any]:
         """The user's keys of a record, read anew: what a function changes in them changes no other call."""
@@ -221,13 +242,14 @@ def _bind(
         what = "class" if isinstance(target, type) else "function"
         raise UserError(
             f"reward {what} {target.__qualname__}{signature}{line_of(target)} {how} {what}({call}), which it doesn't "
-            f"accept: {error}; change its parameters, or the option arguments of the reward"
+            f"accept: {error}; change its parameters, or the option arguments of the reward. A function takes "
+            f"{ACCEPTED}"
         ) from None
 
 
-def _value(name: str, sample: Any, prompt: Prompt, given: Given, own: Mapping[str, Any], fields: Sequence[str]) -> Any:
-    """What one sample has under a name of ``KNOWN``; ``own`` are the keys of its record."""
-    told = "completions" in fields or "metadata" in fields  # written for TRL or flow_grpo
+def _value(name: str, sample: Any, prompt: Prompt, given: Given, own: Mapping[str, Any], form: str) -> Any:
+    """What one sample has under a name of ``KNOWN``; ``own`` are the keys of its record, ``form`` the library's."""
+    told = form in ("TRL", "flow_grpo")
     match name:
         case "images" | "image" | "videos" | "video" | "solution_image" | "responses" | "response":
             return sample
@@ -245,6 +267,11 @@ def _value(name: str, sample: Any, prompt: Prompt, given: Given, own: Mapping[st
         case "ground_truth":
             raw = own.get("reward_model")
             return raw["ground_truth"] if isinstance(raw, dict) and "ground_truth" in raw else prompt.answer
+        case "reward_inputs" | "reward_input":
+            return {
+                "response": sample.text, "response_length": len(given.inputs["response_ids"][0]),
+                "ground_truth": _value("ground_truth", sample, prompt, given, own, form),
+            }  # fmt: skip
         case "labels" | "label":
             return prompt.label
         case "sources" | "source" | "data_source":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Awaitable, Iterator, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -22,6 +23,8 @@ from burnish.utils.user_code import load_object
 if TYPE_CHECKING:
     from burnish.types.prompt import Prompt
 
+log = logging.getLogger(__name__)
+
 TOGETHER = 64  # calls about single samples of an async function that wait at a time
 
 
@@ -39,13 +42,15 @@ class FunctionReward(AnyReward):
     """Keyword arguments of every call; of a class, those that it is made with, once."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the object that was made of a class: every process makes its own."""
-        return {name: value for name, value in vars(self).items() if name != "_made"}
+        """Without what the path leads to, and the object that was made of a class: every process finds its own."""
+        return {name: value for name, value in vars(self).items() if name not in ("_found", "_made")}
 
     @property
     def _thing(self) -> Any:
-        """What the path leads to."""
-        return load_object(self.path, "reward function")
+        """What the path leads to, looked up once: from another folder, to which it may go, it would lead elsewhere."""
+        if "_found" not in vars(self):
+            vars(self)["_found"] = load_object(self.path, "reward function")
+        return vars(self)["_found"]
 
     @property
     def _callable(self) -> Any:
@@ -74,6 +79,8 @@ class FunctionReward(AnyReward):
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Refuse a function that can't be imported, or asks for what nobody has; it is not called."""
         call = self._call
+        if call.form:
+            log.info("reward function %s is called in the form of %s, by its parameters", self.path, call.form)
         _ = self.compares()
         for name in call.required:
             for prompt in prompts:

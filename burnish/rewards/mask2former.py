@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,8 +49,6 @@ def detector_complaint(folder: Path) -> str:
     if not isinstance(labels, dict) or len(labels) != len(CLASSES):
         count = len(labels) if isinstance(labels, dict) else 2
         return f"{folder} knows {count} classes, not COCO's {len(CLASSES)}; give one that was trained on its instances"
-    if find_spec("scipy") is None:
-        return "transformers needs scipy for Mask2Former: pip install 'burnish[geneval]'"
     return "; ".join(complaints_about(folder))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from burnish.rewards.base import AnyReward, Verdict
 from burnish.rewards.given import Given
 from burnish.rewards.judging import judge
-from burnish.utils.supervisor import Server
+from burnish.utils.supervisor import ChildDied, Server
 
 if TYPE_CHECKING:
     from burnish.types.prompt import Prompt
@@ -41,7 +41,7 @@ class ScoringProcess(Server):
 
         Raises:
             TimeoutError: no answer in time; the message says what was waited for.
-            ChildDied: the process ended.
+            ChildDied: the process ended, or answered something else.
         """
         begun, reward = time.monotonic(), self._rewards[label]
         self.load_rewards(seconds)
@@ -49,6 +49,8 @@ class ScoringProcess(Server):
         what = f"its verdicts on {len(samples)} {reward.judged}"
         own = given.only(reward.asks())
         verdicts: list[Verdict] = self.call(left, self._late(what), label, list(samples), list(prompts), own)
+        if len(verdicts) != len(samples):
+            raise ChildDied(f"it gave {len(verdicts)} verdicts on {len(samples)} {reward.judged}")
         return verdicts
 
     def _late(self, what: str) -> str:

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -15,7 +14,7 @@ from burnish.options import Count, Seconds, Threads, Whole
 from burnish.registry import options
 from burnish.rewards.base import Verdict
 from burnish.utils.errors import UserError
-from burnish.utils.http import Servers, check_url, read_token
+from burnish.utils.http import check_url, read_token, servers
 
 if TYPE_CHECKING:
     from burnish.types.prompt import Prompt
@@ -79,13 +78,12 @@ class RemoteOptions:
     ) -> list[Verdict]:
         """The verdicts on samples, several requests at once; those of a request that fails are missing."""
         until = time.monotonic() + self.deadline
-        check = None if health is None else partial(_joined, health)
-        servers = Servers(self.urls, token=self._token(), health=check)
+        balanced = servers(tuple(self.urls), self._token(), health)
 
         def chunk(start: int) -> Sequence[Verdict]:
             some = slice(start, start + self.batch_size)
             try:
-                reply = servers.post_json(
+                reply = balanced.post_json(
                     ask(samples[some], prompts[some]),
                     deadline=until - time.monotonic(),
                     retries=self.retries,
@@ -132,7 +130,3 @@ def _number(value: Any, url: str) -> Verdict:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return Verdict(None, (), f"{url} returned {value!r:.80}, which is not a finite number")
     return Verdict(float(value))
-
-
-def _joined(path: str, url: str) -> str:
-    return url.rstrip("/") + path

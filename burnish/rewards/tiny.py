@@ -30,7 +30,6 @@ SIZE, PATCH = 56, 14  # pixels of a picture, and of a patch
 TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
 SEES = {**TOWER, "image_size": SIZE, "patch_size": PATCH}
 SHARED = 24  # width of the space of pictures and texts
-ABOUT = "tiny_scorer.json"  # in every folder that is written, which may then be replaced
 WIDTH = 128  # of BLIP's towers: two heads
 
 
@@ -277,7 +276,6 @@ def write(scorer: TinyScorer, folder: Path, seed: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with quietly():
         scorer.write(folder, seed)
-    (folder / ABOUT).write_text(json.dumps({"reward": scorer.name, "seed": seed}))
     for path in folder.rglob("*.safetensors"):
         path.chmod(0o644)  # safetensors writes them for their owner alone
 

@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -157,6 +158,8 @@ def _connect(address: str, options: RayOptions, pools: PoolsOptions) -> None:
             "worker_register_timeout_seconds": int(options.start_timeout),
         }
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if not sys.stdout.isatty():
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # a log file gets plain lines of the workers
     arguments |= options.init
     for attempt in range(1, ATTEMPTS + 1):
         try:

@@ -72,6 +72,10 @@ class Mlflow:
 
 
 def _allowed(name: str) -> str:
-    """A name with the characters that MLflow takes; @ as verl writes it."""
-    found = re.sub(r"[^/\w.\- :]", "_", re.sub(r"/+", "/", name.replace("@", "_at_")))
-    return found.strip("/.") or "_"
+    """A name with the characters that MLflow takes; @ as verl writes it.
+
+    Behind its group its parts are joined by dots: MLflow's files can't have both ``a/b`` and ``a/b/c``.
+    """
+    found = re.sub(r"[^/\w.\- :]", "_", re.sub(r"/+", "/", name.replace("@", "_at_"))).strip("/.")
+    group, slash, rest = found.partition("/")
+    return f"{group}{slash}{rest.replace('/', '.')}" or "_"

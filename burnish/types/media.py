@@ -21,7 +21,7 @@ from burnish.utils.containers import (
     read_sound,
     video_shape,
 )
-from burnish.utils.pictures import as_rgb, open_picture
+from burnish.utils.pictures import as_rgb, check_pixels, open_picture
 from burnish.utils.spool import Spool, Unread
 
 if TYPE_CHECKING:
@@ -261,6 +261,7 @@ class Media:
             self.check()
             return 0, 0
         header = self._header()
+        check_pixels(header.width, header.height)
         return (header.width, header.height) if header.complete else self.decode()
 
     def stated(self) -> tuple[int, int]:

@@ -7,15 +7,17 @@ import json
 import math
 import os
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from functools import cache
 from http.cookiejar import DefaultCookiePolicy
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json
@@ -29,6 +31,7 @@ LARGEST = 16 << 20  # bytes of a reply
 SHOWN = 200  # characters of a server's own explanation in a message
 TRY_AGAIN = (408, 425, 429)  # the server is busy; other 4xx are errors of the request
 OF_THIS_MACHINE = ("169.254.169.254", "metadata.google.internal")  # a proxy would be told of its own machine
+SECRET = re.compile(r"key|token|secret|password|signature|credential|^(auth|sig|pwd)$", re.IGNORECASE)
 GRACE = 1.0  # seconds after a deadline for the thread that watches it to say so
 
 
@@ -55,12 +58,15 @@ def check_url(url: str, option: str) -> None:
     try:
         address = urlsplit(url)
         given, host, _ = "@" in address.netloc, address.hostname, address.port
+        secret = next((name for name, _ in parse_qsl(address.query) if SECRET.search(name)), None)
     except ValueError:  # a bracket that is not closed, a port that is no number
-        given, host = "@" in url, None
+        given, host, secret = "@" in url, None, None
     if not given and not host:
         raise UserError(f"{option} is {url!r:.200}, which is no address; write http://HOST:PORT or https://HOST/PATH")
     if given:
         raise UserError(f"{option} contains a user name or password, which would be saved; use token_variable")
+    if secret is not None:
+        raise UserError(f"{option} has {secret}=... in its address, which would be saved; use token_variable")
 
 
 def read_token(variable: str | None, option: str) -> str | None:
@@ -191,6 +197,18 @@ class Servers:
         now = time.monotonic()
         with self._lock:
             return any(server.rests_until <= now for server in self._servers)
+
+
+@cache
+def servers(urls: tuple[str, ...], token: str | None, health: str | None) -> Servers:
+    """Those of a process: which of them fail, and rest, is known from one batch to the next.
+
+    Args:
+        urls: of servers that do the same work.
+        token: for the Authorization header.
+        health: path that says whether a server is well again; None asks none.
+    """
+    return Servers(urls, token=token, health=None if health is None else lambda url: url.rstrip("/") + health)
 
 
 def request(

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from burnish.utils.disk import writing
 from burnish.utils.errors import UserError, first_line
+from burnish.utils.gguf import converted, is_gguf
 from burnish.utils.json_text import read_object
 from burnish.utils.paths import PREFIX, resolve
 from burnish.utils.weights import complaints_about, vocabulary_complaint
@@ -179,15 +180,9 @@ class HubModel:
         return "diffusers" if self.index == PIPELINE else "transformers"
 
     def command(self) -> str:
-        """What fetches the same files by hand, into DIR."""
-        if self.files:
-            wanted = list(self.files)
-        elif self.index == PIPELINE:
-            wanted = [PIPELINE, *(f"*/{pattern}" for pattern in (*_TEXTS, *_WEIGHTS))]
-        else:
-            wanted = [*_TEXTS, *_WEIGHTS]
+        """What fetches it by hand, into DIR."""
         revision = ["--revision", self.revision] if self.revision else []
-        included = [word for pattern in wanted for word in ("--include", pattern)]
+        included = [word for pattern in self.files for word in ("--include", pattern)]
         return shlex.join(["hf", "download", self.name, "--local-dir", "DIR", *revision, *included])
 
 
@@ -242,6 +237,8 @@ def model_folder(
 ) -> Path:
     """The directory of a model: the user's own, one that ships with Burnish, or one of the hub, which is downloaded.
 
+    A GGUF file is converted to one; see ``converted``.
+
     Args:
         path, revision, index, option, files: as ``hub_model`` takes them.
 
@@ -250,9 +247,10 @@ def model_folder(
     """
     model = hub_model(path, revision, index=index, option=option, files=files)
     if model is None:
-        return resolve(path)
-    if is_commit(revision) and (found := model.cached()) is not None:
-        return found
+        found = resolve(path)
+        return converted(found, option) if is_gguf(found) and index != PIPELINE else found
+    if is_commit(revision) and (cached := model.cached()) is not None:
+        return cached
     return model.download()
 
 

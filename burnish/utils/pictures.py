@@ -7,14 +7,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+MOST_PIXELS = 2**26
 DEEPEST = 2**16 - 1  # value of a picture of 16 bits
+
+
+def check_pixels(width: int, height: int) -> None:
+    """Refuse a picture that would take gigabytes of memory, by its header alone.
+
+    Raises:
+        OSError: it has too many pixels.
+    """
+    if width * height > MOST_PIXELS:
+        raise OSError(f"it has {width} x {height} pixels, more than {MOST_PIXELS:,}; scale it down")
 
 
 def open_picture(file: Any) -> Image:
     """``PIL.Image.open``, of all formats but PostScript: PIL has that drawn by Ghostscript, which runs it as a program.
 
     Raises:
-        OSError: it is no picture, or PostScript.
+        OSError: it is no picture, PostScript, or has too many pixels.
     """
     from PIL import Image
 
@@ -22,6 +33,11 @@ def open_picture(file: Any) -> Image:
     if opened.format == "EPS":
         opened.close()
         raise OSError("it is PostScript, which is a program; save it as PNG")
+    try:
+        check_pixels(*opened.size)
+    except OSError:
+        opened.close()
+        raise
     return opened
 
 

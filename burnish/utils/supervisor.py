@@ -180,9 +180,32 @@ class Server(Child):
             return self._exchange(arguments)
 
     def _exchange(self, message: Any) -> Any:
-        self.wire.send(message)
+        """The answer to a message, which has its number: one that was not asked for is never taken for another.
+
+        Numbers are drawn, so that nobody has the next one before it is asked for.
+
+        Raises:
+            ChildDied: what came is not the answer to this message.
+        """
+        asked = int.from_bytes(os.urandom(8))
+        if self.wire.poll():
+            self._receive()
+            raise ChildDied("it answered although nothing was asked")
+        self.wire.send((asked, message))
         self.await_message()
-        return self.wire.recv()
+        number, answer = self._receive()
+        if number != asked:
+            raise ChildDied("it answered another request than the one that it was asked")
+        return answer
+
+    def _receive(self) -> tuple[int, Any]:
+        try:
+            number, answer = self.wire.recv()
+        except (EOFError, OSError):
+            raise
+        except Exception as error:  # two processes wrote at the same time
+            raise ChildDied(f"its answer can't be read: {error}") from error
+        return number, answer
 
 
 def serve(pipe: Connection, parent: int) -> None:
@@ -194,18 +217,27 @@ def serve(pipe: Connection, parent: int) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends this process
     os.set_inheritable(pipe.fileno(), False)
+    own = os.getpid()
+    os.register_at_fork(after_in_child=pipe.close)
     threading.Thread(target=_follow, args=(parent,), daemon=True).start()
+
+    def answer(number: int, value: Any) -> None:
+        if os.getpid() != own:
+            os._exit(0)  # a process that the function has forked, and that came back from it
+        pipe.send((number, value))
+
     # a closed pipe: the parent is gone, or wants no more
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        load, argument = pipe.recv()
+        number, (load, argument) = pipe.recv()
         try:
             function = load(argument)
         except Exception as error:
-            pipe.send(str(error))
+            answer(number, str(error))
             return
-        pipe.send(None)
+        answer(number, None)
         while True:
-            pipe.send(function(*pipe.recv()))
+            number, arguments = pipe.recv()
+            answer(number, function(*arguments))
 
 
 def _follow(parent: int) -> None:

@@ -6,6 +6,7 @@ because a configuration names it or because something that was pickled came from
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -104,7 +105,9 @@ def load_object(path: str, what: str) -> Any:
     found = getattr(module, name, None)
     if not callable(found):
         why = "has no such name" if found is None else "is not a function there"
-        raise UserError(f"path of {what} is {path!r}, but {name} {why}; give the name of a function")
+        near = difflib.get_close_matches(name, [one for one, value in vars(module).items() if callable(value)], n=1)
+        way_out = f"did you mean {near[0]}?" if near else "give the name of a function"
+        raise UserError(f"path of {what} is {path!r}, but {name} {why}; {way_out}")
     return found
 
 

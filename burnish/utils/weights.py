@@ -68,6 +68,22 @@ def complaints_about(folder: Path) -> Iterator[str]:
             yield f"{file} {problem}; fetch the model again"
 
 
+def refuse_quantized(config: dict[str, Any], where: str) -> None:
+    """Refuse a model whose files hold weights of few bits, which can't be trained.
+
+    Raises:
+        UserError: its config.json says so.
+    """
+    stated = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
+    how = stated.get("quant_method") if isinstance(stated, dict) else stated
+    if not how or how == "mxfp4":  # which transformers unpacks
+        return
+    raise UserError(
+        f"{where}, whose weights are quantized ({how}, by quantization_config in its config.json), so that they can't "
+        "be trained; give the model that it was made from, with model.quantization.weights=nf4 or int8 to save memory"
+    )
+
+
 def pickle_complaint(folder: Path) -> str:
     """What is wrong with a folder whose only weights are pickles under names that neither library reads; or ""."""
     names = sorted(os.listdir(folder))

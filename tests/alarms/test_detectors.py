@@ -124,6 +124,21 @@ def test_a_level_is_named_after_three_updates_beyond_it(name):
     assert alarm.text.endswith(LIMITS[name].means)
 
 
+def test_samples_of_older_weights_are_no_mismatch():
+    # as recorded where CPS samples one update ahead: its last steps have hardly any noise
+    row = {"rollout_corr/kl": 2050.0, "rollout_corr/log_ppl_abs_diff": 2e-4, "pipeline/staleness/max": 1.0}
+    row |= {
+        "rollout_corr/rollout_is_eff_sample_size": 0.16,
+        "rollout_corr/rollout_is_applied_eff_sample_size": 0.48,
+    }
+    for name in ("mismatch", "stale_samples"):
+        assert raised(Beyond(name, OPTIONS), [row] * 8)[-1][1] is None
+    same = row | {"pipeline/staleness/max": 0.0}
+    assert raised(Beyond("mismatch", OPTIONS), [same] * 3)[-1][1] is not None
+    old = row | {"rollout_corr/rollout_is_applied_eff_sample_size": 0.1}
+    assert raised(Beyond("stale_samples", OPTIONS), [old] * 3)[-1][1] is not None
+
+
 def test_equal_rewards_are_one_alarm():
     row = {"critic/rewards/solved_ratio": 1.0, "critic/rewards/max": 0.5, "critic/rewards/min": 0.5}
     assert raised(Beyond("constant_reward", OPTIONS), [row] * 5)[-1][1] is not None

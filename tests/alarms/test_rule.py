@@ -63,9 +63,9 @@ def test_few_prompts_take_more_updates():
     assert (Series(8, RATE).last, Series(1, RATE).last) == (2, 4)
 
 
-@pytest.mark.parametrize(("share", "freedom", "wanted"), [(0.05, 10, 2.2281), (0.001, 5, 6.8688), (0.001, 30, 3.6460)])
+@pytest.mark.parametrize(("share", "freedom", "wanted"), [(0.05, 10, 2.2281), (0.001, 3, 12.9240), (0.001, 30, 3.6460)])
 def test_students_distribution(share, freedom, wanted):
-    assert student(share, freedom) == pytest.approx(wanted, rel=0.03)
+    assert student(share, freedom) == pytest.approx(wanted, rel=1e-4)
 
 
 KINDS = {

@@ -146,7 +146,7 @@ def disk(tmp_path):
 
 
 def test_on_a_real_disk_however_much_is_free_the_message_is_clear(disk):
-    folder, filler = disk / "checkpoints", disk / "filler"
+    folder, filler = disk / "checkpoints", disk / ".filler"
     save(CheckpointStore(folder, NEWEST), 1)
     newest, outcomes = 1, []
     free = shutil.disk_usage(disk).free

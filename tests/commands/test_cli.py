@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -244,3 +245,39 @@ def test_help_speaks_of_both_kinds_of_models(capsys):
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     assert "models that draw and models that see" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["train", "quickstart", "--seed", "3"], "seed=3"),
+        (["train", "quickstart", "--optimizer.lr=1e-3"], "optimizer.lr=1e-3"),
+        (["train", "quickstrat"], "did you mean quickstart"),
+        (["train"], "required: RECIPE;"),
+    ],
+)
+def test_a_slip_is_answered_with_what_was_meant(given, said, capsys):
+    assert cli.main(given) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert said in told
+    assert len(told) < 250
+
+
+def test_recipes_are_filtered_by_a_word(capsys):
+    assert cli.main(["recipes", "geometry3k"]) == 0
+    printed = capsys.readouterr().out
+    assert "qwen25_vl/grpo" in printed
+    assert "sd35" not in printed
+    assert cli.main(["recipes", "nothing like it"]) == 2
+
+
+def test_a_tokenizer_that_panics_is_a_damaged_file(monkeypatch, capsys, tmp_path):
+    from tokenizers import Tokenizer
+
+    spec = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps({"version": "1.0", "added_tokens": [], "normalizer": spec, "model": model}))
+    monkeypatch.setattr(cli, "_run", lambda arguments: Tokenizer.from_file(str(file)) and 0)
+    assert cli.main(["doctor"]) == 2
+    assert "fetch the model again" in capsys.readouterr().err

@@ -89,11 +89,11 @@ def test_what_cannot_fit_is_refused_with_what_would(foreteller, capsys):
     said = str(raised.value)
     assert "a process of pool train needs 64.5 GiB, in 'update, backward', most of it activations (40.0 GiB)" in said
     assert "its GPUs have 40.0 GiB; it fits with a.b=1 c.d=2 (a third more computing; 30.0 GiB)" in said
-    assert "forecast=warn" in said
+    assert "force=true" in said
 
 
 def test_where_nothing_helps_that_is_said(foreteller):
-    with pytest.raises(UserError, match=r"none of the options .* use more processes"):
+    with pytest.raises(UserError, match=r"none of the options .* use more GPUs"):
         check(Cards(train=40 * GIB))
 
 

@@ -176,7 +176,7 @@ def test_diffusion_dpo_learns_from_the_pairs_of_a_run(tmp_path):
     assert made(tmp_path / "run", "out", most=3)
     metrics = run("quickstart", tmp_path / "dpo", [
         *SMALL, "algorithm=diffusion_dpo", "algorithm.online=false", "validation.reference_guidance=null",
-        f"data.train_files={tmp_path / 'run' / 'out' / 'pairs.jsonl'}", "data.train_batch_size=1",
+        f"data.train_files={tmp_path / 'run' / 'out'}", "data.train_batch_size=1",
     ])  # fmt: skip
     assert metrics["actor/loss"] > 0
     assert metrics["actor/grad_norm"] > 0
@@ -192,7 +192,7 @@ def test_dpo_and_reward_models_learn_from_the_pairs_of_a_run(tmp_path, algorithm
         given = [one for one in SMALL if "scoring" not in one]
     metrics = run("vlm_quickstart", tmp_path / algorithm, [
         *given, f"algorithm={algorithm}", "optimizer.warmup_steps=0", "data.train_batch_size=1",
-        f"data.train_files={tmp_path / 'run' / 'out' / 'pairs.jsonl'}",
+        f"data.train_files={tmp_path / 'run' / 'out'}",
     ])  # fmt: skip
     assert metrics["actor/grad_norm"] > 0
 
@@ -212,7 +212,7 @@ def test_sft_learns_from_the_best_pictures_of_training_and_of_validation(tmp_pat
         assert made(tmp_path / "run", name, form="sft", most=2, validation=validation)
         metrics = run("quickstart", tmp_path / f"sft{number}", [
             *SMALL, "algorithm=sft", "validation.reference_guidance=null", "data.train_batch_size=1",
-            f"data.train_files={tmp_path / 'run' / name / 'sft.jsonl'}",
+            f"data.train_files={tmp_path / 'run' / name}",
         ])  # fmt: skip
         assert metrics["actor/grad_norm"] > 0
 

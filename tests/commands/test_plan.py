@@ -33,7 +33,7 @@ def test_a_run_that_does_not_fit(foretold, capsys):
     assert plan("quickstart", ["memory=8GiB"]) == 1
     said = capsys.readouterr().out
     assert "does not fit" in said
-    assert "use more processes" in said
+    assert "use more GPUs (gpus=8)" in said
 
 
 def test_memory_is_given_once():

@@ -3,6 +3,7 @@ import os
 import signal
 import sys
 import threading
+import time
 
 import pytest
 
@@ -141,3 +142,24 @@ def test_a_run_without_validation_has_no_metrics(tmp_path):
 def test_the_first_values_decide_nothing_but_the_base_folder(recipe):
     with pytest.raises(ConfigError, match="seed is x"):
         sweep.checked(recipe, ["seed=x,1"])
+
+
+def test_a_member_stops_when_the_sweep_is_killed(tmp_path):
+    member = (
+        "import os, signal, sys, time; from burnish.hooks.stop import end_with_parent;"
+        "signal.signal(signal.SIGTERM, lambda *_: (open(sys.argv[1] + '/stopped', 'w'), os._exit(0)));"
+        "end_with_parent(os.getppid()); open(sys.argv[1] + '/begun', 'w'); time.sleep(60)"
+    )
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {member!r}, {str(tmp_path)!r}])"
+    parent = sweep.subprocess.Popen([sys.executable, "-c", code])
+    awaited(tmp_path / "begun")
+    parent.kill()
+    parent.wait()
+    awaited(tmp_path / "stopped")
+
+
+def awaited(file):
+    until = time.monotonic() + 30
+    while not file.exists():
+        assert time.monotonic() < until, file
+        time.sleep(0.05)

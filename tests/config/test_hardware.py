@@ -5,7 +5,7 @@ import pytest
 from burnish.cli import main
 from burnish.config.hardware import Hardware
 from burnish.config.load import hardware_of, load, recipe_names
-from burnish.utils.errors import ConfigError
+from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.hub import is_hub_id
 
 REAL = [name for name in recipe_names() if "/" in name]
@@ -14,7 +14,7 @@ REAL = [name for name in recipe_names() if "/" in name]
 def test_every_recipe_of_a_real_model_states_its_hardware():
     for name in recipe_names():
         real = is_hub_id(load(name).model.path)
-        assert (hardware_of(name) is not None) == real, name
+        assert bool(hardware_of(name)) == real, name
 
 
 @pytest.mark.parametrize(
@@ -31,14 +31,14 @@ def test_the_options_for_its_gpus_are_those_of_pools(hardware, options):
 
 
 def test_a_recipe_takes_the_statement_of_the_one_that_it_extends(tmp_path):
-    assert hardware_of("flux/flow_grpo") == Hardware(1, 80.0)
+    assert hardware_of("flux/flow_grpo") == (Hardware(1, 80.0),)
     eight = Hardware(8, 80.0, ("sharding.gather=compute", "model.offload=true"))
-    assert hardware_of("flux/mix_grpo") == eight
+    assert hardware_of("flux/mix_grpo") == (eight,)
     own = tmp_path / "own.yaml"
     own.write_text("extends: flux/mix_grpo\n")
-    assert hardware_of(str(own)) == eight
+    assert hardware_of(str(own)) == (eight,)
     own.write_text("extends: flux/mix_grpo\nhardware: {gpus: 2, memory_gb: 24}\n")
-    assert hardware_of(str(own)) == Hardware(2, 24.0)
+    assert hardware_of(str(own)) == (Hardware(2, 24.0),)
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,68 @@ def test_the_command_line_shows_it(capsys):
     assert "is made for 8 GPUs of 80 GB with runtime=ray pools.train.processes=8" in capsys.readouterr().out
     assert main(["recipes"]) == 0
     assert "1 GPU of 24 GB" in capsys.readouterr().out
+
+
+def composed(recipe, *options):
+    config = load(recipe, options)
+    train = config.pools.train
+    return config.runtime, train.nodes, train.processes, train.device
+
+
+def test_gpus_compose_what_a_recipe_states_below_the_command_line():
+    assert composed("qwen25_vl/grpo") == ("local", 1, 1, "auto")
+    assert composed("qwen25_vl/grpo", "gpus=8") == ("ray", 1, 8, "cuda")
+    assert composed("qwen25_vl/grpo", "gpus=8", "nodes=4") == ("ray", 4, 8, "cuda")
+    assert composed("sd35/flow_grpo", "gpus=16") == ("ray", 2, 8, "cuda")
+    assert load("qwen25_vl/grpo", ["gpus=8"]).sharding.gather == "compute"
+    assert load("qwen25_vl/grpo", ["gpus=8", "sharding.gather=exact"]).sharding.gather == "exact"
+    assert load("wan22/flow_grpo", ["gpus=1"]).model.offload
+    assert composed("wan22/flow_grpo", "gpus=1")[0] == "local"
+    twice = load("qwen25_vl_72b/grpo", ["gpus=128"]).pools
+    assert (twice.train.nodes, twice.rollout.nodes, twice.rollout.gpus) == (12, 4, 8)
+
+
+@pytest.mark.parametrize("recipe", REAL)
+def test_every_recipe_composes_for_eight_gpus_and_what_it_states(recipe):
+    for gpus in {max(8, hardware_of(recipe)[0].gpus), *(one.gpus for one in hardware_of(recipe))}:
+        pools = load(recipe, [f"gpus={gpus}"]).pools
+        held = pools.train.size + (pools.rollout.size * int(pools.rollout.gpus or 1) if pools.rollout else 0)
+        assert held == gpus
+
+
+def test_of_several_statements_the_nearest_is_taken(tmp_path):
+    own = tmp_path / "own.yaml"
+    cards = [(1, 80, 1), (8, 80, 2), (8, 141, 4)]
+    stated = ", ".join(
+        f"{{gpus: {gpus}, memory_gb: {memory}, options: [rollout.batch_size={size}]}}" for gpus, memory, size in cards
+    )
+    own.write_text(f"extends: quickstart\nhardware: [{stated}]\n")
+
+    def size(*options):
+        return load(str(own), options).rollout.batch_size
+
+    assert [size("gpus=1"), size("gpus=4"), size("gpus=8"), size("gpus=16")] == [1, 1, 2, 2]
+    assert [size("gpus=8", "memory=141GB"), size("gpus=8", "memory=96GB")] == [4, 2]
+
+
+@pytest.mark.parametrize(
+    "words", [["gpus=0"], ["gpus=eight"], ["nodes=2"], ["gpus=12"], ["gpus=8", "force=yes please"], ["memory=much"]]
+)
+def test_words_of_the_machine_have_values(words):
+    with pytest.raises(UserError, match=words[-1].partition("=")[0]):
+        load("qwen25_vl/grpo", words)
+
+
+def test_a_machine_that_cannot_run_a_recipe_refuses_it_before_anything_is_fetched(capsys):
+    assert main(["train", "qwen25_vl/grpo", "seed=3"]) == 2
+    assert "burnish train qwen25_vl/grpo gpus=8 seed=3" in " ".join(capsys.readouterr().err.split())
+    assert main(["train", "qwen25_vl/grpo", "gpus=8"]) == 2
+    assert "no GPU" in capsys.readouterr().err
+
+
+def test_another_model_and_force_go_on(capsys, tmp_path):
+    for more in ("model.path=" + str(tmp_path / "none"), "force=true"):
+        assert main(["train", "qwen25_vl/grpo", more, f"output_dir={tmp_path}/run"]) == 2
+        printed = capsys.readouterr()
+        assert "is made for 8 GPUs of 80 GB" in printed.out
+        assert "gpus=8" not in printed.err  # what stops it is that the model is not here

@@ -166,3 +166,21 @@ def test_a_recipe_that_says_its_task_is_believed(tmp_path):
     )
     with pytest.raises(ConfigError, match="algorithm is grpo, which belongs to task image-text-to-text"):
         load(str(tmp_path / "mine.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "kept"),
+    [
+        ("{exact: {}}", {"exact": 1.0}),  # in the place of format and numeric
+        ("{exact: {}, format: {}}", {"exact": 1.0, "format": 0.1}),
+        ("{exact: {weight: 0}}", {"exact": 0.0, "format": 0.1, "numeric": 0.9}),  # watched beside them
+        ("{format: {weight: 0.5}}", {"format": 0.5, "numeric": 0.9}),
+    ],
+)
+def test_own_rewards_replace_those_of_the_extended_recipe(tmp_path, caplog, rewards, kept):
+    own = tmp_path / f"{len(kept)}{len(rewards)}.yaml"
+    own.write_text(f"extends: qwen25_vl/grpo\nrewards: {rewards}\n")
+    assert {label: reward.weight for label, reward in load(str(own)).rewards.items()} == kept
+    assert ("replace" in caplog.text) == ("numeric" not in kept)
+    added = load("qwen25_vl/grpo", ["rewards.exact.weight=0.2"]).rewards
+    assert set(added) == {"exact", "format", "numeric"}

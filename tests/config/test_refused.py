@@ -325,5 +325,5 @@ def test_the_shipped_names_are_those_of_files_in_the_package(recipe):
      ("data.filter_overlong_prompts=true", "data.overlong=filter"), ("trainer.num_train_epochs=2", "data.epochs")],
 )  # fmt: skip
 def test_options_of_other_tools_are_translated(option, here):
-    with pytest.raises(ConfigError, match=f"but here that is {re.escape(here)}"):
+    with pytest.raises(ConfigError, match=f"here it is {re.escape(here)}"):
         load("vlm_quickstart", [option])

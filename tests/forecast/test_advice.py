@@ -2,11 +2,12 @@
 
 import pytest
 
+from burnish.config.hardware import in_bytes
 from burnish.forecast import advice
 from burnish.forecast.advice import Remedy, remedies
 from burnish.forecast.brief import UPDATE
 from burnish.forecast.counter import Peak
-from burnish.forecast.forecast import FRAGMENTS, OVERHEAD, Forecast, PoolForecast, in_bytes, needed, shown
+from burnish.forecast.forecast import FRAGMENTS, OVERHEAD, Forecast, PoolForecast, needed, shown
 from burnish.forecast.phases import SAMPLE
 from burnish.utils.errors import UserError
 

@@ -6,9 +6,10 @@ are thorough (test_real_sizes.py).
 
 import pytest
 
+from burnish.config.hardware import in_bytes
 from burnish.config.load import load
 from burnish.forecast.brief import BACKWARD, STEP, UPDATE
-from burnish.forecast.forecast import Forecast, forecast, in_bytes, shown
+from burnish.forecast.forecast import Forecast, forecast, shown
 
 EIGHT = ["runtime=ray", "pools.train.processes=8"]
 AWAY = ["rewards.pickscore.put_away=true", "rewards.watched_hpsv2.put_away=true"]

@@ -2,8 +2,9 @@
 
 import pytest
 
+from burnish.config.hardware import in_bytes
 from burnish.config.load import hardware_of, load
-from burnish.forecast.forecast import forecast, in_bytes
+from burnish.forecast.forecast import forecast
 
 EIGHT = ["runtime=ray", "pools.train.processes=8", "sharding.gather=compute"]
 
@@ -28,9 +29,9 @@ def test_a_run_of_a_thousand_and_two_thousand_tokens_fits(recipe: str, options: 
 def test_seventy_two_billion_weights_fit_on_what_their_recipe_states() -> None:
     """64 GPUs of 80 GB, 16 of which are vLLM's."""
     recipe = "qwen25_vl_72b/grpo"
-    hardware = hardware_of(recipe)
+    (hardware,) = hardware_of(recipe)
     assert (hardware.gpus, hardware.memory_gb) == (64, 80)
-    config = load(recipe, hardware.options)
+    config = load(recipe, [f"gpus={hardware.gpus}"])
     assert (config.data.max_prompt_length, config.rollout.max_new_tokens) == (1024, 2048)
     found = forecast(config)
     assert [pool.name for pool in found.pools] == ["train", "rollout"]

@@ -93,5 +93,5 @@ def test_a_run_that_cannot_fit_is_refused_before_weights_are_loaded(
         assert main(command) == 2
         said = " ".join(capsys.readouterr().err.split())
         assert "by forecast a process of pool train needs" in said
-        assert "set forecast=warn to train all the same" in said
+        assert "set force=true to train all the same" in said
     assert not (tmp_path / "run").exists()

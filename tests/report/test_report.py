@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -13,8 +14,8 @@ import pytest
 from burnish.commands.show import report
 from burnish.report import write_report
 from burnish.report.curves import WIDTH
-from burnish.report.measures import STRICT
-from burnish.report.summary import Summary
+from burnish.report.measures import REWARD, STRICT
+from burnish.report.summary import Summary, next_steps
 from burnish.report.verdict import headline, verdict
 from burnish.utils.errors import UserError
 from tests.support.reports import Story, page_of, run_folder
@@ -152,6 +153,17 @@ def test_half_the_cost_is_claimed_only_by_a_run_without_guidance(tmp_path):
     assert "half the cost" not in text
     assert "twice the" not in text
     assert "where the run samples at guidance 2" in text
+
+
+def test_nothing_is_gained_over_guidance_that_too_few_prompts_or_no_rise_show(tmp_path):
+    run = Summary.read(run_folder(tmp_path / "run", NO_PICTURES))
+    assert any("level with that" in point.text or "gap" in point.text for point in verdict(run))
+    for row in (*run.rows, run.reference):
+        row.update({key: 0.0 for key in row if key.startswith("val-") and key.endswith("reward/mean@6")})
+    for chance in (0.0, math.inf):
+        run.doubt[REWARD.key] = chance
+        assert not any(point.kind == "gained" and "Guidance" in point.text for point in verdict(run))
+    assert any("too few prompts" in point.text for point in verdict(run) if "Guidance" in point.text)
 
 
 def test_a_peak_that_was_passed_is_told(tmp_path):
@@ -299,7 +311,7 @@ def _without_first_validation(folder):
 def test_a_page_can_be_written_at_any_time(tmp_path, damage):
     folder = run_folder(tmp_path / "run")
     damage(folder)
-    assert "burnish sample" in page_of(folder).text
+    assert "burnish train" in page_of(folder).text
 
 
 def test_before_the_first_update_there_is_nothing_to_compare(tmp_path):
@@ -347,3 +359,10 @@ def test_the_command_refuses_what_is_no_run(tmp_path):
 def test_a_report_needs_no_torch():
     code = "import sys, burnish.commands.show; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_a_run_without_an_update_is_not_exported(tmp_path):
+    folder = run_folder(tmp_path / "run", Story(updates=0, guided=False, pictures=False))
+    offered = [command for _, command in next_steps(folder, Summary.read(folder))]
+    assert len(offered) == 1
+    assert offered[0].startswith("burnish train")

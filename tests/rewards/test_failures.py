@@ -8,8 +8,10 @@ import pytest
 
 from burnish.options import ScoringOptions
 from burnish.registry import lookup
+from burnish.rewards.base import Verdict
 from burnish.rewards.breaker import RewardsFailing
 from burnish.rewards.given import Given
+from burnish.rewards.process import ScoringProcess
 from burnish.rewards.scoring import Scorer
 from burnish.rewards.text.base import Response
 from burnish.types.execution import DROPS, FAILED, REPEATED, RETRIED, TIMED_OUT, execution_of
@@ -183,3 +185,19 @@ def test_a_model_scores_what_waits_together_if_it_may(tmp_path, monkeypatch, mer
     together = sorted(int(file.read_text().split()[2]) for file in tmp_path.iterdir())
     assert (together[-1] > 1) == merge
     assert len(together) == 4
+
+
+@pytest.mark.slow
+def test_one_whose_child_comes_back_gives_no_sample_anothers_reward():
+    with Scorer({"it": function("forks")}, ScoringOptions(processes=1)) as scorer:
+        for texts in (["a", "bb"], ["ccc"], ["dddd", "e"]):
+            scores = scorer.score([Response(text) for text in texts], [PROMPT] * len(texts))
+            assert scores.reward.tolist() == [len(text) for text in texts]
+
+
+def test_a_process_that_gives_too_few_verdicts_gives_none(monkeypatch):
+    monkeypatch.setattr(ScoringProcess, "call", lambda *_: [Verdict(1.0)])
+    scores = scored("a", "bb", "ccc", it=function("forks"))
+    assert scores.missing.tolist() == [False, False, False]  # asked one by one, each has its one verdict
+    monkeypatch.setattr(ScoringProcess, "call", lambda *_: [Verdict(1.0)] * 2)
+    assert scored("a", "bb", "ccc", it=function("forks")).missing.all()

@@ -27,7 +27,7 @@ def make_read_only(folder: Path) -> None:
 
 def fill(folder: Path) -> None:
     """Leave no byte free."""
-    with (folder / "filler").open("wb", buffering=0) as file:
+    with (folder / ".filler").open("wb", buffering=0) as file:
         try:
             while True:
                 file.write(b"0" * 4096)

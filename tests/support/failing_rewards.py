@@ -83,3 +83,11 @@ def spans(folder) -> list[tuple[float, float]]:
 def most_at_once(some: list[tuple[float, float]]) -> int:
     """How many of these spans of time share a moment."""
     return max(sum(begun <= moment < ended for begun, ended in some) for moment, _ in some)
+
+
+def forks(responses, prompts):
+    """Lengths; its child comes back, as one does that forgets to end itself."""
+    if not (child := os.fork()):
+        return [-1.0] * len(responses)
+    os.waitpid(child, 0)
+    return [float(len(response.text)) for response in responses]

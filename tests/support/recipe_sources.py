@@ -87,7 +87,7 @@ FAST = GLOBAL | {
 DGPO = FORWARD | GLOBAL | {
     "algorithm.beta": 100.0, "algorithm.clip": 1e-2, "algorithm.shared_noise": True, "algorithm.train_timesteps": 4,
     "algorithm.time_range": (0.3, 1.0), "algorithm.advantage_clip": 5.0, "algorithm.old_decay": "linear",
-    "algorithm.old_linear": (0, 0, 1e-3, 0.3), "algorithm.old_decay_counts": "gradient_steps",
+    "algorithm.old_linear": (1, 0, 1e-3, 0.3), "algorithm.old_decay_counts": "gradient_steps",
     "algorithm.kl_coef": 0.02, "data.train_batch_size": 8, "rollout.n": 16, "trainer.mini_batch_size": None,
 }
 TDM = GLOBAL | {
@@ -113,7 +113,7 @@ CRD = FORWARD | GLOBAL | {
 }
 AWM = FORWARD | GLOBAL | {
     "algorithm.weighting": "ghuber", "algorithm.ghuber_power": 0.25, "algorithm.clip": 1.0,
-    "algorithm.advantage_clip": 1.0, "rollout.n": 16, "trainer.mini_batch_size": None,
+    "algorithm.advantage_clip": 5.0, "algorithm.advantage_max": 1.0, "rollout.n": 16, "trainer.mini_batch_size": None,
     "algorithm.sample_with": "policy", "algorithm.old_decay": "copy", "algorithm.anchor": "average",
     "algorithm.lagged.average.decay": "linear", "algorithm.lagged.average.counts": "gradient_steps",
 }

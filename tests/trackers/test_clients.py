@@ -11,6 +11,7 @@ from importlib.util import find_spec
 import pytest
 
 from burnish.config.run_folder import STEP
+from burnish.trackers.base import About
 from tests.support.tracked import SAID, swanlab_records, track, wandb_history, wandb_records
 
 pytestmark = pytest.mark.slow
@@ -84,7 +85,7 @@ def test_mlflow(tmp_path, monkeypatch):
     assert found.data.tags["alarm.dark_share"] == f"since update 9: {SAID}"
     losses = client.get_metric_history(found.info.run_id, "actor/loss")
     assert [(one.step, one.value) for one in losses] == [(update, update / 8) for update in ALL]
-    rewards = client.get_metric_history(found.info.run_id, REWARD.replace("@", "_at_"))
+    rewards = client.get_metric_history(found.info.run_id, "val-core/x.reward.mean_at_1")
     assert [one.step for one in rewards] == [0, 3, 6, 9]
     artifacts = run / "trackers" / "mlflow" / found.info.experiment_id / found.info.run_id / "artifacts"
     assert len(list((artifacts / "images").glob("val~samples~0+step+0+*.png"))) == 1
@@ -200,3 +201,18 @@ def test_clearml(tmp_path, monkeypatch):
     log = (folder / "log.jsonl").read_text()
     assert log.count("alarm dark_share is over") == 1
     assert log.count(SAID.partition("</b>")[2]) == 3
+
+
+@needs("mlflow")
+def test_mlflow_takes_a_mean_and_the_same_of_each_step(tmp_path, monkeypatch):
+    from burnish.trackers.mlflow import Mlflow
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    options = {"uri": None, "experiment": "mine", "tags": {}}
+    run = Mlflow(About(folder=tmp_path, name="run", config={}, options=options, names="verl", id=None))
+    run.scalars(1, {"actor/ratio_mean": 1.0, "actor/ratio_mean/step_0": 2.0, "timing_s/a": 3.0, "timing_s/a/b/c": 4.0})
+    run.scalars(2, {"actor/ratio_mean": 5.0})
+    metrics = run._client.get_run(run.id).data.metrics
+    assert metrics == {
+        "actor/ratio_mean": 5.0, "actor/ratio_mean.step_0": 2.0, "timing_s/a": 3.0, "timing_s/a.b.c": 4.0,
+    }  # fmt: skip

@@ -105,7 +105,7 @@ def test_messages_without_secrets():
     [
         (["trackers.mlflow.uri=http://me:word@host"], "contains a user name or password.*MLFLOW_TRACKING_PASSWORD"),
         (["trackers.mlflow.uri=elsewhere"], "uri is elsewhere, which is no address; give http://HOST:PORT"),
-        (["trainer.logger=[console,wandb]"], r"here that is trackers, for example trackers\.wandb="),
+        (["trainer.logger=[console,wandb]"], r"here it is trackers\.wandb="),
         (["trackers.wait=3"], "wait is never read without a tracker"),
         (["trackers.samples=0", "trackers.tensorboard=true", "alarms=null"], "nothing would be written"),
         (["trackers.wandb.mode=dryrun"], "trackers.wandb.mode is dryrun; it must be one of online, offline"),

@@ -76,7 +76,7 @@ def test_what_was_there_before_is_there_afterwards(disk):
     with pytest.raises(UserError):
         write_atomically(file, b"new" * 10_000)
     assert file.read_bytes() == b"old"
-    assert sorted(path.name for path in disk.iterdir()) == ["file", "filler"]
+    assert sorted(path.name for path in disk.iterdir()) == [".filler", "file"]
 
 
 def test_nothing_is_written_through_a_link_that_somebody_left_in_a_folder(tmp_path):

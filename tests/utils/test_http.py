@@ -166,3 +166,11 @@ def test_a_password_in_an_address_is_refused_and_not_shown(url):
         check_url(url, "url")
     assert "hush" not in str(caught.value)
     check_url("http://h:8000/p@th", "url")
+
+
+@pytest.mark.parametrize("name", ["key", "api_key", "access_token", "X-Amz-Signature"])
+def test_a_secret_in_an_address_is_refused_and_not_shown(name):
+    with pytest.raises(UserError, match=f"{name}=.*token_variable") as caught:
+        check_url(f"http://h/?model=a&{name}=hush", "url")
+    assert "hush" not in str(caught.value)
+    check_url("http://h/?model=a", "url")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import struct
 import subprocess
+import zlib
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from PIL import EpsImagePlugin, Image
 from burnish.data.decoding import check_media
 from burnish.types.media import Media
 from burnish.utils.errors import UserError
-from burnish.utils.pictures import as_rgb, of_array
+from burnish.utils.pictures import as_rgb, of_array, open_picture
 
 RAMP = np.linspace(0, 2**16 - 1, 64).astype(np.uint16).reshape(8, 8)
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n(x) (w) file\nshowpage\n%%EOF\n"
@@ -64,3 +66,17 @@ def test_postscript_is_refused_and_never_run(monkeypatch):
     for read in (media.check, media.size, media.outline, media.decode, media.image):
         with pytest.raises(OSError, match="save it as PNG"):
             read()
+
+
+def test_a_picture_of_too_many_pixels_is_refused_by_its_header():
+    header = struct.pack(">IIBBBBB", 13_000, 13_000, 8, 2, 0, 0, 0)
+    chunk = b"IHDR" + header
+    file = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", len(header)) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    empty = b"IDAT" + zlib.compress(b"")
+    file += struct.pack(">I", len(empty) - 4) + empty + struct.pack(">I", zlib.crc32(empty))
+    file += struct.pack(">I", 0) + b"IEND" + struct.pack(">I", zlib.crc32(b"IEND"))
+    with pytest.raises(OSError, match="13000 x 13000 pixels"):
+        open_picture(io.BytesIO(file))
+    for look in ("outline", "decode", "image"):
+        with pytest.raises(OSError, match="scale it down"):
+            getattr(Media.encoded(file), look)()

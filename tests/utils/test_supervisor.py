@@ -1,8 +1,13 @@
 """A child process and its owner: what rewards, tools and vLLM rely on, and see from one side only."""
 
 import os
+import random
+import socket
 import subprocess
+import threading
 import time
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -62,3 +67,80 @@ def test_a_death_and_an_error_while_loading_are_told_apart():
     with pytest.raises(LoadFailed, match="bad luck"):
         server.load(LIMIT, "late")
     server.close()
+
+
+def forks(_):
+    """Doubles a number; where it is odd, in a process that comes back from here, too."""
+
+    def answer(number):
+        if number % 2 and not (child := os.fork()):
+            return -1
+        if number % 2:
+            os.waitpid(child, 0)
+        return 2 * number
+
+    return answer
+
+
+def test_a_forked_process_that_comes_back_answers_nothing():
+    server = Server(forks, None)
+    server.load(LIMIT, "late")
+    assert [server.call(LIMIT, "late", number) for number in range(6)] == [0, 2, 4, 6, 8, 10]
+    server.close()
+
+
+class Misbehaving(Server):
+    """A process that is a thread, and answers as a script says: too often, too seldom, or for another request."""
+
+    def __init__(self, script):
+        ours, self._end = socket.socketpair()
+        self.wire, self._theirs = Connection(ours.detach()), Connection(os.dup(self._end.fileno()))
+        self._loaded, self.process = True, self
+        self._script = iter(script)
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self):
+        before = 0
+        with suppress(EOFError, OSError, TypeError):  # its end may be closed while it reads
+            while True:
+                number, (value,) = self._theirs.recv()
+                for way in next(self._script, ["right"]):
+                    if way == "garbage":
+                        self._theirs.send_bytes(b"no pickle")
+                    elif way == "nothing":
+                        self.kill()  # it ends without an answer, so that nobody has to wait for the deadline
+                    else:
+                        of = {"right": number, "again": number, "before": before, "after": number + 1}[way]
+                        self._theirs.send((of, 2 * value if way == "right" else -1))
+                before = number
+
+    def poll(self):
+        return None
+
+    def wait(self, timeout):
+        return 0
+
+    def kill(self):
+        with suppress(OSError):
+            self._end.shutdown(socket.SHUT_RDWR)
+
+
+def test_no_answer_is_ever_taken_for_that_to_another_request():
+    chosen, right = random.Random(0), 0
+    for _ in range(1000):
+        # a wrong value with the right number is the scorer's own mistake, so that "again" comes after "right"
+        script = [
+            ["right"] if chosen.random() < 0.7 else chosen.choices(["before", "after", "garbage", "nothing"], k=1)
+            + chosen.choice([[], ["right"], ["right", "again"]])
+            for _ in range(3)
+        ]  # fmt: skip
+        script.insert(chosen.randrange(4), chosen.choice([["right", "again"], ["right", "after"], ["right"]]))
+        server = Misbehaving(script)
+        with suppress(ChildDied, TimeoutError):
+            for value in range(1, 5):
+                assert server.call(LIMIT, "late", value) == 2 * value
+                right += 1
+        server.kill()
+        for end in (server.wire, server._theirs, server._end):
+            end.close()
+    assert right > 500

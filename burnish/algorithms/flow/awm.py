@@ -35,6 +35,9 @@ class AWM(WithOldPolicy):
     anchor: str = "old"
     """Who that distance is to: old, which the ratio refers to, or one of lagged."""
 
+    advantage_max: Positive | None = None
+    """Advantages are scaled so that those at advantage_clip have this size; null leaves them as they are."""
+
     @model_validator(mode="after")
     def _weighting_is_read(self) -> Self:
         if self.weighting != "ghuber" and self.ghuber_power != 0.25:
@@ -56,6 +59,8 @@ class AWM(WithOldPolicy):
         from burnish.batches.samples import judge
 
         advantage, metrics = bounded_advantages(self, annotated)
+        if self.advantage_max is not None:
+            advantage = advantage * (self.advantage_max / self.advantage_clip)
         return judge(annotated, advantage, self.levels()), metrics
 
     def loss(self, part: ForwardTerms, roles: Roles) -> Loss:

@@ -160,7 +160,9 @@ class StepPolicyGradient(PolicyGradient):
         if self.rollout_correction is not None:
             given = annotated.learner, trace.logprob, trace.time, trace.nats(self.density, self.step_std)
             learner, sampled, time, nats = (one.to(trained.device) for one in given)
-            factor, trained, corrected = self.rollout_correction.apply(learner, sampled, trained, time, nats)
+            factor, trained, corrected = self.rollout_correction.apply(
+                learner, sampled, trained, time, nats, compares=self.part("surrogate").compares
+            )
             weight, metrics = weight * factor, metrics | corrected
         batch = StepBatch(
             trace=trace,

@@ -181,7 +181,9 @@ class TokenPolicyGradient(PolicyGradient):
         trained = rewards.mask & trace.finished[:, None] if self.mask_truncated else rewards.mask
         weight, selected = self._selected(annotated, trained, advantage)
         if self.rollout_correction is not None:
-            factor, trained, corrected = self.rollout_correction.apply(annotated.learner, trace.logprob, trained)
+            factor, trained, corrected = self.rollout_correction.apply(
+                annotated.learner, trace.logprob, trained, compares=self.part("surrogate").compares
+            )
             weight, metrics = weight * factor, metrics | corrected
         batch = TokenBatch(
             trace=trace,

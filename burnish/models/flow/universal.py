@@ -50,8 +50,9 @@ class Universal(CalledPipeline):
 
     def __init__(self, pipeline: Any, options: ModelOptions, *args: Any, **settings: Any) -> None:
         super().__init__(pipeline, options, *args, **settings)
-        self.wide, self.shares = FORMS[0]  # whether a run takes several states of a prompt, and rows share a forward
-        self._verified = False
+        # with guidance and without: whether a run takes several states of a prompt, and rows share a forward
+        self.forms = dict.fromkeys((False, True), FORMS[0])
+        self._verified: set[Any] = set()  # ways to run it: sizes, steps, with guidance or without
         self.forwards = Forwards(self.autocast)
         with explained(self.class_name):
             self._run = Runner(pipeline, self.names, lambda: self.device)
@@ -70,9 +71,10 @@ class Universal(CalledPipeline):
         *, guidance: float, agree: Agree | None = None,
     ) -> Tensor:  # fmt: skip
         requests, times = conditioning.each(), time.tolist()
+        wide, shares = self.forms[guidance > 1]
         runs: dict[Any, list[int]] = {}  # rows of a prompt at a time, if a run takes several states
         for i, (request, at) in enumerate(zip(requests, times, strict=True)):
-            runs.setdefault((request.prompts[0].uid, at) if self.wide else i, []).append(i)
+            runs.setdefault((request.prompts[0].uid, at) if wide else i, []).append(i)
         visits = []
         # gradients to the state, where a reward is followed through several steps
         with torch.set_grad_enabled(torch.is_grad_enabled() and x.requires_grad):
@@ -81,7 +83,7 @@ class Universal(CalledPipeline):
                 visits.append(Placed(self.forwards, self.table(request), states, times[rows[0]]))
                 self.visit(request, guidance, visits[-1])
         calls = [call for visit in visits for call in visit.calls]
-        parts = groups(calls) if self.shares else [[i] for i in range(len(calls))]
+        parts = groups(calls) if shares else [[i] for i in range(len(calls))]
         outputs = self.forwards.all(by_name(network, self.names), calls, parts, agree)
         found = [
             self.visit(requests[rows[0]], guidance, visit.answered(outputs))
@@ -93,17 +95,23 @@ class Universal(CalledPipeline):
         return velocity if mask is None else torch.where(mask, velocity, 0.0)
 
     def verify(self, conditioning: Gathered[Requests], *, guidance: float) -> None:
-        if self._verified:
-            return
         row = conditioning.select([0]).rows()
+        # not the job's own number of steps where it is smaller: with one of them, nothing would be compared
+        full = replace(row, steps=max(row.steps, self.rollout.num_inference_steps))
+        way = full.height, full.width, full.steps, guidance > 1
+        if way in self._verified:
+            return
+        if not self._verified:
+            self.forms = dict.fromkeys(self.forms, FORMS[-1])  # until they are compared
         with explained(type(self.pipeline).__name__), torch.no_grad():
-            # not the job's own number of steps: with one of them, nothing would be compared
-            start = self._compare(replace(row, steps=min(self.rollout.num_inference_steps, TRIED)), guidance)
-            full = replace(row, steps=self.rollout.num_inference_steps)
+            start = self._compare(replace(row, steps=min(full.steps, TRIED)), guidance)
+            if guidance > 1 and not self._verified:
+                with suppress(Unsupported):  # which a sample would say; what learns may do without guidance
+                    self._compare(replace(row, steps=min(full.steps, TRIED)), 1.0)
             run, exact = partial(self.visit, full, guidance), self.compute == torch.float32
             rehearse(run, self.forwards, self.table(full), exact=exact, start=start)
             land(run, self.forwards, self.table(full), self.pipeline.scheduler)
-        self._verified = True
+        self._verified.add(way)
 
     def _compare(self, request: Requests, guidance: float) -> int:
         """Leave out fast forms that give other velocities than the pipeline's own run, and refuse where all do.
@@ -123,7 +131,7 @@ class Universal(CalledPipeline):
             some = Requests.cat([request] * len(states))
             return self.predict(self.network, states, times, some, some, guidance=guidance)
 
-        self.wide, self.shares = FORMS[-1]
+        self.forms[guidance > 1] = FORMS[-1]
         expected = expected if mask is None else torch.where(mask, expected, 0.0)
         found, start = ours(states, times), 0
         if mask is not None and len(states) > 1 and not distance(found[:1], expected[:1]) <= tolerance:
@@ -142,11 +150,12 @@ class Universal(CalledPipeline):
             )
         some = torch.cat([states[[0, -1]], states[[-1, 0]] / 2]), times[[0, -1, 0, -1]]
         each = ours(*some)
-        for self.wide, self.shares in FORMS:
+        for form in FORMS:
+            self.forms[guidance > 1] = form
             with suppress(*SLIPS):  # whatever a pipeline makes of several states
                 if distance(ours(*some), each) <= tolerance:
                     break
-        if not self.shares:
+        if not self.forms[guidance > 1][1]:
             log.warning("%s: rows are computed one by one, as together they differ", type(self.pipeline).__name__)
         decoded = self.tail(request, witness.last[:1].float() / table.scale(float(table.times[-1])))
         if not (left := distance(self.arguments.values(decoded), self.arguments.values(drawn))) <= tolerance:

@@ -19,7 +19,7 @@ from burnish.registry import entries, lookup
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
 from burnish.utils.reading import understood
-from burnish.utils.weights import complaints_about, tokenizer_complaint, without_weights
+from burnish.utils.weights import complaints_about, refuse_quantized, tokenizer_complaint, without_weights
 
 if TYPE_CHECKING:
     from burnish.language.model import LanguageModel, Positions
@@ -121,6 +121,7 @@ def check_files(options: CommonModelOptions) -> None:
         UserError: files are missing or truncated; the message lists all.
     """
     path, config = read_config(options)
+    refuse_quantized(config, f"model.path is {options.path}")
     family = family_of(options, config)
     found = list(complaints_about(path))
     if complaint := tokenizer_complaint(path):

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from burnish.options import Count, Fraction, NonNegative, Positive, Seconds, Threads, Whole
 from burnish.registry import options
 from burnish.utils.errors import UserError
-from burnish.utils.http import Servers, check_url, read_token
+from burnish.utils.http import check_url, read_token, servers
 from burnish.utils.paths import resolve
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class EndpointOptions:
             limits = Spent(*(math.inf if one is None else one for one in most))  # type: ignore[arg-type]
         prices = self.budget or Budget()
         return EndpointOracle(
-            servers=_servers(tuple(self._urls), self._token()),
+            servers=servers(tuple(self._urls), self._token(), "/models"),
             model=self.model,
             max_new_tokens=max_new_tokens,
             concurrency=self.concurrency,
@@ -145,12 +145,6 @@ class EndpointOptions:
             limits=limits,
             prices=Prices(prices.input_price, prices.output_price),
         )
-
-
-@cache
-def _servers(urls: tuple[str, ...], token: str | None) -> Servers:
-    """Of a process: which of them fail is known from one batch to the next."""
-    return Servers(urls, token=token, health=lambda url: f"{url}/models")
 
 
 @cache

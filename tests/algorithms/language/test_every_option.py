@@ -136,7 +136,6 @@ REFUSED = {
     ("mpo", "reference_free"): "judges by the log-ratio",
     ("ppo", "advantage"): "reads no value network",
     ("reinforce", "old_logprob"): "has no ratio",
-    ("reinforce", "rollout_correction.mode"): "has no ratio",
     ("remax", "overlong"): "greedy response",
     ("remax", "overlong.buffer"): "greedy response",
     ("remax", "overlong.factor"): "greedy response",

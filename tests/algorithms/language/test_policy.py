@@ -292,7 +292,6 @@ def test_every_base_is_a_policy_gradient():
         ("grpo", {"kl": {"route": "reward", "kind": "k3+"}}, "only its value counts"),
         ("grpo", {"kl": {"controller": "adaptive"}}, "target is null"),
         ("grpo", {"kl": {"target": 0.1}}, "never read"),
-        ("reinforce", {"rollout_correction": {"mode": "bypass"}}, "no ratio"),
         ("cpgd", {"clip": 1.0}, "log"),
         ("cpgd", {"weighting_clip": 2.0}, "clip_filter alone"),
         ("cpgd", {"drift_clip": 0.1}, "never read"),

@@ -242,3 +242,11 @@ def test_a_broken_picture_names_its_record(tmp_path):
     messages = refused(path := written(tmp_path, "\n".join(lines)))
     assert [message.split(": ")[0] for message in messages] == [f"{path}:2", f"{path}:3"]
     assert all("can't be decoded" in message for message in messages)
+
+
+def test_a_folder_that_only_looks_like_a_saved_data_set_is_refused(tmp_path):
+    pytest.importorskip("datasets")
+    for name, content in (("state.json", "[]"), ("dataset_info.json", "{}")):
+        (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match="was not saved by the datasets library"):
+        read_prompts(str(tmp_path))

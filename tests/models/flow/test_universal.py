@@ -14,7 +14,7 @@ from burnish.models.flow.base import Drawing
 from burnish.models.flow.loading import load_model
 from burnish.models.flow.runs import Witness
 from burnish.models.flow.stand_ins import of_its_precision
-from burnish.models.flow.universal import Universal
+from burnish.models.flow.universal import FORMS, Universal
 from burnish.models.lora import add_adapters
 from burnish.models.tiny import describe
 from burnish.models.tiny.build import write
@@ -112,8 +112,32 @@ def test_gradients_depend_neither_on_micro_batches_nor_on_what_shares_a_forward(
     assert alone
     close(gradients(model, given, [[0, 1, 2, 3]]), alone)
     close(gradients(model, given, [[3, 1], [0, 2]]), alone)
-    model.shares = model.wide = False
+    model.forms = dict.fromkeys(model.forms, FORMS[-1])
     close(gradients(model, given, [[0, 1, 2, 3]]), alone)
+
+
+@pytest.mark.parametrize("name", ["z-image", "sd3"])
+def test_what_was_checked_without_guidance_is_checked_again_with_it(name, written):
+    tiny = describe(name)
+    model = load(written(name), tiny)
+    drawing = Drawing(height=tiny.height, width=tiny.width, steps=4)
+    asked = model.condition([Prompt(text=text) for text in ("a red fox", "two apples")] * 2, drawing)
+    model.verify(asked, guidance=1.0)
+    x, times = model.start(asked, drawing, [("row", i) for i in range(4)]), model.schedule(asked, drawing)[[1] * 4]
+
+    def velocities(guidance, parts):
+        some = [asked.select(part).rows() for part in parts]
+        found = [
+            model.predict(model.network, x[part], times[part], one, one, guidance=guidance)
+            for part, one in zip(parts, some, strict=True)
+        ]
+        return torch.cat(found)
+
+    with torch.no_grad():
+        for guidance in (3.0, 1.0):
+            model.verify(asked, guidance=guidance)
+            together, alone = velocities(guidance, [[0, 1, 2, 3]]), velocities(guidance, [[0], [1], [2], [3]])
+            torch.testing.assert_close(together, alone, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", KINDS[:3])

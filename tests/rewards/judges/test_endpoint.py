@@ -18,6 +18,7 @@ from burnish.rewards.text.base import Response
 from burnish.types.clips import Clip
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
+from burnish.utils.http import servers
 from tests.support.chat_server import listing, pictures_of, question_of, writing
 from tests.support.http_servers import json_server
 from tests.support.scoring import scorer
@@ -30,7 +31,7 @@ REPLIES = {"Yes": 0.7, "No": 0.2, " yes": 0.04, "Maybe": 0.01}
 def nothing_is_known_of_servers_of_other_tests():
     """A port may be given again."""
     endpoint_options._memory.cache_clear()
-    endpoint_options._servers.cache_clear()
+    servers.cache_clear()
 
 
 def picture(seed: int) -> np.ndarray:

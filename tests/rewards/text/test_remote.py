@@ -57,6 +57,14 @@ def test_what_nobody_has_is_not_sent(server):
     assert "images" not in server.got[1]
 
 
+def test_a_dead_server_is_remembered_from_one_batch_to_the_next(server):
+    with json_server(lambda message, count: (500, {})) as broken:
+        one = reward("remote", url=[broken.url, server.url], deadline=20)
+        for _ in range(10):
+            assert [verdict.value for verdict in judge(one, [Response("abc")], [Prompt(text="?")])] == [3]
+        assert 1 <= len(broken.got) <= 3
+
+
 def test_large_batches_are_several_requests_in_order(server):
     texts = ["x" * n for n in range(10)]
     verdicts = ask(server, *texts, batch_size=3, concurrency=2)

@@ -214,6 +214,14 @@ def test_nothing_of_the_trainers_python_reaches_the_process(monkeypatch):
     child.close()
 
 
+def test_what_an_earlier_request_left_is_no_answer_to_the_next(monkeypatch):
+    child = started(monkeypatch, TALK + "channel.send({'row': 0}); channel.send({'row': 1}); channel.receive()")
+    assert next(child.ask("one row", {}))[0] == {"row": 0}
+    with pytest.raises(VllmDiedError, match="another request"):
+        next(child.ask("another row", {}))
+    child.close()
+
+
 def test_a_run_that_is_to_stop_waits_for_no_answer(monkeypatch):
     def stop():
         raise Cancelled

@@ -285,9 +285,13 @@ class VllmEngine(ResponseEngine):
                 raise VllmFailedError(
                     f"vLLM sampled with weights of version {response['version']}, not {self._published.version}"
                 )
+            if response["row"] in found or response["row"] not in range(count):
+                raise VllmFailedError(f"vLLM answered row {response['row']} of {count} twice, or without being asked")
             found[response["row"]] = (response, data)
             if told is not None:
                 told([response["row"]], [data["ids"].tolist()], [response["finished"]])
+        if len(found) != count:
+            raise VllmFailedError(f"vLLM answered {len(found)} of {count} rows")
         return [found[row] for row in range(count)]
 
     def _check(self, sampling: Sampling, prompts: Gathered[Encoded], limits: Sequence[int]) -> None:

@@ -50,6 +50,7 @@ class VllmProcess(Child):
         """
         self._start_timeout, self._timeout = start_timeout, timeout
         self._ready: dict[str, Any] | None = None
+        self._asked = 0  # requests so far
         self._log = tempfile.NamedTemporaryFile(prefix="burnish-vllm-", suffix=".log")  # noqa: SIM115 (until close)
         try:
             super().__init__(Channel, START, python=python, environment=_environment(devices), output=self._log.file)
@@ -91,6 +92,8 @@ class VllmProcess(Child):
             VllmDiedError: its process ended, or gave no sign of life in time.
         """
         self.ready(check_cancelled)
+        self._asked += 1
+        self.wire.request = self._asked
         with self._watched(what, self._timeout):
             self.wire.send(header, arrays)
         yield from self._responses(what, self._timeout, check_cancelled)
@@ -108,6 +111,8 @@ class VllmProcess(Child):
             with self._watched(what, limit):
                 self.await_message(check_cancelled)
                 response, data = self.wire.receive()
+            if self.wire.request != self._asked:
+                raise VllmDiedError(f"vLLM answered another request when it was asked for {what}")
             if "error" in response:
                 raise VllmFailedError(self._quoting_log(f"vLLM failed at {what}: {response['error']}"))
             if "alive" not in response:

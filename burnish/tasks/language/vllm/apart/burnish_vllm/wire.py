@@ -20,12 +20,13 @@ class Channel:
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
+        self.request = 0  # number of the request that messages belong to: an answer has that of what was received last
 
     def send(self, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None = None) -> None:
         """Send a message; ``header`` is anything that JSON can say."""
         flat = {name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
         shapes = {name: [array.dtype.str, array.shape] for name, array in flat.items()}
-        text = json.dumps({"header": header, "arrays": shapes}).encode()
+        text = json.dumps({"request": self.request, "header": header, "arrays": shapes}).encode()
         self._end.sendall(LENGTH.pack(len(text)) + text)
         for array in flat.values():
             if array.size:
@@ -35,6 +36,7 @@ class Channel:
         """The next message."""
         (length,) = LENGTH.unpack(self._read(LENGTH.size))
         message = json.loads(self._read(length).decode())
+        self.request = message["request"]
         arrays: Arrays = {}
         for name, (kind, shape) in message["arrays"].items():
             dtype = np.dtype(kind)

@@ -1,0 +1,51 @@
+"""The README is short, and what it says of recipes and memory is so."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from burnish.config import load
+from burnish.config.load import hardware_of, recipe_names
+from tests.support.shown import ROOT, blocks, own_recipe
+from tools.hardware_table import needs
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| (.+?) \| `(\w+)/\*` \| (\d+) \| (.+?) \| (.+?) \|$", README, re.M)
+
+
+def test_it_is_short():
+    assert len(README.splitlines()) <= 110
+    assert len(README.split()) <= 900
+
+
+@pytest.mark.parametrize(("model", "folder", "algorithms", "gpus", "needed"), ROWS, ids=[row[1] for row in ROWS])
+def test_the_table_of_support_is_that_of_the_recipes(model, folder, algorithms, gpus, needed):
+    recipes = [name for name in recipe_names() if name.startswith(f"{folder}/")]
+    chosen = {load(name).algorithm.name for name in recipes}
+    assert len(chosen) == int(algorithms), chosen
+    stated = [hardware_of(name)[0] for name in recipes]
+    assert {one.memory_gb for one in stated} == {80}
+    assert gpus == " or ".join(map(str, sorted({one.gpus for one in stated})))
+    figures = [needs()[name] for name in recipes if name in needs()]
+    assert needed == f"{round(min(figures))}–{round(max(figures))}"
+
+
+def test_the_table_is_there():
+    assert len(ROWS) == README.count("/*` |")
+    assert len(ROWS) > 8
+
+
+@pytest.mark.slow
+def test_the_recipe_that_it_shows_fits_the_gpu_beside_it(tmp_path, monkeypatch):
+    from burnish.forecast.forecast import forecast
+
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(ROOT / "docs" / "rewards.md"):
+        if block.title:  # which the recipe names
+            (tmp_path / block.title).write_text(block.text)
+    (tmp_path / "prompts.txt").write_text("a cat\n" * 8)
+    assert "It fits one GPU of 80 GB" in README
+    config = load(str(own_recipe(tmp_path)), ["memory=80GB"])
+    assert forecast(config).needs_of(int(80e9)) < 80e9
