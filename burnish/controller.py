@@ -75,6 +75,10 @@ class Controller:
         """Bytes of memory of a GPU of each pool, before anything is loaded; a pool without GPUs is left out."""
         raise NotImplementedError
 
+    def take(self, config: RunConfig) -> None:
+        """Go on with these sizes of batches, before anything is loaded."""
+        self.config = self.assembly.config = config
+
     def check(self) -> None:
         """Find what only the loaded model can tell, before a run has left anything behind."""
         raise NotImplementedError

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from burnish.config import RunConfig
+from burnish.config import RunConfig, batches
+from burnish.config.batches import with_sizes, written
 from burnish.config.hardware import listed, read_machine
 from burnish.config.load import hardware_of, model_of_hardware
 from burnish.controller import Controller
@@ -84,29 +85,43 @@ class Fit:
             self._asked.close()
             self._asked = None
 
-    def check(self, controller: Controller) -> None:
-        """Say what the run needs of the GPUs that the controller has.
+    def settle(self, controller: Controller) -> RunConfig:
+        """The configuration with a size for every batch that is auto; says what the run needs of its GPUs.
 
         Raises:
             UserError: it can't fit, and forecast is refuse.
         """
-        memory = controller.gpu_memory() if self._wanted else {}
+        unsettled = batches.unsettled(self.config)
+        asks = self._wanted or (unsettled and self.config.model.device != "cpu")
+        memory = controller.gpu_memory() if asks else {}
         if not memory:
-            return
+            return with_sizes(self.config, {option: sizes.on_cpu for option, sizes in unsettled.items()})
+        if not self._wanted:
+            return self._unforeseen("forecast is off")
         from burnish.forecast.process import NoForecast
 
         asked = self._asked or self._ask()  # only now, where the cluster alone has GPUs
         if not asked.is_ready:
             _say("Forecasting the memory that this run needs (forecast=off leaves that out)")
         try:
-            found = asked.forecast(PATIENCE)
+            chosen = asked.choose(min(memory.values()), PATIENCE)
         except NoForecast as error:
             _say(f"No memory forecast, and the run goes on without: {error}")
-            return
-        _say(conclusion(found, memory))
-        if large := [pool for pool in found.pools if pool.name in memory and not pool.can_fit(memory[pool.name])]:
+            return self._unforeseen("there is no forecast")
+        _say(conclusion(chosen.forecast, memory))
+        pools = [pool for pool in chosen.forecast.pools if pool.name in memory]
+        if large := [pool for pool in pools if not pool.can_fit(memory[pool.name])]:
             self._refuse(asked, large[0], memory[large[0].name])
         self.close()
+        if chosen.sizes:
+            _say(f"Batches of this size fit: {' '.join(chosen.options)}")
+        return with_sizes(self.config, chosen.sizes)
+
+    def _unforeseen(self, why: str) -> RunConfig:
+        sizes = {option: sizes.unforeseen for option, sizes in batches.unsettled(self.config).items()}
+        if sizes:
+            _say(f"{why}, so that batches are small: {' '.join(written(sizes))}")
+        return with_sizes(self.config, sizes)
 
     def _ask(self) -> Foreteller:
         # a run on a CPU imports none of this

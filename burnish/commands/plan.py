@@ -8,9 +8,11 @@ from rich.console import Console
 from rich.text import Text
 
 from burnish.config import RunConfig, load
+from burnish.config.batches import smallest, with_sizes, written
 from burnish.config.hardware import made_for, read_machine
 from burnish.config.load import hardware_of
 from burnish.forecast.advice import remedies
+from burnish.forecast.batches import choose
 from burnish.forecast.counter import CATEGORIES
 from burnish.forecast.forecast import FRAGMENTS, OVERHEAD, Forecast, PoolForecast, forecast, needed, shown
 from burnish.utils import terminal
@@ -42,7 +44,14 @@ def plan(recipe: str, overrides: Sequence[str]) -> int:
         console.print(made_for(recipe, stated), soft_wrap=True)
     if profile is not None and machine.memory is None:
         console.print(f"Each GPU has {profile.memory_gb:g} GB; memory=24GB asks for another size.", soft_wrap=True)
-    found = forecast(read(()))
+    config = read(())
+    sizes, why = smallest(config), "the smallest; memory=80GB finds the largest that fit"
+    found = forecast(with_sizes(config, sizes))
+    if memory is not None:
+        chosen = choose(config, found, memory)
+        found, sizes, why = chosen.forecast, chosen.sizes, f"for {shown(memory)}"
+    if sizes:
+        console.print(f"Batches that are auto: {' '.join(written(sizes))} ({why}).", soft_wrap=True)
     for pool in found.pools:
         _show(console, pool, memory)
     console.print(

@@ -77,6 +77,8 @@ def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
         with stop.cancellable():
             store = CheckpointStore(folder.checkpoints, config.checkpoint)
             checkpoint = starting_point(config, folder, store)
+            if checkpoint is not None:
+                config = folder.with_its_batches(config)
             controller = open_controller(config, store)
             if config.profiler is not None and config.profiler.tool == "nsys":
                 command = controller_command(config.profiler, local=config.runtime == "local", folder=folder.profiles)
@@ -87,7 +89,8 @@ def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
         beside.enter_context(controller)
         beside.enter_context(notices)
         with stop.cancellable():
-            fit.check(controller)
+            config = fit.settle(controller)
+            controller.take(config)
             controller.check()
         while True:
             try:

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from burnish.algorithms.flow.base import Needs
+from burnish.config.batches import AUTO, Sizes
 from burnish.config.run import RunConfig
 from burnish.config.words import DRAWN, Words
 from burnish.flow.windows import steps_between
@@ -28,6 +29,9 @@ from burnish.rewards.base import Reward
 from burnish.types.clips import Kind
 from burnish.utils.errors import UserError
 from burnish.utils.weights import complaints_about, pickle_complaint, tokenizer_complaint
+
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)  # of batches of rows and of images; even parts of 96
+UNFORESEEN = 4  # rows and images at once on a GPU whose memory nobody has forecast
 
 
 @options
@@ -110,6 +114,16 @@ class FlowConfig(RunConfig):
     def samples_from(self) -> str:
         own = f" x rollout.n {self.rollout.n}" if self.online else ""
         return f"data.train_batch_size {self.data.train_batch_size}{own}"
+
+    @property
+    def _together(self) -> int:
+        """Samples that one loss compares."""
+        return {"sample": 1, "pair": 2, "group": self.rollout.n}[self.algorithm.needs().atom]
+
+    def batch_sizes(self) -> dict[str, Sizes]:
+        least = self._together
+        rows = Sizes(tuple(sorted({max(least, size) for size in SIZES})), max(least, SIZES[-1]), max(least, UNFORESEEN))
+        return {"trainer.micro_batch_size": rows, "rollout.batch_size": Sizes(SIZES, SIZES[-1], UNFORESEEN)}
 
     @property
     def rows_per_group(self) -> int:
@@ -210,11 +224,11 @@ class FlowConfig(RunConfig):
 
     def _compared(self) -> Iterator[str]:
         """Whether what is compared in one loss fits into a mini-batch and into a forward."""
-        together = {"sample": 1, "pair": 2, "group": self.rollout.n}[self.algorithm.needs().atom]
-        if self.trainer.micro_batch_size < together:
+        size, together = self.trainer.micro_batch_size, self._together
+        if size != AUTO and size < together:
             yield (
-                f"trainer.micro_batch_size is {self.trainer.micro_batch_size}, but {self.algorithm.name} compares "
-                f"{together} samples in one loss, which stay together; raise it to {together} or more"
+                f"trainer.micro_batch_size is {size}, but {self.algorithm.name} compares {together} samples in one "
+                f"loss, which stay together; raise it to {together} or more, or leave it out"
             )
 
     def _pictures(self) -> Iterator[str]:

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from burnish.algorithms.base import Algorithm
 from burnish.algorithms.language.base import LanguageNeeds
+from burnish.config.batches import Sizes
 from burnish.config.run import RunConfig
 from burnish.config.words import JUDGEMENTS, RESPONSES, Words
 from burnish.environments.base import Environment
@@ -157,6 +158,12 @@ class LanguageConfig(RunConfig):
         text = f"data.train_batch_size {self.data.train_batch_size}"
         text += f" x trainer.rollouts_per_update {rollouts}" if rollouts > 1 else ""
         return f"{text} x rollout.n {self.rollout.n}" if self.online else text
+
+    def batch_sizes(self) -> dict[str, Sizes]:
+        return {
+            "trainer.micro_batch_tokens": Sizes((1024, 2048, 4096, 8192, 16384), 4096, 4096),
+            "rollout.batch_size": Sizes((8, 16, 32, 64, 128, 256), 256, 64),
+        }
 
     @property
     def scored(self) -> bool:

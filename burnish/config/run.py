@@ -11,6 +11,7 @@ from pydantic import Field
 
 from burnish.algorithms.base import Algorithm
 from burnish.config.alarms import alarm_complaints
+from burnish.config.batches import Sizes
 from burnish.config.memory import memory_complaints
 from burnish.config.mixing import mixing_complaints
 from burnish.config.placement import placement_complaints, profiler_complaints
@@ -238,6 +239,10 @@ class RunConfig:
     @property
     def words(self) -> Words:
         """How to speak of what is trained."""
+        raise NotImplementedError
+
+    def batch_sizes(self) -> dict[str, Sizes]:
+        """Sizes of batches that change no result, by their options."""
         raise NotImplementedError
 
     @property

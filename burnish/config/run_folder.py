@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any, Self
 
-from burnish.config import RunConfig, changes, dump, load
+from burnish.config import RunConfig, batches, changes, dump, load
 from burnish.config.hardware import read_machine
 from burnish.config.plugins import chosen_by_path, portable
 from burnish.config.text import to_dict
@@ -232,9 +232,8 @@ class RunFolder:
         """
         if not self.config.exists():
             return
-        # plugins may have moved since
         try:
-            before = load(str(self.config), [f"plugins={json.dumps(config.plugins)}"])
+            before = self._before(config)
         except UserError as error:
             raise UserError(
                 f"{self.config}, the options of the run that is to be resumed, can't be read: {first_line(error)}\n"
@@ -264,6 +263,18 @@ class RunFolder:
                 + "\ngive the same options to resume it, or another output_dir to start a new run"
                 + hint
             )
+
+    def with_its_batches(self, config: RunConfig) -> RunConfig:
+        """The configuration with this run's sizes of batches in place of auto: others would round otherwise."""
+        unsettled = batches.unsettled(config) if self.config.exists() else {}
+        if not unsettled:
+            return config
+        before = self._before(config)
+        return batches.with_sizes(config, {option: batches.size_of(before, option) for option in unsettled})
+
+    def _before(self, config: RunConfig) -> RunConfig:
+        """The configuration that this folder's run was started with; plugins may have moved since."""
+        return load(str(self.config), [f"plugins={json.dumps(config.plugins)}"])
 
     def _archive(self) -> None:
         """Move the files of an attempt without a checkpoint into ``earlier/``."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from burnish.config import RunConfig
+from burnish.config.batches import smallest, with_sizes
 from burnish.forecast.brief import BACKWARD, UPDATE
 from burnish.forecast.forecast import Forecast, forecast
 from burnish.forecast.phases import BASELINE, SAMPLE, VALIDATE
@@ -63,13 +64,15 @@ def remedies(
 
     Args:
         read: the configuration of the run with further options.
-        first: its forecast as it is.
+        first: its forecast as it is, with the smallest size of every batch that is auto.
         memory: bytes of a GPU.
         more: what is tried.
     """
     kept: tuple[str, ...] = ()
-    now = first
+    now, low = first, smallest(read(()))
     for remedy in more:
+        if remedy.name in low:
+            continue  # nothing is smaller
         if now.fits(memory) or any(pool.vllm is not None and pool.vllm.complaint(memory) for pool in now.pools):
             return  # what a vLLM without room needs is said where that is found
         phases = {pool.highest[0] for pool in now.pools if pool.needs_of(memory) > memory}
@@ -81,7 +84,10 @@ def remedies(
             continue
         options = (*kept, remedy.option)
         try:
-            found = forecast(read(options))
+            smaller = read(options)
+            if smaller == read(kept):
+                continue
+            found = forecast(with_sizes(smaller, low))
         except UserError:
             continue  # the run has no such option, or not beside its others
         yield Tried(options, remedy.cost, found.needs_of(memory), found.fits(memory))

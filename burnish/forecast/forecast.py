@@ -84,11 +84,18 @@ class PoolForecast:
             f"{phase!r}, most of it {largest} ({shown(peak.parts[largest])}){beside}"
         )
 
+    def needs_in(self, phase: str, memory: int) -> int:
+        """Bytes that one of its phases needs of a GPU of so many bytes."""
+        return self.sharing * (needed(self.phases[phase].total) + self._beside(phase, memory))
+
     def _needs(self, memory: int, of: Callable[[int], int]) -> int:
-        if self.vllm is None or not self.vllm.shares:
-            return of(self.highest[1].total)
-        awake = [peak.total for name, peak in self.phases.items() if not self.vllm.sleeps or name in AWAKE]
-        return max(of(self.highest[1].total), of(max(awake)) + self.vllm.takes(memory))
+        return max(of(peak.total) + self._beside(phase, memory) for phase, peak in self.phases.items())
+
+    def _beside(self, phase: str, memory: int) -> int:
+        """What a vLLM on the same GPU holds in a phase."""
+        if self.vllm is None or not self.vllm.shares or (self.vllm.sleeps and phase not in AWAKE):
+            return 0
+        return self.vllm.takes(memory)
 
 
 @dataclass(frozen=True)

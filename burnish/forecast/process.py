@@ -10,7 +10,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from burnish.config import RunConfig, dump, load
+from burnish.config.batches import smallest, with_sizes
 from burnish.forecast.advice import Tried, remedies
+from burnish.forecast.batches import Chosen, choose
 from burnish.forecast.forecast import Forecast, forecast
 from burnish.utils.errors import UserError
 from burnish.utils.supervisor import ChildDied, Server
@@ -23,6 +25,7 @@ ENVIRONMENT = {
 }  # fmt: skip
 LONGEST = 1800.0  # seconds after which a forecast is given up
 LAST = 180.0  # seconds more for the option that is being tried when time is up
+CHOOSE, REMEDY = "choose", "remedy"  # what the process is asked for once it has forecast the run
 SHOWN = 300  # characters of an error
 
 
@@ -54,13 +57,14 @@ class Foreteller:
         """Whether the forecast is there."""
         return self._first.done()
 
-    def forecast(self, seconds: float) -> Forecast:
-        """The forecast of the run, waited for.
+    def choose(self, memory: int, seconds: float) -> Chosen:
+        """The forecast of the run with the largest batches for so many bytes of a GPU, waited for.
 
         Raises:
             NoForecast: it failed, or takes longer.
         """
-        found: Forecast = self._result(self._first, seconds)
+        self._result(self._first, seconds)
+        found: Chosen = self._result(self._pool.submit(self._ask, CHOOSE, memory), seconds)
         return found
 
     def remedies(self, memory: int, seconds: float) -> Sequence[Tried]:
@@ -69,7 +73,7 @@ class Foreteller:
         Raises:
             NoForecast: trying them failed, or takes much longer.
         """
-        found: list[Tried] = self._result(self._pool.submit(self._ask, memory, seconds), seconds + LAST)
+        found: list[Tried] = self._result(self._pool.submit(self._ask, REMEDY, memory, seconds), seconds + LAST)
         return found
 
     def _ask(self, *arguments: Any) -> Any:
@@ -89,23 +93,29 @@ class Foreteller:
 
 
 def _foreteller(file: str) -> Callable[..., Any]:
-    """In the process: what answers with a forecast, then with options that were tried, or with why there is none."""
-    known: list[Forecast] = []
+    """In the process: what answers with a forecast, batches or options that were tried, or with why there is none."""
+    least: list[Forecast] = []
 
     def read(more: Sequence[str]) -> RunConfig:
         return load(file, more)
 
-    def answer(memory: int | None = None, seconds: float = 0.0) -> Any:
+    def tried(memory: int, seconds: float) -> list[Tried]:
+        found, begun = [], time.monotonic()
+        for one in remedies(read, least[0], memory):
+            found.append(one)
+            if time.monotonic() - begun > seconds:
+                break
+        return found
+
+    def answer(what: str = "", memory: int = 0, seconds: float = 0.0) -> Any:
         try:
-            if memory is None:
-                known.append(forecast(read(())))
-                return known[0]
-            tried, begun = [], time.monotonic()
-            for one in remedies(read, known[0], memory):
-                tried.append(one)
-                if time.monotonic() - begun > seconds:
-                    break
-            return tried
+            if what == CHOOSE:
+                return choose(read(()), least[0], memory)
+            if what == REMEDY:
+                return tried(memory, seconds)
+            config = read(())
+            least.append(forecast(with_sizes(config, smallest(config))))
+            return None
         except Exception as error:  # a model that no forecast knows may fail in any way
             kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
             return cut(kind + " ".join(str(error).split()), SHOWN)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from burnish.options import (
+    Batch,
     Count,
     DenoisingSteps,
     Guidance,
@@ -274,9 +275,10 @@ class RolloutOptions:
     max_sequence_length: Whole | None = None
     """Prompt tokens of the T5 encoder; null uses the pipeline's default. Fewer are faster; longer prompts are
     refused."""
-    batch_size: Count = 96
-    """Images per forward pass in sampling; changes no image, only speed and memory. On a CPU 4 to 8 thousand tokens
-    (images x image and text tokens) are fastest."""
+    batch_size: Batch = "auto"
+    """Images per forward pass in sampling; changes no image, only speed and memory. auto: on a GPU the largest number
+    up to 96 that the memory forecast has room for, on a CPU 96. On a CPU 4 to 8 thousand tokens (images x image and
+    text tokens) are fastest."""
     save: SaveOptions | None = None
     """Keep samples of training as files, to look at or to learn from (burnish pairs); null keeps none."""
     merge_lora: Literal["auto"] | bool = "auto"
@@ -289,9 +291,9 @@ class RolloutOptions:
 class TrainerOptions(StepOptions):
     """Optimizer steps of an update."""
 
-    micro_batch_size: Count = 96
-    """Rows (a sample at one denoising step) per forward pass; changes no gradient, only speed and memory. On a CPU 4 to
-    8 thousand tokens (rows x image and text tokens) are fastest."""
+    micro_batch_size: Batch = "auto"
+    """Rows (a sample at one denoising step) per forward pass; changes no gradient, only speed and memory. auto: as of
+    rollout.batch_size."""
 
 
 @options

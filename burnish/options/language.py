@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from burnish.options import (
+    Batch,
     BelowOne,
     Count,
     NonNegative,
@@ -113,8 +114,9 @@ class LanguageRolloutOptions(SamplingOptions):
     keeps them."""
     save: SaveOptions | None = None
     """Keep samples of training as files, to look at or to learn from (burnish pairs); null keeps none."""
-    batch_size: Count = 256
-    """Responses that are decoded at once; changes no response, only speed and memory."""
+    batch_size: Batch = "auto"
+    """Responses that are decoded at once; changes no response, only speed and memory. auto: on a GPU the largest number
+    up to 256 that the memory forecast has room for, on a CPU 256."""
 
 
 @options
@@ -127,8 +129,9 @@ class LanguageTrainerOptions(StepOptions):
     """Passes over the responses of one update."""
     rollouts_per_update: Count = 1
     """Rollouts (data.train_batch_size prompts each, sampled with the same weights) per policy update."""
-    micro_batch_tokens: Count = 4096
-    """Tokens per forward pass, prompts and images included; changes no gradient, only speed and memory."""
+    micro_batch_tokens: Batch = "auto"
+    """Tokens per forward pass, prompts and images included; changes no gradient, only speed and memory. auto: on a GPU
+    the largest number up to 16,384 that the memory forecast has room for, on a CPU 4,096."""
     layout: Literal["auto", "padded", "packed", "shared"] = "auto"
     """Layout of a forward pass: padded; packed without padding; shared, which computes a group's prompt once; auto
     chooses the cheapest. Gradients differ only by rounding, so in bfloat16 one layout is used for an update."""

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from burnish.commands.fitting import Fit
-from burnish.config import load
+from burnish.config import RunConfig, load
 from burnish.forecast import process
 from burnish.forecast.advice import Tried
+from burnish.forecast.batches import Chosen
 from burnish.forecast.counter import Peak
 from burnish.forecast.forecast import Forecast, PoolForecast
 from burnish.forecast.process import Foreteller, NoForecast
@@ -16,6 +17,7 @@ from burnish.utils.errors import UserError
 
 GIB = 1 << 30
 PEAK = Peak(60 * GIB, {"weights": 20 * GIB, "activations": 40 * GIB})
+SIZES = {"trainer.micro_batch_size": 12}
 FOUND = Forecast((PoolForecast("train", 1, {"load": Peak(GIB), "update, backward": PEAK}, 0),))
 
 
@@ -41,10 +43,10 @@ class AtOnce:
     def __init__(self, config: object) -> None:
         type(self).started += 1
 
-    def forecast(self, seconds: float) -> Forecast:
+    def choose(self, memory: int, seconds: float) -> Chosen:
         if self.fails:
             raise NoForecast(self.fails)
-        return FOUND
+        return Chosen(SIZES if memory > 80 * GIB else {}, FOUND)
 
     def remedies(self, memory: int, seconds: float) -> Sequence[Tried]:
         return self.tried
@@ -60,12 +62,25 @@ def foreteller(monkeypatch: pytest.MonkeyPatch) -> type[AtOnce]:
     return kind
 
 
-def check(cards: Cards, *options: str, resumes: bool = False) -> None:
+def check(cards: Cards, *options: str, resumes: bool = False) -> RunConfig:
     fit = Fit(load("quickstart", options), resumes=resumes)
     try:
-        fit.check(cards)  # type: ignore[arg-type]
+        return fit.settle(cards)  # type: ignore[arg-type]
     finally:
         fit.close()
+
+
+def test_batches_that_are_auto_become_the_numbers_that_fit(foreteller, capsys):
+    config = check(Cards(train=141 * GIB))
+    assert (config.trainer.micro_batch_size, config.rollout.batch_size) == (12, 48)
+    assert "trainer.micro_batch_size=12" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("gpus", "rows"), [({"train": 80 * GIB}, 4), ({}, 96)])
+def test_without_a_forecast_they_are_small_and_on_a_cpu_as_fast_as_there(foreteller, gpus, rows, capsys):
+    config = check(Cards(**gpus), "forecast=off")
+    assert (config.trainer.micro_batch_size, config.rollout.batch_size) == (rows, 48)  # the recipe states the latter
+    assert ("trainer.micro_batch_size=4" in capsys.readouterr().out) == bool(gpus)
 
 
 def test_a_run_that_fits_says_so_in_one_line(foreteller, capsys):
@@ -111,7 +126,7 @@ def test_a_forecast_that_fails_ends_no_run(foreteller, capsys):
 @pytest.mark.parametrize("options", [["forecast=off"], ["model.device=cpu"]])
 def test_nothing_is_asked_where_nothing_is_wanted(foreteller, options, capsys):
     cards = Cards(train=40 * GIB)
-    check(cards, *options)
+    check(cards, "trainer.micro_batch_size=8", *options)
     assert (cards.asked, foreteller.started, capsys.readouterr().out) == (0, 0, "")
 
 
@@ -137,7 +152,9 @@ def test_a_process_forecasts_and_says_why_it_cannot(tmp_path):
     options = ["algorithm=flow_grpo", "data.train_batch_size=2", "rollout.n=2", "rollout.num_inference_steps=5"]
     asked = Foreteller(load("quickstart", [*options, f"output_dir={tmp_path}"]))
     try:
-        (pool,) = asked.forecast(120).pools
+        chosen = asked.choose(80 * GIB, 120)
+        (pool,) = chosen.forecast.pools
+        assert chosen.sizes == {"trainer.micro_batch_size": 96}
         assert (pool.name, pool.processes) == ("train", 1)
         assert 0 < pool.highest[1].total < GIB
         tried = asked.remedies(1 << 20, 0.0)
@@ -148,6 +165,6 @@ def test_a_process_forecasts_and_says_why_it_cannot(tmp_path):
     unknown = Foreteller(load("quickstart", ["model.path=nobody/nothing"]))
     try:
         with pytest.raises(NoForecast, match=r"model\.path is nobody/nothing"):
-            unknown.forecast(120)
+            unknown.choose(80 * GIB, 120)
     finally:
         unknown.close()

@@ -4,6 +4,7 @@ import pytest
 
 from burnish.commands import plan as command
 from burnish.commands.plan import plan
+from burnish.forecast import batches
 from burnish.forecast.counter import Peak
 from burnish.forecast.forecast import Forecast, PoolForecast, forecast
 from burnish.utils.errors import UserError
@@ -17,6 +18,7 @@ def foretold(monkeypatch):
     peak = Peak(10 << 30, {"weights": 8 << 30, "activations": 2 << 30})
     found = Forecast((PoolForecast("train", 4, {"load": Peak(8 << 30), "sample": peak}, 1 << 30),))
     monkeypatch.setattr(command, "forecast", lambda config: found)
+    monkeypatch.setattr(batches, "forecast", lambda config: found)
     monkeypatch.setattr(command, "remedies", lambda *_: iter(()))
 
 

@@ -35,6 +35,13 @@ def test_what_no_forecast_sees_is_added():
     assert shown(3 << 20) == "3 MiB"
 
 
+class Options(tuple):
+    """Stands in for the configuration that they make."""
+
+    def batch_sizes(self):
+        return {}
+
+
 def test_remedies_are_tried_until_the_run_fits(monkeypatch):
     sizes = {(): 40, ("a=1",): 40, ("b=1",): 30, ("b=1", "e=1"): 10}
     monkeypatch.setattr(advice, "forecast", lambda options: of(sizes[options] << 30))
@@ -42,7 +49,7 @@ def test_remedies_are_tried_until_the_run_fits(monkeypatch):
     def read(options):
         if "d=1" in options:
             raise UserError("there is no d")
-        return tuple(options)
+        return Options(options)
 
     tried = list(
         remedies(
