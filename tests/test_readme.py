@@ -39,6 +39,7 @@ def test_the_table_is_there():
 
 @pytest.mark.slow
 def test_the_recipe_that_it_shows_fits_the_gpu_beside_it(tmp_path, monkeypatch):
+    from burnish.config.batches import smallest, with_sizes
     from burnish.forecast.forecast import forecast
 
     monkeypatch.chdir(tmp_path)
@@ -48,4 +49,5 @@ def test_the_recipe_that_it_shows_fits_the_gpu_beside_it(tmp_path, monkeypatch):
     (tmp_path / "prompts.txt").write_text("a cat\n" * 8)
     assert "It fits one GPU of 80 GB" in README
     config = load(str(own_recipe(tmp_path)), ["memory=80GB"])
-    assert forecast(config).needs_of(int(80e9)) < 80e9
+    assert smallest(config).keys() == {"trainer.micro_batch_size", "rollout.batch_size"}, "they grow into what is left"
+    assert forecast(with_sizes(config, smallest(config))).needs_of(int(80e9)) < 80e9

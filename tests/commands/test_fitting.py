@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from burnish.cli import main
 from burnish.commands.fitting import Fit
 from burnish.config import RunConfig, load
 from burnish.forecast import process
@@ -14,6 +15,8 @@ from burnish.forecast.counter import Peak
 from burnish.forecast.forecast import Forecast, PoolForecast
 from burnish.forecast.process import Foreteller, NoForecast
 from burnish.utils.errors import UserError
+from tests.support.factory import tiny_pipeline
+from tests.support.tiny_recipes import flow_recipe, write_recipe
 
 GIB = 1 << 30
 PEAK = Peak(60 * GIB, {"weights": 20 * GIB, "activations": 40 * GIB})
@@ -168,3 +171,20 @@ def test_a_process_forecasts_and_says_why_it_cannot(tmp_path):
             unknown.choose(80 * GIB, 120)
     finally:
         unknown.close()
+
+
+@pytest.mark.slow
+def test_a_run_that_is_resumed_keeps_the_sizes_that_it_began_with(tmp_path):
+    tiny_pipeline(tmp_path / "sd3", vae=False)
+    (tmp_path / "prompts.txt").write_text("a cat\ntwo dogs\n")
+    tree = flow_recipe(tmp_path, "sd3") | {"algorithm": "flow_grpo", "rewards": {"jpeg_compressibility": {}}}
+    write_recipe(tmp_path / "recipe.yaml", tree)
+    command = ["train", str(tmp_path / "recipe.yaml")]
+    assert main([*command, "steps=1"]) == 0
+    written = tmp_path / "run" / "config.yaml"
+    assert load(str(written)).trainer.micro_batch_size == 96
+    # as if memory had allowed no more
+    written.write_text(written.read_text().replace("micro_batch_size: 96", "micro_batch_size: 3"))
+    assert main(command) == 0
+    again = load(str(written))
+    assert (again.steps, again.trainer.micro_batch_size, again.rollout.batch_size) == (2, 3, 96)

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from burnish.cli import main
+from burnish.config import load
+from burnish.config.batches import unsettled
 from tests.support.factory import tiny_flux, tiny_pipeline
 from tests.support.pretend_gpu import PretendGpu
 from tests.support.pretend_runs import PRECISIONS
@@ -70,6 +72,10 @@ def test_a_run_is_broken_off_resumed_judged_and_exported(
         assert main(["export", str(tmp_path / "run"), "--output", str(tmp_path / "exported")]) == 0
         assert not gpu.draws
         assert gpu.bytes("to device")
+    for run in ("run", "whole"):
+        config = load(str(tmp_path / run / "config.yaml"))
+        assert not unsettled(config)
+        assert config.rollout.batch_size == config.batch_sizes()["rollout.batch_size"].unforeseen
     assert last_state(tmp_path / "run") == last_state(tmp_path / "whole")
     numbers = metrics_of(tmp_path / "run")
     assert numbers[-1] == metrics_of(tmp_path / "whole")[-1]

@@ -37,7 +37,7 @@ GOES_ON = re.compile(r"\s*(?:[-+*/^({%]|\d|sqrt\b|frac\b|pi\b|e\b)")
 SENTENCE = r"(?<!\bsq)(?<!\bcu)[.?!:]\s+(?=[^\W\d_])|\n"
 WORD = r"[^\W\d_]+(?:['’-][^\W\d_]+)*"
 LEADING = re.compile(rf"\s*({WORD})(?=[\s:,;.\"“”#√$€£¥]|$)[\s:,;.\"“”#]*")
-TRAILING = re.compile(r"(?:\(s\)|[^\W\d_]+|[\s.,;:!?\"'’“”()/-])*")
+TRAILING = re.compile(r"(?:\(s\)|[^\W\d_]++|[\s.,;:!?\"'’“”()/-])*+")  # possessive: in one pass, however long
 CHANGING = re.compile(  # words that change the number beside them
     r"""\b(?:not|no(?!\.)|\w+n['’]t|cannot|never|than|least|most|minus|negative|plus|times|half|third|quarter|twice|double
     |triple|between|either|neither|or|nor|vs|versus|except|up|under|over|above|below|within|squared|cubed|root|log|ln|lg
