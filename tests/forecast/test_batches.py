@@ -1,6 +1,7 @@
 """Batches that are auto: the largest that fit, whatever a run's memory does with their size."""
 
 import random
+from functools import partial
 
 import pytest
 
@@ -46,14 +47,16 @@ def test_the_largest_of_each_that_fits_is_taken_and_the_other_is_not_made_smalle
     assert chosen(forecast, 10**12).sizes == {"trainer.micro_batch_size": 96, "rollout.batch_size": 96}
 
 
+def grows(slope, most, size):
+    return (500 + slope * min(size, most)) * MIB
+
+
 def test_whatever_memory_does_what_is_chosen_fits_if_anything_does(memory_of):
     drawn = random.Random(0)
     for _ in range(12):
-        kinks = [drawn.randrange(1, 200) for _ in range(2)]  # from there on a batch is not filled
+        full = [drawn.randrange(1, 200) for _ in range(2)]  # from there on a batch is not filled
         slopes = [drawn.choice([1, 30, 900]) for _ in range(2)]
-        forecast = memory_of(
-            *(lambda size, k=kink, s=slope: (500 + s * min(size, k)) * MIB for kink, slope in zip(kinks, slopes))
-        )
+        forecast = memory_of(*(partial(grows, slope, most) for slope, most in zip(slopes, full, strict=True)))
         memory = drawn.randrange(2000, 40_000) * MIB
         found = chosen(forecast, memory)
         low = {"trainer.micro_batch_size": 1, "rollout.batch_size": 1}

@@ -10,11 +10,12 @@ from burnish.registry import lookup, names
 from tests.support.asked import reward, values
 
 REPEATED = [
-    "a", "word ", "(s)", "1,", "1,000,", "a-", "'", " ", "\n", "$", "\\text{", "\\text{a}", "{", "}", "(", "1/", "1+",
-    "sqrt ", "\\frac{", "\\frac{1}{2}", "-", "**", "A, ", "not ", "answer is ", "x = ", "<answer>", "\\boxed{", "1.", "1e",
-    "9", "[1,", "1:", "of ", ". a", "√", "^", "_", "####", "%", "A.", "option A", "\\", "pi", "or ", "3 4/5 ", "<think>",
-    "Final Score: ", "Image 1", "1. *", "call:f", "<invoke name=", "<parameter=a>", "<tool_call>", "functions.a:1", '{"a":',
-    "<|tool_call>call:f{", "to=functions.f ", "[f(", "f(a=",
+    "a", "word ", "(s)", "1,", "1,000,", "a-", "'", " ", "\n", "$", "\\text{", "\\text{a}", "{", "}", "(", "1/",
+    "1+", "sqrt ", "\\frac{", "\\frac{1}{2}", "-", "**", "A, ", "not ", "answer is ", "x = ", "<answer>",
+    "\\boxed{", "1.", "1e", "9", "[1,", "1:", "of ", ". a", "√", "^", "_", "####", "%", "A.", "option A", "\\",
+    "pi", "or ", "3 4/5 ", "<think>", "Final Score: ", "Image 1", "1. *", "call:f", "<invoke name=",
+    "<parameter=a>", "<tool_call>", "functions.a:1", '{"a":', "<|tool_call>call:f{", "to=functions.f ", "[f(",
+    "f(a=",
 ]  # fmt: skip
 LENGTH = 4_000  # characters: a long answer
 SECONDS = 30  # a text that is split in every way takes longer than anybody waits
