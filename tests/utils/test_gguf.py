@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from burnish.cli import main
 from burnish.utils import gguf as reader
 from burnish.utils.errors import UserError
 from burnish.utils.hub import model_folder
@@ -78,6 +79,23 @@ def test_a_file_has_the_weights_and_the_tokenizer_that_were_written(tmp_path, ca
     capsys.readouterr()
     assert model_folder(str(tmp_path / "tiny.gguf"), None, index="config.json") == folder
     assert capsys.readouterr().out == "", "a second reader converts nothing"
+
+
+@pytest.mark.slow
+def test_a_file_is_trained_and_exported(tmp_path):
+    tiny_file(tmp_path / "tiny.gguf")
+    (tmp_path / "questions.jsonl").write_text('{"prompt": "a b c", "answer": "d"}\n')
+    options = [
+        f"model.path={tmp_path / 'tiny.gguf'}", f"data.train_files={tmp_path / 'questions.jsonl'}", 
+        "data.train_batch_size=1", "data.val_files=null", "rewards.repetition.weight=1", "rollout.n=4", "rollout.max_new_tokens=8", "steps=1",
+        "model.lora.rank=2", "optimizer.lr=0.1", f"output_dir={tmp_path / 'run'}", "scoring.processes=0",
+    ]  # fmt: skip
+    (tmp_path / "recipe.yaml").write_text("task: image-text-to-text\nalgorithm: grpo\n")
+    assert main(["train", str(tmp_path / "recipe.yaml"), *options]) == 0
+    assert main(["export", str(tmp_path / "run"), "--output", str(tmp_path / "merged")]) == 0
+    before = AutoModelForCausalLM.from_pretrained(model_folder(str(tmp_path / "tiny.gguf"), None, index="config.json"))
+    after, name = AutoModelForCausalLM.from_pretrained(tmp_path / "merged"), "model.layers.0.mlp.down_proj.weight"
+    assert not torch.equal(after.state_dict()[name], before.state_dict()[name])
 
 
 def test_a_file_without_a_weight_is_refused(tmp_path):
