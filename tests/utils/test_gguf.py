@@ -86,9 +86,9 @@ def test_a_file_is_trained_and_exported(tmp_path):
     tiny_file(tmp_path / "tiny.gguf")
     (tmp_path / "questions.jsonl").write_text('{"prompt": "a b c", "answer": "d"}\n')
     options = [
-        f"model.path={tmp_path / 'tiny.gguf'}", f"data.train_files={tmp_path / 'questions.jsonl'}", 
-        "data.train_batch_size=1", "data.val_files=null", "rewards.repetition.weight=1", "rollout.n=4", "rollout.max_new_tokens=8", "steps=1",
-        "model.lora.rank=2", "optimizer.lr=0.1", f"output_dir={tmp_path / 'run'}", "scoring.processes=0",
+        f"model.path={tmp_path / 'tiny.gguf'}", "model.lora.rank=2", f"data.train_files={tmp_path / 'questions.jsonl'}",
+        "data.train_batch_size=1", "data.val_files=null", "rewards.repetition.weight=1", "rollout.n=4", "steps=1",
+        "rollout.max_new_tokens=8", "optimizer.lr=0.1", "scoring.processes=0", f"output_dir={tmp_path / 'run'}",
     ]  # fmt: skip
     (tmp_path / "recipe.yaml").write_text("task: image-text-to-text\nalgorithm: grpo\n")
     assert main(["train", str(tmp_path / "recipe.yaml"), *options]) == 0
