@@ -73,6 +73,7 @@ EXPLAINED = {  # the first pattern that matches
     "response/truncated/mean": "fraction of truncated responses",
     "response/repeated/mean": "fraction of runs of four tokens that occurred before",
     "response/surprisal/mean": "mean -log-prob of the first tokens: their entropy",
+    "response/reflections/mean": "words by which a response reconsiders: wait, actually",
     "response/*/reward_correlation": "correlation with the reward among samples of a prompt",
     "alarms/standing": "alarms that stand",
     "critic/*/mean": "mean of this reward component",
