@@ -339,6 +339,11 @@ class RunConfig:
                 "scoring.timeout is given, but scoring.processes is 0: scoring in the run's own process "
                 "can't be stopped; leave it out, or set scoring.processes to 1 or more"
             )
+        if "trainer.shuffle" in given and self.trainer.mini_batch_size is None:
+            yield (
+                "trainer.shuffle is given, but trainer.mini_batch_size is null: all samples of an update are one "
+                "mini-batch; leave it out"
+            )
         merges = "scoring.merge" in given and self.scoring.merge
         if merges and not any(reward.has_weights for reward in self.rewards.values()):
             yield "scoring.merge is given, but no reward here has weights of its own; leave it out"

@@ -49,6 +49,7 @@ EXPLAINED = {  # the first pattern that matches
     "actor/kl_coef": "coefficient of the KL in the reward",
     "actor/*": "",
     "critic/rewards/zero_std_ratio": "fraction of prompts whose samples all have the same reward: no training signal",
+    "critic/rewards/std": "std of rewards over the samples",
     "critic/rewards/std_mean": "std of rewards within a prompt: 0 means no training signal",
     "critic/rewards/group_size": "samples per prompt that have a reward",
     "critic/rewards/max": "highest reward of the training samples",
