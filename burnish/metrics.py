@@ -15,7 +15,7 @@ from torch import Tensor
 from burnish.advantages.groups import deviations, group_statistics
 from burnish.types.completion import Lengths
 from burnish.types.prompt import Prompt
-from burnish.types.rollout import Collected, Rollouts, Scores
+from burnish.types.rollout import Collected, RemoteBatch, Rollouts, Scores
 
 PER_IMAGE = ("gen", "ref", "old_log_prob", "adv", "update_actor")  # phases that process every image
 PER_TOKEN = ("gen", "ref", "old_log_prob", "values", "adv", "update_actor")
@@ -23,7 +23,9 @@ DRAWS = 1000  # of the bootstrap
 
 
 def collected_metrics(collected: Collected) -> dict[str, float]:
-    """Metrics of a batch before training on it; an offline batch has no rewards."""
+    """Metrics of a batch before training on it; most offline batches have no rewards."""
+    if isinstance(collected, RemoteBatch):
+        return collected.metrics
     lengths = length_metrics(collected.lengths) if collected.lengths is not None else {}
     if not isinstance(collected, Rollouts):
         return lengths

@@ -137,12 +137,17 @@ class RunConfig:
     @property
     def samples(self) -> int:
         """Samples per policy update: the rows that are learned. A pair of a data set is one."""
-        return self.records * (self.rollout.n if self.online else 1)
+        return self.records * (self.rollout.n if self.grouped else 1)
 
     @property
     def online(self) -> bool:
         """Whether samples are made from prompts, not read from data."""
         return bool(self.algorithm.needs().data == "prompts")
+
+    @property
+    def grouped(self) -> bool:
+        """Whether an update learns from rollout.n samples of a prompt: made, or taken from a data set with rewards."""
+        return self.online or bool(self.algorithm.needs().data == "scored")
 
     @property
     def validates(self) -> bool:
