@@ -137,6 +137,16 @@ def test_a_prompt_that_comes_twice_has_other_noise_the_second_time(file):
     assert batch.sample[twice].tolist() == list(range(2 * SIZE))
 
 
+def test_a_folder_of_kept_samples_is_such_a_file(tmp_path):
+    lines = [
+        {"prompt": line["prompt"], "messages": None, "file_name": line["image"], "reward": line["reward"],
+         "components": {"ocr": 1.0}, "images": []}
+        for line in records(tmp_path)
+    ]  # fmt: skip
+    written(tmp_path, lines).rename(tmp_path / "metadata.jsonl")
+    assert len(assembly_of(tmp_path, prompts=3).source.collect(1)) == 3 * SIZE
+
+
 def test_a_reward_that_is_missing_is_left_out(tmp_path):
     lines = records(tmp_path)
     lines[0]["reward"] = None
