@@ -10,7 +10,7 @@ from torch import Tensor
 
 from burnish.advantages.groups import deviations, group_statistics
 from burnish.metrics import score_columns
-from burnish.types.response_stats import WATCHED, ResponseStats
+from burnish.types.response_stats import REPORTED, ResponseStats
 from burnish.types.rollout import Collected, Rollouts, ScoredResponses, Scores
 
 CLOSE = 1e-5  # relative to the rewards: a sum that differs by less is their sum
@@ -90,7 +90,7 @@ def of_responses(stats: Sequence[ResponseStats], scores: Scores, group: Tensor) 
     found: dict[str, float] = {}
     missing = scores.missing.cpu()
     reward = scores.reward.double().cpu()
-    for name in WATCHED:
+    for name in REPORTED:
         value = torch.tensor([float(getattr(one, name)) for one in stats], dtype=torch.float64)
         absent = value.isnan()
         if absent.all():

@@ -15,7 +15,7 @@ from torch import Tensor
 from burnish.advantages.groups import deviations, group_statistics
 from burnish.types.completion import Lengths
 from burnish.types.prompt import Prompt
-from burnish.types.rollout import Collected, Rollouts, Scores
+from burnish.types.rollout import Collected, RemoteBatch, Rollouts, Scores
 
 PER_IMAGE = ("gen", "ref", "old_log_prob", "adv", "update_actor")  # phases that process every image
 PER_TOKEN = ("gen", "ref", "old_log_prob", "values", "adv", "update_actor")
@@ -23,7 +23,9 @@ DRAWS = 1000  # of the bootstrap
 
 
 def collected_metrics(collected: Collected) -> dict[str, float]:
-    """Metrics of a batch before training on it; an offline batch has no rewards."""
+    """Metrics of a batch before training on it; most offline batches have no rewards."""
+    if isinstance(collected, RemoteBatch):
+        return collected.metrics
     lengths = length_metrics(collected.lengths) if collected.lengths is not None else {}
     if not isinstance(collected, Rollouts):
         return lengths
@@ -47,6 +49,7 @@ def reward_metrics(scores: Scores, group: Tensor) -> dict[str, float]:
     if scored.any():
         metrics |= {
             "critic/rewards/zero_std_ratio": float(statistics.constant[scored].double().mean()),
+            "critic/rewards/std": float(scores.reward[~scores.missing].double().std(correction=0)),
             "critic/rewards/std_mean": float(statistics.std[scored].mean()),
             "critic/rewards/group_size": float(statistics.count[scored].mean()),
         }
@@ -111,11 +114,11 @@ def length_metrics(lengths: Lengths) -> dict[str, float]:
 
 
 def validation_metrics(scores: Scores, prompts: Sequence[Prompt]) -> dict[str, float]:
-    """verl's validation metrics by data source: the reward with its best and worst of k, components by mean.
+    """verl's validation metrics by data source: reward and accuracy with their best and worst of k, components by mean.
 
     Where rewards read answers: what the majority's answer is worth, of the reward and of the component that reads it. N
-    in a name is the number of samples per prompt, including those without a reward. The reward's mean@N, best@N and
-    maj@N are ``val-core``, the rest is ``val-aux``.
+    in a name is the number of samples per prompt, including those without a reward. mean@N, best@N and maj@N of the
+    reward and of the accuracy are ``val-core``, the rest is ``val-aux``. The accuracy is what a reward calls ``acc``.
 
     Args:
         scores: [B].
@@ -125,20 +128,22 @@ def validation_metrics(scores: Scores, prompts: Sequence[Prompt]) -> dict[str, f
     for row, prompt in enumerate(prompts):
         sources[prompt.source][prompt.uid].append(row)
     reward = scores.reward.double().cpu().masked_fill(scores.missing.cpu(), np.nan).numpy()
-    columns = [(name, value.cpu().numpy()) for name, value, _ in score_columns(scores)]
+    columns = {name: value.cpu().numpy() for name, value, _ in score_columns(scores)}
+    accuracies = [name for name in columns if name == "acc" or name.endswith("_acc")]
+    judged = {"reward": reward} | {name if accuracies[1:] else "acc": columns.pop(name) for name in accuracies}
     metrics: dict[str, float] = {}
     for source, by_prompt in sources.items():
         rows = list(by_prompt.values())
         count = min(len(some) for some in rows)
         answers = {label for row in itertools.chain(*rows) for label in scores.answers[row]}
-        found = best_and_worst([reward[some] for some in rows], count)
-        if answers:
-            given = [[next(iter(scores.answers[row].values()), None) for row in some] for some in rows]
-            found |= majority([reward[some] for some in rows], given, count)
-        for name, value in found.items():
-            core = name == f"mean@{count}" or name.startswith((f"best@{count}/", f"maj@{count}/"))
-            metrics[f"val-{'core' if core else 'aux'}/{source}/reward/{name}"] = value
-        for name, column in columns:
+        first = [[next(iter(scores.answers[row].values()), None) for row in some] for some in rows]
+        for variable, column in judged.items():
+            values = [column[some] for some in rows]
+            found = best_and_worst(values, count) | (majority(values, first, count) if answers else {})
+            for name, value in found.items():
+                core = name == f"mean@{count}" or name.startswith((f"best@{count}/", f"maj@{count}/"))
+                metrics[f"val-{'core' if core else 'aux'}/{source}/{variable}/{name}"] = value
+        for name, column in columns.items():
             known = [value[~np.isnan(value)] for value in (column[some] for some in rows)]
             means = [float(value.mean()) for value in known if len(value)]
             if means:

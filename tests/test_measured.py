@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from burnish.measured import error_and_std, measured, of_responses, shares, without_signal
-from burnish.types.response_stats import ResponseStats
+from burnish.types.response_stats import ResponseStats, reflections
 from burnish.types.rollout import Scores
 
 GROUP = torch.tensor([0, 0, 1, 1, 2, 2])
@@ -49,7 +49,7 @@ def test_shares_add_up_and_say_who_makes_the_differences():
 
 def test_statistics_of_responses_go_with_the_reward():
     some = scores({"a": [1.0, 0.0] * 3}, (1.0,))
-    stats = [ResponseStats(length, length == 9, 0.0, math.nan, "words") for length in (9, 5, 9, 4, 8, 6)]
+    stats = [ResponseStats(length, length == 9, 0.0, math.nan, "words", length - 4) for length in (9, 5, 9, 4, 8, 6)]
     found = of_responses(stats, some, GROUP)
     assert found["response/length/mean"] == pytest.approx(41 / 6)
     assert found["response/length/reward_correlation"] > 0.9
@@ -60,6 +60,13 @@ def test_statistics_of_responses_go_with_the_reward():
     assert found["response/truncated/mean"] == pytest.approx(1 / 3)
     assert "response/repeated/reward_correlation" not in found  # it is the same for all
     assert "response/surprisal/mean" not in found
+    assert found["response/reflections/mean"] == pytest.approx(17 / 6)
+    assert found["response/reflections/reward_correlation"] > 0.9
+
+
+def test_phrases_of_reflection_are_counted_as_words():
+    assert reflections("Wait, let me\n think. Actually 7 is WRONG: a mistake. Let me reconsider; rethink.") == 7
+    assert reflections("The waiter awaits corrections, wrongly. Let us think.") == 0
 
 
 def test_a_batch_that_was_not_sampled_has_nothing_to_watch():

@@ -90,6 +90,7 @@ def test_missing_rewards_are_counted_and_left_out():
         "critic/missing_count": 3.0,
         "critic/missing_ratio": pytest.approx(0.6),
         "critic/rewards/zero_std_ratio": 0.0,
+        "critic/rewards/std": 0.5,
         "critic/rewards/std_mean": 0.5,
         "critic/rewards/group_size": 2.0,
         "critic/a/mean": 0.5,
@@ -134,10 +135,25 @@ def test_core_is_the_mean_and_best_reward_and_the_rest_is_auxiliary():
     given = scores(infos["reward"], names=("acc",), components=[[float(value)] for value in infos["acc"]])
     metrics = validation_metrics(given, prompts(found.inputs["uids"]))
     core = {name for name in metrics if name.startswith("val-core/")}
-    assert core == {f"val-core/ocr/reward/{name}" for name in ("mean@4", "best@4/mean", "best@4/std")}
-    assert {f"val-aux/ocr/reward/{n}" for n in ("std@4", "best@2/mean", "worst@4/mean")} < metrics.keys()
-    found.close(metrics["val-core/ocr/reward/mean@4"], expected["reward"]["mean@4"])
-    found.close(metrics["val-aux/ocr/acc/mean@4"], expected["acc"]["mean@4"])
+    of_each = ("mean@4", "best@4/mean", "best@4/std")
+    assert core == {f"val-core/ocr/{variable}/{name}" for variable in ("reward", "acc") for name in of_each}
+    for variable in ("reward", "acc"):
+        assert {f"val-aux/ocr/{variable}/{n}" for n in ("std@4", "best@2/mean", "worst@4/mean")} < metrics.keys()
+        for name in of_each:
+            found.close(metrics[f"val-core/ocr/{variable}/{name}"], expected[variable][name])
+
+
+def test_the_accuracy_that_a_function_returns_is_core_and_two_keep_their_names():
+    given = scores([0.4, 0.2], names=("format",), components=[[1.0], [0.0]])
+    one = replace(given, further=[{"mine_acc": 1.0, "mine_steps": 3.0}, {"mine_acc": 0.0, "mine_steps": 5.0}])
+    metrics = validation_metrics(one, prompts("aa"))
+    assert metrics["val-core/ocr/acc/mean@2"] == 0.5
+    assert metrics["val-aux/ocr/mine_steps/mean@2"] == 4.0
+    assert not [name for name in metrics if "mine_acc" in name]
+    two = replace(given, further=[{"mine_acc": 1.0, "other_acc": 0.0}] * 2)
+    assert {"val-core/ocr/mine_acc/mean@2", "val-core/ocr/other_acc/mean@2"} < validation_metrics(
+        two, prompts("aa")
+    ).keys()
 
 
 def verls_majority(values, answers, size) -> tuple[float, float]:

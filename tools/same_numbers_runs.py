@@ -140,6 +140,10 @@ DRAWING: dict[str, list[str]] = {
     "dgpo kl": [
         "algorithm.train_timesteps=2", "algorithm.kl_coef=0.1", "algorithm.times=logit_normal", "algorithm.clip=0.001",
     ],
+    "dgpo old": [
+        "algorithm.train_timesteps=2", "algorithm.baseline=old", "algorithm.beta=2000", "algorithm.clip=0.001",
+        "algorithm.clip_kl=true", "algorithm.kl_coef=0.1", "algorithm.reference_guidance=2",
+    ],
     "diffusion_dpo sft": ["algorithm.train_timesteps=2", "algorithm.sft_coef=0.1", "algorithm.kind=ipo"],
     "diffusion_dpo schedule": ["algorithm.times=schedule", "algorithm.train_timesteps=3", "algorithm.min_margin=0.001"],
     "diffusion_dpo pairs": [*PAIRS, "algorithm.train_timesteps=2", "algorithm.label_smoothing=0.1"],

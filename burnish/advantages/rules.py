@@ -7,7 +7,7 @@ that are reported differ from them. The options are explained in ``burnish.algor
 from __future__ import annotations
 
 from math import comb
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,15 +25,19 @@ def group(
     advantage_std: Scale,
     advantage_eps: float,
     advantage_unbiased: bool,
+    advantage_trimmed_ratio: float,
     advantage_aggregation: Literal["sum", "each", "gdpo"],
 ) -> Tensor:
     """GRPO's advantage [B], of the weighted sum of rewards or of each by itself (GDPO, arXiv:2601.05242)."""
-    scale, eps, unbiased = advantage_std, advantage_eps, advantage_unbiased
+    how: Any = {
+        "scale": advantage_std, "eps": advantage_eps, "unbiased": advantage_unbiased,
+        "trimmed_ratio": advantage_trimmed_ratio,
+    }  # fmt: skip
     if advantage_aggregation == "sum":
-        return group_advantages(rewards.reward, rewards.group, rewards.missing, scale=scale, eps=eps, unbiased=unbiased)
+        return group_advantages(rewards.reward, rewards.group, rewards.missing, **how)
+    whiten = advantage_aggregation == "gdpo"
     return normalise_each(
-        rewards.components, rewards.applied, rewards.group, rewards.missing,
-        scale=scale, eps=eps, unbiased=unbiased, whiten=advantage_aggregation == "gdpo",
+        rewards.components, rewards.applied, rewards.group, rewards.missing, whiten=whiten, **how
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from burnish.algorithms.parts import AdvantagePart
-from burnish.options import Finite, Fraction, Positive
+from burnish.options import BelowOne, Finite, Fraction, Positive
 from burnish.registry import options, register
 
 
@@ -40,6 +40,9 @@ class Group(AdvantagePart):
     """Added to that std."""
     advantage_unbiased: bool = True
     """Whether that std divides by n - 1, as DanceGRPO, verl and TRL do, or by n, as the flow papers' own code does."""
+    advantage_trimmed_ratio: BelowOne = 0.0
+    """Share of a group, its lowest rewards, that its mean and std leave out, so that a few failures don't lift all the
+    others (MixGRPO's trimmed_ratio)."""
     advantage_aggregation: Literal["sum", "each", "gdpo"] = "sum"
     """Several rewards: sum: weighted sum first, one advantage of it; each: an advantage of each reward by itself, then
     their weighted sum, so that the reward with the largest std does not rule; gdpo: that sum brought to mean 0 and

@@ -112,7 +112,7 @@ class FlowConfig(RunConfig):
 
     @property
     def samples_from(self) -> str:
-        own = f" x rollout.n {self.rollout.n}" if self.online else ""
+        own = f" x rollout.n {self.rollout.n}" if self.grouped else ""
         return f"data.train_batch_size {self.data.train_batch_size}{own}"
 
     @property
@@ -127,7 +127,7 @@ class FlowConfig(RunConfig):
 
     @property
     def rows_per_group(self) -> int:
-        together = self.online and self.algorithm.needs().atom != "sample"
+        together = self.grouped and self.algorithm.needs().atom != "sample"
         return self.rollout.n if together else 1
 
     def sampling_complaints(self) -> Iterator[str]:
@@ -239,6 +239,11 @@ class FlowConfig(RunConfig):
         stored = isinstance(self.data.train_files, str) and self.data.train_files.endswith(".safetensors")
         if needs.data != "prompts" and stored and self.data.val_files is None:
             yield "data.val_files is null, but data.train_files has embedded prompts, no text to validate on; give some"
+        if needs.data == "scored" and stored:
+            yield (
+                f"data.train_files is {self.data.train_files}, but with algorithm.online=false {name} reads records "
+                "with prompt, image and reward; latents have no rewards"
+            )
         unsized = None in (self.rollout.height, self.rollout.width)
         for option, section in (("data.fit", self.data), ("supervised.fit", self.supervised)):
             if section is not None and section.fit == "centre_crop" and unsized:
@@ -280,9 +285,12 @@ class FlowConfig(RunConfig):
     def unread(self, given: Collection[str]) -> Iterator[str]:
         yield from super().unread(given)
         needs, name = self.algorithm.needs(), self.algorithm.name
-        for option in ("rollout.n", "rollout.trajectories"):
-            if option in given and needs.data != "prompts":
-                yield f"{option} is given, but {name} learns from {needs.data} that are given; leave it out"
+        for option, read in (
+            ("rollout.n", self.grouped), ("rollout.trajectories", self.online), ("algorithm.sample_with", self.online)
+        ):  # fmt: skip
+            if option in given and not read:
+                finished = "pictures with rewards" if needs.data == "scored" else needs.data
+                yield f"{option} is given, but {name} learns from {finished} that are given; leave it out"
         if "data.fit" in given and needs.data == "prompts":
             yield f"data.fit is given, but {name} learns from prompts, which have no size; leave it out"
         if "data.decode_check" in given and not self._may_read_pictures():

@@ -138,12 +138,17 @@ class RunConfig:
     @property
     def samples(self) -> int:
         """Samples per policy update: the rows that are learned. A pair of a data set is one."""
-        return self.records * (self.rollout.n if self.online else 1)
+        return self.records * (self.rollout.n if self.grouped else 1)
 
     @property
     def online(self) -> bool:
         """Whether samples are made from prompts, not read from data."""
         return bool(self.algorithm.needs().data == "prompts")
+
+    @property
+    def grouped(self) -> bool:
+        """Whether an update learns from rollout.n samples of a prompt: made, or taken from a data set with rewards."""
+        return self.online or bool(self.algorithm.needs().data == "scored")
 
     @property
     def validates(self) -> bool:
@@ -343,6 +348,11 @@ class RunConfig:
             yield (
                 "scoring.timeout is given, but scoring.processes is 0: scoring in the run's own process "
                 "can't be stopped; leave it out, or set scoring.processes to 1 or more"
+            )
+        if "trainer.shuffle" in given and self.trainer.mini_batch_size is None:
+            yield (
+                "trainer.shuffle is given, but trainer.mini_batch_size is null: all samples of an update are one "
+                "mini-batch; leave it out"
             )
         merges = "scoring.merge" in given and self.scoring.merge
         if merges and not any(reward.has_weights for reward in self.rewards.values()):

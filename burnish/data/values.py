@@ -56,6 +56,17 @@ def text_of(value: Any, key: str, *, numbers: bool = False) -> str:
     return value
 
 
+def number_of(value: Any, key: str) -> float:
+    """The value of a key as a number.
+
+    Raises:
+        ValueError: it is none, or not finite.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{key!r} is {shown(value)}; it must be a number")
+    return float(value)
+
+
 def extra_of(values: Mapping[str, Any], keys: Sequence[str]) -> str:
     """Further keys of a record as a JSON object; "" where it has none of them. Bytes are left out.
 

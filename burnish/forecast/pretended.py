@@ -6,13 +6,13 @@ import io
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from burnish.data.flow.offline import EncodedPictures
-from burnish.data.flow.pictures import PictureRecord
+from burnish.data.flow.offline import EncodedPictures, OfflinePictures, ScoredPictures
+from burnish.data.flow.pictures import PictureRecord, ScoredGroup
 from burnish.options.mixing import MixingOptions
 from burnish.rewards.base import AnyReward, Verdict
 from burnish.rewards.given import NOTHING, Given
@@ -52,20 +52,25 @@ def at_hand(reward: AnyReward) -> Any:
 class MadeUpPictures:
     """Pictures of a data set to learn from, where it is not at hand."""
 
-    records: Sequence[PictureRecord]
+    records: Sequence[Any]
+    n: int = 0  # pictures with rewards of each prompt
 
     @classmethod
-    def of(cls, prompts: Sequence[Prompt], members: int, pixels: np.ndarray) -> MadeUpPictures:
-        """Args: ``members`` pictures like ``pixels`` to each prompt."""
+    def of(cls, prompts: Sequence[Prompt], members: int, pixels: np.ndarray, n: int = 0) -> MadeUpPictures:
+        """Args: ``members`` pictures like ``pixels`` to a record; ``n`` records with rewards to each prompt."""
         picture = Media.encoded(_grey(*pixels.shape[:2]))
-        return cls([PictureRecord(prompt, (picture,) * members, "made up") for prompt in prompts])
+        each = [PictureRecord(prompt, (picture,) * members, "made up") for prompt in prompts]
+        if not n:
+            return cls(each)
+        return cls([ScoredGroup(tuple(replace(one, reward=float(i)) for i in range(n))) for one in each], n)
 
     @property
     def prompts(self) -> list[Prompt]:
         return [record.prompt for record in self.records]
 
-    def learned_by(self, engine: Any, *, shared: bool) -> EncodedPictures:
-        return EncodedPictures(self.records, engine, crop=None, shared=shared)
+    def learned_by(self, engine: Any, *, shared: bool) -> OfflinePictures:
+        encoded = EncodedPictures(self.records, engine, crop=None, shared=shared)
+        return ScoredPictures(self.records, encoded, self.n) if self.n else encoded
 
 
 @dataclass

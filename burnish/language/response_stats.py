@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from burnish.types.completion import Completion
-from burnish.types.response_stats import ResponseStats, outline
+from burnish.types.response_stats import ResponseStats, outline, reflections
 
 RUN = 4  # tokens of a run
 FIRST = 8  # tokens whose entropy is watched
@@ -28,6 +28,7 @@ def response_stats(trace: Completion, texts: Sequence[str]) -> list[ResponseStat
                 repeated=repeated(own[mask].tolist()),
                 surprisal=-math.fsum(first) / len(first) if first else math.nan,
                 outline=outline(text),
+                reflections=reflections(text),
             )
         )
     return found

@@ -160,6 +160,8 @@ class StepOptions:
     """Samples per optimizer step; null uses all samples of the update (one step, strictly on-policy)."""
     epochs: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Passes over the samples of one update."""
+    shuffle: bool = True
+    """Draw anew for every pass which samples make a mini-batch; false takes them in order, prompt by prompt."""
     max_skipped_updates: Whole = 3
     """Consecutive optimizer steps with a non-finite loss or gradient that are skipped before the run stops."""
     max_empty_updates: Whole = 3

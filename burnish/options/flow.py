@@ -177,8 +177,8 @@ class DataOptions(OrderOptions, PromptOptions):
     the hub as org/name@split, or code of yours as file.py:NAME, with prompt and optionally images, negative_prompt,
     answer, data_source; or a folder of images, each with its prompt in a .txt file. sft reads images to imitate
     instead, and offline diffusion_dpo image pairs: records with prompt and image, or chosen and rejected; a folder of
-    images with .txt captions; or .safetensors with latents and prompt embeddings. Lists are concatenated, or mixed by
-    data.mix."""
+    images with .txt captions; or .safetensors with latents and prompt embeddings. With algorithm.online=false others
+    read records with prompt, image and reward. Lists are concatenated, or mixed by data.mix."""
     val_files: str | list[str] | None = None
     """Validation prompts; null validates on the training prompts, with a warning."""
     train_batch_size: Count = 8
@@ -235,7 +235,8 @@ class RolloutOptions:
     """How images are sampled."""
 
     n: Count = 8
-    """Samples per prompt (group size); algorithms that compare samples need at least 2."""
+    """Samples per prompt (group size), or images with rewards of each; algorithms that compare samples need at least
+    2."""
     candidates: CandidateOptions | None = None
     """Sample more, and train on the best and worst rollout.n of each prompt; null trains on all samples."""
     filter_groups: FilterOptions | None = None

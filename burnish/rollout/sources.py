@@ -9,10 +9,10 @@ from burnish.data.stream import Stream
 from burnish.rewards.normalising import Normaliser, restore, saved
 from burnish.rollout.prompt_schedule import PromptSchedule, refuse_ahead
 from burnish.rollout.requests import RolloutWorker
-from burnish.types.rollout import Collected, OfflineJudgements, OfflineResponses, OfflineSamples, Rollouts
+from burnish.types.rollout import Collected, OfflineJudgements, OfflineResponses, OfflineSamples, Rollouts, Scored
 from burnish.utils.timer import Stopwatch
 
-Given = OfflineSamples | OfflineResponses | OfflineJudgements
+Given = OfflineSamples | OfflineResponses | OfflineJudgements | Scored
 Prepare = Callable[[list[Any], int], Given]  # by records, and the update that they are for
 
 

@@ -15,6 +15,8 @@ from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.controller import LocalController
+from burnish.measured import measured
+from burnish.metrics import collected_metrics
 from burnish.rewards.normalising import restore, with_first
 from burnish.rollout.requests import RolloutRequest
 from burnish.runtime.actor import RankInfo
@@ -109,7 +111,8 @@ class TrainerActor:
         self._record(update)
         given: Any = self.assembly.source.collect(update)
         self._batch = given
-        return RemoteBatch(rows=len(given), lengths=given.lengths, version=given.version)
+        metrics = collected_metrics(given) | measured(given)
+        return RemoteBatch(rows=len(given), lengths=given.lengths, version=given.version, metrics=metrics)
 
     def annotate(self, scored: Collected | None) -> None:
         """Add what needs a forward pass, to a batch or to what ``collect`` holds."""

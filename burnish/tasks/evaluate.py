@@ -72,6 +72,7 @@ class Evaluation:
             validation_metrics(found.scores, job.prompts)
             | self.metrics(job, found)
             | {"val-aux/missing": float(found.scores.missing.float().mean())}
+            | {"val-aux/num_samples": float(len(found.scores.missing))}
         )
 
     def job(self, n: int, guidance: float | None) -> Job:

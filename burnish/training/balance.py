@@ -1,10 +1,10 @@
-"""Load balancing loss of a mixture of experts, in addition to the algorithm's loss."""
+"""Load balancing losses of mixtures of experts, in addition to the algorithm's loss."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -16,29 +16,44 @@ from burnish.losses.balance import expert_load, load_balancing
 from burnish.training.ranks import Ranks
 from burnish.types.batch import numbers, to_device
 
+NAMES = {"policy": "actor", "critic": "critic"}  # of roles in metrics
+
+
+@dataclass
+class Counted:
+    """What is known of the experts of a role's network in an optimizer batch."""
+
+    load: Tensor = field(default_factory=lambda: torch.zeros(0))
+    tokens: int = 0
+    losses: list[Tensor] = field(default_factory=list)
+
 
 class Balance:
-    """The load balancing loss of an optimizer batch (Fedus et al. 2021, arXiv:2101.03961, eq. 4).
+    """The load balancing losses of an optimizer batch (Fedus et al. 2021, arXiv:2101.03961, eq. 4), one for each role.
 
     It is a product of each expert's load, which has no gradient, and of router probabilities. The load is counted on
     the full batch beforehand, so that the gradient does not depend on micro-batches. Positions count once for each
     response token that is predicted from them, so that the layout of a forward pass does not matter either.
     """
 
-    def __init__(self, network: nn.Module, coef: float) -> None:
-        """Register hooks on the routers of a network, which must not be copied afterwards."""
+    def __init__(self, networks: Mapping[str, nn.Module], coef: float) -> None:
+        """Register hooks on the routers of networks, which must not be copied afterwards.
+
+        Args:
+            networks: by the roles that learn; of adapters the same one.
+            coef: weight of the loss.
+        """
         self.coef = coef
         self._router_logits: list[Tensor] | None = None  # of the forward pass that is recorded, by layer
         self._mode: Literal["off", "count", "loss"] = "off"
-        self._load: Tensor = torch.zeros(0)
-        self._tokens = 0
-        self._losses: list[Tensor] = []
-        routers: list[Any] = [module for module in network.modules() if hasattr(module, "top_k")]
-        routers = [module for module in routers if hasattr(module, "num_experts") and hasattr(module, "weight")]
-        assert routers, "a dense model should have been refused"
-        self.top_k = int(routers[0].top_k)
-        for router in routers:
-            router.register_forward_hook(self._observe)
+        self._counted = {role: Counted() for role in networks}
+        for network in {id(network): network for network in networks.values()}.values():
+            routers: list[Any] = [module for module in network.modules() if hasattr(module, "top_k")]
+            routers = [module for module in routers if hasattr(module, "num_experts") and hasattr(module, "weight")]
+            assert routers, "a dense model should have been refused"
+            self.top_k = int(routers[0].top_k)
+            for router in routers:
+                router.register_forward_hook(self._observe)
 
     def _observe(self, router: nn.Module, inputs: Any, output: tuple[Tensor, ...]) -> None:
         if self._router_logits is not None:
@@ -47,7 +62,7 @@ class Balance:
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Forward passes in this context count the load of the experts."""
-        self._load, self._tokens, self._losses = torch.zeros(0), 0, []
+        self._counted = {role: Counted() for role in self._counted}
         with torch.no_grad(), self._in_mode("count"):
             yield
 
@@ -67,10 +82,11 @@ class Balance:
         """Sum the counts over ranks."""
         if ranks.size == 1:
             return
-        counted = ranks.gather((self._load.cpu(), self._tokens))
-        loads = [load for load, _ in counted if len(load)]
-        self._load = torch.stack(loads).sum(0) if loads else self._load
-        self._tokens = sum(tokens for _, tokens in counted)
+        every = ranks.gather({role: (one.load.cpu(), one.tokens) for role, one in self._counted.items()})
+        for role, own in self._counted.items():
+            loads = [found[role][0] for found in every if len(found[role][0])]
+            own.load = torch.stack(loads).sum(0) if loads else own.load
+            own.tokens = sum(found[role][1] for found in every)
 
     @contextmanager
     def _in_mode(self, mode: Literal["off", "count", "loss"]) -> Iterator[None]:
@@ -81,12 +97,17 @@ class Balance:
             self._mode = before
 
     def metrics(self) -> Metrics:
-        """The loss of the batch; it equals experts per token if the load is uniform."""
-        return {"actor/router_aux_loss": sum(numbers(self._losses))} if self._tokens else {}
+        """The losses of the batch; one equals experts per token if the load is uniform."""
+        return {
+            f"{NAMES[role]}/router_aux_loss": sum(numbers(one.losses))
+            for role, one in self._counted.items()
+            if one.tokens
+        }
 
-    def through(self, run: Callable[[], ResponseStates]) -> ResponseStates:
-        """Run a forward pass of the policy, and count its load or attach the loss to its hidden states."""
-        if self._mode == "off":
+    def through(self, role: str, run: Callable[[], ResponseStates]) -> ResponseStates:
+        """Run a forward pass, and if the role learns, count its load or attach the loss to its hidden states."""
+        own = self._counted.get(role)
+        if self._mode == "off" or own is None:
             return run()
         self._router_logits = []
         try:
@@ -97,13 +118,13 @@ class Balance:
         every = torch.ones(1, len(states.index), dtype=torch.bool, device=states.index.device)
         if self._mode == "count":
             load = expert_load(logits, every, self.top_k)
-            self._load = self._load.to(load.device) + load if len(self._load) else load
-            self._tokens += every.numel()
+            own.load = own.load.to(load.device) + load if len(own.load) else load
+            own.tokens += every.numel()
             return states
-        loss = load_balancing(logits, every, to_device(self._load, logits[0].device), self.top_k).sum() / max(
-            self._tokens, 1
+        loss = load_balancing(logits, every, to_device(own.load, logits[0].device), self.top_k).sum() / max(
+            own.tokens, 1
         )
-        self._losses.append(loss.detach())
+        own.losses.append(loss.detach())
         hidden = _AttachLoss.apply(states.hidden, self.coef * loss)  # type: ignore[no-untyped-call]
         return replace(states, hidden=hidden)
 

@@ -13,7 +13,7 @@ from burnish.utils import random
 
 
 def mini_batches(batch: Batch, options: StepOptions, seed: int, update: int) -> Iterator[Batch]:
-    """What each optimizer step of a policy update learns from: the rows in an order that is drawn for each epoch.
+    """What each optimizer step of a policy update learns from: the rows in order, or in one drawn for each epoch.
 
     Each is made when it is asked for, since its rows are copies.
     """
@@ -31,7 +31,8 @@ def learned_rows(costs: Sequence[int], options: StepOptions, seed: int, update: 
 def _rows_of_minis(count: int, options: StepOptions, seed: int, update: int) -> Iterator[list[int]]:
     size = options.mini_batch_size or max(count, 1)
     for epoch in range(options.epochs):
-        order = random.permutation(count, seed, "mini_batches", update, epoch) if size < count else list(range(count))
+        drawn = options.shuffle and size < count
+        order = random.permutation(count, seed, "mini_batches", update, epoch) if drawn else list(range(count))
         yield from (order[start : start + size] for start in range(0, count, size))
 
 

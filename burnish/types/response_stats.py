@@ -6,9 +6,12 @@ import math
 import re
 from dataclasses import dataclass
 
-LONGEST = 20_000  # characters whose form is looked at
+LONGEST = 20_000  # characters whose form and words are looked at
 MOST_TAGS = 8
 TAG = re.compile(r"</?([A-Za-z][\w-]{0,30})>")
+REFLECTION = re.compile(
+    r"\b(?:let\s+me\s+(?:think|reconsider)|actually|wait|correction|mistake|wrong|rethink)\b", re.IGNORECASE
+)
 MARKS = {"code block": "```", "bold type": "**", "box": r"\boxed", "heading": "\n#", "list": "\n- "}
 
 
@@ -21,10 +24,12 @@ class ResponseStats:
     repeated: float  # share of its runs of four tokens that occurred in it before
     surprisal: float  # mean of -log-prob of its first tokens in nats, expected to be the entropy; NaN without any
     outline: str  # its form: the tags and marks that it has, in order
+    reflections: float  # words and phrases by which it reconsiders, in English: wait, actually, let me think
 
 
 WATCHED = ("length", "truncated", "repeated", "surprisal")  # fields of which the mean is watched
-UNKNOWN = ResponseStats(0, False, math.nan, math.nan, "")
+REPORTED = (*WATCHED, "reflections")  # and those that may change without an alarm
+UNKNOWN = ResponseStats(0, False, math.nan, math.nan, "", math.nan)
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,11 @@ class Quote:
     prompt: str
     response: str
     reward: float | None  # None: missing
+
+
+def reflections(text: str) -> int:
+    """How often a response reconsiders, by the phrases that LightRFT counts."""
+    return len(REFLECTION.findall(text[:LONGEST]))
 
 
 def outline(text: str) -> str:

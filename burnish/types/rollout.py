@@ -352,6 +352,7 @@ class RemoteBatch:
     rows: int
     lengths: Lengths | None  # of every response, in tokens; None for pictures
     version: int
+    metrics: dict[str, float]  # of its samples
 
     def __len__(self) -> int:
         return self.rows

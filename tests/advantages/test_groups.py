@@ -282,3 +282,35 @@ def test_no_samples_no_advantages():
     assert group_advantages(none, ids, none.bool()).shape == (0,)
     assert normalise_each(torch.zeros(0, 2), [1.0, 1.0], ids, none.bool(), whiten=True).shape == (0,)
     assert depthwise_advantages(none, ids[:, None].expand(0, 3), ids, none.bool()).shape == (0, 3)
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_the_lowest_rewards_of_a_group_may_be_left_out_of_its_statistics(unbiased):
+    """As MixGRPO's trimmed_ratio: a quarter of four is one; all four are compared with the mean of the other three."""
+    reward = [5.0, 0.0, 1.0, 3.0, 7.0, 8.0, 9.0, -6.0]
+    got = advantages(reward, [0, 0, 0, 0, 1, 1, 1, 1], trimmed_ratio=0.25, unbiased=unbiased, eps=1e-8)
+    rest = torch.tensor([[5.0, 1.0, 3.0], [7.0, 8.0, 9.0]])
+    mean, std = rest.mean(1, keepdim=True), rest.std(1, keepdim=True, correction=int(unbiased))
+    torch.testing.assert_close(got, ((torch.tensor(reward).view(2, 4) - mean) / std).flatten())
+
+
+def test_trimming_counts_the_rewards_that_are_there():
+    missing = torch.tensor([False, False, True, False, False])
+    got = advantages([4.0, 0.0, -9.0, 2.0, 0.0], [0] * 5, missing=missing, trimmed_ratio=0.5, scale="none")
+    torch.testing.assert_close(got, torch.tensor([1.0, -3.0, 0.0, -1.0, -3.0]))
+
+
+def test_where_only_trimmed_rewards_differ_the_whole_group_says_how_far():
+    """MixGRPO's own code divides by 1e-8 here."""
+    reward = [1.0, 0.0, 1.0, 1.0]
+    got = advantages(reward, [0] * 4, trimmed_ratio=0.25, eps=1e-8)
+    torch.testing.assert_close(got, (torch.tensor(reward) - 1) / torch.tensor(reward).std(correction=0))
+    assert advantages([2.0] * 4, [0] * 4, trimmed_ratio=0.25).eq(0).all()
+
+
+@pytest.mark.parametrize("aggregation", ["sum", "each"])
+def test_an_algorithm_trims(aggregation):
+    reward = [5.0, 0.0, 1.0, 3.0]
+    got = by_name("mix_grpo", reward, [0] * 4, advantage_trimmed_ratio=0.25, advantage_aggregation=aggregation)
+    rest = torch.tensor([5.0, 1.0, 3.0])
+    torch.testing.assert_close(got, (torch.tensor(reward) - 3) / rest.std(correction=0), rtol=1e-3, atol=0)

@@ -19,7 +19,7 @@ from tools.foreign_names import PAGE, written
 # recipes that have the options between them
 RECIPES = {
     "language": (["vlm_quickstart"], ["vlm_quickstart", "algorithm=ppo"]),
-    "flow": (["quickstart", "algorithm=flow_grpo"], ["quickstart"]),
+    "flow": (["quickstart", "algorithm=flow_grpo"], ["quickstart"], ["quickstart", "algorithm=dgpo"]),
 }
 REWARD = "rewards.function.path=my_rewards.py:score"
 

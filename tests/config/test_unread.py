@@ -24,6 +24,7 @@ CASES = [
     ("vlm_quickstart", GREEDY, "validation.n=4", "they would all be the same"),
     ("vlm_quickstart", JUDGES, "scoring.max_failures=3", "bradley_terry samples nothing"),
     ("vlm_quickstart", JUDGES, "mixing.rule=product", "bradley_terry samples nothing"),
+    ("quickstart", ["trainer.mini_batch_size=null"], "trainer.shuffle=false", "all samples of an update are one"),
     ("quickstart", [], "scoring.merge=true", "no reward here has weights of its own"),
     ("quickstart", PAIRS, "rollout.trajectories=host", "learns from pairs that are given"),
     ("quickstart", CHOSEN, "data.shuffle=false", "data.sampler chooses the records"),
@@ -48,6 +49,7 @@ def test_it_is_refused(recipe, beside, option, said):
     ("vlm_quickstart", ["algorithm=bradley_terry", "validation.max_prompts=4"]),
     ("quickstart", ["scoring.merge=true", "rewards.clip.weight=0.1"]),
     ("quickstart", [*CHOSEN, "data.shuffle=false", "data.train_max_samples=4"]),  # the first ones
+    ("quickstart", ["trainer.shuffle=false", "trainer.mini_batch_size=48"]),
     ("quickstart", ["alarms.limits={velocity: 2, kl: 1}", "alarms.off=[narrowing, ocr]"]),
 ])  # fmt: skip
 def test_what_is_read_is_accepted(recipe, options):

@@ -55,7 +55,7 @@ def given(members: int, uids: str = "abc") -> OfflineSamples:
 
 
 class Linear:
-    """Roles whose velocities are x W + t; it counts who was asked for how many."""
+    """Roles whose velocities are x W + t, and .3 more for each 1 of guidance; it counts who was asked for how many."""
 
     def __init__(self, *, moved: bool = True) -> None:
         generator = torch.Generator().manual_seed(5)
@@ -76,7 +76,7 @@ class Linear:
             assert len(conditioning) == len(unconditional) == len(x)
             self.asked[name] += len(x)
             self.guidance.add(guidance)
-            return x @ matrix + time[:, None]
+            return x @ matrix + time[:, None] + 0.3 * ((1.0 if guidance is None else guidance) - 1.0)
 
         return predict
 
@@ -110,6 +110,7 @@ ONLINE = [
     AWM(weighting="ghuber", ghuber_power=0.4, clip=0.9, times="logit_normal", time_shift=3.0),
     DGPO(beta=2.0, clip=None, kl_coef=0.1, train_timesteps=3),
     DGPO(beta=2.0, clip=0.3, shared_noise=False, times="uniform", time_stratified=True),
+    DGPO(beta=2.0, baseline="old", clip=0.3, clip_kl=True, kl_coef=0.1, reference_guidance=2.0),
     CRD(kl_coef=0.1, kl_adaptive=True, train_timesteps=3),
     CRD(temperature=0.3, matching="mse", baseline="reference", kl_coef=0.1, kl_guidance=2.0),
     DiffusionDPO(beta=3.0, label_smoothing=0.1, train_timesteps=2, sft_coef=0.3),

@@ -97,8 +97,10 @@ NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 @options
 class WithOldPolicy(ForwardProcess, advantage="flow_group"):
-    """Base of those that sample online and keep an old policy beside the one that learns."""
+    """Base of those that learn from rewards and keep an old policy beside the one that learns."""
 
+    online: bool = True
+    """Learn from own samples; false learns from the pictures with rewards in data.train_files."""
     advantage: Annotated[Any, Choice("advantage")] = None
     """How rewards become advantages, in place of this algorithm's own way: the name of a registered advantage, or
     {name: NAME} with its options; null takes its own."""
@@ -175,10 +177,10 @@ class WithOldPolicy(ForwardProcess, advantage="flow_group"):
         """What these options need, and whatever a subclass needs beside it."""
         advantage = chosen(self, "advantage")
         return Needs(
-            sampler=self.sample_with, lagged=tuple(self.lags),
+            data="prompts" if self.online else "scored", sampler=self.sample_with, lagged=tuple(self.lags),
             schedule_times=self.schedule_times, schedule_range=self.time_range,
             groups=advantage.groups, samples=advantage.samples,
-            each_reward=advantage.advantage_aggregation == "each", **needs,
+            each_reward=self.online and advantage.advantage_aggregation == "each", **needs,
         )  # fmt: skip
 
     def velocities(self, part: ForwardTerms, roles: Roles) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from burnish.data.flow.pictures import Holds, PictureRecord
+from burnish.data.flow.pictures import Holds, PictureRecord, ScoredGroup
 from burnish.types.batch import Gathered
 from burnish.types.columns import CHUNK, Column, Made, stand_in
 from burnish.types.prompt import Prompt
-from burnish.types.rollout import Conditioning, Embeddings, OfflineSamples, all_noised
+from burnish.types.rollout import Conditioning, Denoising, Embeddings, OfflineSamples, Scored, Scores, all_noised
+from burnish.utils import random
 from burnish.utils.errors import UserError
 from burnish.utils.lru_cache import LruCache
 
@@ -62,7 +64,7 @@ class OfflinePictures(Protocol):
     def ready(self, records: Sequence[Any]) -> None:
         """Have at hand what a rank will learn of a batch that several share."""
 
-    def batch(self, records: Sequence[Any], schedule: Tensor, *, update: int, seed: int) -> OfflineSamples:
+    def batch(self, records: Sequence[Any], schedule: Tensor, *, update: int, seed: int) -> OfflineSamples | Scored:
         """Records as tensors, in order.
 
         Args:
@@ -205,6 +207,57 @@ class EncodedPictures:
             height, width = self.crop
             image = ImageOps.fit(image, (width, height), Image.Resampling.LANCZOS)
         return np.array(image)
+
+
+class ScoredPictures:
+    """Pictures with rewards, as if they had been sampled and scored: groups of a prompt, N pictures each at most."""
+
+    def __init__(self, records: Sequence[ScoredGroup], pictures: EncodedPictures, n: int) -> None:
+        """Take over the prompts; ``pictures`` encodes those of all of them."""
+        self.records, self.pictures, self.n = records, pictures, n
+
+    def check(self) -> None:
+        self.pictures.check()
+
+    def ready(self, records: Sequence[Any]) -> None:
+        self.pictures.ready(records)
+
+    def drawn(self, records: Sequence[ScoredGroup], *, update: int, seed: int) -> list[ScoredGroup]:
+        """The pictures of prompts that an update learns from: drawn where there are more than N."""
+        seen: Counter[str] = Counter()
+        found = []
+        for group in records:  # a prompt that comes again has samples with other numbers, and so other noise
+            first, members = self.n * seen[group.uid], group.members
+            seen[group.uid] += 1
+            if len(members) > self.n:
+                order = random.permutation(len(members), seed, "scored pictures", update, group.uid, first)
+                members = tuple(members[i] for i in sorted(order[: self.n]))
+            found.append(ScoredGroup(members, first))
+        return found
+
+    def batch(self, records: Sequence[ScoredGroup], schedule: Tensor, *, update: int, seed: int) -> Scored:
+        """The pictures of some prompts, as ``drawn`` returns them."""
+        rows = [member for group in records for member in group.members]
+        given = self.pictures.batch(rows, schedule, update=update, seed=seed)
+        reward = torch.tensor([row.reward for row in rows])
+        none = torch.zeros(len(rows), 0)
+        return Scored(
+            prompts=[row.prompt for row in rows],
+            group=torch.tensor([number for number, group in enumerate(records) for _ in group.members]),
+            sample=torch.tensor([group.first + i for group in records for i in range(len(group.members))]),
+            trace=Denoising(
+                conditioning=given.conditioning, unconditional=given.unconditional, latents=given.latents[:, 0],
+                noised=given.noised, state=none, next_state=none, time=none, time_next=none, logprob=none,
+                node=none.long(), schedule=schedule,
+            ),
+            scores=Scores(
+                reward=reward, missing=torch.zeros(len(rows), dtype=torch.bool), components=reward[:, None],
+                names=("reward",), weights=(1.0,), notes=[""] * len(rows),
+            ),
+            update=update,
+            version=given.version,
+            seed=seed,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from burnish.data.language.drawn import drawn
 from burnish.data.language.prompts import question
 from burnish.data.language.responses import ResponseRecord, one_response, preferred_pair
 from burnish.data.records import Record, read_files
-from burnish.data.values import find, shown
+from burnish.data.values import find, number_of, shown
 from burnish.options.language import LanguageDataOptions
 from burnish.types.prompt import Prompt
 
@@ -166,9 +166,7 @@ def _outcome(value: Any, key: str) -> float:
 def _number(value: Any, key: str) -> float:
     if isinstance(value, bool) and key == "labels":
         return float(value)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{key!r} is {shown(value)}; it must be a number")
-    return float(value)
+    return number_of(value, key)
 
 
 def _share(value: Any, key: str) -> float:

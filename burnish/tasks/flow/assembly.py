@@ -14,7 +14,7 @@ from torch import Tensor
 
 from burnish.algorithms.flow.sft import SFT
 from burnish.config.flow import FlowConfig
-from burnish.data.flow.offline import OfflinePictures
+from burnish.data.flow.offline import OfflinePictures, ScoredPictures
 from burnish.data.flow.pictures import BEGINNING
 from burnish.data.flow.prompts import IMAGES, read_prompts
 from burnish.data.stream import Stream
@@ -141,11 +141,16 @@ class FlowAssembly(Assembly):
         assert self.pictures is not None, "pictures are sampled"
         return self.pictures.records
 
-    def prepare(self, records: list[Any], update: int) -> OfflineSamples:
-        data = self.finished[0]
-        batch = data.batch(records, self.offline_times, update=update, seed=self.config.seed)
+    def prepare(self, records: list[Any], update: int) -> OfflineSamples | Scored:
+        data, seed = self.finished[0], self.config.seed
+        if isinstance(data, ScoredPictures):
+            records = data.drawn(records, update=update, seed=seed)
+        batch = data.batch(records, self.offline_times, update=update, seed=seed)
         if self.ranks.size > 1:
-            data.ready(learned_in_an_update(records, batch.costs(), self.config, self.ranks.rows, update))
+            if isinstance(data, ScoredPictures) and self.config.rows_per_group == 1:
+                records = [member for group in records for member in group.members]
+            costs = [len(record.pictures) for record in records] if isinstance(batch, Scored) else batch.costs()
+            data.ready(learned_in_an_update(records, costs, self.config, self.ranks.rows, update))
         return batch
 
     @cached_property
@@ -158,10 +163,11 @@ class FlowAssembly(Assembly):
 
         def draw(step: int) -> OfflineSamples:
             records = stream.batch(step)
-            batch = data.batch(records, self.offline_times, update=step, seed=config.seed)
+            batch: Any = data.batch(records, self.offline_times, update=step, seed=config.seed)
             if self.ranks.size > 1:
                 data.ready(learned_in_a_step(records, batch.costs(), self.ranks.rows))
-            return batch
+            found: OfflineSamples = batch
+            return found
 
         return AuxiliaryLoss(SFT(time_shift=section.time_shift), draw, section.coef)
 
@@ -313,7 +319,7 @@ class FlowAssembly(Assembly):
 
     def read(self, files: str | list[str]) -> list[Prompt]:
         # beside pictures to imitate, ``image`` is one of those, and no picture that a prompt begins from
-        images = BEGINNING["pictures"] if self.needs.data == "pictures" else IMAGES
+        images = BEGINNING[self.needs.data] if self.needs.data in ("pictures", "scored") else IMAGES
         prompts = read_prompts(files, self.config.data, images=images)
         for reward in self.config.rewards.values():
             reward.check(prompts)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from burnish.config.flow import FlowConfig
-from burnish.data.flow.offline import EncodedPictures, OfflinePictures, StoredLatents
-from burnish.data.flow.pictures import Holds, read_pictures
+from burnish.data.flow.offline import EncodedPictures, OfflinePictures, ScoredPictures, StoredLatents
+from burnish.data.flow.pictures import Holds, PictureRecord, ScoredGroup, read_pictures, scored_groups
 from burnish.data.records import files_of
 from burnish.options.flow import DataOptions, SupervisedOptions
 from burnish.tasks.flow.engine import FlowEngine
@@ -35,22 +35,50 @@ class PictureFiles:
             raise UserError(f"train_files names {stored[0]} and other files; latents are read from one file alone")
         self.stored = StoredLatents(stored[0], holds) if stored else None
         size = None if self.crop else (rollout.height, rollout.width)
-        self.limited, self.cached = limit, in_bytes(config.model.cache_gb)
-        self.read = [] if self.stored else limit(read_pictures(files, holds, size=size, keys=config.data))
+        self.limited, self.cached, self.n = limit, in_bytes(config.model.cache_gb), rollout.n
+        self.read: list[PictureRecord] = []
+        self.groups: list[ScoredGroup] = []  # of pictures with rewards
+        if self.stored is None:
+            self.read = read_pictures(files, holds, size=size, keys=config.data)
+            if holds == "scored":
+                self.groups = limit(scored_groups(self.read))
+                self.read = [member for group in self.groups for member in group.members]
+                self._check_groups(config)
+            else:
+                self.read = limit(self.read)
 
     @property
     def records(self) -> Sequence[Any]:
         """What a stream shuffles."""
-        return self.limited(self.stored.records) if self.stored else self.read
+        return self.limited(self.stored.records) if self.stored else self.groups or self.read
 
     @property
     def prompts(self) -> list[Prompt]:
         """The prompts, where they are there in words."""
-        return [record.prompt for record in self.read]
+        return [record.prompt for record in self.groups or self.read]
 
     def learned_by(self, engine: FlowEngine, *, shared: bool) -> OfflinePictures:
         """The pictures as the engine's model has them; ``shared`` says that several ranks learn from every batch."""
         if self.stored is not None:
             self.stored.connect(engine.condition, engine.latent_shape(Prompt(text="")))
             return self.stored
-        return EncodedPictures(self.read, engine, crop=self.crop, cached=self.cached, shared=shared)
+        encoded = EncodedPictures(self.read, engine, crop=self.crop, cached=self.cached, shared=shared)
+        return ScoredPictures(self.groups, encoded, self.n) if self.groups else encoded
+
+    def _check_groups(self, config: FlowConfig) -> None:
+        """Refuse pictures with rewards that leave nothing to compare, or fewer of a prompt than the run takes."""
+        files, name = config.data.train_files, config.algorithm.name
+        most = max((len(group.members) for group in self.groups), default=0)
+        if not most:
+            raise UserError(f"data.train_files is {files}, where no picture has a reward: all are null; score some")
+        if most < 2 and config.algorithm.needs().groups:
+            raise UserError(
+                f"data.train_files is {files}, where no prompt has two pictures with a reward, and {name} compares "
+                "those of a prompt; give several of each, or compare with the whole batch: "
+                "algorithm.advantage=returns rollout.n=1"
+            )
+        if most < self.n:
+            raise UserError(
+                f"rollout.n is {self.n}, but no prompt in data.train_files has more than {most} pictures with a "
+                f"reward; set rollout.n={most}"
+            )

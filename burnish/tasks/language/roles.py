@@ -111,8 +111,10 @@ class LanguageRoles(TrainedRoles):
         self.reward_head = new_head(model, len(needs.heads), seed) if needs.heads else None
         self.policy, self.reference = TokenRole(self, "policy"), TokenRole(self, "reference")
         self.teachers = Teachers(self, needs.teachers, load_teacher)
-        self.balance = Balance(model.network, router_aux_loss_coef) if router_aux_loss_coef else None
-        if self.balance is not None:
+        if router_aux_loss_coef:
+            learning = ("policy", *(critics if own_trunk else ()))
+            networks = {name: self._networks[self.network_of(name)] for name in learning}
+            self.balance = Balance(networks, router_aux_loss_coef)
             model.require_single_forward()  # a token's router logits are told by its place in the forward
 
     def measure(self, peak: float) -> None:
@@ -164,8 +166,12 @@ class LanguageRoles(TrainedRoles):
         def run() -> ResponseStates:
             return response_states(self.model, network, completion, layout=layout)
 
-        learns = self._active == "policy" and network is self._networks["policy"]
-        return self.balance.through(run) if self.balance is not None and learns else run()
+        return run() if self.balance is None else self.balance.through(self._role_of(network), run)
+
+    def _role_of(self, network: nn.Module) -> str:
+        """Which role a network runs for; nothing for none of this run's own."""
+        name = next((name for name, one in self._networks.items() if one is network), "")
+        return self._active if name == "policy" else name
 
     def score(self, network: nn.Module, states: ResponseStates, completion: Completion) -> TokenScores:
         """Log-probs and entropies from states."""

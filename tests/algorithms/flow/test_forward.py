@@ -94,6 +94,43 @@ class TestGradients:
         (wrong * difference).mean().backward()
         torch.testing.assert_close(roles.weight.grad, weight.grad)
 
+    @pytest.mark.parametrize("clip_kl", [False, True])
+    @pytest.mark.parametrize("baseline", ["old", "reference"])
+    def test_dgpos_three_modes_by_hand(self, baseline, clip_kl):
+        """As its authors': the reference has guidance in the preference and in the KL; the old policy may be its
+        baseline instead; and what clip holds may be held in the KL, too."""
+        algorithm = DGPO(
+            beta=3.0, clip=0.2, kl_coef=0.4, train_timesteps=1, baseline=baseline, clip_kl=clip_kl,
+            reference_guidance=2.5,
+        )  # fmt: skip
+        batch, _ = algorithm.credit(scored())
+        part = next(batch.terms(100))
+        roles = Linear()
+        value, _ = total(algorithm, batch, roles)
+        value.backward()
+        weight = roles.weight.detach().clone().requires_grad_()
+
+        def error(velocity):
+            return (velocity - part.target).square().mean(1)
+
+        asked = (part.noisy, part.time, part.conditioning, part.unconditional)
+        velocity, old = part.noisy @ weight + part.time[:, None], roles.old(*asked)
+        reference = roles.reference(*asked, guidance=2.5)
+        ratio = (error(old) - error(velocity)).exp()
+        held = torch.where(part.value > 0, ratio > 1.2, ratio < 0.8)
+        assert held.any()
+        assert not held.all()
+        moved = torch.where(held, error(velocity).detach(), error(velocity))
+        base = error(old if baseline == "old" else reference)
+        margin = -(part.value * (moved - base)).view(GROUPS, SIZE).mean(1)
+        distance = (velocity - reference).square().mean(1)
+        if clip_kl:
+            distance = torch.where(held, distance.detach(), distance)
+        expected = -functional.logsigmoid(3.0 * margin).mean() / 3.0 + 0.4 * distance.mean()
+        expected.backward()
+        torch.testing.assert_close(value, expected)
+        torch.testing.assert_close(roles.weight.grad, weight.grad)
+
     def test_crd_is_scaled_by_its_bound_over_beta(self):
         """As in its code: advantage_clip / beta times (beta r - a)^2, both centred within the group."""
         algorithm = CRD(beta=2.0, matching="mse", train_timesteps=1, advantage_clip=3.0)
@@ -148,7 +185,9 @@ class TestInvariance:
 
 
 class TestWhoIsAsked:
-    @pytest.mark.parametrize("algorithm", [DiffusionNFT(kl_coef=0.0), AWM(), CRD()], ids=["nft", "awm", "crd"])
+    @pytest.mark.parametrize(
+        "algorithm", [DiffusionNFT(kl_coef=0.0), AWM(), CRD(), DGPO(baseline="old")], ids=["nft", "awm", "crd", "dgpo"]
+    )
     def test_no_reference_without_its_coefficient(self, algorithm):
         assert not algorithm.needs().reference
         roles = Linear()
@@ -214,6 +253,9 @@ REFUSED = [
     (lambda: AWM(clip=1.5), "clip is 1.5"),
     (lambda: AWM(old_decay="ema"), "ema needs old_ema"),
     (lambda: CRD(kl_guidance=2.0), "kl_coef is 0"),
+    (lambda: DGPO(baseline="old", reference_guidance=2.0), "reference_guidance is never read"),
+    (lambda: DGPO(clip_kl=True), "clip_kl is never read"),
+    (lambda: DGPO(clip_kl=True, clip=None, kl_coef=0.1), "clip_kl is never read"),
     (lambda: CRD(baseline="reference", old_decay="ema", old_ema=0.5), "nothing reads an old policy"),
     (lambda: DiffusionDPO(kind="ipo", label_smoothing=0.1), "label_smoothing"),
     (lambda: DiffusionDPO(online=False, min_margin=0.1), "min_margin"),

@@ -312,6 +312,33 @@ def test_each_network_has_weights_and_an_optimizer_of_its_own(lora, tmp_path):
             assert torch.equal(value, saved[name][key])
 
 
+def test_the_policy_learns_from_the_networks_of_before_the_update(tmp_path, monkeypatch):
+    """All of its gradient; in the authors' code the last of 24 micro-batches learns from networks that were stepped."""
+    bench = published(tmp_path, micro=4)
+    weights = {
+        name: [value.detach().clone() for value in bench.roles.parameters(name).values()]
+        for name in ("fake", "surrogate", "slow")
+    }
+    met = []
+    plain = TDMR1.loss
+
+    def loss(self, part, roles):
+        met.extend(
+            torch.equal(old, now)
+            for name, before in weights.items()
+            for old, now in zip(before, roles.parameters(name).values(), strict=True)
+        )
+        return plain(self, part, roles)
+
+    monkeypatch.setattr(TDMR1, "loss", loss)
+    bench.train(1)
+    each = sum(map(len, weights.values()))
+    assert len(met) > each  # several micro-batches
+    assert all(met)
+    for name, before in weights.items():
+        assert not all(map(torch.equal, before, bench.roles.parameters(name).values()))
+
+
 def updated(bench, number):
     """The metrics of one update."""
     batch, credited = bench.algorithm.credit(bench.workers.annotate(bench.collect(number)))
