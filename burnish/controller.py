@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from burnish.algorithms.base import Metrics
-from burnish.checkpoint.files import PARTS, Checkpoint
+from burnish.checkpoint.files import Checkpoint
 from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
@@ -153,7 +153,7 @@ class LocalController(Controller):
 
     def resume(self, checkpoint: Checkpoint | None) -> None:
         if checkpoint is not None:
-            self.assembly.load_state_dict(checkpoint.load(self.assembly.identity, PARTS))
+            self.assembly.load_state_dict(checkpoint.load(self.assembly.identity, self.assembly.state_dict()))
 
     def evaluate(self, target: Path | None, guidance: float | None) -> Metrics:
         assembly = self.assembly

@@ -5,24 +5,28 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Collection
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from burnish.algorithms.base import Metrics
 from burnish.checkpoint import first_format, manifest, state_file, tensor_file
 from burnish.checkpoint.manifest import VISIBLE
 from burnish.checkpoint.snapshot import Snapshot
-from burnish.training.saved import in_memory
+from burnish.training.saved import SavedTensor, in_memory
 from burnish.utils.disk import sync
 from burnish.utils.errors import UserError
 from burnish.utils.reading import check_folder
 
 MANIFEST = manifest.NAME
-PARTS = ("roles", "groups", "ema", "trainer", "source")  # of the state of a run
-PLACED = ("roles", "groups", "ema")  # of these each rank reads its own slices, into memory that is there
+PLACED = ("roles", "groups", "ema")  # parts of the state: each rank reads its own slices, into memory that is there
+VARYING = ("roles", "source")  # versions and options differ in what these hold: who loads them says what is missing
+KINDS = {"true or false": bool, "a map": dict, "a list": list | tuple, "a tensor": Tensor | SavedTensor, "text": str,
+         "an integer": int, "a number": float | int}  # fmt: skip
 HASHED = 8  # files at a time
 
 
@@ -43,14 +47,14 @@ class Checkpoint:
         """Size of its files, the manifest aside."""
         return sum(about["size"] for about in self.files.values())
 
-    def load(self, identity: dict[str, str], parts: Collection[str] = ()) -> dict[str, Any]:
+    def load(self, identity: dict[str, str], own: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The saved state by part; what networks, optimizers and averages hold as saved tensors, which are read later.
 
         Loading never executes code of the checkpoint.
 
         Args:
             identity: of the run that loads, as it was given to ``save``.
-            parts: required parts.
+            own: state of the run that loads: the saved one must have its parts, with values of the same kinds.
 
         Raises:
             UserError: the checkpoint is of another model or algorithm, was removed since, or has content that no run
@@ -69,8 +73,8 @@ class Checkpoint:
             )
         try:
             found = self._read()
-            if missing := [name for name in parts if name not in found]:
-                raise UserError(f"{self.path} lacks {missing[0]}; use another checkpoint")
+            if wrong := _unlike(found, own):
+                raise UserError(f"{self.path} {wrong}; use another checkpoint")
             return {name: part if name in PLACED else in_memory(part) for name, part in found.items()}
         except FileNotFoundError as error:
             raise UserError(f"{error.filename} was removed while it was read; start again") from None
@@ -90,6 +94,21 @@ class Checkpoint:
         if not isinstance(found, dict):
             raise UserError(f"{self.path / state_file.NAME} has no parts; use another checkpoint")
         return found
+
+
+def _unlike(saved: Any, own: Any, where: str = "") -> str:
+    """What a saved state lacks, or has of another kind than the state of the run that loads it; "" is nothing."""
+    if own is None or (where == "ema" and saved is None):  # whether there is an average is the trainer's question
+        return ""
+    name, kind = next((name, kind) for name, kind in KINDS.items() if isinstance(own, kind))
+    if not isinstance(saved, kind) or isinstance(saved, bool) != isinstance(own, bool):
+        return f"has a {where} that is not {name}: {saved!r:.40}"
+    if name != "a map":
+        return ""
+    inside = {key: f"{where}.{key}" if where else key for key in own}
+    if where not in VARYING and (missing := own.keys() - saved.keys()):
+        return f"lacks {inside[min(missing)]}"
+    return next(filter(None, (_unlike(saved[key], own[key], inside[key]) for key in own if key in saved)), "")
 
 
 def read(path: Path) -> Checkpoint:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from burnish.checkpoint.files import PARTS, opened
+from burnish.checkpoint.files import opened
 from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig, load
 from burnish.config.hub import with_models
@@ -143,7 +143,7 @@ def open_run(
             f"{source} has no complete checkpoint yet; wait until training writes one, every checkpoint.every updates"
         )
     assembly = assemble(config)
-    assembly.load_weights(checkpoint.load(assembly.identity, PARTS))
+    assembly.load_weights(checkpoint.load(assembly.identity, assembly.weights()))
     return assembly, checkpoint.update
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import signal
 import socket
@@ -12,7 +11,7 @@ from contextlib import closing
 from burnish.config.serving import ServiceConfig, load_service
 from burnish.utils.errors import UserError
 from burnish.utils.http import read_token
-from burnish.utils.serving import punctual
+from burnish.utils.serving import is_loopback, punctual
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ def serve_reward(served: Sequence[str], *, host: str, port: int, token_variable:
     if not 0 <= port < 2**16:
         raise UserError(f"--port is {port}; it must be >= 0 and <= {2**16 - 1}")
     token = read_token(token_variable, "--token-variable")
-    if token is None and not _is_loopback(host):
+    if token is None and not is_loopback(host):
         raise UserError(
             f"--host is {host}, where others can reach the service; set a token in an environment variable and name it "
             "by --token-variable, or listen at 127.0.0.1"
@@ -91,10 +90,3 @@ def _bound(host: str, port: int) -> socket.socket:
             f"can't listen at {host}, port {port}: {error.strerror}; choose another --port or --host"
         ) from None
     return listening
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -234,7 +234,7 @@ class ScoringOptions:
 
     processes: Annotated[int, Field(ge=0, le=1024)] = 1
     """Processes that score while others sample, and share the samples; rewards with weights have one more per device.
-    0 scores in the process that samples."""
+    0 scores in the process that samples: a reward that ends it (os._exit, a crash) ends the run with its exit code."""
     timeout: Seconds = 300.0
     """Seconds that a reward may take per request, all tries included; after that its values are missing."""
     merge: bool = False

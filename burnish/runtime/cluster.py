@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 LOCAL = "local"
 ATTEMPTS = 3  # Ray gives its own helpers 15 seconds, whatever the machine is busy with
 ANSWER = 10.0  # seconds that a machine may take to answer at all
-POLL = 1.0  # seconds between looks at a cluster that machines may still join
+POLL = 1.0  # seconds between looks at a cluster that machines may still join, and at its head
+HEAD_GONE = 15  # seconds after which Ray ends all processes of a run's own cluster whose head is gone: it stays gone
 
 
 class Cluster:
@@ -124,6 +125,10 @@ def cluster(options: RayOptions, pools: PoolsOptions) -> Iterator[Cluster]:
                 signal.signal(signal.SIGTERM, handler)  # Ray replaces it, but it is for a checkpoint and a clean end
         if options.timeline is not None:
             stack.callback(_write_timeline, Path(options.timeline).expanduser())
+        closed = threading.Event()
+        stack.callback(closed.set)
+        head = ray.get_runtime_context().gcs_address
+        threading.Thread(target=_watch_head, args=(head, closed), name="ray-head", daemon=True).start()
         found = Cluster(options, pools, started=address == LOCAL)
         stack.callback(found.close)
         found.open()
@@ -144,6 +149,24 @@ def _check_reachable(address: str) -> None:
         ) from None
 
 
+def _watch_head(address: str, closed: threading.Event) -> None:
+    """Report a head that is gone: Ray waits for another one without a word, and ends the process if none comes."""
+    host, _, port = address.rpartition(":")
+    errors: list[OSError] = []  # in a row
+    while len(errors) < 3 and not closed.wait(POLL):
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER).close()
+            errors.clear()
+        except OSError as error:
+            errors.append(error)
+    if not closed.is_set():
+        log.error(
+            "Ray's head at %s is gone: %s; unless it comes back, Ray ends this process (a cluster of the run's own "
+            "after %d s, others after 60 s or their gcs_rpc_server_reconnect_timeout_s); then run the same command "
+            "again to resume from the newest checkpoint", address, errors[-1], HEAD_GONE,
+        )  # fmt: skip
+
+
 def _connect(address: str, options: RayOptions, pools: PoolsOptions) -> None:
     arguments: dict[str, Any] = {"logging_level": logging.ERROR}
     if address == LOCAL:
@@ -156,6 +179,7 @@ def _connect(address: str, options: RayOptions, pools: PoolsOptions) -> None:
             "prestart_worker_first_driver": False,
             "enable_worker_prestart": False,
             "worker_register_timeout_seconds": int(options.start_timeout),
+            "gcs_rpc_server_reconnect_timeout_s": HEAD_GONE,
         }
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not sys.stdout.isatty():

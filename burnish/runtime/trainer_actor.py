@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from burnish.algorithms.base import Metrics
-from burnish.checkpoint.files import PARTS, Checkpoint
+from burnish.checkpoint.files import Checkpoint
 from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
@@ -85,7 +85,7 @@ class TrainerActor:
         The first rank gives it with what was sampled ahead.
         """
         self.controller.store.remember(checkpoint)  # the driver has read all of it
-        state = checkpoint.load(self.assembly.identity, PARTS)
+        state = checkpoint.load(self.assembly.identity, self.assembly.state_dict())
         source: dict[str, Any] = state.pop("source")
         self.assembly.workers.load_state_dict(state)
         restore(source, self.assembly.normaliser)  # what validations count in

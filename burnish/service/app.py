@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -24,6 +25,7 @@ from burnish.service.batching import Batcher, Full, Memory
 from burnish.service.numbers import Numbers
 from burnish.types.prompt import Prompt
 from burnish.utils.json_text import parse_json
+from burnish.utils.serving import is_loopback
 
 DECODING = 2  # requests that are decoded at once
 RETRY_AFTER = 1  # seconds
@@ -74,7 +76,7 @@ class Service:
     async def score(self, request: Request) -> Response:
         begun, taken = time.perf_counter(), _Taken(self.memory)
         try:
-            self._check_token(request)
+            self._admit(request)
             body = await self._body(request, taken)
             samples, prompts = await to_thread.run_sync(self._decode, body, taken.take, limiter=self._decoders)
             del body
@@ -100,13 +102,21 @@ class Service:
 
     async def metrics(self, request: Request) -> Response:
         try:
-            self._check_token(request)
+            self._admit(request)
         except Refused as refused:
             return self._refusal(refused)
         return PlainTextResponse(self.numbers.text(self.batcher.waiting, self.memory.taken))
 
-    def _check_token(self, request: Request) -> None:
+    def _admit(self, request: Request) -> None:
         if self._token is None:
+            # it listens on loopback, which a page in a browser can reach by a name of its own
+            named = request.headers.get("Host", "")
+            if not is_loopback(re.sub(r":\d+$", "", named).strip("[]")):
+                raise Refused(
+                    421,
+                    f"the Host header is {named[:100]!r}; without a token only names of this machine's loopback are "
+                    "answered, such as localhost; set one with --token-variable",
+                )
             return
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode(), self._token.encode()):

@@ -22,7 +22,7 @@ from burnish.data.keys import check_keys
 from burnish.data.order import limited
 from burnish.data.stream import Stream
 from burnish.rewards.mixing import check_mixing
-from burnish.rewards.normalising import Normaliser, normaliser_of, restore
+from burnish.rewards.normalising import Normaliser, normaliser_of, restore, saved
 from burnish.rewards.probe import probe
 from burnish.rewards.scoring import AnyScorer, Scorer
 from burnish.rollout.prompt_schedule import PromptSchedule
@@ -371,8 +371,15 @@ class Assembly:
         self.source.load_state_dict(state.pop("source"))
         self.workers.load_state_dict(state)
 
+    def weights(self) -> dict[str, Any]:
+        """What sampling and export need of a checkpoint."""
+        return {
+            "roles": self.roles.state_dict(), "source": saved(self.normaliser),
+            "ema": None if self.ema is None else self.ema.state_dict(),
+        }  # fmt: skip
+
     def load_weights(self, state: dict[str, Any]) -> None:
-        """Load what sampling and export need of a checkpoint; no optimizer is built."""
+        """Load these; no optimizer is built."""
         self.roles.load_state_dict(state["roles"])
         restore(state["source"], self.normaliser)
         if self.ema is not None:

@@ -1,9 +1,18 @@
-"""Connections on which no request arrives are closed, so that none holds the place of another client."""
+"""What servers share: connections without a request are closed, so that none holds the place of another client."""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from typing import Any
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address reaches this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def punctual(seconds: float) -> type[asyncio.Protocol]:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import json
 import os
 import pickle
 import random
 import shutil
+from functools import reduce
 from pathlib import Path
 
 import pytest
 
 from burnish.checkpoint import manifest
 from burnish.checkpoint.files import MANIFEST, read
+from burnish.cli import main
 from burnish.utils.errors import UserError
-from tests.support.checkpoints import IDENTITY, TENSORS, loaded, same
+from tests.support.checkpoints import IDENTITY, TENSORS, loaded, same, state
 from tests.support.foreign_checkpoints import EXPECTED, Payload, forge, save
 
 
@@ -100,7 +103,59 @@ def test_a_part_that_is_missing_is_named(path):
     (path / "state.json").write_text(json.dumps(content))
     forge(path)
     with pytest.raises(UserError, match=r"lacks source"):
-        read(path).load(IDENTITY, ("roles", "source"))
+        read(path).load(IDENTITY, {"roles": {}, "source": {}})
+
+
+OTHERS = (None, 7, 0.5, "seven", True, [7], {"seven": 7}, {"$tensor": "roles.weight"})
+
+
+LITTLE = [
+    "rewards.ocr=null", "data.train_batch_size=2", "rollout.n=2", "validation.n=2", "validation.max_prompts=2",
+    "scoring.processes=0", "rewards.jpeg_compressibility.weight=1", "optimizer.warmup_steps=0",
+    "algorithm.train_timesteps=2", "rollout.num_inference_steps=4",
+]  # fmt: skip
+
+
+def places(value, before=()):
+    """Where the parts of a state are, but for entries of lists, which belong to the optimizers."""
+    for key, inside in value.items():
+        yield (*before, key)
+        if isinstance(inside, dict) and "$tensor" not in inside and "$pairs" not in inside:
+            yield from places(inside, (*before, key))
+
+
+def test_a_value_of_another_kind_is_named_before_anything_is_loaded(path):
+    own, content = state(1) | {"roles": EXPECTED}, json.loads((path / "state.json").read_text())
+    refused = 0
+    for place in places(content):
+        for other in OTHERS:
+            changed = copy.deepcopy(content)
+            *within, name = place
+            reduce(dict.__getitem__, within, changed)[name] = other
+            (path / "state.json").write_text(json.dumps(changed))
+            forge(path)
+            was = reduce(dict.__getitem__, place, content)
+            if was is None or type(was) is type(other):
+                continue
+            with pytest.raises(UserError, match=rf"has a {'.'.join(place)} that is not .*; use another checkpoint"):
+                read(path).load(IDENTITY, own)
+            refused += 1
+    assert refused > 50
+
+
+@pytest.mark.slow
+def test_a_run_resumes_from_no_state_of_other_kinds_and_is_not_evaluated_with_it(tmp_path, capsys):
+    recipe = ["train", "quickstart", f"output_dir={tmp_path / 'run'}", *LITTLE]
+    assert main([*recipe, "steps=1"]) == 0
+    path = tmp_path / "run" / "checkpoints" / "00000001"
+    content = json.loads((path / "state.json").read_text())
+    content["roles"]["policy"] = dict.fromkeys(content["roles"]["policy"], 3)
+    (path / "state.json").write_text(json.dumps(content))
+    forge(path)
+    for command in ([*recipe, "steps=2", "optimizer.schedule_updates=2"], ["eval", str(tmp_path / "run")]):
+        capsys.readouterr()
+        assert main(command) == 2
+        assert "that is not a tensor: 3; use another checkpoint" in capsys.readouterr().err
 
 
 def header(**tensors) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from burnish.rewards.breaker import RewardsFailing
 from burnish.rewards.scoring import Scorer
 from burnish.rewards.text.base import Response
 from burnish.types.prompt import Prompt
-from tests.support.failing_rewards import most_at_once, spans
+from tests.support.failing_rewards import most_at_once, spans, until
 from tests.support.language_runs import SMALL, assembly_of, trained
 
 PROMPTS = [Prompt(text=name, answer="1") for name in "aabbcc"]
@@ -85,32 +86,32 @@ def test_all_wait_for_the_end_where_this_process_scores_or_weights_take_turns(mo
 
 @pytest.mark.slow
 def test_scoring_overlaps_sampling_and_shares_processes(tmp_path):
-    """As counted: several at once, the first before the last response has ended."""
+    """Several are scored at once, the first while other responses are still written."""
     overrides = [*(one for one in SMALL if not one.startswith(("scoring", "rollout.n"))), "rollout.max_new_tokens=24"]
     assembly = assembly_of(
         *overrides, "scoring.processes=4", "rollout.n=8", "scoring.probe=false", "trainer.mini_batch_size=null",
         "rewards.mine={name: function, path: 'tests.support.failing_rewards:counts_itself', weight: 0.5, "
-        f"arguments: {{folder: '{tmp_path}', seconds: 0.3}}}}",
+        f"arguments: {{folder: '{tmp_path}', meeting: 3}}}}",
     )  # fmt: skip
-    ended: list[float] = []
+    ended: list[int] = []  # responses
     sample = assembly.engine.sample
 
-    def timed(job):
-        import time
+    def waiting(job):
+        def finished(rows, responses):
+            job.finished(rows, responses)
+            if not ended:
+                assert until(lambda: any(tmp_path.iterdir())), "nothing is scored before all responses have ended"
+            ended.append(len(rows))
 
-        found = sample(job)
-        ended.append(time.monotonic())
-        return found
+        return sample(replace(job, finished=finished))
 
-    assembly.engine.sample = timed
+    assembly.engine.sample = waiting
     with assembly.scorer as scorer:
-        assembly.scorer.score([Response("x")] * 8, [PROMPTS[0]] * 8)  # the processes are there
-        before = len(list(tmp_path.iterdir()))
         scored = assembly.source.collect(1)
-    some = spans(tmp_path)[before:]
+    assert ended[0] < sum(ended) == 32
+    some = spans(tmp_path)
     assert len(some) == len(scored) == 32
     assert most_at_once(some) >= 3
-    assert some[0][0] < ended[0], "the first was scored while others were still written"
     assert set(scored.execution) == set(scorer.rewards)
 
 

@@ -38,14 +38,14 @@ def outcomes(scores, label="it"):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
-def test_one_that_hangs_in_c_is_missing_two_seconds_after_its_deadline(processes):
+def test_one_that_hangs_in_c_is_missing_soon_after_its_deadline(processes):
     with Scorer({"it": function("hangs_in_c")}, ScoringOptions(processes=processes, timeout=START)) as warm:
         warm.score([Response("ok")] * processes, [PROMPT] * processes)
         for lane in set(warm._lanes.values()):
             lane.options.timeout = 2.0
         begun = time.monotonic()
         scores = warm.score([Response("ok"), Response("bad")], [PROMPT] * 2)
-        assert time.monotonic() - begun < 2 + 2
+        assert time.monotonic() - begun < 2 + START
     assert scores.missing.tolist() == [processes == 1, True]
     assert outcomes(scores)[1] == FAILED | TIMED_OUT
     assert "timed out after" in scores.notes[1]

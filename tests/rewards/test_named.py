@@ -1,7 +1,6 @@
 """Functions and classes of users get what their parameters are named after, and may return what they like."""
 
 import json
-import time
 
 import numpy as np
 import pytest
@@ -64,9 +63,8 @@ def test_a_sample_at_a_time_one_that_raises_and_named_values():
 
 def test_calls_of_an_async_function_wait_together_and_one_error_is_one_sample():
     prompts = [Prompt(text="q", answer=answer) for answer in ["yes"] * 19 + [None]]
-    begun = time.monotonic()
     *known, last = judge(said("waiting"), [Response("yes")] * 20, prompts)
-    assert time.monotonic() - begun < 0.5
+    assert named_rewards.MOST == [20]
     assert values(known) == [1.0] * 19
     assert "ValueError: nothing to compare with" in last.note
 

@@ -11,6 +11,7 @@ from burnish.options.cluster import PoolOptions, PoolsOptions, RayOptions
 from burnish.runtime.cluster import Cluster, cluster
 from burnish.runtime.faults import Unschedulable
 from burnish.utils.errors import UserError
+from tests.support.processes import gone
 from tests.support.sockets import reached_from_outside
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +68,29 @@ try:
 except UserError as error:
     print(error, "after", "long" if time.monotonic() - start > 30 else "seconds")
 """
+
+
+BEHEADED = """
+import os, signal, time
+from burnish.options.cluster import PoolsOptions, RayOptions
+from burnish.runtime.cluster import cluster
+from tests.support.ray_runs import descendants
+with cluster(RayOptions(address="local"), PoolsOptions()):
+    below = descendants(os.getpid())
+    print(*below, flush=True)
+    (head,) = [pid for pid, command in below.items() if "gcs_server" in command.partition(" ")[0]]
+    os.kill(head, signal.SIGKILL)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.cluster
+def test_without_its_head_a_run_ends_soon_and_says_why():
+    said = subprocess.run([sys.executable, "-c", BEHEADED], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
+    assert said.returncode == 1
+    assert "is gone: [Errno 111] Connection refused; unless it comes back, Ray ends this process" in said.stderr
+    assert "run the same command again to resume from the newest checkpoint" in said.stderr
+    assert gone(*map(int, said.stdout.split()), within=120.0)
 
 
 @pytest.mark.cluster

@@ -143,6 +143,21 @@ def test_other_machines_need_a_token():
 
 
 @pytest.mark.slow
+def test_without_a_token_a_page_that_gave_this_machine_a_name_of_its_own_is_refused():
+    body = {"samples": [{"text": "x"}], "prompts": [{"text": "?"}]}
+    with served(
+        "function", "--task", "image-text-to-text", "function.path=tests.support.failing_rewards:raises_on_bad"
+    ) as service:
+        for host in ("localhost", f"localhost:{service.port}", f"127.0.0.1:{service.port}", f"[::1]:{service.port}"):
+            assert post(f"{service.url}/score", body, Host=host)[0] == 200
+        for host in ("rebound.example", f"rebound.example:{service.port}", "127.0.0.1.example", "192.0.2.1", "[", ""):
+            status, reply, _ = post(f"{service.url}/score", body, Host=host)
+            assert status == 421
+            assert f"the Host header is {host!r}; without a token" in reply["error"]
+            assert get(f"{service.url}/metrics", Host=host)[0] == 421
+
+
+@pytest.mark.slow
 def test_many_requests_are_scored_together(tmp_path):
     arguments = (
         "function", "--task", "image-text-to-text", "service.window=0.3",

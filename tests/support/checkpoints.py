@@ -43,9 +43,9 @@ def check(checkpoint, update: int, variant: int = 0) -> None:
     assert same(loaded(checkpoint), state(update, variant))
 
 
-def loaded(checkpoint, parts=()) -> dict:
+def loaded(checkpoint) -> dict:
     """All that a checkpoint holds, its tensors too."""
-    return in_memory(checkpoint.load(checkpoint.identity, parts))
+    return in_memory(checkpoint.load(checkpoint.identity))
 
 
 def same(a, b) -> bool:

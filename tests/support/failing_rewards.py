@@ -62,15 +62,25 @@ def recovers(samples, prompts, folder, times=1):
     return _each(samples, prompts, fail, len)
 
 
-def counts_itself(samples, prompts, folder, seconds=0.0):
-    """Writes down when each sample was scored, from when to when."""
+def counts_itself(samples, prompts, folder, seconds=0.0, meeting=0):
+    """Writes down when each sample was scored, from when to when; no score before ``meeting`` have begun."""
     found = []
     for sample, prompt in zip(samples, prompts, strict=True):
         begun = time.monotonic()
+        file = Path(folder) / f"{os.getpid()}-{time.monotonic_ns()}"
+        file.touch()
         time.sleep(seconds)
-        name = f"{os.getpid()}-{time.monotonic_ns()}"
-        (Path(folder) / name).write_text(f"{begun} {time.monotonic()} {len(samples)} {text_of(sample, prompt)!r}")
+        until(lambda: len(list(Path(folder).iterdir())) >= meeting)
+        file.write_text(f"{begun} {time.monotonic()} {len(samples)} {text_of(sample, prompt)!r}")
         found.append(1.0)
+    return found
+
+
+def until(true, within=60.0) -> bool:
+    """Wait until something is true, which it should be soon; whether it is."""
+    end = time.monotonic() + within
+    while not (found := true()) and time.monotonic() < end:
+        time.sleep(0.01)
     return found
 
 

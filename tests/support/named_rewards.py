@@ -16,8 +16,15 @@ def one_at_a_time(image, prompt, ground_truth, bonus=0.5):
     return {"score": float(image.mean()) / 255, "bonus": bonus, "truth": str(ground_truth), "odd": float("nan")}
 
 
+WAITING: list[str] = []  # answers that calls of ``waiting`` wait with
+MOST = [0]  # how many at once
+
+
 async def waiting(response, reference):
+    WAITING.append(reference)
+    MOST[0] = max(MOST[0], len(WAITING))
     await asyncio.sleep(0.05)
+    WAITING.remove(reference)
     if reference is None:
         raise ValueError("nothing to compare with")
     return float(response.text == reference)

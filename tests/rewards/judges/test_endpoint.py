@@ -147,13 +147,13 @@ def test_a_slow_judge_is_given_up_and_no_redirect_is_followed(monkeypatch):
     monkeypatch.setenv("JUDGE_TOKEN", "secret")
 
     def slow(request, count):
-        time.sleep(1.0)
+        time.sleep(60)
         return 200, listing(REPLIES)
 
     with json_server(slow) as server:
         began = time.monotonic()
         verdicts = ask(server, *map(picture, range(4)), deadline=0.3)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 30
         assert all("timed out" in one.note or "deadline" in one.note for one in verdicts)
     with json_server(lambda request, count: (200, listing(REPLIES))) as other:
         there = ("Location", f"{other.url}/v1")

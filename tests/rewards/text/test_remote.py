@@ -108,12 +108,12 @@ def test_one_null_takes_no_other_with_it(server):
 
 
 def test_the_deadline_ends_every_wait(server):
-    server.reply = lambda message, count: time.sleep(5) or (200, {"rewards": [1]})
+    server.reply = lambda message, count: time.sleep(60) or (200, {"rewards": [1]})
     start = time.monotonic()
     (verdict,) = ask(server, "a", deadline=0.3)
     assert verdict.value is None
     assert "within 0.3 s (deadline)" in verdict.note
-    assert time.monotonic() - start < 4
+    assert time.monotonic() - start < 30
 
 
 def test_nobody_there_is_missing():
