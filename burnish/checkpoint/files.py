@@ -25,8 +25,10 @@ from burnish.utils.reading import check_folder
 MANIFEST = manifest.NAME
 PLACED = ("roles", "groups", "ema")  # parts of the state: each rank reads its own slices, into memory that is there
 VARYING = ("roles", "source")  # versions and options differ in what these hold: who loads them says what is missing
-KINDS = {"true or false": bool, "a map": dict, "a list": list | tuple, "a tensor": Tensor | SavedTensor, "text": str,
-         "an integer": int, "a number": float | int}  # fmt: skip
+KINDS: dict[str, Any] = {
+    "true or false": bool, "a map": dict, "a list": list | tuple, "a tensor": Tensor | SavedTensor, "text": str,
+    "an integer": int, "a number": float | int,
+}  # fmt: skip
 HASHED = 8  # files at a time
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from burnish.config import RunConfig
@@ -18,7 +17,7 @@ SAMPLED = "rollout.batch_size"  # for what is MADE; the other one is for what is
 class Chosen:
     """Sizes of batches by their options, and what the run needs with them."""
 
-    sizes: Mapping[str, int]
+    sizes: dict[str, int]
     forecast: Forecast
 
     @property
