@@ -239,11 +239,6 @@ class FlowConfig(RunConfig):
         stored = isinstance(self.data.train_files, str) and self.data.train_files.endswith(".safetensors")
         if needs.data != "prompts" and stored and self.data.val_files is None:
             yield "data.val_files is null, but data.train_files has embedded prompts, no text to validate on; give some"
-        if needs.data == "scored" and stored:
-            yield (
-                f"data.train_files is {self.data.train_files}, but with algorithm.online=false {name} reads records "
-                "with prompt, image and reward; latents have no rewards"
-            )
         unsized = None in (self.rollout.height, self.rollout.width)
         for option, section in (("data.fit", self.data), ("supervised.fit", self.supervised)):
             if section is not None and section.fit == "centre_crop" and unsized:

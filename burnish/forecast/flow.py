@@ -53,14 +53,12 @@ class FlowHalf:
     def data(self, count: int) -> dict[str, Any]:
         """Made-up prompts, and finished pictures of the size that the run draws where it learns from such."""
         prompts, shades = self._prompts(count), self.assembly.dummy_sample()
-        data, n = self.assembly.needs.data, self.assembly.config.rollout.n
+        data = self.assembly.needs.data
         members = {"prompts": 0, "pictures": 1, "pairs": 2, "scored": 1}[data]
         if not members or not isinstance(shades, np.ndarray):
             return {"train_prompts": prompts}
-        return {
-            "train_prompts": prompts,
-            "pictures": MadeUpPictures.of(prompts, members, shades, n * (data == "scored")),
-        }
+        n = self.assembly.config.rollout.n if data == "scored" else 0
+        return {"train_prompts": prompts, "pictures": MadeUpPictures.of(prompts, members, shades, n)}
 
     def _prompts(self, count: int) -> list[Prompt]:
         """Made-up prompts, with a picture where the pipeline needs one, or data.images_key says that there are some."""

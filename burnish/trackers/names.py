@@ -24,11 +24,13 @@ LIGHTRFT: list[tuple[str, str]] = [
     (r"critic/advantages/(mean|max|min)", r"train/advantages_\1"),
     (r"critic/returns/mean", "train/returns_mean"),
     (r"response_length/mean", "train/response_length_mean"),
+    (r"response/reflections/mean", "trajectory/reflection_pattern_score_mean"),
     (r"val-core/[^/]+/reward/mean@\d+", "eval/reward_mean"),
     (r"val-aux/[^/]+/reward/std@\d+", "eval/reward_std"),
     (r"val-aux/[^/]+/format/mean@\d+", "eval/format_reward"),
     (r"val-aux/[^/]+/(exact|numeric|accuracy)/mean@\d+", "eval/accuracy_reward"),
     (r"val-aux/response_length/mean", "eval/response_length"),
+    (r"val-aux/num_samples", "eval/num_samples"),
 ]
 
 

@@ -86,10 +86,12 @@ def test_names_of_lightrft():
     values = {
         "actor/pg_loss": 1.0, "critic/rewards/mean": 2.0, "val-core/a/reward/mean@4": 3.0,
         "val-core/b/reward/mean@4": 5.0, "val-aux/a/format/mean@4": 6.0, "perf/throughput": 7.0,
+        "val-aux/num_samples": 8.0, "response/reflections/mean": 0.5,
     }  # fmt: skip
     assert renamed(9, values, "verl") == values
     assert renamed(9, values, "lightrft") == {
         "train/policy_loss": 1.0, "train/step_reward_mean": 2.0, "eval/reward_mean": 4.0, "eval/format_reward": 6.0,
+        "eval/num_samples": 8.0, "trajectory/reflection_pattern_score_mean": 0.5,
         "perf/throughput": 7.0, "train/global_step": 9.0, "eval/global_step": 9.0,
     }  # fmt: skip
 

@@ -33,6 +33,11 @@ class PictureFiles:
         stored = [name for name in files_of(files) if name.suffix == ".safetensors"]
         if stored and len(files_of(files)) > 1:
             raise UserError(f"train_files names {stored[0]} and other files; latents are read from one file alone")
+        if stored and holds == "scored":
+            raise UserError(
+                f"data.train_files is {stored[0]}, but with algorithm.online=false {config.algorithm.name} reads "
+                "records with prompt, image and reward; latents have no rewards"
+            )
         self.stored = StoredLatents(stored[0], holds) if stored else None
         size = None if self.crop else (rollout.height, rollout.width)
         self.limited, self.cached, self.n = limit, in_bytes(config.model.cache_gb), rollout.n

@@ -191,8 +191,12 @@ def test_wrong_records_are_refused_before_weights_load(change, said, tmp_path):
         assembly_of(path)
 
 
+def test_latents_have_no_rewards(tmp_path):
+    with pytest.raises(UserError, match="latents have no rewards"):
+        assembly_of(tmp_path / "x.safetensors", "data.val_files=burnish:quickstart/test.jsonl")
+
+
 @pytest.mark.parametrize(("options", "said"), [
-    (["data.train_files=x.safetensors", "data.val_files=x.jsonl"], "latents have no rewards"),
     (["algorithm.sample_with=policy"], "algorithm.sample_with is given"),
     (["rollout.trajectories=host"], "learns from pictures with rewards that are given"),
     (["algorithm=dgpo", "algorithm.train_timesteps=2", "trainer.mini_batch_size=6"], "make it a multiple of 4"),
