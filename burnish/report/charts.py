@@ -68,7 +68,7 @@ def _validation(folder: RunFolder, run: Summary, most: int) -> Iterator[dict[str
         reached = measure.of(run.reference)
         chart: dict[str, Any] = {
             "title": "Reward" if reward else measure.title, "part": VALIDATION, "note": "", "also": [],
-            "percent": measure.percent, "zero": measure.relative, "key": measure.key,
+            "percent": measure.percent, "zero": measure.relative, "key": measure.key, "watched": measure.watched,
             "span": 0.0 if measure.relative else 4 * measure.enough,
         }  # fmt: skip
         if run.reference is not None and reached is not None:

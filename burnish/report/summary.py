@@ -22,6 +22,7 @@ from burnish.report.measures import (
     LENGTH,
     MEASURES,
     REWARD,
+    STATISTICS,
     STRICT,
     VARIETY,
     Measure,
@@ -165,7 +166,9 @@ class Summary:
             elif not (len(self._weighted()) == 1 and name in self._weighted()):  # that is the reward itself
                 weight = (rewards.get(name) or {}).get("weight", 0)
                 title = name.replace("_", " ").capitalize()
-                found.append(Measure(title, f"val-aux/*/{name}/mean@*", (weight > 0) - (weight < 0)))
+                key, watched = f"val-aux/*/{name}/mean@*", name not in self._weighted()
+                about = STATISTICS.get(name, "only watched") if watched else ""
+                found.append(Measure(title, key, (weight > 0) - (weight < 0), watched=watched, about=about))
         found += [*votes(self.validated), VARIETY, LENGTH]
         order = [REWARD, EXACT, STRICT, FORMAT, GIVEN, None, BORDER, VARIETY, LENGTH]
         places = {measure.key: place for place, measure in enumerate(order) if measure is not None}
