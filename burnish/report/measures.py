@@ -28,8 +28,8 @@ class Measure:
     relative: bool = False  # whether ``enough`` is relative to the value before
     chance: float = 0.0  # changes below this may be chance; infinity if unknown
     digits: int = 3  # decimals
-    watched: bool = False  # a statistic that nobody trains for; reports fold it
-    about: str = ""  # what a statistic counts, in which unit
+    watched: bool = False  # one of ``STATISTICS`` without a weight; reports fold it
+    about: str = ""  # what a statistic counts, and in which unit
 
     def of(self, row: Row | None) -> float | None:
         """The value in a line of metrics, averaged over data sources; None if missing."""
@@ -113,7 +113,7 @@ def votes(rows: Iterable[Row]) -> list[Measure]:
         if name != "reward":
             one = MEASURES.get(name) or Measure(name.replace("_", " ").capitalize(), "", 0)
             title, key = f"{one.title} by majority of {n}", f"val-aux/*/{name}/maj@{n}/mean"
-            found.append(replace(one, title=title, key=key, better=0, watched=True, about="only watched"))
+            found.append(replace(one, title=title, key=key, better=0, about="only watched"))
     return found
 
 
