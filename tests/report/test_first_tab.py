@@ -69,7 +69,7 @@ def test_watched_statistics_are_behind_one_click(tmp_path):
     assert [row["title"] for row in numbers["watched"]] == ["Brightness", "File size"]
     assert {"File size", "Brightness"}.isdisjoint(row["title"] for row in numbers["rows"])
     assert numbers["moved"] == "2 watched statistics; clear change: File size"
-    watched = {one["title"] for one in data["curves"]["charts"] if one.get("watched")}
+    watched = {one["title"] for one in data["curves"]["charts"] if one["part"] == "Watched statistics"}
     assert watched == {"Brightness", "File size"}
 
 

@@ -20,9 +20,10 @@ board.views.overview = async function (place, context) {
     element("h2", {}, "Next steps"),
     element("pre", {}, run.next.map((one) => `${one.command}    # ${one.what}`).join("\n")));
   const curves = await context.curves();
-  const shown = curves.charts.filter((chart) => chart.part === "Validation");
-  fill(context.measures, shown.filter((chart) => !chart.watched).map((chart) => drawChart(chart, curves.last)));
-  if (context.watched) fill(context.watched, shown.filter((chart) => chart.watched).map((chart) => drawChart(chart, curves.last)));
+  const of = (part) => curves.charts.filter((chart) => chart.part === part);
+  const shown = of("Validation");
+  fill(context.measures, shown.map((chart) => drawChart(chart, curves.last)));
+  if (context.watched) fill(context.watched, of("Watched statistics").map((chart) => drawChart(chart, curves.last)));
   if (shown.some((chart) => chart.series.some((line) => line.low))) {
     context.measures.after(element("p.soft", {}, "Bands: 95 % interval over prompts."));
   }
