@@ -276,4 +276,8 @@ def test_the_report_is_the_same_page_in_one_file(page: Browser, runs: Path, tmp_
         page.click("Gallery")
         kind = "video" if name == "clips" else "img"
         page.until(f"document.querySelector('#panel .side:not([hidden]) {kind}').src.startsWith('data:')")
+        assert "tab=gallery" in page.ask("location.hash"), "the address says what is seen"
+        page.open("about:blank")
+        page.open(f"file://{alone}#/run?run=.&tab=time")
+        page.until("document.querySelector('[aria-selected=true]').textContent === 'Time and memory'")
     assert not [one for one in page.asked if one.startswith("http")]
