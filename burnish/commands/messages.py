@@ -8,6 +8,7 @@ from rich.table import Table
 
 from burnish.config import RunConfig
 from burnish.config.run_folder import STEP, RunFolder
+from burnish.report.overview import numbers
 from burnish.report.summary import Summary, next_steps
 from burnish.report.verdict import headline, verdict
 from burnish.utils import terminal
@@ -85,6 +86,8 @@ def closing_message(folder: RunFolder, config: RunConfig, outcome: str, *, conso
     )
     if run.before is not None and run.after is not None:
         console.print(_numbers(run))
+        if moved := numbers(run)["moved"]:
+            console.print(f"[dim]{escape(moved)}; see the report[/dim]", highlight=False)
     if headline(run):
         console.print(f"[bold]{escape(headline(run))}[/bold]", highlight=False)
     for point in verdict(run):
@@ -105,6 +108,8 @@ def _numbers(run: Summary) -> Table:
     for column in table.columns[1:]:
         column.justify = "right"
     for measure in run.measures():
+        if measure.watched:
+            continue
         rows = [run.before, run.after] + ([run.reference] if run.reference is not None else [])
         table.add_row(escape(measure.title), *(measure.show(measure.of(row)) for row in rows))
     return table

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from burnish.config.run_folder import RunFolder
-from burnish.report.compared import differences, flat
+from burnish.report.compared import differences, flat, other_rewards
 from burnish.report.run_list import configuration, find_runs, run_row
 from burnish.report.summary import Summary
 from burnish.utils import terminal
@@ -51,6 +51,10 @@ def _reward(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
+def _listed(changed: Sequence[dict[str, Any]], place: int) -> str:
+    return ", ".join(f"{one['option']}={one['values'][place]}" for one in changed)
+
+
 def _took(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
@@ -78,19 +82,27 @@ def compare(first: str, others: Sequence[str]) -> int:
         table.add_column(Text(title), justify="right" if title else "left", overflow="fold")
     table.add_row("updates", *(f"{run.updates}/{run.planned}" for run in summaries))
     table.add_row("time of updates", *(_took(run.seconds) for run in summaries))
-    measures = {one.key: one for run in summaries for one in run.measures()}
+    measures = {one.key: one for run in summaries for one in run.measures() if not one.watched}
     for measure in measures.values():
         values = [(measure.of(run.before), measure.of(run.after)) for run in summaries]
         shown = [f"{measure.show(before)} → {measure.show(after)}" for before, after in values]
         table.add_row(Text(measure.title), *shown)
     console.print(table)
-    changed = differences({name: flat(configuration(folder)) for name, folder in zip(names, folders, strict=True)})
+    configurations = {name: flat(configuration(folder)) for name, folder in zip(names, folders, strict=True)}
+    if warning := other_rewards(configurations):
+        console.print(Text(f"\n{warning}", "yellow"))
+    changed = differences(configurations)
     console.print("\nOptions that differ:" if changed else "\nAll options are the same.")
     options = Table(box=None, pad_edge=False)
     for title in ("", *names):
         options.add_column(Text(title), overflow="fold")
-    for one in changed:
-        options.add_row(Text(one["option"]), *(Text("–" if value is None else value) for value in one["values"]))
-    if changed:
+    shared = [one for one in changed if None not in one["values"]]
+    for one in shared:
+        options.add_row(Text(one["option"]), *(Text(value) for value in one["values"]))
+    if shared:
         console.print(options)
+    for place, name in enumerate(names):
+        own = [one for one in changed if None in one["values"] and one["values"][place] is not None]
+        if own:
+            console.print(Text("\nOnly in ").append(f"{name}: ", "bold").append(_listed(own, place)))
     return 0

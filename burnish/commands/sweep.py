@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean, stdev
 
 from burnish.config import load
 from burnish.config.disk import check_disk
@@ -23,7 +25,8 @@ from burnish.utils.json_text import parse_json
 from burnish.utils.paths import METRICS
 
 STOPPED = 75
-PREFIX = "val-core/"
+CORE = re.compile(r"val-core/(.+)/reward/(?:mean@\d+|(best|maj)@(\d+)/mean)")
+KINDS = {"best": "best of", "maj": "majority of"}
 
 
 @dataclass(frozen=True)
@@ -131,41 +134,63 @@ def split(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def final_metrics(folder: Path) -> dict[str, float]:
-    """Validation metrics of the last line of metrics.jsonl that has any."""
+Rewards = dict[tuple[str, str], float]  # by data source, and by name: reward, best of N, majority of N
+
+
+def rewards(folder: Path) -> tuple[Rewards, Rewards]:
+    """What the first and the last validation in metrics.jsonl came to."""
     path = folder / METRICS
-    found: dict[str, float] = {}
-    if not path.exists():
-        return found
-    for line in path.read_text(encoding="utf-8").splitlines():
+    found: list[Rewards] = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
             record = parse_json(line)
         except ValueError:  # truncated when the run was killed
             continue
-        if not isinstance(record, dict):
-            continue
-        found = {key: value for key, value in record.items() if key.startswith(PREFIX)} or found
-    return found
+        if isinstance(record, dict):
+            known = [(match, value) for key, value in record.items() if (match := CORE.fullmatch(key))]
+            found.append({_named(match): value for match, value in known if value is not None})
+    found = [one for one in found if one]
+    return (found[0], found[-1]) if found else ({}, {})
+
+
+def _named(match: re.Match[str]) -> tuple[str, str]:
+    source, kind, count = match.groups()
+    return source, f"{KINDS[kind]} {count}" if kind else "reward"
 
 
 def show(members: Sequence[Member], codes: Sequence[int]) -> None:
-    """Print the result of each member that was started."""
+    """Print the rewards of each member that was started, a row for each data source, and their mean over the seeds."""
     from rich.table import Table
     from rich.text import Text
 
-    results = [final_metrics(member.folder) for member, _ in zip(members, codes, strict=False)]
-    metrics = list(dict.fromkeys(key for result in results for key in result))
-    # with one source of data, all but mean@4 and best@4
-    shared = f"{os.path.commonpath(metrics)}/" if len(metrics) > 1 else PREFIX
-    title = f"the last validation's {shared}..." if shared != PREFIX else None
-    table = Table(title=title, title_justify="left", box=None)
-    for name in (*members[0].values, *(key.removeprefix(shared) for key in metrics), "run"):
+    results = [(member, *rewards(member.folder)) for member, _ in zip(members, codes, strict=False)]
+    known = [key for _, _, last in results for key in last]
+    sources, names = list(dict.fromkeys(source for source, _ in known)), list(dict.fromkeys(name for _, name in known))
+    table = Table(title="first validation → last" if names else None, title_justify="left", box=None)
+    for name in (*members[0].values, *(["data"] if len(sources) > 1 else []), *names, "run"):
         table.add_column(Text(name), overflow="fold")
-    for member, code, result in zip(members, codes, results, strict=False):
-        numbers = [f"{result[key]:.4g}" if key in result else "" for key in metrics]
+
+    def add(values: Sequence[str], source: str, cells: Sequence[str], ended: str, style: str = "") -> None:
+        table.add_row(*map(Text, [*values, *([source] if len(sources) > 1 else []), *cells, ended]), style=style)
+
+    seeds: dict[tuple[str, ...], list[Rewards]] = {}
+    for code, (member, first, last) in zip(codes, results, strict=False):
         ended = {0: "done", STOPPED: "stopped"}.get(code, f"failed ({code})")
-        table.add_row(*map(Text, [*member.values.values(), *numbers, ended]))
+        for source in sources or [""]:
+            pairs = [(first.get((source, name)), last.get((source, name))) for name in names]
+            cells = ["" if b is None else f"{b:.4g}" if a is None else f"{a:.4g} → {b:.4g}" for a, b in pairs]
+            add(list(member.values.values()), source, cells, ended)
+        values = tuple("mean ± std" if option == "seed" else value for option, value in member.values.items())
+        seeds.setdefault(values, []).append(last)
+    for values, some in seeds.items():
+        for source in sources if len(some) > 1 else ():
+            columns = [[last[source, name] for last in some if (source, name) in last] for name in names]
+            add(values, source, list(map(_over_seeds, columns)), f"{len(some)} seeds", "bold")
     terminal.console().print(table)
+
+
+def _over_seeds(values: Sequence[float]) -> str:
+    return f"{mean(values):.4g} ± {stdev(values):.2g}" if len(values) > 1 else ""
 
 
 def _first(overrides: Sequence[str]) -> list[str]:

@@ -13,6 +13,7 @@ import yaml
 from burnish import __version__
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.report.card_pictures import asked, curves, sheet
+from burnish.report.gallery import CHOSEN
 from burnish.report.licence import Licence
 from burnish.report.overview import numbers
 from burnish.report.samples import Sample, Samples, read_samples
@@ -179,7 +180,7 @@ def _results(folder: RunFolder, run: Summary, weights: Weights, files: Files) ->
         return
     rows = [
         [_titled(row["title"], row["note"]), *(_titled(cell["text"], cell.get("note", "")) for cell in row["cells"])]
-        for row in found["rows"]
+        for row in found["rows"] + found["watched"]
     ]
     yield "\n".join(table(["", *(shown(one, LABEL) for one in found["heads"])], rows))
     last = run.after or run.before
@@ -192,7 +193,7 @@ def _results(folder: RunFolder, run: Summary, weights: Weights, files: Files) ->
     if (picture := curves(folder, run)) is not None:
         files[CURVES] = picture
         yield f"![Reward and other measures over the policy updates]({CURVES})"
-        yield "Bands hold 95 % of what other prompts of the same kind would give."
+        yield "Bands: 95 % interval over prompts."
 
 
 def _titled(text: str, note: str) -> str:
@@ -200,14 +201,14 @@ def _titled(text: str, note: str) -> str:
 
 
 def _samples(folder: RunFolder, run: Summary, files: Files) -> Iterator[str]:
-    """The first prompts before and after, not chosen by how they turned out."""
+    """The first prompts before and after."""
     if run.before is None or run.after is None:
         return
     before, after = (read_samples(folder.validation(row[STEP])) for row in (run.before, run.after))
     if not after:
         return
     title = "## Before and after"
-    why = f"The first validation prompts, not chosen by how they turned out. {run.words.same}"
+    why = f"{CHOSEN} {run.words.same}"
     if next(iter(after.values())).response is not None:
         yield title
         yield why

@@ -12,7 +12,7 @@ from burnish.report.points import MOST, Interval, Points, series
 from burnish.report.summary import Summary
 from burnish.report.validated import MOST_SCORED, by_source, chosen, over_sources, scores_of
 
-VALIDATION, MEMORY, REST = "Validation", "Memory", "Other metrics"
+VALIDATION, WATCHED, MEMORY, REST = "Validation", "Watched statistics", "Memory", "Other metrics"
 SECTIONS = {"timing_s/": "Seconds by phase", "perf/": "Speed", "pipeline/": "Pipeline", "reward/": "Scoring",
             "train/": "Sampling", "timing_per_": "Time per sample"}  # fmt: skip
 MOST_CHARTS = 1000
@@ -39,7 +39,7 @@ def charts(folder: RunFolder, run: Summary, *, most: int = MOST) -> dict[str, An
             line = series("training", "training", points, most=most)
             alike[key] = {"title": name, "part": _part(name), "note": explained(name), "also": [], "series": [line]}
     found += list(alike.values())[: MOST_CHARTS - len(found)]
-    order = [VALIDATION, *PARTS.values(), MEMORY, *SECTIONS.values(), REST]
+    order = [VALIDATION, WATCHED, *PARTS.values(), MEMORY, *SECTIONS.values(), REST]
     found.sort(key=lambda chart: order.index(chart["part"]))
     return {"last": run.updates, "charts": found, "constant": constant}
 
@@ -67,7 +67,8 @@ def _validation(folder: RunFolder, run: Summary, most: int) -> Iterator[dict[str
         reward = measure.key == REWARD.key
         reached = measure.of(run.reference)
         chart: dict[str, Any] = {
-            "title": "Reward" if reward else measure.title, "part": VALIDATION, "note": "", "also": [],
+            "title": "Reward" if reward else measure.title, "note": measure.about, "also": [],
+            "part": WATCHED if measure.watched else VALIDATION,
             "percent": measure.percent, "zero": measure.relative, "key": measure.key,
             "span": 0.0 if measure.relative else 4 * measure.enough,
         }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from burnish.report.validated import chosen, cut, prompt_texts
 
 SAME = {"seed", "output_dir", "resume"}  # options that runs of one configuration may differ in
 POINTS = 200  # of a curve
+WEIGHT = re.compile(r"rewards\.[^.]+\.weight=(?!-?0(\.0*)?$).*")
 UNSET = {"null", "{}", "[]"}
 LONGEST = 300  # characters of an option's value
 
@@ -34,8 +36,8 @@ def comparison(runs: Mapping[str, Path], evaluated: Sequence[Path] = ()) -> dict
         curves = charts(folder, Summary.read(folder), most=POINTS)
         found.append(run_row(name, runs[name]) | {"curves": [_only(chart) for chart in curves["charts"]]})
     return {
-        "runs": found, "differences": differences(options), "seeds": same_but_seed(options),
-        "prompts": _prompts(folders), "suites_about": ABOUT,
+        "runs": found, "differences": differences(options), "rewards": other_rewards(options),
+        "seeds": same_but_seed(options), "prompts": _prompts(folders), "suites_about": ABOUT,
         "suites": suites_beside({name: (folder, evaluated) for name, folder in folders.items()}),
     }  # fmt: skip
 
@@ -69,6 +71,18 @@ def differences(options: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]
         if len(set(values)) > 1 and not (None in values and known <= UNSET):
             found.append({"option": name, "values": [cut(value, LONGEST) for value in values]})
     return found
+
+
+def other_rewards(options: Mapping[str, Mapping[str, str]]) -> str:
+    """A warning where runs were trained on different rewards; "" where these are the same."""
+    found = {
+        name: " + ".join(sorted(key.split(".")[1] for key, value in one.items() if WEIGHT.fullmatch(f"{key}={value}")))
+        for name, one in options.items()
+    }
+    if len(set(found.values())) < 2:
+        return ""
+    told = "; ".join(f"{cut(name, LONGEST)}: {cut(rewards, LONGEST) or 'none'}" for name, rewards in found.items())
+    return f"These runs were trained on different rewards, which can't be compared: {told}."
 
 
 def same_but_seed(options: Mapping[str, Mapping[str, str]]) -> list[list[str]]:

@@ -13,15 +13,13 @@ OPEN = 4  # prompts that are visible; the others unfold
 MOST = 8  # samples per prompt
 BETWEEN = 3  # validations between the first and the last
 GLIMPSE = 2  # samples per prompt of these
+DRAWN, WRITTEN = 4, 3  # prompts that are shown first of all, of models that draw and that write
+CHOSEN = "The first validation prompts, not cherry-picked."
 
 
 def gallery(folder: RunFolder, run: Summary, show: Embedded) -> str:
     """HTML of the gallery, or of a note that there are no samples."""
-    sides: list[tuple[str, Samples]] = []
-    for row in (run.before, run.after):
-        kept = read_samples(folder.validation(row[STEP])) if row is not None else {}
-        if row is not None and kept:
-            sides.append((_title(row[STEP]), kept))
+    sides = _sides(folder, run)
     if not sides:
         return f"<h2>{run.words.gallery}</h2><p>No validation has kept {run.words.samples} yet.</p>"
     numbers = sorted({index for index, _ in sides[-1][1]})
@@ -33,12 +31,32 @@ def gallery(folder: RunFolder, run: Summary, show: Embedded) -> str:
         more = f"{len(cards) - OPEN} more prompts"
         hidden = f"<details><summary>{more}</summary>{''.join(cards[OPEN:])}</details>"
     same = f" {run.words.same}" if len(sides) == 2 else ""
-    prompts = "The first validation prompts, not chosen by how they turned out."
-    return f"<h2>{run.words.gallery}</h2><p>{prompts}{same} {run.words.below}</p>{''.join(cards[:OPEN])}{hidden}"
+    return f"<h2>{run.words.gallery}</h2><p>{CHOSEN}{same} {run.words.below}</p>{''.join(cards[:OPEN])}{hidden}"
+
+
+def first_samples(folder: RunFolder, run: Summary) -> list[tuple[int, list[tuple[str, int, Sample]]]]:
+    """The first prompts by index: the title of each side, the number of its first sample, and the sample."""
+    sides = _sides(folder, run)
+    if not sides:
+        return []
+    drawn = next(iter(sides[-1][1].values())).response is None
+    found = []
+    for index in sorted({index for index, _ in sides[-1][1]})[: DRAWN if drawn else WRITTEN]:
+        places = [(title, samples, min(place for place in samples if place[0] == index)) for title, samples in sides
+                  if any(number == index for number, _ in samples)]  # fmt: skip
+        found.append((index, [(title, place[1], samples[place]) for title, samples, place in places]))
+    return found
+
+
+def _sides(folder: RunFolder, run: Summary) -> list[tuple[str, Samples]]:
+    """What validations kept of the untrained and of the trained model."""
+    rows = [row for row in (run.before, run.after) if row is not None]
+    kept = [(_title(row[STEP]), read_samples(folder.validation(row[STEP]))) for row in rows]
+    return [side for side in kept if side[1]]
 
 
 def _title(update: int) -> str:
-    return f"after {update} updates" if update else "before training"
+    return f"after {update} update{'s' * (update > 1)}" if update else "before training"
 
 
 def _between(folder: RunFolder, run: Summary) -> list[tuple[str, Samples]]:
@@ -72,11 +90,11 @@ def _way(index: int, way: list[tuple[str, Samples]], show: Embedded) -> str:
 
 
 def _card(index: int, sides: list[tuple[str, Samples]], way: list[tuple[str, Samples]], show: Embedded) -> str:
-    columns, prompt, question = [], "", ""
+    columns = []
+    ordered = (place for _, samples in reversed(sides) for place in sorted(samples.items()))
+    asked = next(sample for (number, _), sample in ordered if number == index)
     for title, samples in sides:
         shown = [sample for (number, _), sample in sorted(samples.items()) if number == index][:MOST]
-        prompt = shown[0].prompt if shown else prompt
-        question = question or (_question(shown[0], show) if shown else "")
         if shown and shown[0].response is not None:
             columns.append(f"<div><h4>{title}</h4>{''.join(map(_response, shown))}</div>")
             continue
@@ -85,7 +103,8 @@ def _card(index: int, sides: list[tuple[str, Samples]], way: list[tuple[str, Sam
         columns.append(f'<div><h4>{title}</h4><div class="pictures across{across}">{figures}</div></div>')
     sided = "sides" if len(sides) == 2 else "sides alone"
     body = f'<div class="{sided}">{"".join(columns)}</div>'
-    return f'<section class="card"><h3>{escape(prompt)}</h3>{question}{body}{_way(index, way, show)}</section>'
+    head = f"<h3>{escape(asked.prompt)}</h3>{_question(asked, show)}"
+    return f'<section class="card">{head}{body}{_way(index, way, show)}</section>'
 
 
 def _question(sample: Sample, show: Embedded) -> str:
@@ -98,7 +117,9 @@ def _question(sample: Sample, show: Embedded) -> str:
 
 
 def _response(sample: Sample) -> str:
-    return f'<div class="response"><code>{escape(sample.response or "")}</code><p>{_score(sample)}</p></div>'
+    return (
+        f'<div class="response"><code>{escape(sample.response or "")}</code><p class="score">{_score(sample)}</p></div>'
+    )
 
 
 def _score(sample: Sample) -> str:

@@ -28,7 +28,7 @@ class Habit:
     def text(self) -> str:
         """Description with both frequencies."""
         was, now = (f"{100 * share:.0f}\N{NO-BREAK SPACE}%" for share in (self.before, self.after))
-        return f"{self.what}, in {was} of the responses before and in {now} now"
+        return f"{self.what}, {was} → {now} of responses"
 
 
 def lost_habits(before: Samples, after: Samples) -> list[Habit]:

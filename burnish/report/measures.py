@@ -28,6 +28,8 @@ class Measure:
     relative: bool = False  # whether ``enough`` is relative to the value before
     chance: float = 0.0  # changes below this may be chance; infinity if unknown
     digits: int = 3  # decimals
+    watched: bool = False  # one of ``STATISTICS`` without a weight; reports fold it
+    about: str = ""  # what a statistic counts, and in which unit
 
     def of(self, row: Row | None) -> float | None:
         """The value in a line of metrics, averaged over data sources; None if missing."""
@@ -86,6 +88,17 @@ MEASURES = {
     "accuracy": AGREES, "ocr_exact": EXACT, "border_darkness": BORDER, "exact": STRICT, "format": FORMAT,
     "exact_given_format": GIVEN,
 }  # fmt: skip
+STATISTICS = {
+    "brightness": "mean luminance; white is 1",
+    "dark_share": "share of nearly black pixels",
+    "high_frequency": "share of the contrast that half the size loses",
+    "file_size": "bits per pixel as JPEG",
+    "edge_density": "share of neighbouring pixels that differ clearly",
+    "colour_entropy": "how many colours; 0 is one, 1 all",
+    "saturation": "0 is grey, 1 pure colours",
+    "latent_norm": "root mean square of the latents",
+    "distinctness": "distance from the mean of the prompt's samples",
+}  # rewards that are watched with weight 0, and what they count
 VARIETY = Measure("Variety within a prompt", "val-aux/variety", 1, enough=0.15, relative=True)
 
 
@@ -100,7 +113,7 @@ def votes(rows: Iterable[Row]) -> list[Measure]:
         if name != "reward":
             one = MEASURES.get(name) or Measure(name.replace("_", " ").capitalize(), "", 0)
             title, key = f"{one.title} by majority of {n}", f"val-aux/*/{name}/maj@{n}/mean"
-            found.append(replace(one, title=title, key=key, better=0))
+            found.append(replace(one, title=title, key=key, better=0, about="only watched"))
     return found
 
 

@@ -10,11 +10,13 @@ from typing import Any
 
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.report.alarms import ABOUT, alarm_data
+from burnish.report.gallery import CHOSEN, first_samples
 from burnish.report.measures import PLUS_MINUS, REWARD, SPACE, Measure
 from burnish.report.run_list import stamp
 from burnish.report.suites import ABOUT as SUITES_ABOUT
 from burnish.report.suites import suite_data
 from burnish.report.summary import Summary, next_steps
+from burnish.report.validated import asked_data, sample_data
 from burnish.report.verdict import headline, verdict
 
 WORDS = {
@@ -30,15 +32,25 @@ def overview(folder: RunFolder, run: Summary, evaluated: Iterable[Path] = ()) ->
     """Everything but curves, samples and prompts; ``evaluated`` are folders that may be evaluations of the run."""
     return {
         "title": folder.path.resolve().name, "sentence": run.sentence(), "headline": headline(run),
+        "glimpse": glimpse(folder, run), "chosen": CHOSEN, "same": run.words.same,
         "numbers": numbers(run), "sources": sources(run),
         "verdict": [{"kind": WORDS[one.kind][0], "word": WORDS[one.kind][1], "text": one.text} for one in verdict(run)],
         "warnings": run.warnings(), "alarms": alarm_data(folder, run), "alarms_about": ABOUT,
         "suites": suite_data(folder, evaluated), "suites_about": SUITES_ABOUT,
         "updates": run.updates, "steps": run.planned, "samples": run.words.samples, "gallery": run.words.gallery,
-        "same": run.words.same, "unit": run.words.unit, "validations": folder.validations(),
+        "unit": run.words.unit, "validations": folder.validations(),
         "config": folder.config.read_text(encoding="utf-8")[:LONGEST] if folder.config.is_file() else "",
         "next": [{"what": what, "command": command} for what, command in next_steps(folder, run)],
     }  # fmt: skip
+
+
+def glimpse(folder: RunFolder, run: Summary) -> list[dict[str, Any]]:
+    """The first sample of the first prompts before and after, each with the title of its side."""
+    found = []
+    for index, pair in first_samples(folder, run):
+        sides = [{"title": title} | sample_data(folder, (index, number), one) for title, number, one in pair]
+        found.append(asked_data(folder, pair[-1][2]) | {"index": index, "sides": sides})
+    return found
 
 
 def signature(folder: RunFolder) -> str:
@@ -50,7 +62,7 @@ def signature(folder: RunFolder) -> str:
 
 
 def numbers(run: Summary) -> dict[str, Any]:
-    """The table of measures before and after; ``why`` says why there is none."""
+    """The table of measures before and after, the watched statistics apart; ``why`` says why there is none."""
     last = run.after or run.before
     if last is None and any(row.get("val-aux/missing") == 1 for row in run.rows):
         return {"why": "No reward of any validation could be computed, so there is nothing to compare."}
@@ -60,11 +72,24 @@ def numbers(run: Summary) -> dict[str, Any]:
     if run.reference is not None:
         twice = ", twice the cost" if run.config.get("rollout", {}).get("guidance_scale") == 1 else ""
         heads.append(f"untrained, guidance {run.reference['guidance_scale']:g}{twice}")
-    return {"heads": heads, "rows": [_row(run, measure) for measure in run.measures()]}
+    measures = run.measures()
+    return {
+        "heads": heads, "rows": [_row(run, measure) for measure in measures if not measure.watched],
+        "watched": [_row(run, measure) for measure in measures if measure.watched], "moved": _moved(run, measures),
+    }  # fmt: skip
+
+
+def _moved(run: Summary, measures: Iterable[Measure]) -> str:
+    """How many statistics were only watched, and which of them have clearly changed; "" without any."""
+    watched = [measure for measure in measures if measure.watched]
+    pairs = [(one, one.of(run.before), one.of(run.after)) for one in watched]
+    moved = [one.title for one, a, b in pairs if a is not None and b is not None and one.sign(a, b)]
+    clear = f"; clear change: {', '.join(moved)}" if moved else "; none has clearly changed" if run.after else ""
+    return f"{len(watched)} watched statistic{'s' * (len(watched) > 1)}{clear}" if watched else ""
 
 
 def _row(run: Summary, measure: Measure) -> dict[str, Any]:
-    wanted = {1: "higher is better", -1: "lower is better", 0: "only watched"}[measure.better]
+    wanted = {1: "higher is better", -1: "lower is better", 0: measure.about}[measure.better]
     cells = [{"text": measure.show(measure.of(run.before))}]
     if run.after:
         before, after = measure.of(run.before), measure.of(run.after)

@@ -41,14 +41,14 @@ def write_report(folder: RunFolder) -> Path:
     parts = [
         f"<h1>{name}</h1>",
         f'<p class="lead">{escape(run.sentence())}</p>',
+        _warnings(run),
+        f'<p class="headline">{escape(headline(run))}</p>' if headline(run) else "",
+        f'<div class="first"><div>{gallery(folder, run, show)}</div>{_verdict(run)}</div>',
         _numbers(run),
         _by_source(run),
-        _verdict(run),
-        _warnings(run),
         _curves(run),
         suites_section(folder),
         alarms_section(folder, run, show),
-        gallery(folder, run, show),
         _details("Health of the training", health(run, {trained_key(measure) for measure in run.measures()})),
         _details("Where the time goes", _time(run)),
         _details("Configuration", _configuration(folder)),
@@ -78,7 +78,8 @@ def _numbers(run: Summary) -> str:
     found = numbers(run)
     if "why" in found:
         return f"<p>{escape(found['why'])}</p>"
-    return _table("numbers", found)
+    watched = _table("numbers", found | {"rows": found["watched"]})
+    return _table("numbers", found) + (_details(found["moved"], watched) if found["watched"] else "")
 
 
 def _by_source(run: Summary) -> str:
@@ -115,12 +116,7 @@ def _verdict(run: Summary) -> str:
     for point in verdict(run):
         kind, word = WORDS[point.kind]
         items.append(f'<li><b class="{kind}">{word}</b><span>{escape(point.text)}</span></li>')
-    if not items:
-        return ""
-    return (
-        "<h2>What was gained and what was lost</h2>"
-        f'<p class="lead">{escape(headline(run))}</p><ul class="verdict">{"".join(items)}</ul>'
-    )
+    return f'<ul class="verdict">{"".join(items)}</ul>' if items else ""
 
 
 def _warnings(run: Summary) -> str:

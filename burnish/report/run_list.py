@@ -16,12 +16,14 @@ from typing import Any
 from burnish.config.run_folder import LARGEST_METRICS, LONGEST_ROW, STEP, RunFolder, is_row
 from burnish.evaluation.records import HEADER
 from burnish.report.points import Points, series
-from burnish.report.reading import read_configuration
+from burnish.report.reading import is_number, read_configuration
+from burnish.report.samples import Sample, first_sample
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json
 from burnish.utils.paths import CLAIM, CONFIG, METRICS
 from burnish.utils.reading import read_long
 
+LABEL = 200  # characters of a prompt and of a response in the table
 DEEPEST = 4  # folders below the one that is looked through
 MOST_RUNS, MOST_FOLDERS = 1000, 20_000
 QUIET = 300.0  # seconds without a line after which a run of another machine counts as stopped
@@ -87,13 +89,38 @@ def run_row(name: str, path: Path) -> dict[str, Any]:
     return {
         "id": name, "name": path.resolve().name if name == "." else name,
         "state": state(folder, seen["updates"], planned), "updates": seen["updates"], "steps": planned,
-        "algorithm": (config.get("algorithm") or {}).get("name", ""), "seed": config.get("seed"),
+        "algorithm": (config.get("algorithm") or {}).get("name", ""), "seed": _number_of(config.get("seed")),
         "model": (config.get("model") or {}).get("path", ""), "task": config.get("task", ""),
         "best": best and {"update": best[0], "reward": best[1]}, "last": rewards[-1][1] if rewards else None,
         "validation": series("validation", "validation", rewards, most=40), "seconds": seen["seconds"],
         "changed": max((stamp(file)[0] for file in (folder.metrics, folder.config)), default=0) / 1e9,
-        "error": config.get("error", ""),
+        "error": config.get("error", ""), "lr": _number_of((config.get("optimizer") or {}).get("lr")),
+        "thumbnail": thumbnail(folder),
     }  # fmt: skip
+
+
+def thumbnail(folder: RunFolder) -> dict[str, Any] | None:
+    """The first sample of the newest validation: its file, or the response with the picture of its prompt."""
+    newest = max(folder.validations(), default=None)
+    if newest is None:
+        return None
+    sample = _first(str(folder.validation(newest)), *stamp(folder.validation(newest) / "samples.jsonl"))
+    if sample is None:
+        return None
+    file = sample.picture if sample.response is None else next(iter(sample.shown), None)
+    return {
+        "update": newest, "prompt": sample.prompt[:LABEL], "text": sample.response and sample.response[:LABEL],
+        "file": file.relative_to(folder.path).as_posix() if file is not None and file.is_file() else None,
+    }  # fmt: skip
+
+
+@lru_cache(maxsize=MOST_RUNS)
+def _first(validation: str, changed: int, size: int) -> Sample | None:
+    return first_sample(Path(validation))
+
+
+def _number_of(value: Any) -> Any:
+    return value if is_number(value) else None
 
 
 def configuration(folder: RunFolder) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from burnish.report.reading import is_number, leads_out
 from burnish.utils.json_text import parse_json
 
 ENOUGH = 4  # fewest prompts for a std
+LONGEST = 1 << 20  # bytes of a sample that is shown in the table of runs
 
 Said = tuple[tuple[str, float, float | None], ...]  # text, log-prob, entropy if it is known
 
@@ -45,9 +46,15 @@ Samples = dict[tuple[int, int], Sample]  # by index of the prompt and of the sam
 def read_samples(validation: Path) -> Samples:
     """Samples in the folder of a validation; a truncated line is ignored."""
     file = validation / "samples.jsonl"
+    if not file.is_file() or leads_out(file, validation.parents[1]):
+        return {}
+    return _samples(file.read_bytes().splitlines(), validation)
+
+
+def _samples(lines: Iterable[bytes], validation: Path) -> Samples:
     found: Samples = {}
     run = validation.parents[1]
-    for line in file.read_bytes().splitlines() if file.is_file() and not leads_out(file, run) else ():
+    for line in lines:
         try:
             sample, place = _sample(parse_json(line), validation / "pictures")
             if any(leads_out(path, run) for path in (sample.picture, *sample.shown)):
@@ -56,6 +63,16 @@ def read_samples(validation: Path) -> Samples:
             continue
         found[place] = sample
     return found
+
+
+def first_sample(validation: Path) -> Sample | None:
+    """The first sample of a validation; None if it kept none."""
+    file = validation / "samples.jsonl"
+    if not file.is_file() or leads_out(file, validation.parents[1]):
+        return None
+    with file.open("rb") as opened:
+        line = opened.readline(LONGEST)
+    return next(iter(_samples([line], validation).values()), None)
 
 
 def _sample(line: Any, pictures: Path) -> tuple[Sample, tuple[int, int]]:

@@ -22,6 +22,7 @@ from burnish.report.measures import (
     LENGTH,
     MEASURES,
     REWARD,
+    STATISTICS,
     STRICT,
     VARIETY,
     Measure,
@@ -165,7 +166,9 @@ class Summary:
             elif not (len(self._weighted()) == 1 and name in self._weighted()):  # that is the reward itself
                 weight = (rewards.get(name) or {}).get("weight", 0)
                 title = name.replace("_", " ").capitalize()
-                found.append(Measure(title, f"val-aux/*/{name}/mean@*", (weight > 0) - (weight < 0)))
+                key, about = f"val-aux/*/{name}/mean@*", STATISTICS.get(name, "only watched")
+                watched = name in STATISTICS and name not in self._weighted()
+                found.append(Measure(title, key, (weight > 0) - (weight < 0), watched=watched, about=about))
         found += [*votes(self.validated), VARIETY, LENGTH]
         order = [REWARD, EXACT, STRICT, FORMAT, GIVEN, None, BORDER, VARIETY, LENGTH]
         places = {measure.key: place for place, measure in enumerate(order) if measure is not None}
@@ -294,6 +297,7 @@ def next_steps(folder: RunFolder, run: Summary) -> list[tuple[str, str]]:
     if not run.updates:
         return [("train it", _train(folder, run))]  # nothing has been learned that could be sampled or exported
     steps = [
+        ("see all runs in a browser", f"burnish board {shlex.quote(str(folder.path.parent))}"),
         *([] if run.judges else sampling),
         ("export the trained model", f"burnish export {path} --output my_model"),
     ]

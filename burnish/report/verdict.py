@@ -38,7 +38,8 @@ def headline(run: Summary) -> str:
     ways = [one.better * one.sign(*_pair(run, one)) for one in watched if _known(run, one)]
     names = [one.title.lower() for one in watched if _known(run, one)]
     worse = " and ".join(name for name, way in zip(names, ways, strict=True) if way < 0)
-    rare = f" Rare now, and frequent before: {', '.join(one.what for one in run.habits)}." if run.habits else ""
+    patterns = ", ".join(one.what for one in run.habits)
+    rare = f" Disappearing pattern{'s' * (len(run.habits) > 1)}: {patterns}." if patterns else ""
     alarmed = ", ".join(one.name.replace("_", " ") for one in run.standing)
     alarms = f" Look at the alarm{'s' * (len(run.standing) > 1)}: {alarmed}." if alarmed else ""
     return _sentence(reward.sign(*_pair(run, reward)), names, worse) + alarms + rare
@@ -135,7 +136,7 @@ def _passes(run: Summary) -> list[Point]:
 
 def _habits(run: Summary) -> list[Point]:
     """Lost habits, which no measure shows."""
-    return [Point("weigh", f"What it hardly does any more: {one.text()}.") for one in run.habits]
+    return [Point("weigh", f"Disappearing pattern: {one.text()}.") for one in run.habits]
 
 
 def _guidance(run: Summary) -> list[Point]:

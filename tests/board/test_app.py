@@ -11,12 +11,14 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from PIL import Image
 
 from burnish.commands.board import board as command
 from burnish.config.run_folder import RunFolder
 from burnish.report.run_list import find_runs, state
 from burnish.utils.errors import UserError
 from tests.support.boards import ask, board, long_run, recorded
+from tests.support.drawing import noise
 from tests.support.reports import Story, run_folder
 
 PICTURE = "validation/000010/pictures/000-00.png"
@@ -26,6 +28,7 @@ PICTURE = "validation/000010/pictures/000-00.png"
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("board") / "runs"
     recorded(run_folder(root / "a", Story(updates=10, guided=False)), 3)
+    Image.fromarray(noise(0)).save(root / "a" / PICTURE)  # unlike that of the first validation
     (root.parent / "secret.png").write_bytes(b"\x89PNG secret")
     return root
 
@@ -51,6 +54,15 @@ def test_data_of_a_run(port: int):
     assert media(port, PICTURE) == 200
     status, content, about = ask(port, f"/media?run=a&file={quote(PICTURE)}", Range="bytes=0-3")
     assert (status, content, about["content-type"]) == (206, b"\x89PNG", "image/png"), "clips are read in parts"
+
+
+def test_the_list_has_a_thumbnail_of_the_newest_validation(port: int, root: Path):
+    thumbnail = ask(port, "/api/runs")[1]["runs"][0]["thumbnail"]
+    assert thumbnail["update"] == 10
+    _, content, about = ask(port, f"/media?run=a&side=192&file={quote(thumbnail['file'])}")
+    assert content == (root / "a" / PICTURE).read_bytes()
+    assert content != (root / "a" / PICTURE.replace("000010", "000000")).read_bytes()
+    assert about["content-type"] == "image/png"
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,24 @@ def test_a_prompt_is_walked_through_the_updates(page: Browser, port: int):
     assert "prompt=1" in page.ask("location.hash"), "the address says what is seen"
 
 
+def test_pictures_and_verdict_are_seen_first(page: Browser, port: int):
+    go(page, port)
+    page.until("[...document.querySelectorAll('.newest img')].filter((one) => one.naturalWidth > 0).length === 2")
+    assert page.ask("document.querySelector('.newest img').src.includes('000020%2Fpictures%2F000-00.png')")
+    page.until("document.querySelector('.newest video').readyState >= 1")
+    go(page, port, "#/run?run=seed0")
+    page.until("[...document.querySelectorAll('.glimpse img')].filter((one) => one.naturalWidth > 0).length === 8")
+    below = "(one) => document.querySelector(one).getBoundingClientRect().bottom"
+    assert page.ask(f"['.glimpse', '.verdict'].map({below}).every((bottom) => bottom < innerHeight)")
+    assert page.ask("document.querySelector('.glimpse').getBoundingClientRect().right") <= page.ask(
+        "document.querySelector('.verdict').getBoundingClientRect().left"
+    )
+    page.click("All of them are in the gallery.")
+    page.until("document.querySelector('[aria-selected=true]').textContent === 'Gallery'")
+    go(page, port, "#/run?run=clips")
+    page.until("document.querySelector('.glimpse video').readyState >= 1")
+
+
 def test_two_seeds_are_a_band(page: Browser, port: int):
     go(page, port)
     for name in ("seed0", "seed1"):
@@ -258,4 +276,8 @@ def test_the_report_is_the_same_page_in_one_file(page: Browser, runs: Path, tmp_
         page.click("Gallery")
         kind = "video" if name == "clips" else "img"
         page.until(f"document.querySelector('#panel .side:not([hidden]) {kind}').src.startsWith('data:')")
+        assert "tab=gallery" in page.ask("location.hash"), "the address says what is seen"
+        page.open("about:blank")
+        page.open(f"file://{alone}#/run?run=.&tab=time")
+        page.until("document.querySelector('[aria-selected=true]').textContent === 'Time and memory'")
     assert not [one for one in page.asked if one.startswith("http")]

@@ -1,6 +1,7 @@
 """The last words of a run: what was reached, where it is, and commands that can be copied."""
 
 import io
+import json
 from dataclasses import replace
 
 import pytest
@@ -27,6 +28,23 @@ def test_what_was_reached_and_at_what_price(tmp_path):
     row = next(line for line in text.splitlines() if line.startswith("Validation reward"))
     assert row.split()[2:] == ["0.772", "0.965", "0.978"]
     assert "− Pictures of one prompt became more alike" in text
+
+
+def test_watched_statistics_are_one_line_and_other_rewards_without_weight_are_rows(tmp_path):
+    folder = run_folder(tmp_path / "run", Story(pictures=False))
+    rows = folder.read_metrics()
+    for row in rows:
+        if "val-aux/variety" in row:
+            done = row["training/global_step"] / 30
+            row |= {"val-aux/default/file_size/mean@6": 17 - done, "val-aux/default/watched_pickscore/mean@6": 0.2}
+    folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = io.StringIO()
+    closing_message(folder, replace(load("quickstart"), steps=30), "finished", console=Console(file=out, width=80))
+    lines = out.getvalue().splitlines()
+    assert "1 watched statistic; clear change: File size; see the report" in lines
+    assert not any(line.startswith("File size") for line in lines)
+    assert any(line.startswith("Watched pickscore") for line in lines)
+    assert any(line.endswith(f"burnish board {tmp_path}") for line in lines)
 
 
 def test_a_stopped_run_says_how_to_go_on_first(tmp_path):

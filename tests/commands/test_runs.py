@@ -38,6 +38,19 @@ def test_runs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert "seed" in text.partition("Options that differ:")[2]
 
 
+def test_options_of_one_run_alone_are_listed_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    runs = [
+        str(run_folder(tmp_path / name, Story(overrides=(f"algorithm={name}",), pictures=False)).path)
+        for name in ("diffusion_nft", "flow_grpo")
+    ]
+    assert main(["compare", *runs]) == 0
+    shared, *alone = capsys.readouterr().out.partition("Options that differ:")[2].split("Only in ")
+    assert "algorithm.name" in shared
+    assert "–" not in shared
+    assert [one.split(":")[0].split("/")[-1] for one in alone] == ["diffusion_nft", "flow_grpo"]
+    assert "algorithm.noise_level=" in " ".join(alone[1].split())
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [(["runs", "no_such"], "no folder"), (["compare", "no_such", "other"], "not the folder of a run")],

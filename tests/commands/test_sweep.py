@@ -100,8 +100,9 @@ def test_the_runs_of_a_sweep_and_their_table(recipe, tmp_path, capsys, monkeypat
     assert cli.main(["train", recipe, "seed=0,1", "--sweep", f"output_dir={tmp_path}/s"]) == ended
     assert started == [f"{tmp_path}/s/seed=0", f"{tmp_path}/s/seed=1"][:runs]
     table = capsys.readouterr().out
-    assert table.count("0.875") == runs
-    assert "all/reward/mean@4" in table
+    assert table.count("0.1 → 0.875") == runs
+    assert "reward" in table
+    assert ("0.875 ± 0" in table) == (runs == 2)
     assert ("failed (1)" in table) == (1 in codes)
 
 
@@ -126,17 +127,45 @@ def test_lists_are_shown_as_they_were_given(tmp_path, capsys):
     assert "[a,b]" in capsys.readouterr().out
 
 
-def test_names_of_metrics_are_told_apart_in_a_narrow_terminal(tmp_path, capsys, monkeypatch):
-    found = {f"val-core/default/reward/{name}": 0.5 for name in ("mean@16", "best@16/mean", "best@16/std")}
-    monkeypatch.setattr(sweep, "final_metrics", lambda folder: found)
-    sweep.show([sweep.Member({"seed": "0", "algorithm.beta": "0.5"}, [], tmp_path)], [0])
-    head, names, *_ = capsys.readouterr().out.split("\n")
-    assert head.split() == ["the", "last", "validation's", "val-core/default/reward/..."]
-    assert names.split() == ["seed", "algorithm.beta", "mean@16", "best@16/mean", "best@16/std", "run"]
+def finished(folder, *validations):
+    folder.mkdir()
+    lines = [{"training/global_step": update} | one for update, one in enumerate(validations)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
 
 
-def test_a_run_without_validation_has_no_metrics(tmp_path):
-    assert sweep.final_metrics(tmp_path) == {}
+def test_a_table_fits_whatever_data_sources_are_called(tmp_path, capsys):
+    """A row for each data source: many of them, or long names, make no column."""
+    core = {
+        f"val-core/{source}/reward/{name}": value
+        for source in ("default", "a/step_0", "a/step_1")
+        for name, value in (("mean@16", 0.5), ("best@16/mean", 0.75), ("best@16/std", 0.01))
+    }
+    folder = finished(tmp_path / "run", {key: value / 2 for key, value in core.items()}, core, {"actor/x/step_0": 1.0})
+    sweep.show([sweep.Member({"algorithm.beta": "0.5"}, [], folder)], [0])
+    title, *table = capsys.readouterr().out.strip().split("\n")
+    assert title.strip() == "first validation → last"
+    text = " ".join(" ".join(table).split())
+    assert text.startswith("algorithm.beta data reward best of 16 run 0.5 default 0.25 → 0.5 0.375 → 0.75 done")
+    assert all(f"0.5 a/step_{i} 0.25 → 0.5 0.375 → 0.75 done" in text for i in range(2))
+    assert all(len(line) <= 80 for line in table)
+
+
+def test_seeds_have_a_mean_and_a_standard_deviation(tmp_path, capsys):
+    key, members = "val-core/default/reward/mean@4", []
+    for beta in ("0.1", "1"):
+        for seed, reward in ((0, 0.5), (1, 0.75)):
+            folder = finished(tmp_path / f"{beta}-{seed}", {key: 0.25}, {key: reward + float(beta)})
+            members.append(sweep.Member({"algorithm.beta": beta, "seed": str(seed)}, [], folder))
+    sweep.show(members, [0] * 4)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["1", "1", "0.25", "→", "1.75", "done"] in rows
+    assert ["0.1", "mean", "±", "std", "0.725", "±", "0.18", "2", "seeds"] in rows
+    assert ["1", "mean", "±", "std", "1.625", "±", "0.18", "2", "seeds"] in rows
+
+
+def test_a_run_without_validation_has_no_rewards(tmp_path):
+    assert sweep.rewards(tmp_path) == ({}, {})
 
 
 def test_the_first_values_decide_nothing_but_the_base_folder(recipe):

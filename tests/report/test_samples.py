@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from burnish.report.compared import differences, flat
+from burnish.report.compared import differences, flat, other_rewards
 from burnish.report.samples import Score, chance, read_samples
 from burnish.report.validated import prompt_row
 from tests.support.reports import Story, run_folder
@@ -86,3 +86,11 @@ def test_what_is_unset_in_a_reward_of_one_run_is_no_difference():
         "optimizer.clip": ["null", "1.0"],
         "rewards.ocr.weight": [None, "1.0"],
     }
+
+
+def test_runs_of_different_rewards_are_told_apart():
+    one = {"rewards": {"ocr": {"weight": 1.0}, "brightness": {"weight": 0.0}}}
+    other = {"rewards": {"exact": {"weight": 0.9}, "format": {"weight": 0.1}}}
+    told = other_rewards({"a": flat(one), "b": flat(other)})
+    assert told == ("These runs were trained on different rewards, which can't be compared: a: ocr; b: exact + format.")
+    assert other_rewards({"a": flat(one), "b": flat({"rewards": {"ocr": {"weight": 0.5}}})}) == ""

@@ -12,6 +12,7 @@ board.views.compare = async function (place, names, remember) {
     element("p.crumbs", {}, element("a", { href: "#/" }, "all runs")),
     element("h1", {}, `${plural(found.runs.length, "run")} beside each other`),
     runLegend(found, groups, state),
+    found.rewards ? element("div.warning", {}, element("p", {}, found.rewards)) : null,
     element("div.tools", {}, search, groups.some((some) => some.length > 1) && toggle("seeds as bands", state.bands, (on) => {
       state.bands = on;
       draw();
@@ -91,9 +92,16 @@ function valueAt(line, update) {
 
 function differencesTable(found) {
   if (!found.differences.length) return element("p", {}, "All options are the same.");
+  const all = found.differences.filter((row) => !row.values.includes(null));
+  const some = found.differences.filter((row) => row.values.includes(null));
+  return [all.length ? optionTable(found, all) : element("p", {}, "The options that all of them have are the same."),
+    some.length ? details(`${plural(some.length, "option")} that only some of the runs have`, optionTable(found, some)) : null];
+}
+
+function optionTable(found, rows) {
   return element("div.wide", {}, element("table.differences", {},
     element("thead", {}, element("tr", {}, element("th", {}, "option"), found.runs.map((one) => element("th", {}, one.name)))),
-    element("tbody", {}, found.differences.map((row) => element("tr", {}, element("th", { scope: "row" }, row.option),
+    element("tbody", {}, rows.map((row) => element("tr", {}, element("th", { scope: "row" }, row.option),
       row.values.map((value) => element("td", {}, element("code", {}, value === null ? "–" : value))))))));
 }
 

@@ -17,7 +17,7 @@ board.views.curves = async function (place, context) {
       if (!parts.has(chart.part)) parts.set(chart.part, []);
       parts.get(chart.part).push(chart);
     }
-    fill(found, [...parts].map(([part, charts], i) => section(part, charts, curves.last, state, i < 3 || wanted.length > 0)));
+    fill(found, [...parts].map(([part, charts], i) => section(part, charts, curves.last, state, i < 3 && part !== "Watched statistics" || wanted.length > 0)));
     if (!parts.size) append(found, [element("p.soft", {}, "No metric has these words.")]);
     const same = Object.entries(curves.constant);
     if (same.length && !wanted.length) {

@@ -20,7 +20,7 @@ board.views.gallery = async function (place, context) {
     else fill(stage, element("p.soft", {}, "Nothing of this prompt was kept."));
   };
   fill(place,
-    element("p.soft", {}, `The first validation prompts, not chosen by how they turned out. ${context.data.same}`),
+    element("p.soft", {}, `${context.data.chosen} ${context.data.same}`),
     element("div.tools", {}, element("button", { type: "button", onclick: () => step(-1), "aria-label": "previous prompt" }, "‹"), picker,
       element("button", { type: "button", onclick: () => step(1), "aria-label": "next prompt" }, "›")), stage);
   context.keys = { j: () => step(1), k: () => step(-1) };

@@ -121,11 +121,11 @@ function runHead(head, data) {
 }
 
 function remember(id, tab, state) {
-  if (board.frozen) return;
+  if (board.frozen && !/^(file|https?):$/.test(location.protocol)) return; // inside another page
   const query = new URLSearchParams({ run: id, tab });
   for (const [key, value] of Object.entries(state)) if (value !== undefined && value !== "" && typeof value !== "object") query.set(key, value);
   const hash = `#/run?${query}`;
-  if (!location.hash.startsWith("#/run") && shownHash !== location.hash) return;
+  if (!board.frozen && !location.hash.startsWith("#/run") && shownHash !== location.hash) return;
   shownHash = hash;
   history.replaceState(null, "", hash);
 }
@@ -151,7 +151,7 @@ board.begin = async function () {
   }
   board.frozen = JSON.parse(written.textContent);
   const place = element("main", { id: "board" });
-  await showRun(place, board.frozen.run.row.id, new URLSearchParams());
+  await showRun(place, board.frozen.run.row.id, asked().query);
   document.body.appendChild(place);
   document.getElementById("written").hidden = true;
 };

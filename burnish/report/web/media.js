@@ -93,7 +93,7 @@ board.sample = function (run, one, label, options) {
   const score = scoreLine(one, settings);
   if (one.response !== undefined) {
     return element("div.response", {}, settings.tokens && one.tokens && one.tokens.length
-      ? heat(one.tokens, settings.tokens) : element("code", {}, words(one.response)), score);
+      ? heat(one.tokens, settings.tokens) : element("code", {}, words(one.response, settings.limit)), score);
   }
   if (one.file === undefined) return element("div.response", {}, score);
   return element("figure.sample", {}, board.media(run, one.file, label), element("figcaption", {}, score));

@@ -6,10 +6,12 @@ board.views.overview = async function (place, context) {
   fill(place,
     run.headline ? element("p.headline", {}, run.headline) : null,
     run.warnings.length ? element("div.warning", {}, run.warnings.map((text) => element("p", {}, text))) : null,
+    element("div.first", {}, glimpse(context),
+      run.verdict.length ? element("ul.verdict", {}, run.verdict.map((one) => element("li", {},
+        element(one.kind ? `b.${one.kind}` : "b", {}, one.word), element("span", {}, one.text)))) : null),
     run.numbers.why ? element("p", {}, run.numbers.why) : table(run.numbers, "numbers"),
-    run.verdict.length ? [element("h2", {}, "What was gained and what was lost"), element("ul.verdict", {}, run.verdict.map((one) => element("li", {},
-        element(one.kind ? `b.${one.kind}` : "b", {}, one.word), element("span", {}, one.text))))] : null,
     context.measures = element("div.charts"),
+    run.numbers.moved ? details(run.numbers.moved, table({ ...run.numbers, rows: run.numbers.watched }, "numbers"), context.watched = element("div.charts")) : null,
     run.sources ? [element("h2", {}, "By data source"),
       element("p", {}, "The numbers above are means over these, each counted alike."), table(run.sources, "sources")] : null,
     suiteTables(run),
@@ -18,12 +20,27 @@ board.views.overview = async function (place, context) {
     element("h2", {}, "Next steps"),
     element("pre", {}, run.next.map((one) => `${one.command}    # ${one.what}`).join("\n")));
   const curves = await context.curves();
-  const shown = curves.charts.filter((chart) => chart.part === "Validation");
+  const of = (part) => curves.charts.filter((chart) => chart.part === part);
+  const shown = of("Validation");
   fill(context.measures, shown.map((chart) => drawChart(chart, curves.last)));
+  if (context.watched) fill(context.watched, of("Watched statistics").map((chart) => drawChart(chart, curves.last)));
   if (shown.some((chart) => chart.series.some((line) => line.low))) {
-    context.measures.after(element("p.soft", {}, "Bands hold 95 % of what other prompts of the same kind would give."));
+    context.measures.after(element("p.soft", {}, "Bands: 95 % interval over prompts."));
   }
 };
+
+// the first sample of the first prompts, before and after
+function glimpse(context) {
+  const run = context.data;
+  if (!run.glimpse.length) return null;
+  const pair = (one) => element("section.card", {},
+    element("div.asked", {}, one.shown.map((file) => board.media(context.id, file, `what the prompt shows: ${file.split("/").pop()}`)),
+      element("div", {}, element("h3", {}, words(one.prompt, one.written ? 240 : 90)), one.written && one.answer !== null ? element("p.soft", {}, "right answer: ", words(one.answer, 80)) : null)),
+    element("div.sides", {}, one.sides.map((side) => element("div", {}, element("h4", {}, side.title),
+      board.sample(context.id, side, `${one.prompt.slice(0, 200)}, ${side.title}`, { limit: 240 })))));
+  return element("div.glimpse", {}, run.glimpse.map(pair),
+    element("p.soft", {}, `${run.chosen} ${run.same} `, element("button.link", { type: "button", onclick: () => context.go("gallery", {}) }, "All of them are in the gallery.")));
+}
 
 function alarm(context, one) {
   return element(one.over ? "section.card.past" : "section.card", {}, element("h3", {}, one.name),

@@ -122,9 +122,13 @@ function heldTable(curves, charts) {
   for (const [name, value] of Object.entries(curves.constant)) note(name, value);
   if (!phases.size) return null;
   const shown = Object.keys(HELD).filter((kind) => kinds.has(kind));
+  const alike = new Map(); // phases that held the same are one row
+  for (const [phase, held] of [...phases].sort(([one], [other]) => one < other ? -1 : 1)) {
+    const cells = shown.map((kind) => held[kind] === undefined ? "" : `${number(held[kind])} GB`), key = cells.join();
+    alike.set(key, { cells, names: [...(alike.get(key) || { names: [] }).names, PHASES[phase] || phase] });
+  }
   return element("div", {}, element("table", {},
     element("thead", {}, element("tr", {}, element("th", {}, "most held in the last update"), shown.map((kind) => element("th.n", {}, HELD[kind])))),
-    element("tbody", {}, [...phases].sort(([one], [other]) => one < other ? -1 : 1).map(([phase, held]) => element("tr", {},
-      element("td", {}, PHASES[phase] || phase),
-      shown.map((kind) => element("td.n", {}, held[kind] === undefined ? "" : `${number(held[kind])} GB`)))))));
+    element("tbody", {}, [...alike.values()].map(({ cells, names }) => element("tr", {},
+      element("td", {}, names.join(", ")), cells.map((text) => element("td.n", {}, text)))))));
 }
