@@ -87,6 +87,8 @@ IMAGES = (
     Tiny(name="nucleus", pipeline="NucleusMoEImagePipeline", parts={**SHIFTED, "text_encoder": DEEP_VL}),
     Tiny(name="hunyuan-image", pipeline="HunyuanImagePipeline", also=("hunyuan-image-2.1",),
          parts={"guider": "AdaptiveProjectedMixGuidance", "ocr_guider": "AdaptiveProjectedMixGuidance"}),
+    Tiny(name="hunyuan-image-unguided", pipeline="HunyuanImagePipeline",
+         parts={"guider": None, "ocr_guider": None}),
     Tiny(name="hunyuan-dit", pipeline="HunyuanDiTPipeline", values=STABLE["values"], call=BINS,
          # the pipeline counts on eight pixels for each latent position
          parts={"safety_checker": None, "feature_extractor": None, "scheduler": {"prediction_type": "v_prediction"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 
 import diffusers
@@ -328,3 +329,20 @@ def test_a_frozen_network_reads_the_state_in_its_own_precision():
     part.dtype = torch.bfloat16
     read, state = of_its_precision(part), torch.ones(1, 2)
     assert read(state).dtype == torch.bfloat16
+
+
+def test_a_guider_with_a_memory_is_named_with_what_turns_it_off(tmp_path):
+    tiny, steps = describe("hunyuan-image"), 12
+    write(tiny, tmp_path, seed=0)
+
+    def tried():
+        size = {"height": tiny.height, "width": tiny.width}
+        model = load_model(ModelOptions(path=str(tmp_path)), RolloutOptions(num_inference_steps=steps, **size))
+        asked = model.condition([Prompt(text="a cat")], Drawing(steps=steps, **size))
+        model.verify(asked, guidance=1.0)
+
+    with pytest.raises(UserError, match=r"AdaptiveProjectedMixGuidance.*off with .* in guider/guider_config\.json"):
+        tried()
+    for file in tmp_path.glob("*guider/guider_config.json"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"enabled": False}))
+    tried()

@@ -97,11 +97,11 @@ def own_logprobs(
     model: UniversalModel, network: Any, completion: Completion, fill: dict[str, int], *, temperature: float = 1.0
 ) -> Tensor:
     """Log-probs [B, T] of responses by the class's own forward of one row, its positions left to it."""
-    logits = _own_logits(model, network, completion, fill)
+    logits = own_logits(model, network, completion, fill)
     return logprobs_of(model, [own / temperature for own in logits], completion)
 
 
-def _own_logits(model: UniversalModel, network: Any, completion: Completion, fill: dict[str, int]) -> list[Tensor]:
+def own_logits(model: UniversalModel, network: Any, completion: Completion, fill: dict[str, int]) -> list[Tensor]:
     """Logits [T, V] of every response."""
     found = []
     lengths = completion.prompts.table.lengths
