@@ -46,7 +46,7 @@ def turned_off(pipeline: Any) -> str:
     if not guiders:
         return "rollout.guidance_scale=1 or rollout.call may turn it off"
     files, kind = (f"{name}/{GUIDER_CONFIG_NAME}" for name in guiders), type(next(iter(guiders.values()))).__name__
-    return f"its guider, {kind}, may do so: it is off with \"enabled\": false in {' and '.join(files)}"
+    return f'its guider, {kind}, may do so: it is off with "enabled": false in {" and ".join(files)}'
 
 
 def rehearse(
