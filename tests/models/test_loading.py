@@ -106,3 +106,12 @@ def test_weights_that_are_not_those_of_the_model_are_told_with_the_way_to_it(cha
     for family in ("auto", "transformers"):
         with pytest.raises(UserError, match=said):
             load_language_model(LanguageModelOptions(path=str(folder), family=family, device="cpu"))
+
+
+def test_an_ip_adapter_in_a_network_is_not_left_out_silently(tmp_path):
+    write(describe("sdxl"), tmp_path, seed=0)
+    file = next((tmp_path / "unet").glob("*.safetensors"))
+    name = "down_blocks.0.attentions.0.transformer_blocks.0.attn2.processor.to_k_ip.0.weight"
+    save_file(load_file(file) | {name: torch.zeros(2, 2)}, file, {"format": "pt"})
+    with pytest.raises(UserError, match=r"to_k_ip.*IP-adapter.*unload_ip_adapter"):
+        load_model(ModelOptions(path=str(tmp_path)))
