@@ -130,6 +130,7 @@ class _Ddim:
         from diffusers.schedulers.scheduling_ddim import DDIMSchedulerOutput
 
         own: Any = self
+        model_output = model_output[:, : sample.shape[1]]  # without the variance that some predict, too
         at = own.timesteps.tolist().index(int(timestep))
         before = own.alphas_cumprod[int(timestep)]
         last = at + 1 == len(own.timesteps)

@@ -88,6 +88,13 @@ class UnseenPipeline(DiffusionPipeline):
         return self.scheduler.step(velocity, time, dots, return_dict=False)[0]
 
 
+class NamingPipeline(UnseenPipeline):
+    """Calls its scheduler with all arguments by their names."""
+
+    def moved(self, velocity: Tensor, time: Tensor, dots: Tensor) -> Tensor:
+        return self.scheduler.step(sample=dots, model_output=velocity, timestep=time).prev_sample
+
+
 class TwicePipeline(UnseenPipeline):
     """Takes each step twice."""
 
@@ -192,7 +199,7 @@ class BrokenPipeline(UnseenPipeline):
 
 CLASSES = (
     UnseenPainter, OddPainter, UnseenPipeline, TwicePipeline, TwoStatesPipeline, OwnSchedulerPipeline, RowsPipeline,
-    MomentumPipeline, LatePipeline, KeepingPipeline, BrokenPipeline, NumbersPipeline,
+    NamingPipeline, MomentumPipeline, LatePipeline, KeepingPipeline, BrokenPipeline, NumbersPipeline,
 )  # fmt: skip
 
 

@@ -31,6 +31,7 @@ from tests.support.unseen import (
     KeepingPipeline,
     LatePipeline,
     MomentumPipeline,
+    NamingPipeline,
     NumbersPipeline,
     OddPainter,
     OddScheduler,
@@ -238,6 +239,20 @@ def test_pipelines_that_step_otherwise_are_refused(kind, tmp_path, monkeypatch):
         begin(model, asked)
 
 
+def test_a_scheduler_may_be_called_by_names(tmp_path, monkeypatch):
+    add_to_diffusers(monkeypatch)
+    velocities = []
+    for kind in (UnseenPipeline, NamingPipeline):
+        model = load_model(
+            ModelOptions(path=str(write_unseen(tmp_path / kind.__name__, kind))), RolloutOptions(num_inference_steps=4)
+        )
+        asked = model.condition([Prompt(text="a cat")], Drawing(steps=4))
+        begin(model, asked)
+        x, rows = model.start(asked, Drawing(steps=4), [("seed", 0)]), asked.rows()
+        velocities.append(model.predict(model.network, x, torch.tensor([0.5]), rows, rows, guidance=2.0))
+    assert torch.equal(*velocities)
+
+
 def test_what_is_kept_of_a_picture_may_be_noise_before_the_first_step(tmp_path, monkeypatch):
     add_to_diffusers(monkeypatch)
     path = write_unseen(tmp_path, KeepingPipeline)
@@ -346,3 +361,15 @@ def test_a_guider_with_a_memory_is_named_with_what_turns_it_off(tmp_path):
     for file in tmp_path.glob("*guider/guider_config.json"):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"enabled": False}))
     tried()
+
+
+def test_half_of_a_prediction_may_be_the_variance_of_a_step(tmp_path):
+    """As IF's: a velocity is made of the other half."""
+    tiny = describe("if")
+    write(tiny, tmp_path, seed=0)
+    model = load(tmp_path, tiny)
+    asked, x, times = rows(model, tiny)
+    some = asked.rows()
+    with torch.no_grad():
+        velocity = model.predict(model.network, x, times, some, some, guidance=GUIDANCE)
+    assert velocity.shape == x.shape

@@ -71,7 +71,8 @@ def any_responses(model: UniversalModel) -> Completion:
             first = first or error
             failed |= {kind: error for kind, media in kinds if media}
     if not encoded:
-        raise UserError(f"{model.path} takes no prompt: {first}; fetch the model again") from first
+        why = failed.get("image", first)  # some take none without a picture
+        raise UserError(f"{model.path} takes no prompt: {why}; fetch the model again") from why
     if first:
         log.warning("%s: not compared on all kinds of prompts: %s", model.path, first)
     model.unread = {kind: str(error) for kind, error in failed.items() if kind not in seen}
