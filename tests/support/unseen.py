@@ -95,6 +95,14 @@ class NamingPipeline(UnseenPipeline):
         return self.scheduler.step(sample=dots, model_output=velocity, timestep=time).prev_sample
 
 
+class CombinedPipeline(UnseenPipeline):
+    """Has another pipeline draw."""
+
+    def __init__(self, painter: Any, scheduler: Any) -> None:
+        super().__init__(painter, scheduler)
+        self.__dict__["stage"] = UnseenPipeline(painter, scheduler)
+
+
 class TwicePipeline(UnseenPipeline):
     """Takes each step twice."""
 
@@ -199,7 +207,7 @@ class BrokenPipeline(UnseenPipeline):
 
 CLASSES = (
     UnseenPainter, OddPainter, UnseenPipeline, TwicePipeline, TwoStatesPipeline, OwnSchedulerPipeline, RowsPipeline,
-    NamingPipeline, MomentumPipeline, LatePipeline, KeepingPipeline, BrokenPipeline, NumbersPipeline,
+    NamingPipeline, CombinedPipeline, MomentumPipeline, LatePipeline, KeepingPipeline, BrokenPipeline, NumbersPipeline,
 )  # fmt: skip
 
 

@@ -157,3 +157,12 @@ def test_without_a_negative_prompt_stable_diffusion_xl_is_drawn_as_diffusers_alo
     ]  # fmt: skip
     torch.testing.assert_close(ours, drawn[0], rtol=0, atol=1e-4)
     assert ((drawn[1] - drawn[0]).abs().max() > 1e-3) == zeros
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("KandinskyPipeline", "image_embeds"), ("KandinskyV22Pipeline", "image_embeds"),
+     ("StableCascadeDecoderPipeline", "image_embeddings")],
+)  # fmt: skip
+def test_a_stage_that_draws_from_what_another_one_made_is_refused_by_its_signature(kind, name):
+    assert f"draws from {name}, which another pipeline makes" in refusal(kind)

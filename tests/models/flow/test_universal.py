@@ -28,6 +28,7 @@ from burnish.utils.errors import UserError
 from tests.support.tiny_recipes import reward, write_recipe, write_rewards
 from tests.support.unseen import (
     BrokenPipeline,
+    CombinedPipeline,
     KeepingPipeline,
     LatePipeline,
     MomentumPipeline,
@@ -237,6 +238,12 @@ def test_pipelines_that_step_otherwise_are_refused(kind, tmp_path, monkeypatch):
     asked = model.condition([Prompt(text="a cat")], Drawing(steps=4))
     with pytest.raises(UserError, match=f"a {kind.__name__} can't be trained: .*{REFUSED[kind]}"):
         begin(model, asked)
+
+
+def test_a_pipeline_that_runs_others_is_refused_with_their_names(tmp_path, monkeypatch):
+    add_to_diffusers(monkeypatch)
+    with pytest.raises(UserError, match=r"runs other pipelines .*\(UnseenPipeline\)"):
+        load_model(ModelOptions(path=str(write_unseen(tmp_path, CombinedPipeline))), RolloutOptions())
 
 
 def test_a_scheduler_may_be_called_by_names(tmp_path, monkeypatch):
