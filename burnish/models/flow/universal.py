@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -34,7 +33,6 @@ from burnish.options.flow import ModelOptions
 from burnish.registry import register
 from burnish.types.batch import Gathered, to_device
 from burnish.types.rollout import Requests
-from burnish.utils.errors import UserError
 from burnish.utils.lru_cache import LruCache, in_bytes
 
 log = logging.getLogger(__name__)
@@ -52,11 +50,6 @@ class Universal(CalledPipeline):
 
     def __init__(self, pipeline: Any, options: ModelOptions, *args: Any, **settings: Any) -> None:
         super().__init__(pipeline, options, *args, **settings)
-        if inner := [type(part).__name__ for part in vars(pipeline).values() if isinstance(part, DiffusionPipeline)]:
-            raise UserError(
-                f"a {self.class_name} can't be trained: it runs other pipelines one after the other; give the one of "
-                f"them that draws from a prompt ({', '.join(inner)}) as _class_name in model_index.json"
-            )
         # with guidance and without: whether a run takes several states of a prompt, and rows share a forward
         self.forms = dict.fromkeys((False, True), FORMS[0])
         self._verified: set[Any] = set()  # ways to run it: sizes, steps, with guidance or without
