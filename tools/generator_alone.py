@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from burnish.models.flow.arguments import Arguments
 from burnish.models.flow.levels import EULER
 from burnish.models.loading import quietly
 from burnish.models.tiny.base import Tiny
@@ -20,6 +21,7 @@ from burnish.models.tiny.calls import load as load_alone
 from burnish.tasks import Assembly
 from burnish.tasks.flow.engine import FlowJob
 from burnish.types.prompt import Prompt
+from burnish.types.rollout import Requests
 from burnish.utils import random
 
 SEED, GUIDANCE = 0, 3.0
@@ -64,7 +66,8 @@ def drawn_alone(
         seed = random.key(assembly.config.seed, job.purpose, job.update, prompt.uid, sample, "start")
         if "condition" in changed:
             seed = seed_of(prompt)
-        call |= guidance_of(taken) | {"generator": torch.Generator().manual_seed(seed)}
+        call |= guidance_of(taken, model.arguments, prompt, assembly.config.rollout.guidance_scale)
+        call["generator"] = torch.Generator().manual_seed(seed)
         if "output_type" in taken:
             call["output_type"] = "pt"
         states = watch_steps(pipeline.scheduler)
@@ -78,11 +81,13 @@ def drawn_alone(
     return found
 
 
-def guidance_of(taken: Any) -> dict[str, Any]:
-    """The arguments of a call that turn guidance on, of those that it takes."""
+def guidance_of(taken: Any, arguments: Arguments, prompt: Prompt, guidance: float) -> dict[str, Any]:
+    """The arguments of a call that turn guidance on or off, of those that it takes."""
     scale = "true_cfg_scale" if "true_cfg_scale" in taken else "guidance_scale"
     if scale not in taken:
         return {}
+    if guidance == 1 and arguments.guidance == scale:  # some are off at 0
+        return {scale: arguments.of(Requests(prompts=[prompt], height=None, width=None, steps=1), guidance)[scale]}
     return {name: value for name, value in {scale: GUIDANCE, "negative_prompt": NEGATIVE}.items() if name in taken}
 
 
@@ -125,6 +130,7 @@ class _Ddim:
         from diffusers.schedulers.scheduling_ddim import DDIMSchedulerOutput
 
         own: Any = self
+        model_output = model_output[:, : sample.shape[1]]  # without the variance that some predict, too
         at = own.timesteps.tolist().index(int(timestep))
         before = own.alphas_cumprod[int(timestep)]
         last = at + 1 == len(own.timesteps)

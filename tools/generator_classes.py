@@ -23,7 +23,6 @@ CANNOT = (
      "no prompt: they draw without one, by schedulers that Burnish doesn't know"),
     ("^ShapE", "they draw the weights of a three-dimensional shape"),
     ("^Amused|^VQDiffusion", "tokens in place of noise levels"),
-    ("^IF", "their networks also predict the variance of a step, which a flow has none of"),
     ("^TextToVideoSD|^VideoToVideoSD", "frames that the scheduler steps as rows of their own"),
     ("PAG", "they change the attention of their network while they draw; `rollout.call={pag_scale: 0}` avoids it"),
 )  # fmt: skip

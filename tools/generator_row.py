@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -32,11 +31,11 @@ from burnish.types.clips import Sound
 from burnish.utils.errors import UserError
 from burnish.utils.lru_cache import LruCache
 
-STEPS = 4
+STEPS, TRAINED = 12, 4  # of the comparison, some of whose guidance begins at a sixth step, and of the updates
 LOGPROB = "rollout_corr/logprob_abs_diff"
 EXACT = 5e-4  # largest relative difference that is rounding
 PROMPTS = ("a red fox in the snow", "two apples on the table")
-FEWER = {"SanaSprintPipeline": 2, "SanaSprintImg2ImgPipeline": 2}  # steps of pipelines that take no more
+FEWER = {"SanaSprintPipeline": 2, "SanaSprintImg2ImgPipeline": 2}  # steps of pipelines that take no others
 OF_FILES = (
     "image",
     "images",
@@ -170,27 +169,36 @@ def write_recipe(tiny: Tiny, folder: Path) -> Path:
 
 def compare(row: Row, tiny: Tiny, recipe: Path) -> None:
     """Our sampler beside the pipeline's own call, and if they differ beside one with the same arithmetic."""
-    assembly = opened(recipe)
-    own, model = drawn(assembly), assembly.roles.model
-    wide, shares = model.forms[assembly.config.rollout.guidance_scale > 1]
-    row.left_out = tuple(name for name, there in (("shares", shares), ("wide", wide)) if not there)
-    alone = functools.partial(drawn_alone, tiny, recipe.parent / "pipeline", assembly)
-    row.latents, row.output = apart(own, alone())
+    guided = "guidance_scale" in json.loads(recipe.read_text())["rollout"]
+    ways = [f"rollout.guidance_scale={scale}" for scale in (GUIDANCE, 1.0)] if guided else ["rollout.guidance_scale=1"]
+
+    def differences(changed: tuple[str, ...] = ()) -> tuple[float, float]:
+        """Of final states and of outputs, the largest of all guidances."""
+        found, left_out = [], dict[str, None]()
+        for way in ways:
+            assembly = opened(recipe, way)
+            if "condition" in changed:
+                alike(assembly.roles.model)
+            own = drawn(assembly)
+            wide, shares = assembly.roles.model.forms[assembly.config.rollout.guidance_scale > 1]
+            left_out |= {name: None for name, there in (("shares", shares), ("wide", wide)) if not there}
+            found.append(apart(own, drawn_alone(tiny, recipe.parent / "pipeline", assembly, changed)))
+        row.left_out = tuple(left_out)
+        return max(states for states, _ in found), max(outputs for _, outputs in found)
+
+    row.latents, row.output = differences()
     row.same = max(row.latents, row.output)
     for changed in (("solver",), ("condition",), ("solver", "condition")):
         if row.same <= EXACT:
             return
-        still = opened(recipe)
-        if "condition" in changed:
-            alike(still.roles.model)
-        same = max(apart(drawn(still), alone(changed)))
+        same = max(differences(changed))
         if same < row.same:
             row.same, row.changed = same, changed
 
 
 def train(row: Row, name: str, tiny: Tiny, recipe: Path) -> None:
     """A few updates of an algorithm: what they change, and what diffusers alone makes of the weights."""
-    assembly = opened(recipe, *RUNS[name])
+    assembly = opened(recipe, *RUNS[name], f"rollout.num_inference_steps={FEWER.get(tiny.pipeline, TRAINED)}")
     model, metrics = assembly.roles.model, list[dict[str, float]]()
     with scoring(assembly):
         assembly.check()

@@ -95,7 +95,7 @@ logarithms of noise levels (UniPC) and an untrained decoder makes more of it, an
 times the signal (Stable Audio), which float32 has no digits left for:
 
 - **latents, output**: our deterministic sampler beside the pipeline's own call in diffusers alone, from the same seed,
-  with guidance: final latents, and the decoded picture, clip or sound.
+  in 12 steps with guidance and without: final latents, and the decoded picture, clip or sound.
 - **why** they differ, if they do, and what is left **then**: *solver* and *condition* are explained below the tables.
 - **log-probs**: sampler's against trainer's, at the same weights.
 - **updates**: of flow_grpo and of diffusion_nft, with adapters: all losses are finite, every gradient has a length, and

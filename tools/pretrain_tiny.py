@@ -16,7 +16,7 @@ from PIL import Image
 from rich.console import Console
 from tiny_data import HEIGHT, STYLES, WIDTH, Split, prompt_of, render, split, write_prompts
 from tiny_measure import measure, to_bytes
-from tiny_pipeline import Pipeline, build_pipeline, encode, load, networks, save, token_ids
+from tiny_pipeline import BLANKS, Pipeline, build_pipeline, encode, load, networks, save, token_ids
 from tiny_training import check_steps, command_line, fit, repeatable
 from torch import Tensor
 
@@ -28,7 +28,7 @@ LEARNING_RATE, WARMUP = 2e-3, 100
 DROPPED = 0.1  # share of prompts that are replaced by "", which guidance needs
 # Zero tokens in place of the T5 encoder. A user who does not know that there is none leaves diffusers' 256 of
 # them, so some steps have many: the network learns to look past them. They are rare because they are slow.
-BLANKS, MANY_BLANKS, MANY_BLANKS_EVERY = 0, (77, 256), 16
+MANY_BLANKS, MANY_BLANKS_EVERY = (77, 256), 16
 
 SAMPLING_STEPS, SAMPLES = 8, 6  # of the evaluation, as the quickstart samples
 PICTURED = 12  # prompts in the grid of pictures

@@ -2,8 +2,8 @@
 
     python tools/tiny_flux.py --output build/flux_quickstart
     python tools/tiny_flux.py --output build/flux_quickstart --go-on --seed 1 --evaluate
-    burnish train quickstart model.path=build/flux_quickstart/model rollout.max_sequence_length=5
-    burnish train quickstart model.path=build/flux_quickstart/model rollout.max_sequence_length=5 model.family=pipeline
+    burnish train quickstart model.path=build/flux_quickstart/model
+    burnish train quickstart model.path=build/flux_quickstart/model model.family=pipeline
 
 First the VAE, as an autoencoder of rendered numbers; then flow matching on its packed latents. It isn't shipped: the
 two commands draw and train alike, by FLUX's own family and by the pipeline's own code.
@@ -205,7 +205,7 @@ def main(arguments: list[str] | None = None) -> None:
         train_vae(pipeline.vae, steps=options.vae_steps, seed=options.seed, console=console)
     train_generator(pipeline, steps=options.steps, seed=options.seed, console=console)
     options.output.mkdir(parents=True, exist_ok=True)
-    save_half(pipeline, options.output / "model")
+    save_half(pipeline, options.output / "model", TOKENS)
     write_prompts(options.output / "train.jsonl", numbers.train)
     write_prompts(options.output / "heldout.jsonl", numbers.heldout)
     if options.evaluate:

@@ -15,6 +15,8 @@ from tiny_data import WIDTH
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer
 
+from burnish.models.flow.loading import LENGTH
+
 Pipeline: TypeAlias = Any  # a StableDiffusion3Pipeline; diffusers declares no types
 
 LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -22,6 +24,7 @@ WORDS = ("the", "number")
 MAX_TOKENS = 8  # start, the, number, three digits, end, and one to spare
 WIDTHS = (64, 32)  # of the two text encoders
 LAYERS, HEADS, HEAD_WIDTH, PATCH = 4, 3, 32, 4
+BLANKS = 0  # tokens in place of the T5 encoder's
 SHIFT = 1.0  # of the sampling schedule
 # What a pipeline without VAE and T5 lacks: diffusers wants to be told, even though model_index.json says so
 ABSENT: dict[str, None] = {"vae": None, "text_encoder_3": None, "tokenizer_3": None}
@@ -107,13 +110,19 @@ def encode(pipeline: Pipeline, ids: Tensor, *, blanks: int) -> tuple[Tensor, Ten
 
 def save(pipeline: Pipeline, folder: Path) -> None:
     """Write the pipeline in half precision, in the place of what was there."""
-    save_half(pipeline, folder)
+    save_half(pipeline, folder, BLANKS)
     for name in ("tokenizer", "tokenizer_2"):
         write_vocabulary(pipeline.tokenizer, folder / name)
 
 
-def save_half(pipeline: Pipeline, folder: Path) -> None:
-    """Write any pipeline with its networks in half precision, which everyone loads as float32."""
+def save_half(pipeline: Pipeline, folder: Path, length: int) -> None:
+    """Write any pipeline with its networks in half precision, which everyone loads as float32.
+
+    Args:
+        pipeline: to write.
+        folder: to write into; what is there goes.
+        length: prompt tokens that Burnish draws with, where nothing else is said.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     parts = {
         name: deepcopy(part).half() if isinstance(part, nn.Module) else part
@@ -121,6 +130,7 @@ def save_half(pipeline: Pipeline, folder: Path) -> None:
         if name not in ("image_encoder", "feature_extractor")
     }
     halved: Pipeline = type(pipeline)(**parts)
+    halved.register_to_config(**{LENGTH: length})
     halved.save_pretrained(folder)
     for path in folder.glob("*/config.json"):
         config = json.loads(path.read_text(encoding="utf-8"))

@@ -156,7 +156,7 @@ def pretrain(folder: Path, *, vae_steps: int, steps: int, last_steps: int, seed:
     if vae_steps:
         pipeline = build_pipeline(seed)
         train_vae(pipeline, steps=vae_steps, seed=seed, console=console)
-        save_half(pipeline, folder)
+        save_half(pipeline, folder, MAX_TOKENS)
     if steps:
         pipeline = build_pipeline(seed)
         pipeline.vae = load(folder).vae
@@ -166,12 +166,12 @@ def pretrain(folder: Path, *, vae_steps: int, steps: int, last_steps: int, seed:
         pipeline.vae.register_to_config(**found)
         latents = normalise(latents, pipeline.vae)
         train_generator(pipeline, latents, steps=steps, seed=seed, console=console, name="all styles")
-        save_half(pipeline, folder)
+        save_half(pipeline, folder, MAX_TOKENS)
     if last_steps:
         pipeline = load(folder)
         latents = normalise(latents_of(pipeline, FEW_STYLES, seed=seed), pipeline.vae)
         train_generator(pipeline, latents, steps=last_steps, seed=seed, console=console, name="few styles")
-        save_half(pipeline, folder)
+        save_half(pipeline, folder, MAX_TOKENS)
 
 
 def sample(pipeline: Pipeline, prompts: list[str], *, guidance: float, seed: int, length: int = MAX_TOKENS) -> Tensor:

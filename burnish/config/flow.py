@@ -28,7 +28,10 @@ from burnish.registry import lookup, names, options
 from burnish.rewards.base import Reward
 from burnish.types.clips import Kind
 from burnish.utils.errors import UserError
-from burnish.utils.weights import complaints_about, pickle_complaint, tokenizer_complaint
+from burnish.utils.json_text import read_object
+from burnish.utils.weights import complaints_about, pickle_complaint, refuse_quantized, tokenizer_complaint
+
+DENOISERS = ("transformer", "unet")  # usual names of the parts that are trained
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)  # of batches of rows and of images; even parts of 96
 UNFORESEEN = 4  # rows and images at once on a GPU whose memory nobody has forecast
@@ -107,6 +110,9 @@ class FlowConfig(RunConfig):
         wrong += [one for part in parts if part.name.startswith("tokenizer") and (one := tokenizer_complaint(part))]
         if wrong:
             raise UserError("\n".join(f"model.path: {problem}" for problem in wrong))
+        for part in parts:
+            if part.name.startswith(DENOISERS) and (part / "config.json").is_file():
+                refuse_quantized(read_object(part / "config.json"), f"model.path: {part} holds a network")
         check_named(self.model, folder, index)
         family_of(self.model, folder, index).check_options(folder, index, self.rollout)
 

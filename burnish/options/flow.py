@@ -274,8 +274,8 @@ class RolloutOptions:
     shift: Positive | None = None
     """Timestep shift of the schedule; null uses the model's scheduler configuration."""
     max_sequence_length: Whole | None = None
-    """Prompt tokens of the T5 encoder; null uses the pipeline's default. Fewer are faster; longer prompts are
-    refused."""
+    """Prompt tokens of the T5 encoder; null uses what the model's model_index.json states (_max_sequence_length), else
+    the pipeline's default. Fewer are faster; longer prompts are refused."""
     batch_size: Batch = "auto"
     """Images per forward pass in sampling; changes no image, only speed and memory. auto: on a GPU the largest number
     up to 96 that the memory forecast has room for, on a CPU 96. On a CPU 4 to 8 thousand tokens (images x image and

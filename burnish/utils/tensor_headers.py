@@ -83,18 +83,17 @@ def _whole(value: Any) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(one) is int and one >= 0 for one in value)
 
 
-def contents(folder: Path) -> tuple[int, int]:
-    """How many tensors the safetensors files of a folder list, and how many numbers those can hold.
+def contents(folder: Path, files: str = "*.safetensors") -> dict[str, int]:
+    """How many numbers each tensor can hold that the safetensors files of a folder list, by name.
 
     Files that can't be read count for nothing.
     """
-    count = numbers = 0
-    for file in folder.glob("*.safetensors"):
+    found = {}
+    for file in sorted(folder.glob(files)):
         with suppress(OSError, ValueError, AttributeError, TypeError, struct.error):
             with file.open("rb") as opened:
                 header = parse_json(opened.read(min(struct.unpack("<Q", opened.read(8))[0], LONGEST)))
             for name, one in header.items():
                 if name != ABOUT:
-                    count += 1
-                    numbers += math.prod(one["shape"]) * (PACKED if one["dtype"] in WHOLE else 1)
-    return count, numbers
+                    found[name] = math.prod(one["shape"]) * (PACKED if one["dtype"] in WHOLE else 1)
+    return found

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -33,6 +33,13 @@ READ_PICKLES = re.compile(r"(diffusion_pytorch_model|pytorch_model)(-\d+-of-\d+)
 VOCABULARIES = ("tokenizer.json", "*.model", "vocab.txt", "tekken.json", "*.tiktoken")
 OF_BYTES = ("ByT5Tokenizer", "PerceiverTokenizer", "CanineTokenizer")
 STANDARD = ("diffusion_pytorch_model.safetensors", "model.safetensors")  # names of both libraries
+PLAIN = re.compile(r"(?:diffusion_pytorch_model|model|pytorch_model)(?:-\d+-of-\d+)?\.(?:safetensors|bin)")
+VARIANT = re.compile(r"(?:diffusion_pytorch_model|model)\.(\w+)(?:-\d+-of-\d+)?\.safetensors")  # of both libraries
+# ends of names of weights of few bits: GPTQ and AWQ, compressed-tensors, bitsandbytes, FP8
+OF_FEW_BITS = (".qweight", ".qzeros", ".weight_packed", ".absmax", ".quant_map", ".weight_scale", ".weight_scale_inv",
+               ".SCB")  # fmt: skip
+OF_PICTURES = r"\.to_[kv]_ip\.|^encoder_hid_proj\.image_projection_layers\."  # names of weights of an IP-adapter
+JUDGING = ("score.", "classifier.", "qa_outputs.")  # beginnings of names of heads that write no text
 _unread: ContextVar[bool] = ContextVar("unread", default=False)  # whether networks are made without their weights
 
 
@@ -141,12 +148,14 @@ def load_network(kind: Any, folder: Path, *, further: Literal["warn", "refuse"] 
         UserError: weights are missing, have another shape, belong to layers that config.json does not have, or the
             folder can't be loaded.
     """
-    tensors, numbers = contents(folder)
-    refuse_oversized(folder / "config.json", tensors)
+    tensors = contents(folder)
+    refuse_oversized(folder / "config.json", len(tensors))
     if _unread.get():
         return from_config(kind, folder, **options)
     if tensors and not hasattr(kind, "load_config"):  # of transformers, which would allocate what no file has
-        _refuse_unfilled(kind, folder, numbers, **options)
+        _refuse_unfilled(kind, folder, sum(tensors.values()), tensors, **options)
+    if (variant := variant_of(folder)) is not None:
+        options["variant"] = variant
     try:
         with _silence():
             described = {} if hasattr(kind, "load_config") else {"config": own_config(kind, folder)}
@@ -155,14 +164,15 @@ def load_network(kind: Any, folder: Path, *, further: Literal["warn", "refuse"] 
                 **described, **options,
             )  # fmt: skip
     except Exception as error:  # libraries raise anything for damaged files
-        why = f"{_reason(error)}; fetch the model again, or give the config.json that belongs to it"
-        raise UserError(f"{folder} can't be loaded as {kind.__name__}: {why}") from error
+        raise UserError(
+            f"{folder} can't be loaded as {kind.__name__}: {_reason(error)}; {_instead(tensors)}"
+        ) from error
     where = _file(folder)
     missing = sorted(report["missing_keys"])
     if missing:
         raise UserError(
             f"{where} lacks {listed(missing)}, which {type(network).__name__} needs by its config.json; "
-            "fetch the model again, or give the config.json that belongs to it"
+            f"{_instead(tensors, missing)}"
         )
     shapes = sorted(report.get("mismatched_keys") or ())
     if shapes:
@@ -174,6 +184,11 @@ def load_network(kind: Any, folder: Path, *, further: Literal["warn", "refuse"] 
     if report.get("error_msgs"):
         raise UserError(f"{where} can't be loaded as {kind.__name__}: {'; '.join(map(str, report['error_msgs'][:3]))}")
     unused = sorted(report.get("unexpected_keys") or ())
+    if adapted := [name for name in unused if re.search(OF_PICTURES, name)]:
+        raise UserError(
+            f"{where} has {listed(adapted)} of an IP-adapter, which {type(network).__name__} does not load from there; "
+            "save it without (unload_ip_adapter() of its pipeline, before save_pretrained)"
+        )
     if unused and further == "refuse":
         raise UserError(
             f"{where} has {listed(unused)}, which {type(network).__name__} does not have; give its own weights"
@@ -182,7 +197,32 @@ def load_network(kind: Any, folder: Path, *, further: Literal["warn", "refuse"] 
     return network
 
 
-def _refuse_unfilled(kind: Any, folder: Path, numbers: int, **options: Any) -> None:
+def variant_of(folder: Path) -> str | None:
+    """The variant, such as fp16, that a folder has all of its weights in; None where it has others, or several."""
+    names = [file.name for file in folder.glob("*.*")]
+    found = {match[1] for name in names if (match := VARIANT.fullmatch(name))}
+    plain = any(PLAIN.fullmatch(name) for name in names)
+    return found.pop() if len(found) == 1 and not plain else None
+
+
+def _instead(tensors: Iterable[str], missing: Iterable[str] = ()) -> str:
+    """What to give in place of weights that don't fit their config.json, by their names and those that are missing."""
+    if any(name.endswith(OF_FEW_BITS) for name in tensors):
+        return (
+            "its weights are quantized: give the model that it was made from (model.quantization stores weights in "
+            "fewer bits)"
+        )
+    if any(name.startswith("base_model.model.") for name in tensors):
+        return (
+            "its weights have the names that peft gives them: save what merge_and_unload() of peft's model returns, or "
+            "give the model that adapters were trained on, and them as model.lora.path"
+        )
+    if any("lm_head" in name for name in missing) and any(name.startswith(JUDGING) for name in tensors):
+        return "it has a head that judges texts in place of one that writes them: give the model that it was made from"
+    return "fetch the model again, or give the config.json that belongs to it"
+
+
+def _refuse_unfilled(kind: Any, folder: Path, numbers: int, tensors: Iterable[str], **options: Any) -> None:
     """Refuse a config.json whose network has far more weights than the ``numbers`` that a folder's files hold."""
     import torch
     from accelerate import init_empty_weights
@@ -193,7 +233,7 @@ def _refuse_unfilled(kind: Any, folder: Path, numbers: int, **options: Any) -> N
     if wanted > 2 * numbers + SPARE:
         raise UserError(
             f"{_file(folder)} holds {numbers:.3g} numbers, but a {type(network).__name__} has {wanted:.3g} by its "
-            "config.json; fetch the model again, or give the config.json that belongs to it"
+            f"config.json; {_instead(tensors)}"
         )
 
 
@@ -263,8 +303,10 @@ def kept_precise(network: Any, dtype: Any) -> Callable[[str], bool]:
 def file_precision(folder: Path) -> str | None:
     """The one precision of all numbers in a folder's weights, as safetensors calls it; None if there are several."""
     found: set[str] = set()
-    for name in STANDARD:
-        index = folder / f"{name}.index.json"
+    mark = "" if (variant := variant_of(folder)) is None else f".{variant}"
+    for standard in STANDARD:
+        name = f"{standard.removesuffix('.safetensors')}{mark}.safetensors"
+        index = folder / f"{standard}.index{mark}.json"
         files = dict.fromkeys(_listed(index)) if index.is_file() else [name] if (folder / name).is_file() else []
         for file in files:
             with (folder / file).open("rb") as opened:

@@ -88,6 +88,21 @@ class UnseenPipeline(DiffusionPipeline):
         return self.scheduler.step(velocity, time, dots, return_dict=False)[0]
 
 
+class NamingPipeline(UnseenPipeline):
+    """Calls its scheduler with all arguments by their names."""
+
+    def moved(self, velocity: Tensor, time: Tensor, dots: Tensor) -> Tensor:
+        return self.scheduler.step(sample=dots, model_output=velocity, timestep=time).prev_sample
+
+
+class CombinedPipeline(UnseenPipeline):
+    """Has another pipeline draw."""
+
+    def __init__(self, painter: Any, scheduler: Any) -> None:
+        super().__init__(painter, scheduler)
+        self.__dict__["stage"] = UnseenPipeline(painter, scheduler)
+
+
 class TwicePipeline(UnseenPipeline):
     """Takes each step twice."""
 
@@ -192,7 +207,7 @@ class BrokenPipeline(UnseenPipeline):
 
 CLASSES = (
     UnseenPainter, OddPainter, UnseenPipeline, TwicePipeline, TwoStatesPipeline, OwnSchedulerPipeline, RowsPipeline,
-    MomentumPipeline, LatePipeline, KeepingPipeline, BrokenPipeline, NumbersPipeline,
+    NamingPipeline, CombinedPipeline, MomentumPipeline, LatePipeline, KeepingPipeline, BrokenPipeline, NumbersPipeline,
 )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ RATES = ("frame_rate", "fps")
 MOVING = ("num_frames", "frames", "video_length", "video", "pose_video", "control_video")  # of those that return frames
 EMBEDDED = ("Flux2Pipeline", "FluxControl", "FluxFill", "LatentConsistency", "SanaSprint", "VisualCloze")
 """Beginnings of names of pipelines whose guidance_scale is an input of the network, which no signature tells."""
+EMBEDDINGS = ("_embeds", "_embeddings")  # ends of names of arguments that another stage of a cascade makes
 CACHED = "use_kv_cache"  # of pipelines that keep keys and values of their first step for those that follow
 WITH_OPACITY = 4  # channels
 CHANNELS = (1, 3, WITH_OPACITY)  # of pictures
@@ -85,6 +86,15 @@ class Arguments:
             UserError: naming the option.
         """
         rollout, who = self.rollout, self.kind.__name__
+        of_others = [
+            name for name, one in self.parameters.items()
+            if one.default is inspect.Parameter.empty and name.endswith(EMBEDDINGS) and name not in rollout.call
+        ]  # fmt: skip
+        if of_others:
+            raise UserError(
+                f"a {who} draws from {of_others[0]}, which another pipeline makes of a prompt; Burnish trains "
+                "pipelines that draw from a prompt by themselves: give such a one"
+            )
         for name in ("height", "width", "num_frames", "max_sequence_length"):
             value = getattr(rollout, name)
             if value is not None and name not in self.parameters:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from diffusers import DiffusionPipeline
 from diffusers.configuration_utils import FrozenDict
 from torch import Tensor, nn
 
@@ -63,6 +64,11 @@ class CalledPipeline(LoadedPipeline):
 
     def __init__(self, pipeline: Any, options: ModelOptions, rollout: RolloutOptions, *, compute: torch.dtype) -> None:
         super().__init__(pipeline, options, rollout, compute=compute)
+        if inner := [type(part).__name__ for part in vars(pipeline).values() if isinstance(part, DiffusionPipeline)]:
+            raise UserError(
+                f"a {self.class_name} can't be trained: it runs other pipelines one after the other; give the one of "
+                f"them that draws from a prompt ({', '.join(inner)}) as _class_name in model_index.json"
+            )
         self.arguments = Arguments(type(pipeline), rollout)
         self._arranged: LruCache[Arrangement] = LruCache(LATEST)
 

@@ -61,7 +61,7 @@ class Levels:
                 "is 1: leave out what spaces them in scheduler_config.json (use_exponential_sigmas, sigma_max)"
             )
         _refuse_gaps(scheduler, names)
-        ends = [0.0, float(scheduler.config.num_train_timesteps)][:: -1 if kind == "rising" else 1]
+        ends = [0.0, float(scheduler.config.get("num_train_timesteps", 1))][:: -1 if kind == "rising" else 1]
         dense = np.array([0.0, *steps.flip(0), 1.0]), np.array([ends[0], *names.flip(0), ends[1]])
         if kind in ("vp", "ve") and (table := getattr(scheduler, "alphas_cumprod", None)) is not None:
             a, s = table.double().cpu().sqrt().numpy(), (1 - table.double().cpu()).sqrt().numpy()

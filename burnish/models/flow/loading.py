@@ -32,6 +32,7 @@ MODULAR = {  # what else a folder may hold, and what to do with it
 }
 MOST_PARTS = 64  # of a pipeline; those of diffusers have up to ten
 LIBRARIES = ("diffusers", "transformers")  # whose classes a pipeline may use
+LENGTH = "_max_sequence_length"  # in model_index.json: what rollout.max_sequence_length is where nothing is said
 
 
 def read_index(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
@@ -86,6 +87,20 @@ def _listed(index: dict[str, Any]) -> dict[str, list[Any]]:
     }  # fmt: skip
 
 
+def with_length(index: dict[str, Any], rollout: RolloutOptions) -> RolloutOptions:
+    """The options of a rollout, with the number of prompt tokens that the model's own model_index.json states.
+
+    Raises:
+        UserError: it is no number.
+    """
+    stated = index.get(LENGTH)
+    if stated is None or rollout.max_sequence_length is not None:
+        return rollout
+    if type(stated) is not int or stated < 0:
+        raise UserError(f"model_index.json has {LENGTH} {stated!r:.80}; it must be a number of tokens")
+    return replace(rollout, max_sequence_length=stated)
+
+
 def standard_side(path: Path) -> int:
     """The side in pixels of a pipeline's default picture, by its configurations."""
     transformer, vae = (_config(path / part / "config.json") for part in ("transformer", "vae"))
@@ -138,7 +153,7 @@ def check_parts(options: ModelOptions, rollout: RolloutOptions, prompts: Sequenc
     family = family_of(options, path, index)
     if issubclass(family, LoadedPipeline):  # one that is no pipeline has its own way
         family.check_networks(index, options)
-        family.check_lengths(path, index, rollout, prompts)
+        family.check_lengths(path, index, with_length(index, rollout), prompts)
 
 
 def load_model(
@@ -166,7 +181,7 @@ def load_model(
     path, index = read_index(options)
     check_named(options, path, index)
     device, stored, compute = placement_of(options, frozen=network_only or frozen)
-    rollout = RolloutOptions() if rollout is None else rollout
+    rollout = with_length(index, RolloutOptions() if rollout is None else rollout)
     family = family_of(options, path, index)
     family.check_options(path, index, rollout)
     where = f"model.path is {options.path}"
@@ -203,8 +218,9 @@ def load_outline(options: ModelOptions, rollout: RolloutOptions) -> FlowModel:
     where = f"model.path is {options.path}"
     with understood(f"{where}, which can't be made without weights"), without_weights(), init_empty_weights():
         model: FlowModel = family_of(options, path, index).load(
-            path, index, plain, rollout, dtype=stored, compute=compute, device="meta", network_only=False
-        )
+            path, index, plain, with_length(index, rollout),
+            dtype=stored, compute=compute, device="meta", network_only=False,
+        )  # fmt: skip
     return model
 
 

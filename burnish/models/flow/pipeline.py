@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from burnish.models.adapters import WEIGHTS, adapter_folder
 from burnish.models.flow.adapters import FILE, check_adapter
 from burnish.models.flow.kernels import choose_attention, compile_blocks, recompute
+from burnish.models.flow.loading import LENGTH
 from burnish.models.flow.networks import by_name, denoisers, together
 from burnish.models.flow.put_away import PutAway, leave_at
 from burnish.models.loading import quietly
@@ -99,6 +100,7 @@ class LoadedPipeline:
             parts |= processors_without_torchvision(path, index)
             pipeline = kind.from_pretrained(path, dtype=precision, local_files_only=True, **absent, **parts)
         pipeline.set_progress_bar_config(disable=True)
+        pipeline.register_to_config(**{key: value for key, value in index.items() if key == LENGTH})
         away = _place_frozen(pipeline, trained, path, options, device)
         if options.vae_tiling:
             _tile(pipeline)
@@ -269,7 +271,9 @@ class LoadedPipeline:
         config, own = self.pipeline.config, self.pipeline.components
         numbers = {key: value for key, value in config.items() if not key.startswith("_") and key not in own}
         with quietly():
-            kind(**(parts | absent | plain | numbers)).save_pretrained(folder)
+            pipeline = kind(**(parts | absent | plain | numbers))
+            pipeline.register_to_config(**{key: value for key, value in config.items() if key == LENGTH})
+            pipeline.save_pretrained(folder)
 
     def autocast(self) -> AbstractContextManager[None]:
         """The precision of a forward pass."""

@@ -38,13 +38,27 @@ class Rehearsal(Witness):
         return super().step(scheduler, output, time, x, own)
 
 
-def rehearse(visit: Callable[[Any], Any], forwards: Any, table: Any, *, exact: bool, start: int = 0) -> None:
+def turned_off(pipeline: Any) -> str:
+    """How to turn off what a pipeline's guidance keeps from step to step, for a message."""
+    from diffusers.guiders.guider_utils import GUIDER_CONFIG_NAME, BaseGuidance
+
+    guiders = {name: part for name, part in pipeline.components.items() if isinstance(part, BaseGuidance)}
+    if not guiders:
+        return "rollout.guidance_scale=1 or rollout.call may turn it off"
+    files, kind = (f"{name}/{GUIDER_CONFIG_NAME}" for name in guiders), type(next(iter(guiders.values()))).__name__
+    return f'its guider, {kind}, may do so: it is off with "enabled": false in {" and ".join(files)}'
+
+
+def rehearse(
+    visit: Callable[[Any], Any], forwards: Any, table: Any, pipeline: Any, *, exact: bool, start: int = 0
+) -> None:
     """Compare each step of a run with the same step taken by itself.
 
     Args:
         visit: runs the pipeline.
         forwards: of the model.
         table: of the run.
+        pipeline: that runs, for the message.
         exact: whether networks compute in float32.
         start: the first step that is compared.
 
@@ -66,7 +80,7 @@ def rehearse(visit: Callable[[Any], Any], forwards: Any, table: Any, *, exact: b
         if not same:
             raise Unsupported(
                 f"its step {k + 1} of {len(states)} does something else than the same step by itself: it depends on "
-                "its number, or on the steps before (rollout.guidance_scale=1 or rollout.call may turn it off)"
+                f"its number, or on the steps before ({turned_off(pipeline)})"
             )
 
 

@@ -88,15 +88,17 @@ def stand_in_scheduler(scheduler: Any, visit: Visit) -> Any:
         visit.placed(fresh)
 
     @functools.wraps(scheduler.step)
-    def step(output: Tensor, timestep: Any, sample: Tensor, *args: Any, return_dict: bool = True, **kwargs: Any) -> Any:
-        def own(predicted: Tensor = output, at: Tensor = sample) -> Any:
-            if backward and predicted is not output:
+    def step(
+        model_output: Tensor, timestep: Any, sample: Tensor, *args: Any, return_dict: bool = True, **kwargs: Any
+    ) -> Any:  # by the names that pipelines call them
+        def own(predicted: Tensor = model_output, at: Tensor = sample) -> Any:
+            if backward and predicted is not model_output:
                 raise NotImplementedError("a step whose tokens have times of their own")
             return kind.step(fresh, predicted, timestep, at, *args, return_dict=False, **kwargs)[0]
 
         # with a time for each token, schedulers step forward along the negative of what a network predicts
         backward = kwargs.get("per_token_timesteps") is not None
-        landed = visit.step(fresh, -output if backward else output, timestep, sample, own)
+        landed = visit.step(fresh, -model_output if backward else model_output, timestep, sample, own)
         # schedulers that also return what they predict: it is the sample, where the last step lands on it
         return DDIMSchedulerOutput(landed, landed) if return_dict else (landed, landed)
 
@@ -104,8 +106,8 @@ def stand_in_scheduler(scheduler: Any, visit: Visit) -> Any:
         raise Unsupported("it steps several schedulers in an iteration, so that a sample has more than one state")
 
     own = {"set_timesteps": set_timesteps, "step": step, "__deepcopy__": copied}
-    if hasattr(scheduler, "add_noise") and not hasattr(scheduler, "sigmas"):
-        # looked up by the time, also where the one that is asked for lies between two
+    if hasattr(scheduler, "add_noise") and hasattr(scheduler, "alphas_cumprod") and not hasattr(scheduler, "sigmas"):
+        # looked up in a table by the time, also where the one that is asked for lies between two
         def add_noise(original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Any:
             return kind.add_noise(fresh, original_samples, noise, timesteps.round().long())
 

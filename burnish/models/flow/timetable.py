@@ -52,6 +52,8 @@ class Timetable:
 
     def velocity(self, scheduler: Any, output: Tensor, x: Tensor, time: float) -> Tensor:
         """eps - x_0 at a time, by the ``output`` and the sample ``x`` [B, ...] that the scheduler's step is given."""
+        if str(scheduler.config.get("variance_type")).startswith("learned") and output.shape[1] == 2 * x.shape[1]:
+            output = output.chunk(2, 1)[0]  # the other half is the variance of the scheduler's own noise
         found = self.predicted(scheduler, output, x, time)
         return clipped(scheduler, found, x.float() / self.scale(time), time)
 

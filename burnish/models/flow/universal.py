@@ -25,7 +25,7 @@ from burnish.models.flow.forwards import Forwards, groups
 from burnish.models.flow.landing import land
 from burnish.models.flow.levels import Unsupported
 from burnish.models.flow.networks import by_name
-from burnish.models.flow.rehearsal import distance, rehearse
+from burnish.models.flow.rehearsal import distance, rehearse, turned_off
 from burnish.models.flow.runs import Placed, Runner, Visit, Witness, leave
 from burnish.models.flow.tape import Tape
 from burnish.models.flow.timetable import Timetable
@@ -109,7 +109,7 @@ class Universal(CalledPipeline):
                 with suppress(Unsupported):  # which a sample would say; what learns may do without guidance
                     self._compare(replace(row, steps=min(full.steps, TRIED)), 1.0)
             run, exact = partial(self.visit, full, guidance), self.compute == torch.float32
-            rehearse(run, self.forwards, self.table(full), exact=exact, start=start)
+            rehearse(run, self.forwards, self.table(full), self.pipeline, exact=exact, start=start)
             land(run, self.forwards, self.table(full), self.pipeline.scheduler)
         self._verified.add(way)
 
@@ -145,7 +145,7 @@ class Universal(CalledPipeline):
             raise Unsupported(
                 f"at a step of its own run the velocity differs by {left:.2g} (relative), so that its steps depend on "
                 "more than the state, the time and the prompt: noise drawn in each step, or momentum of guidance "
-                "(rollout.guidance_scale=1 or rollout.call may turn it off)"
+                f"({turned_off(self.pipeline)})"
                 + (", or rounding (model.dtype=float32 has none)" if self.compute != torch.float32 else "")
             )
         some = torch.cat([states[[0, -1]], states[[-1, 0]] / 2]), times[[0, -1, 0, -1]]

@@ -229,6 +229,7 @@ def positions_within(text: Any) -> Positions:
     those before: what was sampled until then would have other log-probs. Rows end there.
     """
     most: int = getattr(text, "max_position_embeddings", UNLIMITED)  # recurrent models count no positions
+    most = most if most > 0 else UNLIMITED  # -1 of XLNet
     rope = getattr(text, "rope_parameters", None) or {}
     found = []
     for one in [one for one in rope.values() if isinstance(one, dict)] or [rope]:  # some have one per type of layer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ from burnish.utils.weights import complaints_about, refuse_quantized, tokenizer_
 if TYPE_CHECKING:
     from burnish.language.model import LanguageModel, Positions
     from burnish.types.prompt import Prompt
+
+log = logging.getLogger(__name__)
 
 KIND = "language model"
 TOWERS = ("vision_config", "audio_config")  # keys of config.json of models that see or hear
@@ -99,18 +102,20 @@ def family_of(options: CommonModelOptions, config: dict[str, Any]) -> Any:
     families = {kind: family for family in reversed(entries(KIND)) for kind in family.model_types}
     if isinstance(written, str) and written in families:
         return families[written]
-    _refuse_unknown(options, written)
+    _refuse_unknown(options, config)
     return lookup(KIND, UNIVERSAL)
 
 
-def _refuse_unknown(options: CommonModelOptions, written: Any) -> None:
+def _refuse_unknown(options: CommonModelOptions, config: dict[str, Any]) -> None:
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    written = config.get("model_type")
     if written not in CONFIG_MAPPING:
+        own = ", and the code that it brings (auto_map) is not run" if config.get("auto_map") else ""
         raise UserError(
             f"model.path is {options.path}, whose model_type is {written}, which transformers "
-            f"{transformers.__version__} doesn't know; upgrade transformers, or give another model"
+            f"{transformers.__version__} doesn't know{own}; upgrade transformers, or give another model"
         )
 
 
@@ -186,6 +191,11 @@ def load_language_model(
     family = family_of(options, config)
     with understood(f"model.path is {options.path}, which can't be loaded as {family.name}"):
         model: LanguageModel = family.load(path, dtype=stored, compute=compute, device=device)
+        if config.get("auto_map"):
+            log.warning(
+                "%s brings code of its own (auto_map in its config.json), which is not run: it is trained as the %s of "
+                "transformers", options.path, type(model.network).__name__,
+            )  # fmt: skip
         if only_samples and options.lora is None:
             rest_frozen(model.network, compute)
         if not shared:

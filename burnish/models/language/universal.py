@@ -50,6 +50,7 @@ class UniversalModel(TransformersModel):
         self._within: dict[str, int] = {}  # axis along which further media of a prompt follow, by name of a tensor
         self._appends: dict[str, bool] = {}  # whether media of later turns can follow those before, by kind
         self._single_forward = False
+        self._nested = True  # whether pictures are given in a list for each prompt
         self.unread: dict[str, str] = {}  # what its forward says of media that its processor made, by kind
         self.least_audio = 0.0  # seconds; shorter sounds get silence behind them
         collation = self._learn_media()
@@ -210,7 +211,8 @@ class UniversalModel(TransformersModel):
         given: Inputs = {}
         if any(own.images for own in shown):
             # in a list per prompt: some treat a picture that is alone in its prompt otherwise than several
-            given["images"] = [[image.convert("RGB") for image in own.images] for own in shown]
+            pictures = [[image.convert("RGB") for image in own.images] for own in shown]
+            given["images"] = pictures if self._nested else [image for own in pictures for image in own]
         if videos := [video for own in shown for video in own.videos]:
             given["videos"] = [video.frames for video in videos]
             given["video_metadata"] = [_metadata(video) for video in videos]
@@ -238,7 +240,11 @@ class UniversalModel(TransformersModel):
 
         if self.processor is None:
             return Collation()
-        collation, self._within, self._appends = learn_all(self.processor, self._ask, self._processed, self.audio_rate)
+        learned = partial(learn_all, self.processor, self._ask, self._processed, self.audio_rate)
+        collation, self._within, self._appends = learned()
+        if "image" not in self._appends and hasattr(self.processor, "image_processor"):
+            self._nested = False  # lists of lists are pages of one picture for GOT-OCR 2
+            collation, self._within, self._appends = learned()
         return collation
 
     def _ask(self, kind: str, count: int) -> str:

@@ -50,6 +50,11 @@ IMAGES = (
     Tiny(name="z-image", pipeline="ZImagePipeline", parts=QWEN3),
     Tiny(name="sdxl", pipeline="StableDiffusionXLPipeline", also=("stable-diffusion-xl",), parts=XL),
     Tiny(name="sd1.5", pipeline="StableDiffusionPipeline", also=("sd", "stable-diffusion"), **STABLE),
+    Tiny(name="if", pipeline="IFPipeline", also=("deepfloyd-if",), values=STABLE["values"],
+         parts={"safety_checker": None, "feature_extractor": None, "watermarker": None,
+                "scheduler": {"variance_type": "learned_range"},
+                # twice the channels: the variance of a step, too
+                "unet": {"in_channels": 3, "out_channels": 6, "cross_attention_dim": 16, "encoder_hid_dim": 32}}),
     Tiny(name="lcm", pipeline="LatentConsistencyModelPipeline", values=STABLE["values"],
          parts={**STABLE["parts"], "scheduler": "LCMScheduler", "unet": {"time_cond_proj_dim": 16}}),
     Tiny(name="chroma", pipeline="ChromaPipeline"),
@@ -87,6 +92,8 @@ IMAGES = (
     Tiny(name="nucleus", pipeline="NucleusMoEImagePipeline", parts={**SHIFTED, "text_encoder": DEEP_VL}),
     Tiny(name="hunyuan-image", pipeline="HunyuanImagePipeline", also=("hunyuan-image-2.1",),
          parts={"guider": "AdaptiveProjectedMixGuidance", "ocr_guider": "AdaptiveProjectedMixGuidance"}),
+    Tiny(name="hunyuan-image-unguided", pipeline="HunyuanImagePipeline",
+         parts={"guider": None, "ocr_guider": None}),
     Tiny(name="hunyuan-dit", pipeline="HunyuanDiTPipeline", values=STABLE["values"], call=BINS,
          # the pipeline counts on eight pixels for each latent position
          parts={"safety_checker": None, "feature_extractor": None, "scheduler": {"prediction_type": "v_prediction"},

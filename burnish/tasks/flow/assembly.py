@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from burnish.algorithms.flow.sft import SFT
-from burnish.config.flow import FlowConfig
+from burnish.config.flow import DENOISERS, FlowConfig
 from burnish.data.flow.offline import OfflinePictures, ScoredPictures
 from burnish.data.flow.pictures import BEGINNING
 from burnish.data.flow.prompts import IMAGES, read_prompts
@@ -49,7 +49,6 @@ from burnish.types.media import Media
 from burnish.types.rollout import Embeddings, OfflineSamples, Prompt, Scored
 from burnish.utils.errors import UserError
 
-DENOISERS = ("transformer", "unet")  # usual names of the parts that are trained
 DUMMY_FRAMES, DUMMY_RATE = 16, 16_000  # of a made-up clip and of a made-up sound
 
 

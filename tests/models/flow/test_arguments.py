@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import itertools
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +13,11 @@ import pytest
 import torch
 
 from burnish.models.flow.arguments import EMBEDDED, Arguments
-from burnish.options.flow import RolloutOptions
+from burnish.models.flow.loading import load_model
+from burnish.models.tiny import describe
+from burnish.models.tiny.build import write
+from burnish.options.flow import ModelOptions, RolloutOptions
+from burnish.types.batch import Gathered
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Requests
 from burnish.utils.errors import UserError
@@ -118,3 +124,45 @@ def test_a_prompt_is_the_number_of_a_class_where_one_is_taken():
     with pytest.raises(UserError, match="is 'a cat', but a DiTPipeline draws from the number of a class"):
         arguments.check_prompt(Prompt(text="a cat"))
     Arguments(diffusers.DiTPipeline, RolloutOptions(call={"class_labels": [207]})).check_prompt(Prompt(text="a cat"))
+
+
+@pytest.mark.parametrize("zeros", [True, False])
+def test_without_a_negative_prompt_stable_diffusion_xl_is_drawn_as_diffusers_alone_draws_it(zeros, tmp_path):
+    """It takes zeros then, unless its model_index.json says otherwise: not what an empty text is encoded to."""
+    tiny = describe("sdxl")
+    write(tiny, tmp_path, seed=0)
+    index = json.loads((tmp_path / "model_index.json").read_text())
+    (tmp_path / "model_index.json").write_text(json.dumps(index | {"force_zeros_for_empty_prompt": zeros}))
+    size = {"height": tiny.height, "width": tiny.width}
+    model = load_model(
+        ModelOptions(path=str(tmp_path), lora=None),
+        RolloutOptions(num_inference_steps=4, guidance_scale=5.0, **size),
+    )
+    asked = Requests(prompts=[Prompt(text="a red fox")], steps=4, **size)
+    row = Gathered(table=asked, index=torch.tensor([0]))
+    job = SimpleNamespace(steps=4)
+    x, times = model.first(asked, 3)[None], model.schedule(row, job)
+    with torch.no_grad():
+        for at, then in itertools.pairwise(times):
+            velocity = model.predict(model.network, x, at[None], asked, asked, guidance=5.0)
+            x = x + (then - at) * velocity
+    ours = model.decode_tensor(x, asked)
+    alone = diffusers.StableDiffusionXLPipeline.from_pretrained(tmp_path)
+    alone.scheduler = model.pipeline.scheduler
+    alone.set_progress_bar_config(disable=True)
+    drawn = [
+        alone("a red fox", negative_prompt=text, num_inference_steps=4, guidance_scale=5.0, output_type="pt",
+              generator=torch.Generator().manual_seed(3), **size).images
+        for text in (None, "")
+    ]  # fmt: skip
+    torch.testing.assert_close(ours, drawn[0], rtol=0, atol=1e-4)
+    assert ((drawn[1] - drawn[0]).abs().max() > 1e-3) == zeros
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("KandinskyPipeline", "image_embeds"), ("KandinskyV22Pipeline", "image_embeds"),
+     ("StableCascadeDecoderPipeline", "image_embeddings")],
+)  # fmt: skip
+def test_a_stage_that_draws_from_what_another_one_made_is_refused_by_its_signature(kind, name):
+    assert f"draws from {name}, which another pipeline makes" in refusal(kind)

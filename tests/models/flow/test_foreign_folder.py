@@ -46,6 +46,15 @@ def test_code_beside_a_language_model_is_not_run(language, file):
     assert not (language / "ran").exists()
 
 
+def test_code_beside_a_known_type_is_told_with_the_class_that_is_trained(language, caplog):
+    change(language / "config.json", auto_map={"AutoModelForCausalLM": "own.Own"})
+    load(language)
+    assert "is not run: it is trained as the LlamaForCausalLM of transformers" in caplog.text
+    change(language / "config.json", model_type="own")
+    with pytest.raises(UserError, match="the code that it brings"):
+        load(language)
+
+
 @pytest.mark.parametrize("content", ["[" * 100_000, "[1]", "7", "\0", '{"a":' * 10_000])
 def test_a_configuration_that_is_none_is_told_in_words(language, tmp_path, content):
     (language / "config.json").write_text(content)

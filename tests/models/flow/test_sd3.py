@@ -79,7 +79,7 @@ def test_same_noise_gives_the_pictures_of_diffusers(tmp_path, vae, t5, guidance)
 @pytest.mark.parametrize("guidance", [1.0, 3.0])
 @pytest.mark.parametrize("how", NOISELESS, ids=["ode", "sde", "cps", "dance"])
 def test_without_noise_every_transition_draws_what_diffusers_draws_with_the_quickstarts_model(how, guidance):
-    rollout = RolloutOptions(num_inference_steps=8, guidance_scale=guidance, height=16, width=32, max_sequence_length=0)
+    rollout = RolloutOptions(num_inference_steps=8, guidance_scale=guidance, height=16, width=32)
     path = resolve("burnish:quickstart/model")
     ours, _, theirs, _ = both(path, rollout, how, vae=False, t5=False, blanks=0)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

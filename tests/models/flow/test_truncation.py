@@ -79,7 +79,7 @@ def flux(folder, prompts):
     write(describe("flux-dev"), folder / "model", 0)
     (folder / "prompts.txt").write_text("".join(f"{one}\n" for one in prompts))
     options = [f"model.path={folder / 'model'}", f"data.train_files={folder / 'prompts.txt'}", "model.device=cpu"]
-    options += ["data.val_files=null", "rollout.max_sequence_length=null", f"output_dir={folder / 'run'}"]
+    options += ["data.val_files=null", f"output_dir={folder / 'run'}"]
     return assemble(load_config("quickstart", options))
 
 

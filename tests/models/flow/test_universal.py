@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 
 import diffusers
@@ -27,9 +28,11 @@ from burnish.utils.errors import UserError
 from tests.support.tiny_recipes import reward, write_recipe, write_rewards
 from tests.support.unseen import (
     BrokenPipeline,
+    CombinedPipeline,
     KeepingPipeline,
     LatePipeline,
     MomentumPipeline,
+    NamingPipeline,
     NumbersPipeline,
     OddPainter,
     OddScheduler,
@@ -237,6 +240,26 @@ def test_pipelines_that_step_otherwise_are_refused(kind, tmp_path, monkeypatch):
         begin(model, asked)
 
 
+def test_a_pipeline_that_runs_others_is_refused_with_their_names(tmp_path, monkeypatch):
+    add_to_diffusers(monkeypatch)
+    with pytest.raises(UserError, match=r"runs other pipelines .*\(UnseenPipeline\)"):
+        load_model(ModelOptions(path=str(write_unseen(tmp_path, CombinedPipeline))), RolloutOptions())
+
+
+def test_a_scheduler_may_be_called_by_names(tmp_path, monkeypatch):
+    add_to_diffusers(monkeypatch)
+    velocities = []
+    for kind in (UnseenPipeline, NamingPipeline):
+        model = load_model(
+            ModelOptions(path=str(write_unseen(tmp_path / kind.__name__, kind))), RolloutOptions(num_inference_steps=4)
+        )
+        asked = model.condition([Prompt(text="a cat")], Drawing(steps=4))
+        begin(model, asked)
+        x, rows = model.start(asked, Drawing(steps=4), [("seed", 0)]), asked.rows()
+        velocities.append(model.predict(model.network, x, torch.tensor([0.5]), rows, rows, guidance=2.0))
+    assert torch.equal(*velocities)
+
+
 def test_what_is_kept_of_a_picture_may_be_noise_before_the_first_step(tmp_path, monkeypatch):
     add_to_diffusers(monkeypatch)
     path = write_unseen(tmp_path, KeepingPipeline)
@@ -328,3 +351,32 @@ def test_a_frozen_network_reads_the_state_in_its_own_precision():
     part.dtype = torch.bfloat16
     read, state = of_its_precision(part), torch.ones(1, 2)
     assert read(state).dtype == torch.bfloat16
+
+
+def test_a_guider_with_a_memory_is_named_with_what_turns_it_off(tmp_path):
+    tiny, steps = describe("hunyuan-image"), 12
+    write(tiny, tmp_path, seed=0)
+
+    def tried():
+        size = {"height": tiny.height, "width": tiny.width}
+        model = load_model(ModelOptions(path=str(tmp_path)), RolloutOptions(num_inference_steps=steps, **size))
+        asked = model.condition([Prompt(text="a cat")], Drawing(steps=steps, **size))
+        model.verify(asked, guidance=1.0)
+
+    with pytest.raises(UserError, match=r"AdaptiveProjectedMixGuidance.*off with .* in guider/guider_config\.json"):
+        tried()
+    for file in tmp_path.glob("*guider/guider_config.json"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"enabled": False}))
+    tried()
+
+
+def test_half_of_a_prediction_may_be_the_variance_of_a_step(tmp_path):
+    """As IF's: a velocity is made of the other half."""
+    tiny = describe("if")
+    write(tiny, tmp_path, seed=0)
+    model = load(tmp_path, tiny)
+    asked, x, times = rows(model, tiny)
+    some = asked.rows()
+    with torch.no_grad():
+        velocity = model.predict(model.network, x, times, some, some, guidance=GUIDANCE)
+    assert velocity.shape == x.shape

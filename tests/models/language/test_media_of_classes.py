@@ -7,7 +7,7 @@ from operator import attrgetter
 from types import SimpleNamespace
 
 import pytest
-from transformers import AutoConfig
+from transformers import AutoConfig, InternVLProcessor
 
 from burnish.models.language.loading import load_language_model
 from burnish.models.language.universal import UniversalModel
@@ -16,6 +16,7 @@ from burnish.models.tiny.language.build import write
 from burnish.options.language import LanguageModelOptions
 from burnish.utils.errors import UserError
 from tests.support.tiny_language import chat, picture
+from tests.support.universal import load_universal, universal_folder
 
 
 @pytest.mark.parametrize(
@@ -40,3 +41,30 @@ def test_a_processor_that_counts_other_tokens_than_the_model_is_refused_with_the
     assert len(model.encode(*chat("Hello")).ids[0]) > 1
     with pytest.raises(UserError, match=r"as image: the model and its processor.*Image features and image tokens"):
         model.encode(*chat("What?", picture(0)))
+
+
+def test_pictures_are_given_in_one_list_where_lists_of_prompts_are_refused(monkeypatch):
+    """As GOT-OCR 2 does, for which they are the pages of one picture; and it reads no text without a picture."""
+    own, given = InternVLProcessor.__call__, []
+
+    def flat(self, images=None, **more):
+        if images is None:
+            raise ValueError("there must be a picture")
+        if isinstance(images[0], list):
+            raise ValueError("nested pictures are pages")
+        given.append(images)
+        return own(self, images=images, **more)
+
+    monkeypatch.setattr(InternVLProcessor, "__call__", flat)
+    model = load_universal(universal_folder("internvl"))
+    assert "image" in model.readable
+    assert given
+
+
+def test_the_error_of_a_prompt_with_pictures_is_told_where_no_prompt_is_read(monkeypatch):
+    def refuse(self, images=None, **more):
+        raise ValueError("there must be a picture" if images is None else "its pages don't fit")
+
+    monkeypatch.setattr(InternVLProcessor, "__call__", refuse)
+    with pytest.raises(UserError, match="takes no prompt: its pages don't fit"):
+        load_universal(universal_folder("internvl"))

@@ -12,16 +12,19 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForMultimodalLM,
+    BertLMHeadModel,
     CLIPConfig,
     LlamaConfig,
     LlamaForCausalLM,
     T5Config,
+    XLNetConfig,
+    XLNetLMHeadModel,
 )
 
 from burnish.language.decoding import decode
 from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
-from burnish.models.language.loading import check_own_family, family_of
+from burnish.models.language.loading import check_own_family, family_of, positions_of
 from burnish.models.language.universal import UniversalModel
 from burnish.models.tiny.language import TinyLanguage
 from burnish.models.tiny.language.build import write
@@ -284,7 +287,27 @@ def test_a_class_that_counts_positions_otherwise_counts_them_itself(tmp_path):
     torch.testing.assert_close(completion.logprob, own_logprobs(model, completion, 1.0), **TIGHT)
 
 
-def test_a_model_whose_tokens_see_later_ones_is_refused_with_the_difference(unseen, monkeypatch):
+@pytest.mark.parametrize("scale", [1.0, 0.1])
+@pytest.mark.parametrize("kind", [BertLMHeadModel, XLNetLMHeadModel])
+def test_an_encoder_is_refused_however_small_its_weights_are(kind, scale, tmp_path):
+    sizes = {"d_model": 32, "n_layer": 2} if kind is XLNetLMHeadModel else {"hidden_size": 32}
+    name = kind.config_class.model_type
+    write(TinyLanguage(name=name, model=kind.__name__, tokenizer="pieces", config=sizes), tmp_path, 0)
+    network = kind.from_pretrained(tmp_path)
+    for weight in network.parameters():
+        weight.data *= scale
+    network.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="tokens read those that come after them"):
+        load_universal(tmp_path)
+
+
+def test_a_length_below_nothing_is_no_limit_of_positions(tmp_path):
+    """XLNet's configuration says -1."""
+    XLNetConfig().save_pretrained(tmp_path)
+    assert positions_of(ModelOptions(path=str(tmp_path))).most > 1 << 30
+
+
+def test_a_model_whose_tokens_see_later_ones_is_refused(unseen, monkeypatch):
     own = UnseenForCausalLM.forward
 
     def forward(self, *args, **kwargs):
@@ -293,7 +316,7 @@ def test_a_model_whose_tokens_see_later_ones_is_refused_with_the_difference(unse
         return out
 
     monkeypatch.setattr(UnseenForCausalLM, "forward", forward)
-    with pytest.raises(UserError, match=r"token is computed with those before it has log-probs that differ by \d"):
+    with pytest.raises(UserError, match="tokens read those that come after them"):
         load_universal(unseen)
 
 

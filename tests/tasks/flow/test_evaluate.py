@@ -67,7 +67,6 @@ def test_any_pipeline_draws_so(tmp_path):
         "algorithm=diffusion_nft",
         "algorithm.train_timesteps=2",
         "model.lora.rank=4",
-        "rollout.max_sequence_length=null",
     ]
     assembly = assemble(load("quickstart", given))
     assembly.check()

@@ -27,6 +27,7 @@ from burnish.models.language.own.probe import (
     Probe,
     any_responses,
     logprobs_of,
+    own_logits,
     own_logprobs,
     window_of,
     with_twins,
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EXACT, ROUNDED = 1e-3, 5e-2  # nats: the largest difference in float32, and the mean one in half precision
+AHEAD = {True: 1e-2, False: 0.3}  # a token's influence on those before it, relative to those after; float32, or not
+NOISE = {True: 1e-6, False: 1e-2}  # rounding of logits, relative to the largest; float32, or not
 STEEP = 1e-2  # largest difference of gradients, relative to the largest gradient
 MOVING = ("video", "audio", "input_features", "feature_attention_mask")  # in names of media that are no pictures
 SLIPS = (RuntimeError, ValueError, IndexError, AttributeError, TypeError, KeyError, NotImplementedError, AssertionError,
@@ -107,6 +110,11 @@ def check(model: UniversalModel) -> Tiers:
             "its states can't be read; give another model"
         ) from None
     tiers, probe = _responses_kinds(model, tiers, completion)
+    if not _causal(model, probe.completion, tiers):
+        raise UserError(
+            f"model.path is {model.path}: {name} can't be trained, as its tokens read those that come after them, as "
+            "those of an encoder; give a decoder"
+        )
     measured: dict[str, float] = {}
 
     def agrees(what: str, found: Callable[[], Tensor], other: Probe | None = None) -> bool:
@@ -190,6 +198,23 @@ def _responses_kinds(model: UniversalModel, tiers: Tiers, completion: Completion
             break
     _, value, probe = min(probes, key=lambda one: one[:2])
     return replace(tiers, fill=dict.fromkeys(names, value) if value else {}), probe
+
+
+def _causal(model: UniversalModel, completion: Completion, tiers: Tiers) -> bool:
+    """Whether another token in the middle of a response leaves the logits of the tokens before it as they are.
+
+    By how much it changes those after it: with small weights the logits of an encoder hardly differ in either.
+    """
+    some = completion.select([0])
+    column = int(some.length[0]) // 2
+    other = completion.ids[completion.ids != some.ids[0, column]][0]
+    changed = replace(some, ids=some.ids.index_fill(1, torch.tensor([column]), int(other)))
+    own, others = (own_logits(model, model.network, one, tiers.fill)[0] for one in (some, changed))
+    moved = (own - others).abs().amax(-1)
+    # the last logits before it are those that predict it; the next ones are its own, which follow it most
+    before, after = float(moved[: column + 1].max()), float(moved[column + 2 :].max())
+    exact = model.compute == torch.float32
+    return before <= max(AHEAD[exact] * after, NOISE[exact] * float(own.abs().max()))
 
 
 def _scored(model: UniversalModel, completion: Completion, tiers: Tiers) -> Tensor:

@@ -71,7 +71,8 @@ def any_responses(model: UniversalModel) -> Completion:
             first = first or error
             failed |= {kind: error for kind, media in kinds if media}
     if not encoded:
-        raise UserError(f"{model.path} takes no prompt: {first}; fetch the model again") from first
+        why = failed.get("image", first)  # some take none without a picture
+        raise UserError(f"{model.path} takes no prompt: {why}; fetch the model again") from why
     if first:
         log.warning("%s: not compared on all kinds of prompts: %s", model.path, first)
     model.unread = {kind: str(error) for kind, error in failed.items() if kind not in seen}
@@ -97,11 +98,11 @@ def own_logprobs(
     model: UniversalModel, network: Any, completion: Completion, fill: dict[str, int], *, temperature: float = 1.0
 ) -> Tensor:
     """Log-probs [B, T] of responses by the class's own forward of one row, its positions left to it."""
-    logits = _own_logits(model, network, completion, fill)
+    logits = own_logits(model, network, completion, fill)
     return logprobs_of(model, [own / temperature for own in logits], completion)
 
 
-def _own_logits(model: UniversalModel, network: Any, completion: Completion, fill: dict[str, int]) -> list[Tensor]:
+def own_logits(model: UniversalModel, network: Any, completion: Completion, fill: dict[str, int]) -> list[Tensor]:
     """Logits [T, V] of every response."""
     found = []
     lengths = completion.prompts.table.lengths
