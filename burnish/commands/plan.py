@@ -42,7 +42,8 @@ def plan(recipe: str, overrides: Sequence[str]) -> int:
         console.print(made_for(recipe, stated), soft_wrap=True)
     if profile is not None and machine.memory is None:
         console.print(f"Each GPU has {profile.memory_gb:g} GB; memory=24GB asks for another size.", soft_wrap=True)
-    found = forecast(read(()))
+    with terminal.progress("Forecasting"):
+        found = forecast(read(()))
     for pool in found.pools:
         _show(console, pool, memory)
     console.print(
