@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from typing import NoReturn
@@ -18,7 +19,7 @@ from burnish.commands import arguments as lines
 from burnish.commands import sharing_arguments as sharing
 from burnish.hooks.stop import EXIT_INTERRUPTED, EXIT_STOPPED, StopRequest, end_with_parent, ignore_further_signals
 from burnish.utils.errors import Cancelled, UserError, out_of_memory
-from burnish.utils.terminal import console, message, prepare
+from burnish.utils.terminal import console, loading_pytorch, message, prepare, progress
 
 EXIT_CODES = """\
 exit codes:
@@ -157,20 +158,36 @@ def _quiet_threads(threads: int | None = None) -> None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
 
 
-def _command(module: str, function: str | None = None) -> Callable[[argparse.Namespace], int]:
-    """A function of ``burnish.commands``, imported when it is called with the parsed arguments as keywords."""
+def _command(module: str, function: str | None = None, says: str = "") -> Callable[[argparse.Namespace], int]:
+    """A function of ``burnish.commands``, imported when it is called with the parsed arguments as keywords.
+
+    ``says`` is printed before: the import alone may take a second.
+    """
 
     def act(args: argparse.Namespace) -> int:
         _quiet_threads()
-        return int(getattr(import_module(f"burnish.commands.{module}"), function or module)(**vars(args)))
+        with progress(says.format(**vars(args))) if says else nullcontext():
+            command = getattr(import_module(f"burnish.commands.{module}"), function or module)
+        return int(command(**vars(args)))
 
     return act
 
 
+def _plan(args: argparse.Namespace) -> int:
+    _quiet_threads()
+    with progress(f"Reading {args.recipe}"):
+        from burnish.config import load
+
+        load(args.recipe, args.overrides)  # what is refused is refused before PyTorch is loaded
+    with loading_pytorch():
+        from burnish.commands.plan import plan
+    return plan(args.recipe, args.overrides)
+
+
 def _train(args: argparse.Namespace) -> int:
     if args.sweep:
-        from burnish.commands.sweep import sweep
-
+        with progress(f"Reading {args.recipe}"):
+            from burnish.commands.sweep import sweep
         return sweep(args.recipe, args.overrides)
     sweep_of = os.environ.pop("BURNISH_SWEEP", None)
     if sweep_of is not None:
@@ -178,22 +195,24 @@ def _train(args: argparse.Namespace) -> int:
     with StopRequest() as stop, stop.without_readers():
         try:
             with stop.cancellable():
-                from burnish.commands.fetching import fetched
-                from burnish.config import load
-                from burnish.config.disk import check_disk
-                from burnish.config.hub import fetch_data, with_models
-                from burnish.config.run_folder import check_place
+                with progress(f"Reading {args.recipe}"):
+                    from burnish.commands.fetching import fetched
+                    from burnish.config import load
+                    from burnish.config.disk import check_disk
+                    from burnish.config.hub import fetch_data, with_models
+                    from burnish.config.run_folder import check_place
 
-                config = load(args.recipe, args.overrides)
-                check_place(args.recipe, args.overrides, config)
+                    config = load(args.recipe, args.overrides)
+                    check_place(args.recipe, args.overrides, config)
                 _quiet_threads(config.threads)
-                from burnish.commands.fitting import check_hardware
-
+                with loading_pytorch():
+                    from burnish.commands.fitting import check_hardware
                 check_hardware(args.recipe, args.overrides, config)
                 config = with_models(fetched(config))
                 fetch_data(config)
-                check_disk(config)
-                from burnish.commands.train import train
+                with progress("Checking the model's files"):
+                    check_disk(config)
+                    from burnish.commands.train import train
         except Cancelled:
             print(f"Stopped by {stop.requested} before the run began; the same command starts again")
             return EXIT_STOPPED
@@ -203,7 +222,7 @@ def _train(args: argparse.Namespace) -> int:
 def _sample(args: argparse.Namespace) -> int:
     if not args.prompts and args.prompt_file is None:
         raise UserError("no prompt is given; give prompts in quotes, or --prompt-file FILE")
-    return _command("sample")(args)
+    return _command("sample", says="Reading {source}")(args)
 
 
 def _completion(args: argparse.Namespace) -> int:
@@ -214,30 +233,72 @@ def _completion(args: argparse.Namespace) -> int:
 
 VERBS: dict[str, Verb] = {
     "train": Verb("Train a model with a recipe.", lines.TRAIN, lines.train, _train),
-    "eval": Verb("Evaluate a trained or untrained model.", lines.EVAL, lines.eval, _command("evaluate")),
-    "sample": Verb("Sample images or responses from a trained model.", lines.SAMPLE, lines.sample, _sample),
-    "export": Verb("Export trained weights for other tools.", lines.EXPORT, lines.export, _command("export")),
-    "push": Verb(
-        "Send trained weights with a model card to the Hugging Face hub.", sharing.PUSH, sharing.push, _command("push")
+    "eval": Verb(
+        "Evaluate a trained or untrained model.",
+        lines.EVAL,
+        lines.eval,
+        _command("evaluate", says="Reading what to evaluate"),
     ),
-    "report": Verb("Write the report of a run.", lines.REPORT, lines.report, _command("show", "report")),
-    "runs": Verb("List the runs in a folder.", lines.RUNS, lines.runs, _command("runs")),
-    "compare": Verb("Compare runs: measures and options.", lines.COMPARE, lines.compare, _command("runs", "compare")),
+    "sample": Verb("Sample images or responses from a trained model.", lines.SAMPLE, lines.sample, _sample),
+    "export": Verb(
+        "Export trained weights for other tools.", lines.EXPORT, lines.export, _command("export", says="Reading {run}")
+    ),
+    "push": Verb(
+        "Send trained weights with a model card to the Hugging Face hub.",
+        sharing.PUSH,
+        sharing.push,
+        _command("push", says="Reading {run}"),
+    ),
+    "report": Verb(
+        "Write the report of a run.", lines.REPORT, lines.report, _command("show", "report", says="Reading {run}")
+    ),
+    "runs": Verb("List the runs in a folder.", lines.RUNS, lines.runs, _command("runs", says="Reading {folder}")),
+    "compare": Verb(
+        "Compare runs: measures and options.",
+        lines.COMPARE,
+        lines.compare,
+        _command("runs", "compare", says="Reading the runs"),
+    ),
     "board": Verb("Show the runs in a folder on a local page.", lines.BOARD, lines.board, _command("board")),
-    "recipes": Verb("List the recipes that ship with Burnish.", lines.RECIPES, lines.word, _command("show", "recipes")),
-    "config": Verb("Show every option of a run, explained.", lines.CONFIG, lines.recipe, _command("show", "config")),
-    "plan": Verb("Forecast the memory that a run will need.", lines.PLAN, lines.plan, _command("plan")),
-    "data": Verb("List, prepare and look at data.", lines.DATA, lines.data, _command("data")),
-    "pairs": Verb("Make training data of the samples of a run.", lines.PAIRS, lines.pairs, _command("pairs")),
-    "tiny": Verb("Write a tiny random model to try recipes with.", lines.TINY, lines.tiny, _command("tiny")),
+    "recipes": Verb(
+        "List the recipes that ship with Burnish.",
+        lines.RECIPES,
+        lines.word,
+        _command("show", "recipes", says="Reading the recipes"),
+    ),
+    "config": Verb(
+        "Show every option of a run, explained.",
+        lines.CONFIG,
+        lines.recipe,
+        _command("show", "config", says="Reading {recipe}"),
+    ),
+    "plan": Verb("Forecast the memory that a run will need.", lines.PLAN, lines.plan, _plan),
+    "data": Verb(
+        "List, prepare and look at data.",
+        lines.DATA,
+        lines.data,
+        _command("data", says="Reading the list of data sets"),
+    ),
+    "pairs": Verb(
+        "Make training data of the samples of a run.", lines.PAIRS, lines.pairs, _command("pairs", says="Reading {run}")
+    ),
+    "tiny": Verb(
+        "Write a tiny random model to try recipes with.",
+        lines.TINY,
+        lines.tiny,
+        _command("tiny", says="Reading the list of models"),
+    ),
     "serve-reward": Verb(
-        "Serve rewards to other machines.", lines.SERVE_REWARD, lines.serve_reward, _command("serve_reward")
+        "Serve rewards to other machines.",
+        lines.SERVE_REWARD,
+        lines.serve_reward,
+        _command("serve_reward", says="Loading the rewards"),
     ),
     "check-reward": Verb(
         "Try a reward on made pictures, and compare it.",
         lines.CHECK_REWARD,
         lines.check_reward,
-        _command("check_reward"),
+        _command("check_reward", says="Loading {name}"),
     ),
     "completion": Verb("Complete commands in a shell.", sharing.COMPLETION, sharing.completion, _completion),
     "doctor": Verb("Check that this machine can train.", lines.DOCTOR, lines.none, _command("doctor")),

@@ -39,11 +39,13 @@ def doctor() -> int:
     table = Table("check", "", "found", "what to do", box=None)
     colours = {"ok": "green", "warn": "yellow", "fail": "bold red"}
     states = []
-    for name, check in CHECKS.items():
-        finding = examine(check)
-        states.append(finding.state)
-        state = Text(finding.state, style=colours[finding.state])
-        table.add_row(name, state, Text(finding.found), Text(finding.advice))
+    with terminal.progress("Checking this machine") as tell:
+        for name, check in CHECKS.items():
+            finding = examine(check)
+            states.append(finding.state)
+            state = Text(finding.state, style=colours[finding.state])
+            table.add_row(name, state, Text(finding.found), Text(finding.advice))
+            tell(len(states), len(CHECKS))
     console = terminal.console()
     console.print(table)
     if "fail" in states:

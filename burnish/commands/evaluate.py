@@ -98,7 +98,8 @@ def _validate(source: str, overrides: Sequence[str], *, output: str | None) -> i
     assembly, update = open_run(source, overrides, check=partial(_refuse_covered, overrides))
     target = output_folder(output, "eval") if output else None
     with closing(assembly), closing(assembly.scorer), assembly.trained_weights():
-        metrics = assembly.evaluate(target, n=assembly.config.validation.n)
+        with terminal.progress("Evaluating") as assembly.tell:
+            metrics = assembly.evaluate(target, n=assembly.config.validation.n)
     table = Table("metric", "value", title=escape(f"{source} after {update} policy updates"))
     table.columns[1].justify = "right"
     for name, value in metrics.items():

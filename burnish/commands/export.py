@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
 from rich.markup import escape
 
 from burnish import __version__
 from burnish.commands.opening import open_run, output_folder
-from burnish.models.lora import in_precision, merged_state
 from burnish.report.card import head
-from burnish.tasks import Assembly
 from burnish.utils import terminal
 from burnish.utils.disk import writing
 from burnish.utils.errors import UserError
 from burnish.utils.paths import check_output
 from burnish.utils.reading import checked_path
+
+if TYPE_CHECKING:
+    import torch
+
+    from burnish.tasks import Assembly
 
 Format = Literal["lora", "merged"]
 Dtype = Literal["float32", "bfloat16"]
@@ -88,6 +90,8 @@ def write_export(run: str, output: str, what: Format, dtype: Dtype | None, overr
     if what == "lora" and assembly.config.model.lora is None:
         raise UserError(f"{run} trained all weights (model.lora is null): there is no adapter; export merged weights")
     output_folder(output, "export")
+    import torch
+
     with writing(target):
         lost = write_weights(assembly, target, what, dtype=None if dtype is None else getattr(torch, dtype))
     return Exported(assembly, target, update, lost)
@@ -119,6 +123,8 @@ def write_weights(assembly: Assembly, folder: Path, what: Format, *, dtype: torc
         what: as ``export`` takes it.
         dtype: precision of merged weights; None takes that of training.
     """
+    from burnish.models.lora import in_precision, merged_state
+
     model, lost = assembly.roles.model, 0.0
     with assembly.trained_weights():
         if what == "lora":

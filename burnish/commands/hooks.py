@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 from burnish.algorithms.base import Metrics
 from burnish.checkpoint.files import Checkpoint
@@ -24,6 +25,7 @@ from burnish.hooks.recorded import GroupLog, Timeline
 from burnish.hooks.report import ReportWriter, SampleIndex
 from burnish.hooks.trackers import Trackers
 from burnish.hooks.validation import Validation
+from burnish.utils import terminal
 from burnish.utils.feed import Feed, Timing
 
 
@@ -96,7 +98,12 @@ class RunHooks:
             early: also save after the first update, to measure how long it takes.
         """
         self._start, self._steps = start, config.steps
-        self._validation = Validation(config, folder, controller.evaluate)
+
+        def evaluate(target: Path, guidance: float | None) -> Metrics:
+            with terminal.progress("Validation") as controller.assembly.tell:
+                return controller.evaluate(target, guidance)
+
+        self._validation = Validation(config, folder, evaluate)
         unvalidated = None if start.unvalidated is None or start.branch else start.done
         self._checkpoints = Checkpoints(config, controller, self._validation, early=early, unvalidated=unvalidated)
         forms = Forms(folder, start.begun)

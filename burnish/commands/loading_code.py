@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from burnish.options.language import LanguageModelOptions
 from burnish.options.vllm import RANKS, unreadable
-from burnish.tasks import Assembly
+
+if TYPE_CHECKING:
+    from burnish.tasks import Assembly
 
 _CLASSES = re.compile(r"(?<![\w.])([A-Z]\w+)\.from_pretrained")
 MODULES = ("peft", "safetensors.torch")

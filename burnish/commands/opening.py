@@ -10,24 +10,19 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from burnish.checkpoint.files import opened
-from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig, load
 from burnish.config.hub import with_models
 from burnish.config.load import recipe_names
 from burnish.config.plugins import code_named
 from burnish.config.run_folder import RunFolder
 from burnish.config.tasks import DEFAULT, task_named
-from burnish.controller import Controller, LocalController
 from burnish.data.pixels import NAMES
 from burnish.report.reading import read_configuration
 from burnish.rewards.images.function import Function
 from burnish.rewards.remote import RemoteOptions
 from burnish.rewards.text.function import LanguageFunction
-from burnish.tasks import Assembly, assemble
-from burnish.tasks.outline import check_layers
 from burnish.types.media import Kind, Media
 from burnish.utils.disk import write_atomically
 from burnish.utils.errors import UserError
@@ -35,6 +30,12 @@ from burnish.utils.hub import is_hub_id
 from burnish.utils.json_text import parse_json
 from burnish.utils.paths import MARK, PREFIX, check_output, resolve
 from burnish.utils.reading import checked_path
+from burnish.utils.terminal import loading_pytorch, progress
+
+if TYPE_CHECKING:
+    from burnish.checkpoint.store import CheckpointStore
+    from burnish.controller import Controller
+    from burnish.tasks import Assembly
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +108,8 @@ def open_run(
     path = checked_path(source, "SOURCE")
     if not path.is_dir():
         if path.parent.name == "checkpoints" and path.parent.is_dir():
+            from burnish.checkpoint.files import opened
+
             opened(path)  # which says what is there in its place
         if not path.is_file() and (len(path.parts) != 1 or path.suffix) and source not in recipe_names():
             raise UserError(
@@ -136,6 +139,9 @@ def open_run(
     if samples and (named := external_code(config)):
         # nor has this been imported, started or connected to
         log.warning("%s makes this machine use %s; %s", folder.config, ", ".join(named), LOOK)
+    with loading_pytorch():
+        from burnish.checkpoint.store import CheckpointStore
+        from burnish.tasks import assemble
     store = CheckpointStore(folder.checkpoints, config.checkpoint)
     checkpoint = store.open(wanted) if wanted else store.latest()
     if checkpoint is None:
@@ -143,7 +149,8 @@ def open_run(
             f"{source} has no complete checkpoint yet; wait until training writes one, every checkpoint.every updates"
         )
     assembly = assemble(config)
-    assembly.load_weights(checkpoint.load(assembly.identity, assembly.weights()))
+    with progress("Loading the model"):
+        assembly.load_weights(checkpoint.load(assembly.identity, assembly.weights()))
     return assembly, checkpoint.update
 
 
@@ -181,6 +188,9 @@ def open_model(source: str, task: str, overrides: Sequence[str] = ()) -> tuple[A
 
 def _matched(config: RunConfig) -> Assembly:
     """An assembly whose networks have the layers that options, or an adapter's files, name."""
+    with loading_pytorch():
+        from burnish.tasks import assemble
+        from burnish.tasks.outline import check_layers
     assembly = assemble(config)
     check_layers(assembly)
     return assembly
@@ -281,6 +291,8 @@ def open_controller(config: RunConfig, store: CheckpointStore) -> Controller:
         UserError: Ray is needed and not installed.
     """
     if config.runtime == "local":
+        from burnish.controller import LocalController
+
         return LocalController(config, store)
     from burnish.runtime.controller import RayController
 

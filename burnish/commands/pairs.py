@@ -15,11 +15,11 @@ from rich.markup import escape
 from burnish.commands.opening import output_folder
 from burnish.config.run_folder import RunFolder
 from burnish.report.reading import is_number, leads_out
-from burnish.tasks.sample_files import LARGEST, RECORDS
 from burnish.utils import terminal
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json
+from burnish.utils.paths import LARGEST_RECORDS, RECORDS
 from burnish.utils.reading import checked_path, read_file
 
 MEDIA = "media"
@@ -160,7 +160,7 @@ def _groups(samples: Path, folder: RunFolder, why: Counter[str]) -> Iterator[lis
         if place.name.startswith(".") or not file.is_file() or leads_out(file, folder.path):
             continue
         found = []
-        for line in read_file(file, LARGEST).splitlines():
+        for line in read_file(file, LARGEST_RECORDS).splitlines():
             try:
                 values = parse_json(line)
             except ValueError:

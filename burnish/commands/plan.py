@@ -46,10 +46,11 @@ def plan(recipe: str, overrides: Sequence[str]) -> int:
         console.print(f"Each GPU has {profile.memory_gb:g} GB; memory=24GB asks for another size.", soft_wrap=True)
     config = read(())
     sizes, why = smallest(config), "the smallest; memory=80GB finds the largest that fit"
-    found = forecast(with_sizes(config, sizes))
-    if memory is not None:
-        chosen = choose(config, found, memory)
-        found, sizes, why = chosen.forecast, chosen.sizes, f"for {shown(memory)}"
+    with terminal.progress("Forecasting"):
+        found = forecast(with_sizes(config, sizes))
+        if memory is not None:
+            chosen = choose(config, found, memory)
+            found, sizes, why = chosen.forecast, chosen.sizes, f"for {shown(memory)}"
     if sizes:
         console.print(f"Batches that are auto: {' '.join(written(sizes))} ({why}).", soft_wrap=True)
     for pool in found.pools:

@@ -12,7 +12,6 @@ from burnish.config.hardware import listed, made_for, read_machine
 from burnish.config.load import BASE, find_recipe, hardware_of, recipe_names
 from burnish.config.run_folder import RunFolder
 from burnish.config.yaml_text import parse
-from burnish.report import write_report
 from burnish.utils import terminal
 from burnish.utils.errors import UserError
 from burnish.utils.paths import RECIPES
@@ -21,7 +20,8 @@ from burnish.utils.paths import RECIPES
 def config(recipe: str, overrides: Sequence[str]) -> int:
     """Print the configuration that ``burnish train`` would use, and what keeps it from starting on this machine.
 
-    Missing files are no error, since a recipe is read before its model is fetched.
+    Missing files are no error, since a recipe is read before its model is fetched; what is in a model's files is left
+    to ``burnish train``.
     """
     from rich.text import Text
 
@@ -33,7 +33,7 @@ def config(recipe: str, overrides: Sequence[str]) -> int:
         console.print(Text.assemble((option, changed), (mark + words, "dim")), soft_wrap=True)
     if (stated := hardware_of(recipe)) and read_machine(overrides)[0].gpus is None:
         console.print(Text(f"\n# {made_for(recipe, stated)}", "dim"), soft_wrap=True)
-    problems = disk_problems(resolved)
+    problems = disk_problems(resolved, reads=False)
     if problems:
         console.print(Text("\n# Before burnish train can start here:", "bold yellow"), soft_wrap=True)
     for problem in problems:
@@ -84,6 +84,8 @@ def _lacking(path: Path) -> str:
 
 def report(run: str) -> int:
     """Write report.html into the folder of a run, finished or not."""
+    from burnish.report import write_report
+
     folder = RunFolder.of_run(run)
     terminal.console().print(f"The report is {write_report(folder)}", soft_wrap=True, markup=False, highlight=False)
     return 0

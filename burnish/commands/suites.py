@@ -7,9 +7,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -19,10 +18,12 @@ from burnish.config.overrides import read_overrides
 from burnish.evaluation.records import Folder, Header, Record, merged
 from burnish.evaluation.results import check_comparable, compared, result_of
 from burnish.evaluation.suite import read_suite, suite_names
-from burnish.tasks.suites import Shard, runner_of
 from burnish.utils import terminal
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.reading import checked_path
+
+if TYPE_CHECKING:
+    from burnish.tasks.suites import Shard
 
 SECTION = "suite."  # before options of a suite on the command line
 SHARD = re.compile(r"(\d{1,6})/(\d{1,6})")
@@ -45,6 +46,10 @@ def evaluate_suite(source: str, overrides: Sequence[str], suite: str, *, output:
     wanted = read_suite(suite, own)
     model_options = [one for one in overrides if not _is_own(one)]
     _refuse_pinned(model_options, wanted.settings)
+    with terminal.loading_pytorch():
+        import torch
+
+        from burnish.tasks.suites import runner_of
     opened = open_model(source, wanted.task, model_options)
     assembly, update = opened if opened is not None else open_run(source, model_options)
     target = output_folder(output, "eval") if output else None

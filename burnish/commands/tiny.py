@@ -58,7 +58,7 @@ def tiny(name: str | None, directory: str | None, *, seed: int, force: bool, lis
     scorer, folder = scorer_named(name), checked_path(directory, "DIR")
     if scorer is not None:
         _check(folder, force)
-        with writing(folder):
+        with writing(folder), terminal.progress(f"Writing {name}"):
             if folder.is_dir():
                 shutil.rmtree(folder)
             write_scorer(scorer, folder, seed)
@@ -71,12 +71,12 @@ def tiny(name: str | None, directory: str | None, *, seed: int, force: bool, lis
         )
     found = describe_any(name)
     _check(folder, force)
-    from burnish.models.tiny import build
-    from burnish.models.tiny.language import build as build_language
-
+    with terminal.loading_pytorch():
+        from burnish.models.tiny import build
+        from burnish.models.tiny.language import build as build_language
     if absent := build.missing(found):
         raise UserError(f"{found.kind} needs {' and '.join(absent)}; run: pip install {' '.join(absent)}")
-    with writing(folder):
+    with writing(folder), terminal.progress(f"Writing {name}"):
         if folder.is_dir():
             shutil.rmtree(folder)
         if isinstance(found, TinyLanguage):

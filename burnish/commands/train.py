@@ -27,6 +27,7 @@ from burnish.report import write_report
 from burnish.rewards.breaker import RewardsFailing
 from burnish.training.profiling import controller_command
 from burnish.utils.errors import Cancelled, UserError
+from burnish.utils.terminal import progress
 
 log = logging.getLogger(__name__)
 
@@ -84,14 +85,16 @@ def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
                 command = controller_command(config.profiler, local=config.runtime == "local", folder=folder.profiles)
                 log.warning("to profile this process with Nsight Systems, start it with: %s", shlex.join(command))
             fit = beside.enter_context(closing(Fit(config, resumes=checkpoint is not None)))
-            controller.check_data()
+            with progress("Reading the data"):
+                controller.check_data()
         controller.stop_when(lambda: stop.requested is not None)
         beside.enter_context(controller)
         beside.enter_context(notices)
         with stop.cancellable():
             config = fit.settle(controller)
             controller.take(config)
-            controller.check()
+            with progress("Loading the model"):
+                controller.check()
         while True:
             try:
                 return _attempt(config, folder, controller, checkpoint, stop, expected, notices)

@@ -33,11 +33,11 @@ def check_disk(config: RunConfig) -> None:
         raise ConfigError(problems)
 
 
-def disk_problems(config: RunConfig) -> list[str]:
-    """What keeps a run from starting on this machine."""
+def disk_problems(config: RunConfig, *, reads: bool = True) -> list[str]:
+    """What keeps a run from starting on this machine; ``reads`` the files of its model too, which imports PyTorch."""
     checks: list[Callable[[RunConfig], None]] = [
-        _machine, _model, *(partial(_prompts, option) for option in config.prompt_files), _template, _rewards, _scorers,
-        _output, _resume, _trackers, _copies,
+        _machine, partial(_model, reads), *(partial(_prompts, option) for option in config.prompt_files), _template,
+        _rewards, _scorers, _output, _resume, _trackers, _copies,
     ]  # fmt: skip
     problems = []
     for check in checks:
@@ -68,7 +68,7 @@ def _copies(config: RunConfig) -> None:
         raise UserError(f"checkpoint.copy_to is {address}, {complaint}")
 
 
-def _model(config: RunConfig) -> None:
+def _model(reads: bool, config: RunConfig) -> None:
     if (model := missing_model(config)) is not None:
         raise UserError(
             f"model.path is {model.name}, which is not on this machine yet: burnish train downloads it from the "
@@ -79,7 +79,8 @@ def _model(config: RunConfig) -> None:
         found = model_folder(path, revision, index=config.model_index)
     except UserError as error:
         raise UserError(str(error) if "model." in str(error) else f"model.path: {error}") from None
-    config.check_model(found)
+    if reads:
+        config.check_model(found)
 
 
 def _rewards(config: RunConfig) -> None:

@@ -53,7 +53,7 @@ TASKS = {
         config=FlowConfig,
         words=PICTURES,
         assembly_path="burnish.tasks.flow.assembly:FlowAssembly",
-        sample_path="burnish.commands.sample:draw",
+        sample_path="burnish.commands.drawing:draw",
         read_path="burnish.data.flow.prompts:read_prompts",
     ),
     "image-text-to-text": Task(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
@@ -25,14 +26,14 @@ class Epochs:
     def __init__(self, count: int, *, seed: int, shuffle: bool, name: str) -> None:
         """Args: ``name`` distinguishes orders of one seed."""
         self.count, self.seed, self.shuffle, self.name = count, seed, shuffle, name
-        self._epoch, self._order = -1, list(range(count))
+        self._epoch, self._order = -1, array("q")
 
     def at(self, position: int) -> int:
         epoch, index = divmod(position, self.count)
         if not self.shuffle:
             return index
         if epoch != self._epoch:
-            self._epoch, self._order = epoch, random.permutation(self.count, self.seed, self.name, epoch)
+            self._epoch, self._order = epoch, array("q", random.permutation(self.count, self.seed, self.name, epoch))
         return self._order[index]
 
 

@@ -116,7 +116,8 @@ def read_files(
             record = None
             for record in records(path):
                 folder = media_at or record.folder
-                yield record.where, replace(record, part=part, folder=folder)
+                same = part == record.part and folder is record.folder
+                yield record.where, record if same else replace(record, part=part, folder=folder)
             if record is None:
                 yield str(path), Record(str(path), path, {}, "holds no records")
 

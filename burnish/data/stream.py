@@ -174,16 +174,25 @@ class Stream(Generic[T]):
         lists = "" if self.mix is None else f" {list(self.mix[1])} {_run_lengths(self.mix[0])}"
         return f"{self.shuffle}{self.seed}{lists}{'' if self.sampler is None else f' {self.sampler.path}'}"
 
-    @cached_property
+    @property
     def _fingerprint(self) -> str:
-        content = "".join(item.uid for item in self.items) + self._rule
-        return hashlib.sha256(content.encode()).hexdigest()[:16]
+        return self._digests[0]
 
-    @cached_property
+    @property
     def _records(self) -> str:
         """Hashes of the records, by which a resumed run finds those that have changed."""
-        digests = [hashlib.blake2b(item.uid.encode(), digest_size=HASH_BYTES).digest() for item in self.items]
-        return base64.b64encode(b"".join(digests)).decode()
+        return self._digests[1]
+
+    @cached_property
+    def _digests(self) -> tuple[str, str]:
+        """The hash of all records and their order, and those of each."""
+        content, digests = hashlib.sha256(), bytearray()
+        for item in self.items:
+            uid = item.uid.encode()
+            content.update(uid)
+            digests += hashlib.blake2b(uid, digest_size=HASH_BYTES).digest()
+        content.update(self._rule.encode())
+        return content.hexdigest()[:16], base64.b64encode(digests).decode()
 
 
 def _other_data(why: str) -> UserError:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def value_at(values: Mapping[str, Any], key: str) -> Any:
     """The value of a key, in which dots lead into nested objects; None if there is none."""
-    if key in values:
-        return values[key]
+    if key in values or "." not in key:
+        return values.get(key)
     here: Any = values
     for step in key.split("."):
         if not isinstance(here, Mapping):
@@ -32,11 +35,11 @@ def find(values: Mapping[str, Any], usual: Sequence[str], key: str | None = None
     Raises:
         ValueError: several of the usual keys hold a value.
     """
-    keys = [name for name in ([key] if key else usual) if value_at(values, name) is not None]
-    if len(keys) > 1:
+    there = [(name, value) for name in ([key] if key else usual) if (value := value_at(values, name)) is not None]
+    if len(there) > 1:
         way_out = f"set data.{option} to the one to read" if option else "which mean the same; keep one"
-        raise ValueError(f"has {keys[0]!r} and {keys[1]!r}{';' if option else ','} {way_out}")
-    return (keys[0], value_at(values, keys[0])) if keys else ("", None)
+        raise ValueError(f"has {there[0][0]!r} and {there[1][0]!r}{';' if option else ','} {way_out}")
+    return there[0] if there else ("", None)
 
 
 def text_of(value: Any, key: str, *, numbers: bool = False) -> str:
@@ -51,7 +54,7 @@ def text_of(value: Any, key: str, *, numbers: bool = False) -> str:
         return str(value)
     if not isinstance(value, str):
         raise ValueError(f"{key!r} is {shown(value)}; it must be text")
-    if any("\ud800" <= letter <= "\udfff" for letter in value):
+    if not value.isascii() and _SURROGATE.search(value):
         raise ValueError(f"{key!r} holds half of a surrogate pair, which is not a character")
     return value
 

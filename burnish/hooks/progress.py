@@ -50,6 +50,7 @@ class Progress(Hook):
             self._bar = Bar(BarColumn(bar_width=12), line, console=self.console, auto_refresh=False)
             self._task = self._bar.add_task(f"update {done}/{self.total}", total=self.total, completed=done)
             self._bar.start()
+            terminal.bars.append(self._bar)
             atexit.register(self._bar.stop)  # an error must not leave a terminal without its cursor
 
     def __call__(self, update: int, metrics: dict[str, float]) -> None:
@@ -71,6 +72,7 @@ class Progress(Hook):
     def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
+            terminal.bars.remove(self._bar)
             atexit.unregister(self._bar.stop)
 
     def describe(self, update: int, metrics: dict[str, float]) -> str:

@@ -23,7 +23,14 @@ class Collector:
     """
 
     def __init__(
-        self, scorer: AnyScorer, prompts: Sequence[Prompt], group: Sequence[int], *, update: int, one_by_one: bool
+        self,
+        scorer: AnyScorer,
+        prompts: Sequence[Prompt],
+        group: Sequence[int],
+        *,
+        update: int,
+        one_by_one: bool,
+        tell: Callable[[int, int], None] = lambda done, of: None,
     ) -> None:
         """Begin a batch.
 
@@ -33,7 +40,9 @@ class Collector:
             group: of every row, equal for the samples of a prompt.
             update: the policy update that the samples are for; 0 is validation.
             one_by_one: samples come in ones and twos, too few for a model to read.
+            tell: is told how many of how many samples are there.
         """
+        self._tell = tell
         self._scorer, self._prompts, self._group, self._update = scorer, list(prompts), list(group), update
         self._samples: dict[int, Any] = {}  # that are not submitted yet: all of them would fill the memory
         self._there: set[int] = set()
@@ -65,6 +74,7 @@ class Collector:
             self._left[self._group[rows[i]]] -= 1
             for name, values in (inputs or {}).items():
                 self._inputs.setdefault(name, {})[rows[i]] = values[i]
+        self._tell(len(self._there), len(self._group))
         if self._at_the_end:
             return
         if not self._by_group:

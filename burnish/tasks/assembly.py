@@ -75,6 +75,7 @@ class Assembly:
         self.watch.memory = self.memory.during
         self.needs: Any = config.algorithm.needs()
         self.stop: Callable[[], bool] = lambda: False  # whether to stop sampling, as nobody would learn from it
+        self.tell: Callable[[int, int], None] = lambda done, of: None  # how many samples of a validation are there
         self.measures_prompts = False  # whether only the model's processor can tell which prompts are short enough
         self.trains = False  # whether weights are learned, not only read
         self.only_samples = False  # whether nothing is trained or evaluated here

@@ -61,7 +61,7 @@ class Job:
         return self.select(slice(starts[own.start], starts[own.stop]))
 
 
-def collector(job: Job, scorer: AnyScorer, *, one_by_one: bool) -> Collector:
+def collector(job: Job, scorer: AnyScorer, *, one_by_one: bool, **more: Any) -> Collector:
     """Takes a job's samples as they are finished; see ``Collector``. Those of validation belong to no update."""
     update = job.update if job.purpose == "rollout" else 0
-    return Collector(scorer, job.prompts, job.group.tolist(), update=update, one_by_one=one_by_one)
+    return Collector(scorer, job.prompts, job.group.tolist(), update=update, one_by_one=one_by_one, **more)

@@ -24,14 +24,13 @@ from burnish.types.prompt import Prompt
 from burnish.types.rollout import Scores
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.json_text import parse_json
+from burnish.utils.paths import LARGEST_RECORDS, RECORDS
 from burnish.utils.reading import read_file
 from burnish.utils.video import clip_format, encode_clip
 
 log = logging.getLogger(__name__)
 
-RECORDS = "records.jsonl"  # of a prompt
 INDEX = "metadata.jsonl"  # of all, under the name by which datasets knows it; names of files are from its folder
-LARGEST = 64 << 20  # bytes of the records of a prompt
 FORMATS = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpg", b"RIFF": "wav", b"fLaC": "flac", b"OggS": "ogg", b"ID3": "mp3"}
 
 
@@ -117,7 +116,7 @@ def write_index(folder: Path) -> None:
     for place in sorted(folder.iterdir()) if folder.is_dir() else ():
         if place.name.startswith(".") or not (place / RECORDS).is_file():
             continue
-        for line in read_file(place / RECORDS, LARGEST).splitlines():
+        for line in read_file(place / RECORDS, LARGEST_RECORDS).splitlines():
             lines.append(json.dumps(_from(place.name, parse_json(line))))
     if lines:
         write_atomically(folder / INDEX, "".join(f"{line}\n" for line in lines).encode())

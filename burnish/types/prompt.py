@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, Literal
 
 from burnish.types.media import AS_IT_IS, Media
@@ -53,9 +52,11 @@ class Message:
         return len(self.text.encode()) + len(self.more.encode()) + written
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """What the policy is asked. ``uid`` is a hash of the content: stable across runs, files and machines.
+
+    It is computed when it is asked for, since a run may hold millions of prompts.
 
     Media are in the order of their positions in the messages. Without messages the text is one user message.
     """
@@ -78,7 +79,7 @@ class Prompt:
     where: str = field(default="", compare=False)  # file and line, for error messages
     part: int = field(default=0, compare=False)  # the entry of the list of files that it comes from
 
-    @cached_property
+    @property
     def uid(self) -> str:
         content: list[Any] = [self.text, self.negative, self.answer, self.source]
         said = [

@@ -7,19 +7,22 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from burnish.utils.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
 
 # control characters, and those that change the reading direction
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 LINES = 10  # of a message
 LONGEST_LINE = 600  # characters
-PAUSE = 30.0  # seconds between lines about progress in a log
+SOON, PAUSE = 3.0, 30.0  # seconds before the first line about progress in a log, and between others
+
+bars: list[Progress] = []  # that stay on the screen: a terminal can't have two, so further ones are rows of the last
 
 
 def printable(text: str) -> str:
@@ -83,24 +86,63 @@ def redraws(console: Console) -> bool:
 def progress(
     title: str, on: Console | None = None, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Callable[[int, int], None]]:
-    """A function that is told how much of how much is done: a bar on a terminal, a line now and then in a log."""
-    shown = on or console()
-    if not redraws(shown):
-        written = clock()
+    """Say what is being done, on stderr: a terminal shows a bar with its seconds for as long as it takes, a log gets a
+    line at once.
 
-        def line(done: int, of: int) -> None:
-            nonlocal written
-            if done == of or clock() - written >= PAUSE:
-                written = clock()
-                shown.print(f"{title}: {done}/{of}", highlight=False, markup=False, soft_wrap=True)
-
-        yield line
+    Yields:
+        What may be told how much of how much is done, which then moves the bar, or is a line now and then.
+    """
+    screen = on or console(stderr=True)
+    if redraws(screen):
+        with _row(title, screen) as tell:
+            yield tell
         return
-    from rich.progress import Progress
 
-    with Progress(console=shown, transient=True) as bar:
-        row = bar.add_task(title.replace("[", "\\["), total=None)
-        yield lambda done, of: bar.update(row, completed=done, total=of)
+    def say(words: str) -> None:
+        screen.print(words, highlight=False, markup=False, soft_wrap=True)
+
+    due = clock() + SOON
+
+    def line(done: int, of: int) -> None:
+        nonlocal due
+        if clock() >= due:
+            due = clock() + PAUSE
+            say(f"{title}: {done:,}/{of:,}")
+
+    say(title)
+    yield line
+
+
+@contextmanager
+def _row(title: str, screen: Console) -> Iterator[Callable[[int, int], None]]:
+    """A row of the bar that is on the screen, or of a new one."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    if not bars:
+        columns = TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
+        # what is printed meanwhile goes above the bar; with stdout in a file it goes there
+        with Progress(*columns, console=screen, transient=True, redirect_stdout=sys.stdout.isatty()) as bar:
+            bars.append(bar)
+            try:
+                with _row(title, screen) as tell:
+                    yield tell
+            finally:
+                bars.remove(bar)
+        return
+    bar = bars[-1]
+    row = bar.add_task(title, total=None)
+    try:
+        yield lambda done, of: bar.update(
+            row, completed=done, total=of, description=f"{title} {done:,}/{of:,}", refresh=True
+        )
+    finally:
+        bar.remove_task(row)
+        bar.refresh()
+
+
+def loading_pytorch() -> AbstractContextManager[Any]:
+    """Around the imports of whoever computes; silent where PyTorch is loaded."""
+    return nullcontext() if "torch" in sys.modules else progress("Loading PyTorch")
 
 
 class _Lines(logging.Formatter):

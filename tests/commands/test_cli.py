@@ -37,6 +37,50 @@ def test_a_refused_configuration_never_imports_torch(recipe):
     assert "did you mean optimizer.lr" in done.stderr
 
 
+FIRST = """
+import sys
+class Watch:
+    def __init__(self, stream): self.stream, self.first = stream, None
+    def __getattr__(self, name): return getattr(self.stream, name)
+    def write(self, text):
+        global first
+        if first is None: first = [name for name in HEAVY if name in sys.modules]
+        return self.stream.write(text)
+first = None
+sys.stdout, sys.stderr = Watch(sys.stdout), Watch(sys.stderr)
+from burnish.cli import main
+main(ARGV)
+print(first, "torch" in sys.modules, file=sys.__stderr__)
+"""
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["train", "nothing"], ["train", "nothing", "--sweep"], ["eval", "nothing"], ["sample", "nothing", "a cat"],
+        ["export", "nothing", "-o", "x"], ["push", "nothing", "--to", "a/b"], ["pairs", "nothing", "-o", "x"],
+        ["report", "nothing"], ["runs", "nothing"], ["compare", "a", "b"], ["board", "nothing"], ["data", "show", "x"],
+        ["recipes", "nothing"], ["config", "nothing"], ["plan", "nothing"], ["plan", "quickstart", "rollout.m=1"],
+        ["eval", "quickstart", "rollout.m=1"], ["tiny", "nothing", "x"], ["serve-reward", "nothing"],
+        ["check-reward", "nothing"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_command_says_something_before_anything_slow_is_imported_and_refuses_without_torch(argv, tmp_path):
+    """Seconds depend on the machine; what is imported doesn't."""
+    program = f"ARGV, HEAVY = {argv!r}, {(*HEAVY, 'pydantic', 'numpy', 'yaml')!r}{FIRST}"
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == "[] False"
+
+
+def test_a_recipe_is_explained_without_torch(recipe):
+    imported, done = after(f"from burnish.cli import main\nassert main(['config', {recipe!r}]) == 0", *HEAVY)
+    assert imported == "[]"
+    assert "steps: " in done.stdout
+
+
 def test_refused_as_a_program():
     command = [sys.executable, "-m", "burnish.cli", "train", "quickstart", "rollout.n=x"]
     env = os.environ | {"PYTHONPATH": str(ROOT)}

@@ -174,9 +174,9 @@ class Bench:
         import warnings
 
         import burnish.cli
+        import burnish.commands.drawing
         import burnish.commands.evaluate
         import burnish.commands.export
-        import burnish.commands.sample
         import burnish.commands.show
         import burnish.commands.sweep
         import burnish.commands.train  # noqa: F401

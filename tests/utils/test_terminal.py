@@ -50,14 +50,33 @@ def test_progress_is_lines_in_a_log_and_a_bar_on_a_terminal():
     with terminal.progress("Suite [red]a[/red]", log, lambda: now[0]) as tell:
         for done in range(1, 101):
             now[0] += 1
-            tell(done, 100)
-    lines = said.getvalue().splitlines()
-    assert lines == [f"Suite [red]a[/red]: {done}/100" for done in (30, 60, 90, 100)]
+            tell(1000 * done, 100_000)
+    first, *later = said.getvalue().splitlines()
+    assert first == "Suite [red]a[/red]"
+    assert later == [f"Suite [red]a[/red]: {done},000/100,000" for done in (3, 33, 63, 93)]
     screen = Screen()
     with terminal.progress("Suite [red]a[/red]", terminal.console(file=screen, force_terminal=True, width=80)) as tell:
         tell(50, 100)
     assert "Suite [red]a[/red]" in screen.getvalue()
-    assert "50%" in screen.getvalue()
+    assert "50/100" in screen.getvalue()
+
+
+def test_progress_goes_to_stderr_so_that_output_can_be_parsed(capsys):
+    with terminal.progress("Reading"):
+        print("found")
+    assert capsys.readouterr() == ("found\n", "Reading\n")
+
+
+def test_a_terminal_with_a_bar_gets_another_row():
+    screen = Screen()
+    console = terminal.console(file=screen, force_terminal=True, width=80)
+    with terminal.progress("Outer", console) as outer:
+        outer(1, 4)
+        with terminal.progress("Inner", console) as inner:
+            inner(3, 7)
+        outer(2, 4)
+    assert "Inner 3/7" in screen.getvalue()
+    assert not terminal.bars
 
 
 class Screen(io.StringIO):

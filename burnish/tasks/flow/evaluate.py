@@ -47,7 +47,7 @@ class FlowEvaluation(Evaluation):
         """In batches, which are scored while the next ones are sampled."""
         assembly, drawn = self.assembly, []
         context = assembly.ranks.context  # ranks that draw the same, of which the first scores it
-        scoring = collector(job, assembly.scorer, one_by_one=False)
+        scoring = collector(job, assembly.scorer, one_by_one=False, tell=assembly.tell)
         asked = inputs_asked(assembly.scorer.rewards)
         with closing(assembly.engine.sample(job)) as parts:
             for rows, trace, some in parts:

@@ -63,8 +63,8 @@ def check_messages(
     Raises:
         UserError: with the first such prompts.
     """
-    prompts = list({(prompt.where, prompt.uid): prompt for prompt in prompts}.values())
     unusual = [prompt for prompt in prompts if prompt.tools or not _is_usual(prompt.messages)]
+    unusual = list({(prompt.where, prompt.uid): prompt for prompt in unusual}.values())
     if not unusual:
         return
     model = reader()
@@ -72,7 +72,8 @@ def check_messages(
         (prompt.name, model.refusal(prompt.chat(), prompt.told(tools) if prompt.tools else ())) for prompt in unusual
     ]
     if problems := [(name, why) for name, why in found if why]:
-        head = f"{len(problems)} of {len(prompts)} conversations can't be asked: {problems[0][1]}"
+        count = len({(prompt.where, prompt.uid) for prompt in prompts})
+        head = f"{len(problems)} of {count} conversations can't be asked: {problems[0][1]}"
         raise data_error([name for name, _ in problems], head)
 
 

@@ -35,7 +35,7 @@ class LanguageEvaluation(Evaluation):
 
     def sampled(self, job: ResponseJob) -> Evaluated:
         assembly = self.assembly
-        completion, responses, scoring = sampled_for(job, assembly.engine, assembly.scorer)
+        completion, responses, scoring = sampled_for(job, assembly.engine, assembly.scorer, assembly.tell)
         kept = ((job.group < SHOWN) & (job.sample < SAID)).nonzero().flatten().tolist()
         said = said_tokens(completion, kept, assembly.engine, job.sampling.scored_at)
         tokens = [said.get(row, ()) for row in range(len(responses))]

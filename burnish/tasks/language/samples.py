@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -75,10 +75,13 @@ def response_columns(response: Response, tokens: int) -> dict[str, Any]:
 
 
 def sampled_for(
-    job: ResponseJob, engine: ResponseEngine, scorer: AnyScorer
+    job: ResponseJob,
+    engine: ResponseEngine,
+    scorer: AnyScorer,
+    tell: Callable[[int, int], None] = lambda done, of: None,
 ) -> tuple[Completion, list[Response], Collector]:
     """Responses, which are submitted as they end, while others are still written."""
-    scoring, asked = collector(job, scorer, one_by_one=True), inputs_asked(scorer.rewards)
+    scoring, asked = collector(job, scorer, one_by_one=True, tell=tell), inputs_asked(scorer.rewards)
     # what some rewards ask for is only known when all have ended
     trace, responses = engine.sample(job if asked else replace(job, finished=scoring.add))
     scoring.add(range(len(responses)), responses, inputs_of(trace, asked))
