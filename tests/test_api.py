@@ -17,7 +17,7 @@ from burnish.rewards.images.function import Function
 from burnish.rewards.images.pixels import BorderDarkness
 from burnish.utils.errors import ConfigError, UserError
 from tests.support import reward_functions
-from tests.support.shown import ROOT
+from tests.support.shown import HOLLOW, ROOT
 
 
 def example() -> str:
@@ -37,6 +37,9 @@ def test_the_worked_example_runs_is_resumed_and_is_opened(tmp_path, monkeypatch,
     code = example()
     run_source(code, there)
     run = there["run"]
+    said = capsys.readouterr().out
+    assert "True runs/dark" in said
+    assert not HOLLOW.search(said)
     assert run.finished
     assert run.folder == Path("runs/dark")
     assert run.validation["val-aux/default/dark/mean@1"] > 0

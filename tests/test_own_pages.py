@@ -71,6 +71,7 @@ printf 'one\\ntwo\\n3\\n'
     ("tw", "missing", "own.md:9: 'tw' is not seen"),
     ("3\none", "missing", "own.md:9: 'one' is not seen, or not in this order"),
     ("one", "a.py", "exit code 0, not 2"),
+    ("one", "missing; echo '[]'; exit 2", "prints ['[]'] in the place of a value"),
 ])  # fmt: skip
 def test_a_page_that_says_what_is_not_so_fails(seen, missing, said, tmp_path):
     page = tmp_path / "own.md"

@@ -8,7 +8,7 @@ import pytest
 
 from burnish.config import load
 from burnish.config.load import hardware_of, recipe_names
-from tests.support.shown import ROOT, blocks, own_recipe
+from tests.support.shown import ROOT
 from tools.hardware_table import needs
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -35,19 +35,3 @@ def test_the_table_of_support_is_that_of_the_recipes(model, folder, algorithms, 
 def test_the_table_is_there():
     assert len(ROWS) == README.count("/*` |")
     assert len(ROWS) > 8
-
-
-@pytest.mark.slow
-def test_the_recipe_that_it_shows_fits_the_gpu_beside_it(tmp_path, monkeypatch):
-    from burnish.config.batches import smallest, with_sizes
-    from burnish.forecast.forecast import forecast
-
-    monkeypatch.chdir(tmp_path)
-    for block in blocks(ROOT / "docs" / "rewards.md"):
-        if block.title:  # which the recipe names
-            (tmp_path / block.title).write_text(block.text)
-    (tmp_path / "prompts.txt").write_text("a cat\n" * 8)
-    assert "It fits one GPU of 80 GB" in README
-    config = load(str(own_recipe(tmp_path)), ["memory=80GB"])
-    assert smallest(config).keys() == {"trainer.micro_batch_size", "rollout.batch_size"}, "they grow into what is left"
-    assert forecast(with_sizes(config, smallest(config))).needs_of(int(80e9)) < 80e9

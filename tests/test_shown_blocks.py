@@ -21,11 +21,9 @@ from burnish.config.plugins import open_plugins
 from burnish.config.yaml_text import parse
 from burnish.data.flow.pictures import read_pictures
 from burnish.evaluation.suite import read_suite
-from burnish.registry import KINDS as REGISTERED
-from burnish.registry import lookup, names
 from burnish.utils.errors import UserError
 from tests.support.command_lines import accept
-from tests.support.shown import OWN_PAGES, ROOT, Block, blocks, own_recipe, shell_lines
+from tests.support.shown import HOLLOW, OWN_PAGES, ROOT, Block, blocks, forgotten, own_recipe, shell_lines
 
 BESIDE = ("README.md", "CONTRIBUTING.md", "AGENTS.md", "SECURITY.md", "CHANGELOG.md", "benchmarks/README.md")
 DOCS = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page not in OWN_PAGES]  # tests/test_own_pages.py
@@ -57,11 +55,8 @@ def place(tmp_path, monkeypatch):
     for block in blocks(ROOT / "docs" / "rewards.md"):
         if block.title:  # which that recipe names
             (tmp_path / block.title).write_text(block.text)
-    before = {kind: {name: lookup(kind, name) for name in names(kind)} for kind in REGISTERED}
-    yield tmp_path
-    for kind, its in REGISTERED.items():
-        its.entries.clear()
-        its.entries.update(before[kind])
+    with forgotten():
+        yield tmp_path
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -177,6 +172,8 @@ def resolve(text: str) -> None:
 
 
 def text(block: Block, page: Path, place: Path) -> None:
+    hollow = HOLLOW.findall(block.text)
+    assert hollow == [], f"{block.where}: it shows {hollow} in the place of a value"
     assert page.parent.name in ("algorithms", "language") or page.name in TEXTS, (
         f"{block.where}: what reads this text? Say so in TEXTS"
     )
@@ -191,6 +188,35 @@ def written(block: Block, place: Path, name: str) -> Path:
 
 
 KINDS = {"bash": shell, "yaml": composed, "json": records, "csv": records, "python": python, "text": text}
+
+
+PUBLISHED = [
+    pytest.param(
+        page, block, id=block.where, marks=pytest.mark.slow if page.name == "README.md" else pytest.mark.thorough
+    )
+    for page in PAGES
+    for block in blocks(page)
+    if block.kind == "yaml" and re.search(r"^model:\s.*?path: [\w-]+/[\w.-]+", block.text, re.M | re.S)
+]
+
+
+@pytest.mark.parametrize(("page", "block"), PUBLISHED)
+def test_a_recipe_of_a_published_model_fits_the_gpu_beside_it(page, block, place):
+    from burnish.config.batches import smallest, with_sizes
+    from burnish.forecast.forecast import forecast
+
+    said = re.search(r"[Ii]t fits one GPU of (\d+) GB", page.read_text().partition(block.text)[2])
+    assert said, f"{block.where}: say what GPU it fits, as in: It fits one GPU of 80 GB."
+    (place / "prompts.txt").write_text("a cat\n" * 8)
+    for name in ("pairs.jsonl", "heldout_pairs.jsonl"):
+        (place / name).write_text('{"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}\n' * 64)
+    memory = int(said[1]) * 10**9
+    config = load(str(written(block, place, "block.yaml")), [f"memory={said[1]}GB"])
+    assert forecast(with_sizes(config, smallest(config))).needs_of(memory) < memory  # batches grow into what is left
+
+
+def test_recipes_of_published_models_are_found():
+    assert {parameters.id.partition(":")[0] for parameters in PUBLISHED} == {"README.md", "reward_models.md"}
 
 
 def test_exceptions_are_needed():
@@ -214,6 +240,8 @@ def test_exceptions_are_needed():
     ("```python\nfrom burnish.options import Positiv\n```\n", "Positiv"),
     ("```python\nx = y\n```\n", "Undefined name `y`"),
     ("```text\nburnish train quickstart\n```\n", "what reads this text"),
+    ("```text\n{'reward': nan}\n```\n", "it shows ['nan']"),
+    ("```text\nrewards: []\n```\n", "it shows ['[]']"),
     ("```bash\nburnish doctor\n", "has no end"),
     ("``` bash\nburnish doctor\n```\n", "write ```KIND"),
 ])  # fmt: skip

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.shown import Block, blocks, shell_lines
+from tests.support.shown import HOLLOW, Block, blocks, shell_lines
 
 EXIT = re.compile(r"#.*\bexit code (\d+)")
 SHELL = re.compile(r"[|&;<>$*`]")
@@ -55,6 +55,7 @@ def typed(line: str, run: Run, where: str) -> str:
         code = run(line)
     said = read()
     assert code == wanted, f"{where}: {line}\nexit code {code}, not {wanted}:\n{said}"
+    assert not HOLLOW.search(said), f"{where}: {line}\nprints {HOLLOW.findall(said)} in the place of a value:\n{said}"
     return said
 
 

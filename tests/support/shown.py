@@ -9,12 +9,16 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from burnish.registry import KINDS, lookup, names
 
 ROOT = Path(__file__).parents[2]
 OWN_PAGES = [ROOT / "docs" / f"own_{what}.md" for what in ("model", "data", "reward", "algorithm")]
 MINE = "my_recipe.yaml"  # what the reader's own recipe is called
+HOLLOW = re.compile(r"(?<![\w\"'`])(\[\]|\{\}|nan)(?![\w\"'`])")  # printed in the place of a value
 FENCE = re.compile(r'```(?P<kind>\w*)(?: title="(?P<title>[\w./-]+)")?')
 
 
@@ -79,3 +83,15 @@ def own_recipe(folder: Path) -> Path:
     path = folder / MINE
     path.write_text(block.text)
     return path
+
+
+@contextmanager
+def forgotten() -> Iterator[None]:
+    """What is registered in this context is forgotten behind it."""
+    before = {kind: {name: lookup(kind, name) for name in names(kind)} for kind in KINDS}
+    try:
+        yield
+    finally:
+        for kind, its in KINDS.items():
+            its.entries.clear()
+            its.entries.update(before[kind])
