@@ -79,7 +79,7 @@ def load(folder: Path, ranks: Ranks, *, lora: bool) -> Any:
     options = LoraOptions(rank=8) if lora else None
     shared = ranks.size > 1
     given = ModelOptions(path=str(folder), lora=options, device="cpu", dtype="bfloat16")
-    model = load_model(given, RolloutOptions(), shared=shared)
+    model = load_model(given, RolloutOptions(batch_size=96), shared=shared)
     algorithm = FlowGRPO(kl_coef=0.1)
     roles = FlowRoles(
         model, algorithm.needs(), options, guidance=1.0, micro_batch_size=1, on_policy=True, seed=0, shared=shared

@@ -44,7 +44,7 @@ class RandomSD3(SD3):
         scheduler = SimpleNamespace(config={"shift": 3.0, "num_train_timesteps": 1000})
         parts = {"transformer": network, "scheduler": scheduler, "vae": None}
         pipeline = SimpleNamespace(**parts, components=parts)
-        super().__init__(pipeline, ModelOptions(path=""), RolloutOptions(), compute=torch.float32)
+        super().__init__(pipeline, ModelOptions(path=""), RolloutOptions(batch_size=96), compute=torch.float32)
         self.text_tokens = text_tokens
 
     def encode(self, texts):

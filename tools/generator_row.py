@@ -134,7 +134,7 @@ def write_recipe(tiny: Tiny, folder: Path) -> Path:
     """A run of the pipeline in a folder: two prompts with the pictures that it needs, and a reward for any sample."""
     import diffusers
 
-    arguments = Arguments(getattr(diffusers, tiny.pipeline), RolloutOptions())
+    arguments = Arguments(getattr(diffusers, tiny.pipeline), RolloutOptions(batch_size=96))
     taken = arguments.parameters
     inputs = {name: media(kind, tiny, SEED) for name, kind in tiny.inputs.items() if kind in OF_FILES}
     given = {}

@@ -32,7 +32,7 @@ def path(saved, tmp_path) -> Path:
 
 
 def test_it_comes_back_as_it_was(path):
-    assert same(loaded(read(path), ("source",)), state(1) | {"roles": EXPECTED})
+    assert same(loaded(read(path)), state(1) | {"roles": EXPECTED})
 
 
 def test_a_run_goes_on_from_it_and_removes_it_in_its_turn(path):

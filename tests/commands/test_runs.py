@@ -44,7 +44,7 @@ def test_options_of_one_run_alone_are_listed_apart(tmp_path: Path, capsys: pytes
         for name in ("diffusion_nft", "flow_grpo")
     ]
     assert main(["compare", *runs]) == 0
-    shared, *alone = capsys.readouterr().out.partition("Options that differ:")[2].split("Only in ")
+    shared, *alone = capsys.readouterr().out.replace("\n", "").partition("Options that differ:")[2].split("Only in ")
     assert "algorithm.name" in shared
     assert "–" not in shared
     assert [one.split(":")[0].split("/")[-1] for one in alone] == ["diffusion_nft", "flow_grpo"]

@@ -138,7 +138,7 @@ def test_a_dictionary_is_complete(recipe):
     plain = to_dict(load(recipe))
     assert plain["algorithm"]["name"] == "diffusion_nft"
     assert plain["rewards"]["ocr"] == {"name": "ocr", "weight": 1.0} | plain["rewards"]["ocr"]
-    assert plain["rollout"]["batch_size"] == 96
+    assert plain["rollout"]["batch_size"] == "auto"
 
 
 def test_a_refused_configuration_is_one_message_with_a_line_for_every_complaint(recipe):

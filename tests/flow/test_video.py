@@ -132,7 +132,7 @@ class Painter(EmbeddedPipeline):
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape, self.network = shape, nn.Linear(2, 2)
-        self.rollout, self.scheduler_config = RolloutOptions(guidance_rescale=True), {"shift": 3.0}
+        self.rollout, self.scheduler_config = RolloutOptions(batch_size=96, guidance_rescale=True), {"shift": 3.0}
         self._embedded, self.compute, self.device = LruCache(10), torch.float32, torch.device("cpu")
         with torch.no_grad():
             self.network.weight.copy_(torch.tensor([[0.3, -0.2], [0.1, 0.4]]))

@@ -29,7 +29,7 @@ from tests.support.token_batches import folder_of
 def draws(folder, recompute):
     """A model that draws, and what it makes of a state."""
     options = ModelOptions(path=str(folder), dtype="float32", device="cpu", gradient_checkpointing=recompute)
-    model = load_model(options, RolloutOptions(num_inference_steps=4, max_sequence_length=4))
+    model = load_model(options, RolloutOptions(batch_size=96, num_inference_steps=4, max_sequence_length=4))
     drawing = Drawing(height=8, width=8, steps=4)
     asked = model.condition([Prompt(text="a")], drawing)
     x, rows = model.start(asked, drawing, [("x",)]), asked.rows()

@@ -22,7 +22,7 @@ def kinds(part: torch.nn.Module) -> set[torch.dtype]:
 @pytest.mark.parametrize("lora", [None, LoraOptions(rank=2)])
 def test_only_what_is_trained_rests_in_float32(dtype, lora, tmp_path):
     options = ModelOptions(path=str(tiny_pipeline(tmp_path)), lora=lora, dtype=dtype)
-    model = load_model(options, RolloutOptions(max_sequence_length=4))
+    model = load_model(options, RolloutOptions(batch_size=96, max_sequence_length=4))
     compute = getattr(torch, dtype)
     assert kinds(model.network) == ({torch.float32} if lora is None else {compute})
     assert kinds(model.pipeline.text_encoder) == kinds(model.pipeline.text_encoder_2) == {compute}
@@ -30,7 +30,7 @@ def test_only_what_is_trained_rests_in_float32(dtype, lora, tmp_path):
 
 
 def test_a_forward_keeps_no_weights_in_its_compute_precision(tmp_path):
-    model = load_model(ModelOptions(path=str(tiny_pipeline(tmp_path)), dtype="bfloat16"), RolloutOptions())
+    model = load_model(ModelOptions(path=str(tiny_pipeline(tmp_path)), dtype="bfloat16"), RolloutOptions(batch_size=96))
     with model.autocast():
         assert not torch.is_autocast_cache_enabled()
     language = load_universal(universal_folder("gemma3"), dtype="bfloat16")

@@ -96,7 +96,9 @@ def test_a_language_model_learns_on_them_and_samples_with_what_it_learns(precisi
 @pytest.mark.parametrize("precision", ALL)
 def test_text_encoders_too(precision, sd3):
     def encode(**more):
-        model = load_model(ModelOptions(path=str(sd3), device="cpu", **more), RolloutOptions(max_sequence_length=16))
+        model = load_model(
+            ModelOptions(path=str(sd3), device="cpu", **more), RolloutOptions(batch_size=96, max_sequence_length=16)
+        )
         return model, model.encode(["a"])
 
     _, plain = encode()

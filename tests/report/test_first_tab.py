@@ -14,10 +14,10 @@ from burnish.board.media import NoSuchFile, media_file
 from burnish.config.run_folder import RunFolder
 from burnish.report import write_report
 from burnish.report.run_list import run_row
-from tests.report.test_responses import run_of
 from tests.support.clips import moving_square
 from tests.support.drawing import noise
 from tests.support.reports import Story, draw_instead, run_folder
+from tests.support.responding_run import run_of
 
 STORY = Story(guided=False)
 

@@ -29,7 +29,7 @@ def pipeline(tmp_path_factory):
 
 def made(pipeline, algorithm=None, *, reward=None, n=4, **chosen):
     bench = Bench(pipeline, algorithm or FlowGRPO(window=WINDOW))
-    rollout = RolloutOptions(n=n, num_inference_steps=5, max_sequence_length=4, **chosen)
+    rollout = RolloutOptions(batch_size=96, n=n, num_inference_steps=5, max_sequence_length=4, **chosen)
     scorer = Scorer({"bright": reward or Brightness()}, ScoringOptions(processes=0))
     schedule = PromptSchedule(
         stream=PromptStream(PROMPTS, 2, seed=0, shuffle=False),

@@ -70,7 +70,7 @@ def same(whole, parted) -> None:
 
 def flow(pipeline, algorithm, *, lost=(), **chosen):
     bench = Bench(pipeline, algorithm)
-    rollout = RolloutOptions(n=4, num_inference_steps=5, max_sequence_length=4, **chosen)
+    rollout = RolloutOptions(batch_size=96, n=4, num_inference_steps=5, max_sequence_length=4, **chosen)
     scorer = Scorer({"bright": Brightness(lost=lost)}, ScoringOptions(processes=0))
     stream = PromptStream(PROMPTS, 5, seed=0, shuffle=False)
     count = rollout.candidates.n if rollout.candidates else rollout.n

@@ -148,7 +148,9 @@ def write_files(folder: Path) -> None:
         write(describe(name), folder / name / "pipeline", 0)
     for family in ("sd3", "flux", "schnell", "vae", *UNIVERSAL):
         side = 32 if family in UNIVERSAL else 16 if family == "vae" else 8
-        write_recipe(folder / f"{family}.yaml", flow_recipe(folder, family, side=side))
+        write_recipe(
+            folder / f"{family}.yaml", flow_recipe(folder, family, side=side) | {"trainer": {"micro_batch_size": 96}}
+        )
 
 
 def options(folder: Path, name: str) -> tuple[Path, list[str]]:

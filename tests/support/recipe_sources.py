@@ -349,5 +349,5 @@ OPERATIONAL = (
     "hardware",
     "extends", "output_dir", "rewards", "model.path", "model.dtype", "model.gradient_checkpointing", "data.val_files",
     "data.train_files", "data.fit", "data.prompt_key", "data.images_key", "rollout.batch_size", "rollout.trajectories",
-    "trainer.micro_batch_size", "validation", "checkpoint", "scoring", "algorithm.name",
+    "trainer.micro_batch_size", "trainer.micro_batch_tokens", "validation", "checkpoint", "scoring", "algorithm.name",
 )  # fmt: skip

@@ -37,7 +37,14 @@ def sampled(tmp_path_factory):
     folder = tmp_path_factory.mktemp("given") / "model"
     write(describe("wan2.2-5b-i2v"), folder, seed=0)
     rollout = RolloutOptions(
-        n=2, num_inference_steps=2, guidance_scale=1.0, max_sequence_length=16, height=32, width=32, num_frames=5
+        batch_size=96,
+        n=2,
+        num_inference_steps=2,
+        guidance_scale=1.0,
+        max_sequence_length=16,
+        height=32,
+        width=32,
+        num_frames=5,
     )
     lora = LoraOptions(rank=2)
     recording = Recording("sde", 0.7, Window())

@@ -78,7 +78,9 @@ def test_generators(folders, name, adapted):
     path, tiny = folders(name)
     size = {} if tiny is None else {"height": tiny.height, "width": tiny.width, "num_frames": tiny.num_frames}
     call = {} if tiny is None else {"call": dict(tiny.call)}
-    rollout = RolloutOptions(num_inference_steps=4, guidance_scale=3.0, max_sequence_length=12, **size, **call)
+    rollout = RolloutOptions(
+        batch_size=96, num_inference_steps=4, guidance_scale=3.0, max_sequence_length=12, **size, **call
+    )
     model = load_model(ModelOptions(path=str(path)), rollout)
     if adapted:
         add_adapters(model.network, LoraOptions(rank=3), ["policy"], seed=0, default_targets=model.lora_targets)

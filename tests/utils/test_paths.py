@@ -82,7 +82,7 @@ def test_no_command_writes_among_files_of_others(tmp_path, capsys, monkeypatch, 
     def loads(*_: object, **__: object) -> None:
         raise AssertionError("refused before anything is loaded")
 
-    monkeypatch.setattr("burnish.commands.opening.assemble", loads)
+    monkeypatch.setattr("burnish.tasks.assemble", loads)
     before = content(tmp_path)
     assert main([*command, str(tmp_path)]) == 2
     said = " ".join(capsys.readouterr().err.split())

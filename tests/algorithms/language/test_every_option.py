@@ -27,6 +27,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "advantage_clip_low": ({}, -0.1),
     "advantage_eps": ({}, 0.5),
     "advantage_std": ({}, "none"),
+    "advantage_trimmed_ratio": ({}, 0.5),
     "advantage_unbiased": ({}, False),
     "average_log_prob": ({}, None),  # the other one
     "best": (ONLINE, 2),

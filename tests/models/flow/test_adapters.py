@@ -15,7 +15,9 @@ OPTIONS = LoraOptions(rank=2)
 
 
 def load(path):
-    return load_model(ModelOptions(path=str(path), family="pipeline"), RolloutOptions(num_inference_steps=2))
+    return load_model(
+        ModelOptions(path=str(path), family="pipeline"), RolloutOptions(batch_size=96, num_inference_steps=2)
+    )
 
 
 @pytest.fixture(scope="module", params=["pixart-sigma", "flux"])  # a class without adapters of its own, and one with

@@ -25,7 +25,7 @@ from burnish.utils.errors import UserError
 
 def given(kind: str, guidance: float, **rollout: Any) -> dict[str, Any]:
     """The arguments for a prompt."""
-    arguments = Arguments(getattr(diffusers, kind), RolloutOptions(**rollout))
+    arguments = Arguments(getattr(diffusers, kind), RolloutOptions(batch_size=96, **rollout))
     arguments.check()
     row = Requests(prompts=[Prompt(text="a cat", negative="blurred")], height=64, width=32, steps=4)
     return arguments.of(row, guidance)
@@ -33,7 +33,7 @@ def given(kind: str, guidance: float, **rollout: Any) -> dict[str, Any]:
 
 def refusal(kind: str, **rollout: Any) -> str:
     with pytest.raises(UserError) as error:
-        Arguments(getattr(diffusers, kind), RolloutOptions(**rollout)).check()
+        Arguments(getattr(diffusers, kind), RolloutOptions(batch_size=96, **rollout)).check()
     return str(error.value)
 
 
@@ -103,7 +103,7 @@ def test_the_attention_of_a_network_is_not_read_while_it_draws():
 
 
 def test_pictures_whose_channels_come_last_are_turned_round():
-    arguments = Arguments(diffusers.StableDiffusionAdapterPipeline, RolloutOptions())
+    arguments = Arguments(diffusers.StableDiffusionAdapterPipeline, RolloutOptions(batch_size=96))
     picture = torch.rand(1, 3, 8, 16, generator=torch.Generator().manual_seed(0))
     for given in (picture, picture.permute(0, 2, 3, 1).numpy()):
         assert torch.equal(arguments.tensor(SimpleNamespace(images=given)), picture)
@@ -112,18 +112,22 @@ def test_pictures_whose_channels_come_last_are_turned_round():
 def test_what_is_transparent_shows_white():
     red, clear = torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.tensor([1.0, 0.0, 0.0, 0.25])
     images = torch.stack([red, clear], -1).view(1, 4, 1, 2)
-    found = Arguments(diffusers.QwenImage21Pipeline, RolloutOptions()).tensor(SimpleNamespace(images=images))
+    found = Arguments(diffusers.QwenImage21Pipeline, RolloutOptions(batch_size=96)).tensor(
+        SimpleNamespace(images=images)
+    )
     assert found[0, :, 0].T.tolist() == [[1.0, 0.0, 0.0], [1.0, 0.75, 0.75]]
 
 
 def test_a_prompt_is_the_number_of_a_class_where_one_is_taken():
-    arguments = Arguments(diffusers.DiTPipeline, RolloutOptions())
+    arguments = Arguments(diffusers.DiTPipeline, RolloutOptions(batch_size=96))
     row = Requests(prompts=[Prompt(text=" 207 ")], height=None, width=None, steps=4)
     assert arguments.of(row, 1.0)["class_labels"] == [207]
     arguments.check_prompt(row.prompts[0])
     with pytest.raises(UserError, match="is 'a cat', but a DiTPipeline draws from the number of a class"):
         arguments.check_prompt(Prompt(text="a cat"))
-    Arguments(diffusers.DiTPipeline, RolloutOptions(call={"class_labels": [207]})).check_prompt(Prompt(text="a cat"))
+    Arguments(diffusers.DiTPipeline, RolloutOptions(batch_size=96, call={"class_labels": [207]})).check_prompt(
+        Prompt(text="a cat")
+    )
 
 
 @pytest.mark.parametrize("zeros", [True, False])
@@ -136,7 +140,7 @@ def test_without_a_negative_prompt_stable_diffusion_xl_is_drawn_as_diffusers_alo
     size = {"height": tiny.height, "width": tiny.width}
     model = load_model(
         ModelOptions(path=str(tmp_path), lora=None),
-        RolloutOptions(num_inference_steps=4, guidance_scale=5.0, **size),
+        RolloutOptions(batch_size=96, num_inference_steps=4, guidance_scale=5.0, **size),
     )
     asked = Requests(prompts=[Prompt(text="a red fox")], steps=4, **size)
     row = Gathered(table=asked, index=torch.tensor([0]))

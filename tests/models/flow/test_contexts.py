@@ -41,15 +41,15 @@ def test_refused(
 ) -> None:
     index = json.loads((folders[model] / "model_index.json").read_text())
     with pytest.raises(UserError, match=message):
-        check_contexts(folders[model], index, size, attention, RolloutOptions(**drawn))
+        check_contexts(folders[model], index, size, attention, RolloutOptions(batch_size=96, **drawn))
 
 
 @pytest.mark.parametrize(("model", "drawn"), [("flux", {"height": 16, "width": 16}), ("wan2.2", CLIP)])
 def test_taken(folders: dict[str, Path], model: str, drawn: dict[str, Any]) -> None:
     index = json.loads((folders[model] / "model_index.json").read_text())
-    check_contexts(folders[model], index, 2, "native", RolloutOptions(**drawn))
+    check_contexts(folders[model], index, 2, "native", RolloutOptions(batch_size=96, **drawn))
 
 
 def test_a_clip_of_the_pipelines_own_size_is_known(folders: dict[str, Path]) -> None:
     index = json.loads((folders["wan2.2"] / "model_index.json").read_text())
-    check_contexts(folders["wan2.2"], index, 2, "auto", RolloutOptions())
+    check_contexts(folders["wan2.2"], index, 2, "auto", RolloutOptions(batch_size=96))

@@ -19,7 +19,7 @@ DRAWN = {
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_what_a_pipeline_draws_is_known_by_its_class(name: str):
-    assert Universal.draws({"_class_name": name}, RolloutOptions()) == DRAWN[name]
+    assert Universal.draws({"_class_name": name}, RolloutOptions(batch_size=96)) == DRAWN[name]
 
 
 def test_large_pictures_are_decoded_in_tiles_where_that_is_asked_for(tmp_path):

@@ -37,7 +37,7 @@ def path(request, pipelines):
 
 
 def load(path, **options):
-    return load_model(ModelOptions(path=str(path), **options), RolloutOptions(max_sequence_length=TEXT))
+    return load_model(ModelOptions(path=str(path), **options), RolloutOptions(batch_size=96, max_sequence_length=TEXT))
 
 
 def noise(model, count=2):
@@ -66,7 +66,7 @@ def real_sizes(family):
     kind = getattr(diffusers, family.pipeline_class)
     absent = {name: None for name in kind._get_signature_keys(kind)[0] if name not in {"self", "transformer", "vae"}}
     pipeline = kind(**absent | {"transformer": network, "vae": vae, "scheduler": FlowMatchEulerDiscreteScheduler()})
-    return family(pipeline, ModelOptions(path=""), RolloutOptions(), compute=torch.float32)
+    return family(pipeline, ModelOptions(path=""), RolloutOptions(batch_size=96), compute=torch.float32)
 
 
 @pytest.mark.parametrize(

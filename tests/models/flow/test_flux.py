@@ -33,7 +33,8 @@ def pipelines(tmp_path_factory):
 
 def load(path, *, embedded_guidance=None):
     return load_model(
-        ModelOptions(path=str(path)), RolloutOptions(max_sequence_length=TEXT, embedded_guidance=embedded_guidance)
+        ModelOptions(path=str(path)),
+        RolloutOptions(batch_size=96, max_sequence_length=TEXT, embedded_guidance=embedded_guidance),
     )  # fmt: skip
 
 
@@ -129,7 +130,9 @@ def test_prompts_are_measured_by_t5_alone(pipelines):
     with pytest.raises(UserError, match=r"at most 20 tokens of the T5 tokenizer \(rollout\.max_sequence_length\)"):
         model.check_texts(["x" * 20])
     with pytest.raises(UserError, match="max_sequence_length is 513, but a FluxPipeline reads at most 512"):
-        load_model(ModelOptions(path=str(pipelines[False, True])), RolloutOptions(max_sequence_length=513))
+        load_model(
+            ModelOptions(path=str(pipelines[False, True])), RolloutOptions(batch_size=96, max_sequence_length=513)
+        )
 
 
 def test_without_a_text_encoder_it_is_refused(pipelines, tmp_path):

@@ -135,15 +135,15 @@ def test_a_family_leaves_schedulers_that_it_does_not_know_to_the_pipeline_itself
     assert family_of(ModelOptions(path=str(tmp_path)), tmp_path, index).name == family
     own = family_of(ModelOptions(path=str(tmp_path), family="sd3"), tmp_path, index)
     if family == "sd3":
-        own.check_options(tmp_path, index, RolloutOptions())
+        own.check_options(tmp_path, index, RolloutOptions(batch_size=96))
         return
     named = "use_beta_sigmas" if scheduler == EULER else scheduler
     with pytest.raises(UserError, match=f"model.family is sd3, .*{named}.* model.family=pipeline"):
-        own.check_options(tmp_path, index, RolloutOptions())
+        own.check_options(tmp_path, index, RolloutOptions(batch_size=96))
 
 
 def test_a_scheduler_without_noise_levels_is_refused_before_weights_are_read(tmp_path):
     index = pipeline(tmp_path, "SCMScheduler")
     family = family_of(ModelOptions(path=str(tmp_path)), tmp_path, index)
     with pytest.raises(UserError, match="StableDiffusion3Pipeline can't be trained: its SCMScheduler can't noise"):
-        family.check_options(tmp_path, index, RolloutOptions())
+        family.check_options(tmp_path, index, RolloutOptions(batch_size=96))

@@ -33,9 +33,9 @@ def test_a_recipe_for_another_model_leaves_the_length_of_prompts_to_it(name, tmp
 @pytest.mark.parametrize("family", ["auto", "pipeline"])
 def test_the_length_that_a_model_states_is_drawn_with_and_exported(family, tmp_path):
     options = ModelOptions(path="burnish:quickstart/model", family=family, lora=None)
-    model = load_model(options, RolloutOptions(height=16, width=32))
+    model = load_model(options, RolloutOptions(batch_size=96, height=16, width=32))
     assert model.rollout.max_sequence_length == 0
-    assert load_model(options, RolloutOptions(max_sequence_length=8)).rollout.max_sequence_length == 8
+    assert load_model(options, RolloutOptions(batch_size=96, max_sequence_length=8)).rollout.max_sequence_length == 8
     model.save_pipeline(tmp_path / "out", dict(model.network.state_dict()))
     assert load_model(ModelOptions(path=str(tmp_path / "out"))).rollout.max_sequence_length == 0
 

@@ -18,7 +18,7 @@ def model(tmp_path_factory):
     write(tiny, folder / "wan2.2", seed=0)
     size = {"height": tiny.height, "width": tiny.width, "num_frames": tiny.num_frames}
     options = ModelOptions(path=str(folder / "wan2.2"), family="pipeline", networks=["transformer"])
-    return load_model(options, RolloutOptions(num_inference_steps=4, call=dict(tiny.call), **size))
+    return load_model(options, RolloutOptions(batch_size=96, num_inference_steps=4, call=dict(tiny.call), **size))
 
 
 def test_a_second_expert_and_other_frozen_parts_take_turns(model):
@@ -56,7 +56,7 @@ def test_what_reaches_the_network_is_found_without_gradients_of_the_other_expert
 def test_text_encoders_leave_when_prompts_are_encoded(tmp_path):
     """Ranks gather the network after that, where both would not fit."""
     write(describe("flux"), tmp_path / "flux", seed=0)
-    model = load_model(ModelOptions(path=str(tmp_path / "flux"), device="cpu"), RolloutOptions())
+    model = load_model(ModelOptions(path=str(tmp_path / "flux"), device="cpu"), RolloutOptions(batch_size=96))
     parts = model.pipeline.components
     model.away = encoders = [PutAway(parts[name], torch.device("cpu")) for name in ("text_encoder", "text_encoder_2")]
     came = []

@@ -79,7 +79,7 @@ def test_same_noise_gives_the_pictures_of_diffusers(tmp_path, vae, t5, guidance)
 @pytest.mark.parametrize("guidance", [1.0, 3.0])
 @pytest.mark.parametrize("how", NOISELESS, ids=["ode", "sde", "cps", "dance"])
 def test_without_noise_every_transition_draws_what_diffusers_draws_with_the_quickstarts_model(how, guidance):
-    rollout = RolloutOptions(num_inference_steps=8, guidance_scale=guidance, height=16, width=32)
+    rollout = RolloutOptions(batch_size=96, num_inference_steps=8, guidance_scale=guidance, height=16, width=32)
     path = resolve("burnish:quickstart/model")
     ours, _, theirs, _ = both(path, rollout, how, vae=False, t5=False, blanks=0)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
@@ -91,7 +91,9 @@ def test_leaving_out_unread_text_changes_neither_velocity_nor_gradient(tmp_path)
     x, time = torch.randn(3, 1, 8, 8), torch.tensor([0.2, 0.5, 1.0])
     results = []
     for shorter in (True, False):
-        model = load_model(ModelOptions(path=str(path), lora=lora), RolloutOptions(max_sequence_length=3))
+        model = load_model(
+            ModelOptions(path=str(path), lora=lora), RolloutOptions(batch_size=96, max_sequence_length=3)
+        )
         add_adapters(model.network, lora, ["policy"], seed=0, default_targets=model.lora_targets)
         if not shorter:
             model.network.transformer_blocks[-1].attn.set_processor(JointAttnProcessor2_0())
@@ -111,7 +113,7 @@ def test_leaving_out_unread_text_changes_neither_velocity_nor_gradient(tmp_path)
 
 
 def test_a_prompt_that_is_too_long_is_refused_not_cut(tmp_path):
-    sampler = engine(tiny_pipeline(tmp_path), RolloutOptions(num_inference_steps=2))
+    sampler = engine(tiny_pipeline(tmp_path), RolloutOptions(batch_size=96, num_inference_steps=2))
     with pytest.raises(UserError, match="has 22 tokens, but this model reads at most 16"):
         list(sampler.sample(FlowJob.groups([Prompt(text="x" * 20)], 1, purpose="sample", update=0)))
 
@@ -125,7 +127,7 @@ def test_a_prompt_that_is_too_long_is_refused_not_cut(tmp_path):
 )
 def test_sizes_that_the_model_cannot_draw_are_refused(tmp_path, rollout, message):
     with pytest.raises(UserError, match=message):
-        engine(tiny_pipeline(tmp_path), RolloutOptions(**rollout)).latent_shape(Prompt(text=""))
+        engine(tiny_pipeline(tmp_path), RolloutOptions(batch_size=96, **rollout)).latent_shape(Prompt(text=""))
 
 
 def test_a_directory_that_is_no_pipeline_is_refused(tmp_path):

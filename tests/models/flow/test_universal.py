@@ -64,7 +64,9 @@ def written(tmp_path_factory):
 
 def load(path, tiny, **options):
     size = {"height": tiny.height, "width": tiny.width, "num_frames": tiny.num_frames}
-    rollout = RolloutOptions(num_inference_steps=4, guidance_scale=GUIDANCE, call=dict(tiny.call), **size)
+    rollout = RolloutOptions(
+        batch_size=96, num_inference_steps=4, guidance_scale=GUIDANCE, call=dict(tiny.call), **size
+    )
     return load_model(ModelOptions(path=str(path), family="pipeline", **options), rollout)
 
 
@@ -234,7 +236,9 @@ def begin(model, asked):
 @pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
 def test_pipelines_that_step_otherwise_are_refused(kind, tmp_path, monkeypatch):
     add_to_diffusers(monkeypatch)
-    model = load_model(ModelOptions(path=str(write_unseen(tmp_path, kind))), RolloutOptions(num_inference_steps=4))
+    model = load_model(
+        ModelOptions(path=str(write_unseen(tmp_path, kind))), RolloutOptions(batch_size=96, num_inference_steps=4)
+    )
     asked = model.condition([Prompt(text="a cat")], Drawing(steps=4))
     with pytest.raises(UserError, match=f"a {kind.__name__} can't be trained: .*{REFUSED[kind]}"):
         begin(model, asked)
@@ -243,7 +247,7 @@ def test_pipelines_that_step_otherwise_are_refused(kind, tmp_path, monkeypatch):
 def test_a_pipeline_that_runs_others_is_refused_with_their_names(tmp_path, monkeypatch):
     add_to_diffusers(monkeypatch)
     with pytest.raises(UserError, match=r"runs other pipelines .*\(UnseenPipeline\)"):
-        load_model(ModelOptions(path=str(write_unseen(tmp_path, CombinedPipeline))), RolloutOptions())
+        load_model(ModelOptions(path=str(write_unseen(tmp_path, CombinedPipeline))), RolloutOptions(batch_size=96))
 
 
 def test_a_scheduler_may_be_called_by_names(tmp_path, monkeypatch):
@@ -251,7 +255,8 @@ def test_a_scheduler_may_be_called_by_names(tmp_path, monkeypatch):
     velocities = []
     for kind in (UnseenPipeline, NamingPipeline):
         model = load_model(
-            ModelOptions(path=str(write_unseen(tmp_path / kind.__name__, kind))), RolloutOptions(num_inference_steps=4)
+            ModelOptions(path=str(write_unseen(tmp_path / kind.__name__, kind))),
+            RolloutOptions(batch_size=96, num_inference_steps=4),
         )
         asked = model.condition([Prompt(text="a cat")], Drawing(steps=4))
         begin(model, asked)
@@ -263,7 +268,7 @@ def test_a_scheduler_may_be_called_by_names(tmp_path, monkeypatch):
 def test_what_is_kept_of_a_picture_may_be_noise_before_the_first_step(tmp_path, monkeypatch):
     add_to_diffusers(monkeypatch)
     path = write_unseen(tmp_path, KeepingPipeline)
-    model = load_model(ModelOptions(path=str(path)), RolloutOptions(num_inference_steps=4))
+    model = load_model(ModelOptions(path=str(path)), RolloutOptions(batch_size=96, num_inference_steps=4))
     asked = model.condition([Prompt(text="a cat")], Drawing(steps=4))
     model.verify(asked, guidance=2.0)
     mask = model.noised(asked)
@@ -273,7 +278,9 @@ def test_what_is_kept_of_a_picture_may_be_noise_before_the_first_step(tmp_path, 
 def test_numbers_of_classes_are_prompts_and_a_sample_may_be_held_twice(tmp_path, monkeypatch):
     add_to_diffusers(monkeypatch)
     path = write_unseen(tmp_path, NumbersPipeline)
-    model = load_model(ModelOptions(path=str(path)), RolloutOptions(num_inference_steps=4, guidance_scale=3.0))
+    model = load_model(
+        ModelOptions(path=str(path)), RolloutOptions(batch_size=96, num_inference_steps=4, guidance_scale=3.0)
+    )
     with pytest.raises(UserError, match="draws from the number of a class: give numbers as prompts"):
         model.check([Prompt(text="a cat")])
     prompts = [Prompt(text="7"), Prompt(text="12")]
@@ -298,7 +305,7 @@ def test_numbers_of_classes_are_prompts_and_a_sample_may_be_held_twice(tmp_path,
 def test_an_error_of_the_pipelines_own_call_is_told_with_its_place(tmp_path, monkeypatch):
     add_to_diffusers(monkeypatch)
     path = write_unseen(tmp_path, BrokenPipeline)
-    model = load_model(ModelOptions(path=str(path)), RolloutOptions(num_inference_steps=4))
+    model = load_model(ModelOptions(path=str(path)), RolloutOptions(batch_size=96, num_inference_steps=4))
     asked = model.condition([Prompt(text="a cat")], Drawing(steps=4))
     said = r"a BrokenPipeline can't be drawn from .*ended with KeyError: 'offset' \(unseen.py, line \d+\)"
     with pytest.raises(UserError, match=said):
@@ -309,7 +316,7 @@ def test_what_begins_late_in_a_run_is_found_without_running_it(tmp_path, monkeyp
     add_to_diffusers(monkeypatch)
     path = write_unseen(tmp_path, LatePipeline)
     for steps in (5, 8):
-        model = load_model(ModelOptions(path=str(path)), RolloutOptions(num_inference_steps=steps))
+        model = load_model(ModelOptions(path=str(path)), RolloutOptions(batch_size=96, num_inference_steps=steps))
         asked = model.condition([Prompt(text="a cat")], Drawing(steps=steps))
         if steps == 5:
             model.verify(asked, guidance=2.0)
@@ -321,7 +328,7 @@ def test_what_begins_late_in_a_run_is_found_without_running_it(tmp_path, monkeyp
 def test_outputs_that_nobody_can_look_into_are_refused(tmp_path, monkeypatch):
     add_to_diffusers(monkeypatch)
     path = write_unseen(tmp_path, painter=OddPainter)
-    model = load_model(ModelOptions(path=str(path)), RolloutOptions(num_inference_steps=4))
+    model = load_model(ModelOptions(path=str(path)), RolloutOptions(batch_size=96, num_inference_steps=4))
     asked = model.condition([Prompt(text="a cat")], Drawing(steps=4))
     with pytest.raises(UserError, match="its painter returns a SimpleNamespace, whose tensors can't be found"):
         model.verify(asked, guidance=2.0)
@@ -329,7 +336,9 @@ def test_outputs_that_nobody_can_look_into_are_refused(tmp_path, monkeypatch):
 
 def test_a_scheduler_that_takes_predictions_for_something_else_is_refused(tmp_path, monkeypatch):
     add_to_diffusers(monkeypatch)
-    model = load_model(ModelOptions(path=str(write_unseen(tmp_path))), RolloutOptions(num_inference_steps=4))
+    model = load_model(
+        ModelOptions(path=str(write_unseen(tmp_path))), RolloutOptions(batch_size=96, num_inference_steps=4)
+    )
     model.pipeline.scheduler = OddScheduler(shift=3.0)
     odd = Universal(model.pipeline, ModelOptions(path=str(tmp_path)), model.rollout, compute=torch.float32)
     asked = odd.condition([Prompt(text="a cat")], Drawing(steps=4))
@@ -341,9 +350,9 @@ def test_only_what_its_call_takes_can_be_asked_for(tmp_path, monkeypatch):
     add_to_diffusers(monkeypatch)
     path = str(write_unseen(tmp_path, UnseenPipeline))
     with pytest.raises(UserError, match=r"rollout\.height is 32, but a UnseenPipeline takes no height"):
-        load_model(ModelOptions(path=path), RolloutOptions(height=32))
+        load_model(ModelOptions(path=path), RolloutOptions(batch_size=96, height=32))
     with pytest.raises(UserError, match=r"rollout\.call has 'size', .* it takes side"):
-        load_model(ModelOptions(path=path), RolloutOptions(call={"size": 8}))
+        load_model(ModelOptions(path=path), RolloutOptions(batch_size=96, call={"size": 8}))
 
 
 def test_a_frozen_network_reads_the_state_in_its_own_precision():
@@ -359,7 +368,9 @@ def test_a_guider_with_a_memory_is_named_with_what_turns_it_off(tmp_path):
 
     def tried():
         size = {"height": tiny.height, "width": tiny.width}
-        model = load_model(ModelOptions(path=str(tmp_path)), RolloutOptions(num_inference_steps=steps, **size))
+        model = load_model(
+            ModelOptions(path=str(tmp_path)), RolloutOptions(batch_size=96, num_inference_steps=steps, **size)
+        )
         asked = model.condition([Prompt(text="a cat")], Drawing(steps=steps, **size))
         model.verify(asked, guidance=1.0)
 

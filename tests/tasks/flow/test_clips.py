@@ -48,6 +48,7 @@ def evaluation(draw: Callable[[int], Sample], rewards: dict[str, Any]) -> FlowEv
         check_cancelled=lambda: None,
         config=SimpleNamespace(validation=NOTHING, output_dir="elsewhere"),
         engine=SimpleNamespace(sample=sample),
+        tell=lambda done, whole: None,
         scorer=Scorer(rewards, ScoringOptions(processes=0)),
         normaliser=None,
         validation_files=None,

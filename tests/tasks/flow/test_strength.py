@@ -42,7 +42,7 @@ def test_it_is_trained_on_the_steps_that_it_takes(tmp_path):
 
 
 def test_a_window_that_needs_more_steps_is_refused_with_both_numbers():
-    engine: Any = SimpleNamespace(seed=0, options=RolloutOptions(num_inference_steps=4))
+    engine: Any = SimpleNamespace(seed=0, options=RolloutOptions(batch_size=96, num_inference_steps=4))
     recording = SimpleNamespace(window=Window(kind="fixed", size=2), kind="sde")
     job: Any = SimpleNamespace(
         prompts=[SimpleNamespace(uid="0")], group=torch.zeros(1, dtype=torch.long), recording=recording, update=1
