@@ -108,7 +108,8 @@ def without_replaced(below: dict[str, Any], file: str, layer: dict[str, Any]) ->
 def _say_replaced(file: str, gone: tuple[str, ...]) -> None:
     """Once in a process, however often the recipe is read."""
     log.warning(
-        "the rewards of %s replace %s of the recipe that it extends; to keep one, name it too, as in rewards.%s.weight=1",
+        "the rewards of %s replace %s of the recipe that it extends; to keep one, name it too, as in "
+        "rewards.%s.weight=1",
         file, ", ".join(gone), gone[0],
     )  # fmt: skip
 
