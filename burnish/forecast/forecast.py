@@ -219,7 +219,7 @@ def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolFore
             rollout_phases(assembly, counter, half)
         vllm = None
         if assembly.has_separate_engine:
-            vllm = vllm_forecast(assembly.config, assembly.roles.model, apart=name != "train")  # type: ignore[arg-type]
+            vllm = vllm_forecast(assembly.config, assembly.roles.model, apart=name != "train")
     phases = counter.peaks
     if on_host:
         phases = {phase: Peak(host=peak.total + peak.host, wire=peak.wire) for phase, peak in phases.items()}
