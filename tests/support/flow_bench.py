@@ -87,7 +87,11 @@ class Bench:
     ):
         options = (lora if isinstance(lora, LoraOptions) else LoraOptions(rank=4)) if lora else None
         self.rollout = RolloutOptions(
-            batch_size=96, n=4, num_inference_steps=5, guidance_scale=guidance, max_sequence_length=length, **rollout
+            **{"batch_size": 96} | rollout,
+            n=4,
+            num_inference_steps=5,
+            guidance_scale=guidance,
+            max_sequence_length=length,
         )
         options_of_model = {"lora": options, "dtype": dtype, "device": device} | (options_of_model or {})
         shared = ranks.size > 1 and "quantization" not in options_of_model
