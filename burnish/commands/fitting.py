@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from burnish.config import RunConfig, batches
-from burnish.config.batches import with_sizes, written
+from burnish.config import RunConfig
+from burnish.config.batches import unforeseen, unsettled, with_sizes, written
 from burnish.config.hardware import listed, read_machine
 from burnish.config.load import hardware_of, model_of_hardware
 from burnish.controller import Controller
@@ -91,13 +91,12 @@ class Fit:
         Raises:
             UserError: it can't fit, and forecast is refuse.
         """
-        unsettled = batches.unsettled(self.config)
-        asks = self._wanted or (unsettled and self.config.model.device != "cpu")
+        asks = self._wanted or (unsettled(self.config) and self.config.model.device != "cpu")
         memory = controller.gpu_memory() if asks else {}
         if not memory:
-            return with_sizes(self.config, {option: sizes.on_cpu for option, sizes in unsettled.items()})
+            return with_sizes(self.config, unforeseen(self.config, on_gpu=False))
         if not self._wanted:
-            return self._unforeseen("forecast is off")
+            return self._not_forecast()
         from burnish.forecast.process import NoForecast
 
         asked = self._asked or self._ask()  # only now, where the cluster alone has GPUs
@@ -107,20 +106,22 @@ class Fit:
             chosen = asked.choose(min(memory.values()), PATIENCE)
         except NoForecast as error:
             _say(f"No memory forecast, and the run goes on without: {error}")
-            return self._unforeseen("there is no forecast")
+            return self._not_forecast()
         _say(conclusion(chosen.forecast, memory))
         pools = [pool for pool in chosen.forecast.pools if pool.name in memory]
         if large := [pool for pool in pools if not pool.can_fit(memory[pool.name])]:
             self._refuse(asked, large[0], memory[large[0].name])
         self.close()
         if chosen.sizes:
-            _say(f"Batches of this size fit: {' '.join(chosen.options)}")
+            _say(f"Batches that are auto: {' '.join(written(chosen.sizes))}")
         return with_sizes(self.config, chosen.sizes)
 
-    def _unforeseen(self, why: str) -> RunConfig:
-        sizes = {option: sizes.unforeseen for option, sizes in batches.unsettled(self.config).items()}
+    def _not_forecast(self) -> RunConfig:
+        sizes = unforeseen(self.config, on_gpu=True)
         if sizes:
-            _say(f"{why}, so that batches are small: {' '.join(written(sizes))}")
+            _say(
+                f"No forecast says how much memory this run needs, so its batches are small: {' '.join(written(sizes))}"
+            )
         return with_sizes(self.config, sizes)
 
     def _ask(self) -> Foreteller:

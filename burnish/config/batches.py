@@ -27,6 +27,11 @@ def unsettled(config: RunConfig) -> dict[str, Sizes]:
     return {option: sizes for option, sizes in config.batch_sizes().items() if size_of(config, option) == AUTO}
 
 
+def unforeseen(config: RunConfig, *, on_gpu: bool) -> dict[str, int]:
+    """The size without a forecast of every batch that is still auto, by its option."""
+    return {option: sizes.unforeseen if on_gpu else sizes.on_cpu for option, sizes in unsettled(config).items()}
+
+
 def smallest(config: RunConfig) -> dict[str, int]:
     """The smallest size of every batch that is still auto, by its option."""
     return {option: sizes.tried[0] for option, sizes in unsettled(config).items()}

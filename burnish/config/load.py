@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -32,6 +32,7 @@ from burnish.utils.reading import checked_path, read_text
 
 BASE = "base"  # recipe of a folder that the others extend
 Layers = list[tuple[str, dict[str, Any]]]  # file and content of recipes, highest precedence first
+Extended = tuple[str, dict[str, Any], tuple[Hardware, ...]]  # file, options and hardware of a recipe
 LABEL = re.compile(r"[A-Za-z_][\w-]*")  # of a reward, so that the command line can name it
 
 
@@ -46,9 +47,10 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         ConfigError: with all problems, one per line.
     """
-    layers = _layers(find_recipe(recipe))
+    extended = list(_extended(find_recipe(recipe)))
+    layers = [(file, content) for file, content, _ in extended]
     machine, given = read_machine(overrides)
-    if composed := machine.options(hardware_of(recipe)):
+    if composed := machine.options(_stated(extended)):
         layers = [(f"options for the hardware of {layers[0][0]}", nest(read_overrides(composed))), *layers]
     tree = with_whole_paths(nest(given))
     trees = [tree, *(layer for _, layer in layers)]
@@ -130,7 +132,12 @@ def hardware_of(recipe: str) -> tuple[Hardware, ...]:
     Raises:
         ConfigError: what it states is malformed.
     """
-    return next((stated for *_, stated in _extended(find_recipe(recipe)) if stated), ())
+    return _stated(_extended(find_recipe(recipe)))
+
+
+def _stated(extended: Iterable[Extended]) -> tuple[Hardware, ...]:
+    """The nearest statement of hardware."""
+    return next((stated for *_, stated in extended if stated), ())
 
 
 def model_of_hardware(recipe: str) -> str | None:
@@ -140,7 +147,7 @@ def model_of_hardware(recipe: str) -> str | None:
     return next((model["path"] for model in models if isinstance(model, dict) and "path" in model), None)
 
 
-def _extended(path: Path) -> Iterator[tuple[str, dict[str, Any], tuple[Hardware, ...]]]:
+def _extended(path: Path) -> Iterator[Extended]:
     """File, options and hardware of a recipe and, recursively, of the recipes that it extends."""
     seen: list[Path] = []
     where = ""

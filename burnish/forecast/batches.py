@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from burnish.config import RunConfig
-from burnish.config.batches import Sizes, smallest, unsettled, with_sizes, written
+from burnish.config.batches import Sizes, smallest, unsettled, with_sizes
 from burnish.forecast.advice import LEARNED, MADE
 from burnish.forecast.forecast import Forecast, forecast
 
@@ -19,10 +19,6 @@ class Chosen:
 
     sizes: dict[str, int]
     forecast: Forecast
-
-    @property
-    def options(self) -> list[str]:
-        return written(self.sizes)
 
 
 def choose(config: RunConfig, least: Forecast, memory: int) -> Chosen:

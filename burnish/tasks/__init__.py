@@ -3,18 +3,12 @@
 import torch
 
 from burnish.config import RunConfig
-from burnish.config.batches import unsettled, with_sizes
+from burnish.config.batches import unforeseen, with_sizes
 from burnish.config.tasks import task_named
 from burnish.tasks.assembly import Assembly
 from burnish.training.ranks import SINGLE_RANK, Ranks
 
 __all__ = ["Assembly", "assemble"]
-
-
-def unforeseen(config: RunConfig) -> dict[str, int]:
-    """Sizes of the batches that are still auto, where nothing is known of memory, by their options."""
-    on_cpu = config.model.device == "cpu" or not torch.cuda.is_available()
-    return {name: sizes.on_cpu if on_cpu else sizes.unforeseen for name, sizes in unsettled(config).items()}
 
 
 def assemble(config: RunConfig, ranks: Ranks = SINGLE_RANK, *, only_samples: bool = False) -> Assembly:
@@ -25,7 +19,8 @@ def assemble(config: RunConfig, ranks: Ranks = SINGLE_RANK, *, only_samples: boo
         ranks: those that hold the trained networks together.
         only_samples: nothing is trained or evaluated with it, so that it needs no network but those that sample.
     """
-    assembly: Assembly = task_named(config.task).assembly(with_sizes(config, unforeseen(config)), ranks)
+    config = with_sizes(config, unforeseen(config, on_gpu=config.model.device != "cpu" and torch.cuda.is_available()))
+    assembly: Assembly = task_named(config.task).assembly(config, ranks)
     assembly.only_samples = only_samples
     if only_samples:
         assembly.needs = assembly.needs.to_sample()
