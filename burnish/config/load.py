@@ -10,6 +10,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -114,8 +115,9 @@ def find_recipe(recipe: str) -> Path:
     raise ConfigError(f"recipe is {recipe}, which is none; {hint}{way_out}")
 
 
-def _shipped() -> list[str]:
-    return sorted(path.relative_to(RECIPES).with_suffix("").as_posix() for path in RECIPES.rglob("*.yaml"))
+@cache
+def _shipped() -> tuple[str, ...]:
+    return tuple(sorted(path.relative_to(RECIPES).with_suffix("").as_posix() for path in RECIPES.rglob("*.yaml")))
 
 
 def _layers(path: Path) -> Layers:
