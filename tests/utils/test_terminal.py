@@ -7,7 +7,6 @@ import logging
 import re
 from pathlib import Path
 
-import pytest
 from rich.table import Table
 
 from burnish.utils import terminal
