@@ -47,6 +47,7 @@ docs: $(VENV)/.installed-dev  ## the documents of this version as a site, beside
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
 install: $(VENV)/.installed
