@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,7 @@ def _judge(reward: AnyReward, samples: Sequence[Any], prompts: Sequence[Prompt],
         return []
     alone = [[row] for row in range(len(samples))]
     together = alone if reward.compares() == "samples" else given.groups(prompts)
+    own = os.getpid()
     try:
         # copies: a reward that modifies its pictures must not change the input of the next one
         verdicts = reward.verdicts([writable(sample) for sample in samples], list(prompts), given)
@@ -66,6 +68,9 @@ def _judge(reward: AnyReward, samples: Sequence[Any], prompts: Sequence[Prompt],
     except (Exception, SystemExit) as error:  # exit() in a reward must not end the process
         if len(together) == 1:
             return [failed(error)] * len(samples)
+    finally:
+        if os.getpid() != own:
+            os._exit(0)  # a process that the reward has forked, and that came back from it
     # outside of the handler, so that further errors are not chained to the first one
     found: dict[int, Verdict] = {}
     for rows in together:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
@@ -187,12 +188,17 @@ def test_a_model_scores_what_waits_together_if_it_may(tmp_path, monkeypatch, mer
     assert len(together) == 4
 
 
-@pytest.mark.slow
-def test_one_whose_child_comes_back_gives_no_sample_anothers_reward():
-    with Scorer({"it": function("forks")}, ScoringOptions(processes=1)) as scorer:
+@pytest.mark.parametrize("processes", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_one_whose_child_comes_back_gives_no_sample_anothers_reward(processes, tmp_path):
+    own = os.getpid()
+    with Scorer({"it": function("forks")}, ScoringOptions(processes=processes)) as scorer:
         for texts in (["a", "bb"], ["ccc"], ["dddd", "e"]):
             scores = scorer.score([Response(text) for text in texts], [PROMPT] * len(texts))
+            if os.getpid() != own:
+                (tmp_path / "came back").touch()
+                os._exit(0)
             assert scores.reward.tolist() == [len(text) for text in texts]
+    assert not list(tmp_path.iterdir()), "the child goes on with the run as well"
 
 
 def test_a_process_that_gives_too_few_verdicts_gives_none(monkeypatch):
