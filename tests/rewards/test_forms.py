@@ -75,10 +75,17 @@ def test_what_no_form_fits_is_told_the_forms(tmp_path):
         lookup("language reward", "function")(path=f"{tmp_path}/mine.py:score").check([PROMPT])
 
 
-def test_a_text_that_a_reward_of_images_gets_is_told():
-    (verdict,) = judge(lookup("flow reward", "border_darkness")(), [Response("2")], [PROMPT])
+@pytest.mark.parametrize(
+    ("reward", "sample", "said"),
+    [
+        (("flow reward", "border_darkness"), Response("2"), "this is a text"),
+        (("language reward", "exact"), np.zeros((4, 4, 3), dtype=np.uint8), "this is not a text"),
+    ],
+)
+def test_a_sample_of_the_other_task_is_told(reward, sample, said):
+    (verdict,) = judge(lookup(*reward)(), [sample], [PROMPT])
     assert (verdict.value, verdict.fault) == (None, "")
-    assert "this is a text" in verdict.note
+    assert said in verdict.note
 
 
 def test_a_function_that_goes_to_another_folder_is_found_again(tmp_path, monkeypatch):

@@ -87,8 +87,12 @@ def test_responses_are_scored_and_failures_are_missing():
     ) as service:
         one = remote("language reward", service.url, protocol="burnish")
         verdicts = judge(one, responses, prompts)
+        sent = {"samples": [encode_sample(noise(1))], "prompts": [encode_prompt(PROMPT, media=False)]}
+        status, answer, _ = post(f"{service.url}/score", sent)
     assert [verdict.value for verdict in verdicts] == [1.0, None, 3.0]
     assert "died twice" in verdicts[1].fault
+    assert (status, answer["scores"][0]["fault"]) == (200, "")
+    assert "this is not a text" in answer["scores"][0]["note"]
     (gone,) = judge(
         remote("language reward", service.url, protocol="burnish", deadline=2.0), responses[:1], prompts[:1]
     )

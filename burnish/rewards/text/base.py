@@ -67,7 +67,9 @@ class LanguageReward(AnyReward):
     def judges(self, prompt: Prompt) -> bool:
         return not self.labels or prompt.label in self.labels
 
-    def unable(self, sample: Response) -> str:
+    def unable(self, sample: Any) -> str:
+        if not isinstance(sample, Response):
+            return f"{self.name} scores responses, and this is not a text"
         return "" if sample.dialogue is None else sample.dialogue.error
 
     @abstractmethod
