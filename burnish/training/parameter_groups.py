@@ -79,12 +79,26 @@ class ParameterGroup:
             )
         for optimizer, saved in zip(self.optimizers, [state["optimizer"], *state.get("others", [])], strict=True):
             weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+            self._check_moments(saved["state"], len(weights))
             moments = {
                 number: {name: _placed(value, weights[number]) for name, value in some.items()}
                 for number, some in saved["state"].items()
             }
-            optimizer.load_state_dict(saved | {"state": moments})
+            # its rates are those of the options, which the saved groups of parameters repeat
+            optimizer.load_state_dict(optimizer.state_dict() | {"state": moments})
         self.steps = state["steps"]
+
+    def _check_moments(self, saved: Mapping[Any, Any], count: int) -> None:
+        where = f"the checkpoint has a groups.{self.name}.optimizer.state"
+        for number, values in saved.items():
+            if number not in range(count) or not isinstance(values, dict):
+                raise UserError(f"{where}.{number} that is not of one of {count} weights; use another checkpoint")
+            for name, value in values.items():
+                counts = name == "step" and self.options.name == "adamw_8bit"  # which counts by a number
+                if not isinstance(value, int if counts else Tensor | SavedTensor):
+                    raise UserError(
+                        f"{where}.{number}.{name} that is not a tensor: {value!r:.40}; use another checkpoint"
+                    )
 
 
 def _placed(value: Any, weight: nn.Parameter) -> Any:

@@ -169,7 +169,7 @@ def test_muon_steps_matrices_and_adamw_the_rest():
         torch.testing.assert_close(weights[name].detach(), -0.1 * weights[name].grad.sign(), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["muon", "adamw_8bit"])
+@pytest.mark.parametrize("name", ["adamw", "muon", "adamw_8bit"])
 def test_a_group_goes_on_as_if_nothing_had_happened(name):
     if name == "adamw_8bit":
         pytest.importorskip("bitsandbytes")
@@ -199,6 +199,20 @@ def test_a_group_goes_on_as_if_nothing_had_happened(name):
     steps(resumed, range(3, 6))
     for name, weight in through.parameters.items():
         assert torch.equal(resumed.parameters[name], weight)
+    for changes, said in (
+        ({"state": {0: 7}}, "state.0 that is not of one of"),
+        ({"state": {7: {}}}, "state.7 that is not of one of"),
+        ({"state": {0: {"exp_avg": 3}}}, "state.0.exp_avg that is not a tensor: 3"),
+    ):
+        saved = stopped.state_dict()
+        with pytest.raises(UserError, match=said):
+            group().load_state_dict(saved | {"optimizer": saved["optimizer"] | changes})
+    saved = stopped.state_dict()
+    saved["optimizer"]["param_groups"] = [7]
+    options.weight_decay = 0.5
+    (changed := group()).load_state_dict(saved)
+    steps(changed, range(3, 4))
+    assert changed.optimizers[0].param_groups[0]["weight_decay"] == 0.5
     options.name, options.momentum = "adamw", 0.95
     with pytest.raises(UserError, match=r"optimizer\.name is adamw, but the checkpoint has the state of"):
         group().load_state_dict(stopped.state_dict() | {"name": "muon"})
