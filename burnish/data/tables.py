@@ -11,7 +11,6 @@ from typing import Any
 
 from burnish.data.lines import repeated
 from burnish.utils.errors import UserError
-from burnish.utils.json_text import read_object
 from burnish.utils.reading import read_file
 
 ROWS = 256  # rows of a table that are converted to Python objects at once
@@ -101,8 +100,8 @@ def read_saved(path: Path) -> Iterator[dict[str, Any]]:
     except ImportError:
         raise UserError(f"{path} is a directory, which needs datasets: pip install 'burnish[data]'") from None
     if (path / "dataset_dict.json").exists():
-        splits = read_object(path / "dataset_dict.json").get("splits") or ()
-        raise UserError(f"{path} holds several splits; name one: {', '.join(str(path / split) for split in splits)}")
+        splits = sorted(str(file.parent) for file in path.glob("*/state.json"))
+        raise UserError(f"{path} holds several splits; name one: {', '.join(splits) or 'but there is none in it'}")
     try:
         table = datasets.Dataset.load_from_disk(str(path))
     except Exception as error:  # whatever the library makes of files that are not its own

@@ -250,3 +250,7 @@ def test_a_folder_that_only_looks_like_a_saved_data_set_is_refused(tmp_path):
         (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match="was not saved by the datasets library"):
         read_prompts(str(tmp_path))
+    for content in ('{"splits": 5}', '{"splits": [1]}', "[]"):
+        (tmp_path / "dataset_dict.json").write_text(content)
+        with pytest.raises(UserError, match="holds several splits"):
+            read_prompts(str(tmp_path))
