@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib.machinery import PathFinder
+from itertools import pairwise
 from pathlib import Path
 
 from burnish.utils.errors import UserError, listed
@@ -67,29 +68,48 @@ def holds_run(folder: Path) -> bool:
 
 _HARMLESS = re.compile(r"\..*|.*\.(log|out|err|txt)|prompts-\w+\.jsonl|lost\+found")  # may be there before the run
 
+# folders in that of a run
+_OWN = (
+    CHECKPOINTS,
+    KEPT,
+    VALIDATED,
+    VALIDATION,
+    "alarms",
+    "earlier",
+    "exported",
+    "profiles",
+    "reference",
+    "tensorboard",
+    "trackers",
+)
+
 
 def check_run_folder(output_dir: str) -> None:
     """Refuse to begin a run among files that no run wrote: it would move or replace those with its names.
 
     Raises:
-        UserError: the folder holds such files, or it is one of a run's checkpoints.
+        UserError: the folder holds such files, or it is inside of one that a run writes.
     """
-    folder = checked_path(output_dir, "output_dir").absolute()
+    folder = checked_path(output_dir, "output_dir").resolve()
     way_out = "give a new folder, such as output_dir=runs/mine"
-    for above in folder.parents:
-        if above.name == CHECKPOINTS and holds_run(above.parent):
-            raise UserError(f"output_dir is {output_dir}, among the checkpoints of the run {above.parent}; {way_out}")
-    begun = (
-        any((folder / name).exists() for name in (CLAIM, "code.json"))
-        or all((folder / name).exists() for name in (CONFIG, METRICS))
-        or any(folder.glob(f"{CHECKPOINTS}/*/manifest.json"))
-    )
-    if begun or not folder.is_dir():
+    for inside, above in pairwise((folder, *folder.parents)):
+        if inside.name in _OWN and _is_begun(above):
+            raise UserError(f"output_dir is {output_dir}, among the {inside.name} of the run {above}; {way_out}")
+    if _is_begun(folder) or not folder.is_dir():
         return
     if foreign := sorted(entry.name for entry in folder.iterdir() if not _HARMLESS.fullmatch(entry.name)):
         raise UserError(
             f"output_dir is {output_dir}, which holds {listed(foreign)} and is not the folder of a run; {way_out}"
         )
+
+
+def _is_begun(folder: Path) -> bool:
+    """Whether a run was started in a folder, by what a user's own would not have as well."""
+    return (
+        (folder / CLAIM).exists()
+        or all((folder / name).exists() for name in (CONFIG, METRICS))
+        or any(folder.glob(f"{CHECKPOINTS}/*/manifest.json"))
+    )
 
 
 def check_output(folder: Path, command: str, option: str = "--output") -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,13 +38,38 @@ def pictures(folder: Path) -> Path:
     return folder
 
 
-def checkpoint(folder: Path) -> Path:
-    """Of another run, not there yet."""
-    RunFolder(folder).begin(load("quickstart"), resumed_at=None)
-    return folder / "checkpoints" / "x"
+def commented(folder: Path) -> Path:
+    """A user's own folder, with a description of their code."""
+    (project(folder) / "code.json").write_text("{}")
+    (folder / "config.yaml").unlink()
+    return folder
 
 
-@pytest.mark.parametrize("made", [project, model, pictures, checkpoint])
+def inside(*names: str) -> Callable[[Path], Path]:
+    """A folder in that of another run, not there yet."""
+
+    def made(folder: Path) -> Path:
+        RunFolder(folder).begin(load("quickstart"), resumed_at=None)
+        return folder.joinpath(*names)
+
+    return made
+
+
+def linked(folder: Path) -> Path:
+    """Leads to a checkpoint of another run."""
+    there = inside("checkpoints")(folder)
+    there.mkdir()
+    (link := folder.parent / "link").symlink_to(there)
+    return link / "x"
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        project, model, pictures, commented, linked, inside("checkpoints"), inside("checkpoints", "x"),
+        inside("samples"), inside("validation", "x"), inside("..", "other", "..", "there", "checkpoints", "x"),
+    ],
+)  # fmt: skip
 def test_a_run_does_not_begin_among_files_of_others(tmp_path, made):
     folder = made(tmp_path / "there")
     before = content(tmp_path)
