@@ -24,6 +24,7 @@ from burnish.options.data import OrderOptions, RecordOptions
 from burnish.options.flow import CommonModelOptions, FilterOptions, LoraOptions
 from burnish.options.samples import SaveOptions, ValidationSaveOptions
 from burnish.registry import options
+from burnish.utils.addresses import secret_in
 
 
 @options
@@ -295,8 +296,8 @@ class TokenTeacher:
         for name in ("served_as", "token_variable"):
             if self.url is None and getattr(self, name) is not None:
                 raise ValueError(f"{name} is {getattr(self, name)}, which is never read without url; leave it out")
-        if self.url is not None and "@" in self.url:
-            raise ValueError("url contains a user name or password, which would be saved; use token_variable")
+        if self.url is not None and (held := secret_in(self.url)):
+            raise ValueError(f"url contains {held}, which would be saved; use token_variable")
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url is {self.url}; it must begin with http:// or https://")
         if not self.is_policy and self.weights != "current":

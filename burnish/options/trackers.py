@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from typing import Annotated, Literal, Self
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from burnish.options import NonNegative, Whole
 from burnish.registry import options
+from burnish.utils.addresses import secret_in
 
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Address = Annotated[str, Field(min_length=1, max_length=2000, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -69,10 +69,10 @@ class MlflowOptions:
     def _uri_fits(cls, value: str | None) -> str | None:
         if value is not None and value != "databricks" and "://" not in value:
             raise ValueError(f"uri is {value}, which is no address; give http://HOST:PORT, or leave it out for files")
-        if value is not None and "@" in urlsplit(value).netloc:
+        if value is not None and (held := secret_in(value)):
             raise ValueError(
-                "uri contains a user name or password, which would be saved; set MLFLOW_TRACKING_USERNAME and "
-                "MLFLOW_TRACKING_PASSWORD"
+                f"uri contains {held}, which would be saved; set MLFLOW_TRACKING_USERNAME and "
+                "MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
             )
         return value
 

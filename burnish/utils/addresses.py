@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 PROTOCOL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?=://)")
 CHAINED = re.compile(r"::|[?#]")
 READ_ONLY = ("http", "https")  # to fsspec
+SECRET = re.compile(
+    r"key|token|secret|password|signature|credential|^(access|auth|code|jwt|pass|passwd|pwd|sig)$", re.IGNORECASE
+)
 LOST = ("memory", "data", "cached", "simplecache", "filecache", "blockcache")  # with the process
 
 
 def is_address(text: str) -> bool:
     """Whether a text is an address, and not a path of this machine or a name on the hub."""
     return PROTOCOL.match(text) is not None
+
+
+def secret_in(address: str) -> str:
+    """What an address contains that must not be saved, such as key=..., without its value; "" if nothing."""
+    try:
+        parts = urlsplit(address)
+    except ValueError:  # a bracket that is not closed
+        return "a user name or password" if "@" in address else ""
+    if "@" in parts.netloc:
+        return "a user name or password"
+    pairs = [pair.partition("=") for pair in re.split("[&;]", f"{parts.query}&{parts.fragment}")]
+    return next((f"{unquote(name)}=..." for name, _, value in pairs if value and SECRET.search(unquote(name))), "")
 
 
 def address_complaint(address: str) -> str:

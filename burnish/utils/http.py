@@ -7,7 +7,6 @@ import json
 import math
 import os
 import random
-import re
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -17,8 +16,9 @@ from email.utils import parsedate_to_datetime
 from functools import cache
 from http.cookiejar import DefaultCookiePolicy
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlsplit
 
+from burnish.utils.addresses import secret_in
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json
 
@@ -31,7 +31,6 @@ LARGEST = 16 << 20  # bytes of a reply
 SHOWN = 200  # characters of a server's own explanation in a message
 TRY_AGAIN = (408, 425, 429)  # the server is busy; other 4xx are errors of the request
 OF_THIS_MACHINE = ("169.254.169.254", "metadata.google.internal")  # a proxy would be told of its own machine
-SECRET = re.compile(r"key|token|secret|password|signature|credential|^(auth|sig|pwd)$", re.IGNORECASE)
 GRACE = 1.0  # seconds after a deadline for the thread that watches it to say so
 
 
@@ -50,23 +49,20 @@ class HttpError(OSError):
 
 
 def check_url(url: str, option: str) -> None:
-    """Refuse an address that is none, or that would be saved with a password.
+    """Refuse an address that is none, or that would be saved with a secret in it.
 
     Raises:
-        UserError: it has a user name or password, no host, or a port that there is not; a password is not shown.
+        UserError: it has a password or a key, which is not shown, no host, or a port that there is not.
     """
+    if held := secret_in(url):
+        raise UserError(f"{option} contains {held}, which would be saved; use token_variable")
     try:
         address = urlsplit(url)
-        given, host, _ = "@" in address.netloc, address.hostname, address.port
-        secret = next((name for name, _ in parse_qsl(address.query) if SECRET.search(name)), None)
+        host, _ = address.hostname, address.port
     except ValueError:  # a bracket that is not closed, a port that is no number
-        given, host, secret = "@" in url, None, None
-    if not given and not host:
+        host = None
+    if not host:
         raise UserError(f"{option} is {url!r:.200}, which is no address; write http://HOST:PORT or https://HOST/PATH")
-    if given:
-        raise UserError(f"{option} contains a user name or password, which would be saved; use token_variable")
-    if secret is not None:
-        raise UserError(f"{option} has {secret}=... in its address, which would be saved; use token_variable")
 
 
 def read_token(variable: str | None, option: str) -> str | None:

@@ -1,12 +1,14 @@
 """Requests to servers that are slow, lie, send elsewhere or are away: every wait ends, and no token goes astray."""
 
 import os
+import re
 import threading
 import time
 import zlib
 
 import pytest
 
+from burnish.config import load
 from burnish.utils.errors import UserError
 from burnish.utils.http import LARGEST, HttpError, Servers, check_url, read_token
 from tests.support.http_servers import dripping, json_server
@@ -168,9 +170,26 @@ def test_a_password_in_an_address_is_refused_and_not_shown(url):
     check_url("http://h:8000/p@th", "url")
 
 
-@pytest.mark.parametrize("name", ["key", "api_key", "access_token", "X-Amz-Signature"])
-def test_a_secret_in_an_address_is_refused_and_not_shown(name):
-    with pytest.raises(UserError, match=f"{name}=.*token_variable") as caught:
-        check_url(f"http://h/?model=a&{name}=hush", "url")
+SECRETS = ["key", "api_key", "access_token", "X-Amz-Signature", "code", "access", "jwt", "pass"]
+
+
+@pytest.mark.parametrize("query", [*(f"?model=a&{name}=hush" for name in SECRETS), "#key=hush", "?x=1;key=hush"])
+@pytest.mark.parametrize(
+    ("option", "given"),
+    [
+        ("url", lambda address: check_url(address, "url")),
+        ("trackers.mlflow.uri", lambda address: load("quickstart", [f"trackers.mlflow.uri={address}"])),
+        (
+            "algorithm.teachers",
+            lambda address: load("vlm_quickstart", ["algorithm=distill", f"algorithm.teachers=[{{url: '{address}'}}]"]),
+        ),
+    ],
+)
+def test_a_secret_in_an_address_is_refused_and_not_shown(option, given, query):
+    with pytest.raises(UserError, match=rf"{re.escape(option)}.*=\.\.\., which would be saved") as caught:
+        given(f"http://h/v1{query}")
     assert "hush" not in str(caught.value)
-    check_url("http://h/?model=a", "url")
+
+
+def test_an_address_without_a_secret_is_none():
+    check_url("http://h/?model=a&api-version=1&bypass=1", "url")
