@@ -175,11 +175,15 @@ def test_the_first_values_decide_nothing_but_the_base_folder(recipe):
 
 def test_a_member_stops_when_the_sweep_is_killed(tmp_path):
     member = (
-        "import os, signal, sys, time; from burnish.hooks.stop import end_with_parent;"
+        "import os, signal, sys, time; from burnish import cli;"
         "signal.signal(signal.SIGTERM, lambda *_: (open(sys.argv[1] + '/stopped', 'w'), os._exit(0)));"
-        "end_with_parent(os.getppid()); open(sys.argv[1] + '/begun', 'w'); time.sleep(60)"
+        "cli.StopRequest = lambda: (open(sys.argv[1] + '/begun', 'w'), time.sleep(60));"
+        "cli.main(['train', 'quickstart'])"
     )
-    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {member!r}, {str(tmp_path)!r}])"
+    code = (
+        "import sys; from burnish.commands import sweep\n"
+        f"with sweep._forwarding() as run: run([sys.executable, '-c', {member!r}, {str(tmp_path)!r}])"
+    )
     parent = sweep.subprocess.Popen([sys.executable, "-c", code])
     awaited(tmp_path / "begun")
     parent.kill()

@@ -151,6 +151,10 @@ class TestChoosing:
         assert float(value.max()) == pytest.approx(1.0)
         assert float(value.min()) == pytest.approx(-0.2)
 
+    def test_advantages_may_be_scaled_to_another_maximum(self):
+        plain, scaled = (AWM(advantage_clip=5.0, **more).credit(scored())[0] for more in ({}, {"advantage_max": 1.0}))
+        torch.testing.assert_close(scaled.value, plain.value / 5)
+
     @pytest.mark.parametrize("algorithm", [DiffusionNFT, CRD])
     def test_probabilities_are_of_advantages_within_both_bounds(self, algorithm):
         batch, _ = algorithm(advantage_clip=1.0, advantage_clip_low=-0.2).credit(scored())
