@@ -10,6 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
+from burnish.data.flow.pictures import read_pictures
+from burnish.options.flow import PromptOptions
 from burnish.options.samples import SaveOptions
 from burnish.tasks.sample_files import SampleFiles, write_index
 from burnish.types.media import Media
@@ -78,6 +80,19 @@ def test_every_field_is_kept(tmp_path):
     assert second["reward"] is None
     assert second["components"]["ocr_exact"] is None
     assert second["fault"] == "ocr: failed"
+
+
+def test_another_run_learns_from_them(tmp_path):
+    """data.train_files=RUN/samples"""
+    keep(SampleFiles(tmp_path, SaveOptions()), [Prompt(text="plain"), FULL], missing=(0,))
+    write_index(tmp_path)
+    for holds, rewards in (("pictures", [NAN] * 4), ("scored", [NAN, 0.1, 0.2, 0.3])):
+        found = read_pictures(str(tmp_path), holds, size=(6, 8), keys=PromptOptions())
+        found.sort(key=lambda one: one.prompt.text, reverse=True)  # folders are in the order of uids
+        assert [one.prompt.text for one in found] == ["plain"] * 2 + ["a red cube"] * 2
+        assert [one.reward for one in found] == pytest.approx(rewards, nan_ok=True)
+        for row, one in enumerate(found):
+            assert (np.asarray(one.pictures[0].image()) == picture(row)).all()
 
 
 def test_which_updates_and_prompts(tmp_path):

@@ -73,6 +73,7 @@ def test_a_function_that_draws_on_pictures_changes_none():
         ("brightness", "package.module:function"),
         (f"{MODULE}:", "package.module:function"),
         (f"{MODULE}:nothing", "nothing has no such name"),
+        (f"{MODULE}:brightnes", "did you mean brightness?"),
         (f"{MODULE}:not_a_function", "not_a_function is not a function"),
         ("no.such.module:score", "No module named 'no'"),
         ("/no/such/file.py:score", "no file /no/such/file.py"),

@@ -88,6 +88,7 @@ def test_a_clip_with_values_that_are_not_finite_is_shown_and_not_scored(tmp_path
     assert (first["reward"], first["note"]) == (None, "the clip has non-finite values")
     assert all(other["reward"] is not None for other in others)
     assert metrics["val-aux/missing"] == 0.25
+    assert metrics["val-aux/num_samples"] == 4
 
 
 def test_sounds_too(tmp_path: Path):
