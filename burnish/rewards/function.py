@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Iterator, Sequence
+from functools import cache
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TOGETHER = 64  # calls about single samples of an async function that wait at a time
+
+
+@cache
+def _tell_form(path: str, form: str) -> None:
+    """Say once in what form a function is called, which nothing but the names of its parameters decides."""
+    log.warning("reward function %s is called in the form of %s, by its parameters", path, form)
 
 
 @options
@@ -80,7 +87,7 @@ class FunctionReward(AnyReward):
         """Refuse a function that can't be imported, or asks for what nobody has; it is not called."""
         call = self._call
         if call.form:
-            log.info("reward function %s is called in the form of %s, by its parameters", self.path, call.form)
+            _tell_form(self.path, call.form)
         _ = self.compares()
         for name in call.required:
             for prompt in prompts:

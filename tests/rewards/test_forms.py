@@ -1,7 +1,5 @@
 """Functions that were written for other libraries run as they are, and say by which form they are called."""
 
-import logging
-
 import numpy as np
 import pytest
 
@@ -51,9 +49,10 @@ def of(function, kind="language reward"):
 
 @pytest.mark.parametrize("name", ["easyr1_batch", "easyr1_single", "verl", "trl"])
 def test_functions_of_others_score_responses(name, caplog):
-    caplog.set_level(logging.INFO)
     reward = of(name)
-    reward.check([PROMPT])
+    for _ in range(2):
+        reward.check([PROMPT])
+    assert caplog.text.count("is called in the form of") == 1
     assert {"easyr1": "EasyR1", "verl": "verl", "trl": "TRL"}[name.partition("_")[0]] in caplog.text
     right, wrong = judge(reward, [Response("2"), Response("3")], [PROMPT] * 2, GIVEN)
     assert (right.value, wrong.value) == (0.9 if name == "easyr1_batch" else 1.0, 0.0)
