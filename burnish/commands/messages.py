@@ -65,7 +65,10 @@ def opening_message(config: RunConfig, items: int, *, done: int, console: Consol
         console: where to print; None is standard output.
     """
     console = console or terminal.console()
-    for line in [*plan(config, items, done=done), *(f"Note: {caution}." for caution in config.cautions())]:
+    # an own reward comes beside those of the recipe
+    weights = ", ".join(f"{label} (weight {one.weight:g})" for label, one in config.rewards.items() if one.counts)
+    judged = [f"Rewards: {weights}."] if weights else []
+    for line in [*plan(config, items, done=done), *judged, *(f"Note: {caution}." for caution in config.cautions())]:
         console.print(escape(line), highlight=False, soft_wrap=not console.is_terminal)
 
 

@@ -61,8 +61,10 @@ def test_what_is_not_counted_is_said() -> None:
 
 def test_a_run_that_goes_on_says_how_much_is_done() -> None:
     out = io.StringIO()
-    opening_message(load("quickstart"), 100, done=20, console=Console(file=out, width=200))
+    added = ["rewards.border_darkness.weight=0.5"]
+    opening_message(load("quickstart", added), 100, done=20, console=Console(file=out, width=200))
     assert "60 updates of 96 pictures" in out.getvalue()
+    assert "\nRewards: ocr (weight 1), border_darkness (weight 0.5).\n" in out.getvalue()  # the recipe's stay
     assert "; 20 of them are done." in out.getvalue()
 
 
