@@ -34,7 +34,8 @@ VOCABULARIES = ("tokenizer.json", "*.model", "vocab.txt", "tekken.json", "*.tikt
 OF_BYTES = ("ByT5Tokenizer", "PerceiverTokenizer", "CanineTokenizer")
 STANDARD = ("diffusion_pytorch_model.safetensors", "model.safetensors")  # names of both libraries
 PLAIN = re.compile(r"(?:diffusion_pytorch_model|model|pytorch_model)(?:-\d+-of-\d+)?\.(?:safetensors|bin)")
-VARIANT = re.compile(r"(?:diffusion_pytorch_model|model)\.(\w+)(?:-\d+-of-\d+)?\.safetensors")  # of both libraries
+# of both libraries; diffusers wrote the number of a shard before the variant once
+VARIANT = re.compile(r"(?:diffusion_pytorch_model|model)(?:\.(\w+)(?:-\d+-of-\d+)?|-\d+-of-\d+\.(\w+))\.safetensors")
 # ends of names of weights of few bits: GPTQ and AWQ, compressed-tensors, bitsandbytes, FP8
 OF_FEW_BITS = (".qweight", ".qzeros", ".weight_packed", ".absmax", ".quant_map", ".weight_scale", ".weight_scale_inv",
                ".SCB")  # fmt: skip
@@ -200,7 +201,7 @@ def load_network(kind: Any, folder: Path, *, further: Literal["warn", "refuse"] 
 def variant_of(folder: Path) -> str | None:
     """The variant, such as fp16, that a folder has all of its weights in; None where it has others, or several."""
     names = [file.name for file in folder.glob("*.*")]
-    found = {match[1] for name in names if (match := VARIANT.fullmatch(name))}
+    found = {match[1] or match[2] for name in names if (match := VARIANT.fullmatch(name))}
     plain = any(PLAIN.fullmatch(name) for name in names)
     return found.pop() if len(found) == 1 and not plain else None
 

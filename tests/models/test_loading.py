@@ -66,6 +66,11 @@ def in_variant(folder, variant):
 def test_a_pipeline_in_half_precision_alone_is_loaded(tmp_path):
     write(describe("sd3"), tmp_path, seed=0)
     weights = {part: in_variant(tmp_path / part, "fp16") for part in ("transformer", "text_encoder", "vae")}
+    # the transformer in a shard, which diffusers once named so
+    (file,) = (tmp_path / "transformer").glob("*.safetensors")
+    shard = file.rename(file.with_name("diffusion_pytorch_model-00001-of-00001.fp16.safetensors"))
+    index = {"metadata": {}, "weight_map": dict.fromkeys(weights["transformer"], shard.name)}
+    (shard.parent / "diffusion_pytorch_model.safetensors.index.fp16.json").write_text(json.dumps(index))
     options = [f"model.path={tmp_path}", "rollout.height=null", "rollout.width=null"]
     load("quickstart", options).check_model(tmp_path)
     model = load_model(ModelOptions(path=str(tmp_path), lora=None))
