@@ -7,6 +7,7 @@ import difflib
 import errno
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -197,17 +198,16 @@ def _train(args: argparse.Namespace) -> int:
             with stop.cancellable():
                 with progress(f"Reading {args.recipe}"):
                     from burnish.commands.fetching import fetched
+                    from burnish.commands.hardware import check_hardware
                     from burnish.config import load
                     from burnish.config.disk import check_disk
                     from burnish.config.hub import fetch_data, with_models
                     from burnish.config.run_folder import check_place
 
                     config = load(args.recipe, args.overrides)
-                    check_place(args.recipe, args.overrides, config)
+                    check_place(config)
                 _quiet_threads(config.threads)
-                with loading_pytorch():
-                    from burnish.commands.fitting import check_hardware
-                check_hardware(args.recipe, args.overrides, config)
+                check_hardware(config, lambda words: shlex.join(["burnish", "train", *words]))
                 config = with_models(fetched(config))
                 fetch_data(config)
                 with progress("Checking the model's files"):

@@ -151,13 +151,14 @@ def test_an_import_downwards_is_none(source):
 
 LOAD = "from burnish.config import load; load('quickstart').check()"
 REFUSE = "from burnish.cli import main; assert main(['train', 'quickstart', 'algorithm.no_such=1']) == 2"
+NO_GPU = REFUSE.replace("quickstart', 'algorithm.no_such=1", "qwen25_vl/grpo', 'model.device=cpu")
 HELP = "from burnish.cli import main\ntry:\n    main(['train', '--help'])\nexcept SystemExit:\n    pass"
 
 
 @pytest.mark.parametrize(
     "code",
-    ["import burnish.config", "import burnish.cli", LOAD, REFUSE, HELP],
-    ids=["config", "cli", "load", "refuse", "help"],
+    ["import burnish.config", "import burnish.cli", LOAD, REFUSE, NO_GPU, HELP],
+    ids=["config", "cli", "load", "refuse", "no GPU", "help"],
 )
 def test_a_command_line_is_checked_before_anything_heavy_is_imported(code):
     show = f"import sys; print('heavy:', *[name for name in {HEAVY} if name in sys.modules])"

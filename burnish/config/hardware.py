@@ -66,6 +66,16 @@ class Hardware:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """What a configuration was composed from."""
+
+    recipe: str  # name or path
+    overrides: tuple[str, ...]  # options, and words about the machine
+    stated: tuple[Hardware, ...] = ()  # what the recipe is made for
+    model: str | None = None  # the model that this statement is about
+
+
+@dataclass(frozen=True)
 class Machine:
     """What a command line says of the GPUs that a run gets."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from pydantic import Field
 from burnish.algorithms.base import Algorithm
 from burnish.config.alarms import alarm_complaints
 from burnish.config.batches import Sizes
+from burnish.config.hardware import Origin
 from burnish.config.memory import memory_complaints
 from burnish.config.mixing import mixing_complaints
 from burnish.config.placement import placement_complaints, profiler_complaints
@@ -114,6 +116,8 @@ class RunConfig:
     forecast: Literal["refuse", "warn", "off"] = "refuse"
     """Memory forecast before weights are loaded, on GPUs alone (burnish plan): refuse ends a run that can't fit, with
     options that would make it fit; warn trains all the same; off forecasts nothing, and starts sooner."""
+    # no option: config.yaml leaves it out, and configurations that differ in it are equal
+    origin: Origin | None = dataclasses.field(default=None, repr=False, compare=False, metadata={"exclude": True})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """In another process, too, everything is there that the options name."""

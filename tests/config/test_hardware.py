@@ -1,8 +1,12 @@
 """What recipes state about the machine that they are made for."""
 
+from dataclasses import replace
+
 import pytest
 
+import burnish
 from burnish.cli import main
+from burnish.config import dump
 from burnish.config.hardware import Hardware
 from burnish.config.load import hardware_of, load, recipe_names
 from burnish.utils.errors import ConfigError, UserError
@@ -115,6 +119,26 @@ def test_a_machine_that_cannot_run_a_recipe_refuses_it_before_anything_is_fetche
     assert "burnish train qwen25_vl/grpo gpus=8 seed=3" in " ".join(capsys.readouterr().err.split())
     assert main(["train", "qwen25_vl/grpo", "gpus=8"]) == 2
     assert "no GPU" in capsys.readouterr().err
+
+
+def test_it_is_refused_from_python_too():
+    config = replace(burnish.load("qwen25_vl/grpo", "seed=3"), steps=7)
+    with pytest.raises(
+        UserError, match=r"run: burnish\.load\('qwen25_vl/grpo', 'gpus=8', 'seed=3'\); or set force=true"
+    ):
+        burnish.train(config)
+    with pytest.raises(UserError, match="gpus is 8, but this machine has no GPU"):
+        burnish.train(burnish.load("qwen25_vl/grpo", gpus=8))
+    with pytest.raises(UserError, match="model.path"):  # what stops it is that the model is not here
+        burnish.train(burnish.load("qwen25_vl/grpo", force=True))
+
+
+def test_what_a_configuration_was_composed_from_is_no_option():
+    config = load("qwen25_vl/grpo", ["gpus=8"])
+    assert config == replace(config, origin=None)
+    assert "origin" not in dump(config)
+    with pytest.raises(ConfigError, match=r"origin is 3, but there is no such option"):
+        load("quickstart", ["origin=3"])
 
 
 def test_another_model_and_force_go_on(capsys, tmp_path):
