@@ -7,7 +7,6 @@ import difflib
 import errno
 import os
 import re
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -207,7 +206,7 @@ def _train(args: argparse.Namespace) -> int:
                     config = load(args.recipe, args.overrides)
                     check_place(config)
                 _quiet_threads(config.threads)
-                check_hardware(config, lambda words: shlex.join(["burnish", "train", *words]))
+                check_hardware(config)
                 config = with_models(fetched(config))
                 fetch_data(config)
                 with progress("Checking the model's files"):
