@@ -5,16 +5,21 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Annotated, Any
 
+import pydantic
 import pytest
 
 from burnish.cli import VERBS
 from burnish.config.complaints import every_option
 from burnish.config.load import context_of
-from burnish.registry import ENTRY_POINTS, names
+from burnish.config.yaml_text import parse
+from burnish.registry import ENTRY_POINTS, KINDS, names
 from tests.support.command_lines import accept_line, accept_name
 from tests.support.shown import BESIDE, ROOT, blocks, own_recipe, spans
 
@@ -33,6 +38,11 @@ CONTEXTS = (
     ("vlm_quickstart", "environment.name=tools"),
     ("quickstart", "rewards.function.weight=1", "rewards.pickscore.weight=1"),
 )  # fmt: skip
+LINE = re.compile(r"(?:[a-z_]+\.)*([a-z_]+): ([\w.-]+|[\[{].*[\]}])")  # of a recipe or a suite
+# recipes' own keys; of records; of files of diffusers; of requests
+NO_OPTIONS = ("extends", "plugins", "role", "changed", "tie", "final_sigmas_type", "_auto_resize", "max_tokens",
+              "top_logprobs")  # fmt: skip
+FORMS = ("old_linear: [delay, start, slope, end]", "steps: [[end, value], ...]")  # names in the places of values
 FILES = re.compile(r"\.(jsonl|py|yaml|pth|layers)$")
 
 
@@ -112,3 +122,39 @@ def test_options_that_are_named_are_there(page):
         if re.fullmatch(r"[a-z_]+(\.\w+)+", name) and name.partition(".")[0] in sections and not FILES.search(name):
             within = name.rpartition(".")[0]  # of an option that is a table
             assert name in known() | sections or within in known() - sections, f"{page.name} names {name}"
+
+
+@cache
+def sections() -> list[type]:
+    """Every class of options."""
+    for kind in KINDS:
+        names(kind)
+    importlib.import_module("burnish.evaluation.suite")
+    modules = [module for name, module in sys.modules.items() if name.startswith("burnish.")]
+    found = {id(one): one for module in modules for one in vars(module).values() if isinstance(one, type)}
+    return [one for one in found.values() if "__pydantic_fields__" in vars(one)]
+
+
+def taken(name: str, value: Any) -> bool:
+    """Whether some class of options has this one, with this value."""
+    for section in sections():
+        field = section.__pydantic_fields__.get(name)
+        with suppress(pydantic.ValidationError):
+            if field is not None:
+                pydantic.TypeAdapter(Annotated[field.annotation, field]).validate_json(json.dumps(value), strict=True)
+                return True
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_line_of_a_recipe_in_text_is_taken(page):
+    lines = [line for span in spans(page.read_text()) if span not in FORMS and (line := LINE.fullmatch(span))]
+    others = {*NO_OPTIONS, *names("flow reward"), *names("language reward")}
+    wrong = [line[0] for line in lines if line[1] not in others and not taken(line[1], parse(line[2]))]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("line", ["opponents: many", "oponents: 4", "heads: {truth: one}"])
+def test_a_line_that_nothing_takes_is_found(line):
+    _, name, value = LINE.fullmatch(line).group(0, 1, 2)
+    assert not taken(name, parse(value))

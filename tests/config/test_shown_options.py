@@ -17,12 +17,11 @@ from burnish.utils.errors import UserError
 from tests.support.command_lines import accept
 from tests.support.shown import BESIDE, ROOT, blocks, forgotten, spans
 
-# the table of other trainers' options is composed in test_foreign.py; extending.md names what its own examples register
-ELSEWHERE = ("coming_from.md", "extending.md")
-PAGES = [*BESIDE, *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name not in ELSEWHERE)]
+# other trainers' options, which test_foreign.py composes; what its own examples register; titles of blocks
+ELSEWHERE = ("coming_from.md", "extending.md", "CONTRIBUTING.md")
+PAGES = [page for page in (*BESIDE, *sorted((ROOT / "docs").rglob("*.md"))) if page.name not in ELSEWHERE]
 OPTION = r"[a-z_]+(?:\.\w+)*="
 SHOWN = re.compile(rf"{OPTION}(?:[^`\s]+(?: {OPTION}[^`\s]+)*|[\[{{][^`]*[\]}}])")
-YAML = re.compile(r"([a-z_]+(?:\.\w+)*): (\S+|[\[{].*[\]}])")  # a line of a recipe
 PLACEHOLDER = re.compile(r"\bNAME\b|=(DIR|PATH|N|\.\.\.)$")  # for a value of the reader's
 RAY = ("runtime=ray", "pools.train.processes=2")
 SAMPLERS = (*RAY, "pools.rollout.processes=1")
@@ -66,8 +65,7 @@ MISSING = ("model.attention=flash",)  # needs a library that is not installed he
 
 def shown(page: Path) -> list[str]:
     """Options with values in a page's text and tables, each as it stands there, without its blocks."""
-    lines = [YAML.sub(r"\1=\2", span) if YAML.fullmatch(span) else span for span in spans(page.read_text())]
-    return list(dict.fromkeys(line for line in lines if SHOWN.fullmatch(line)))
+    return [span for span in spans(page.read_text()) if SHOWN.fullmatch(span)]
 
 
 def contexts(page: Path, text: str) -> Iterator[tuple[str, ...]]:
