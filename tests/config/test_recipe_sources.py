@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from burnish.config import load
 from burnish.config.load import find_recipe, recipe_names
 from burnish.config.yaml_text import parse
@@ -50,35 +48,30 @@ def test_every_published_recipe_has_a_source():
     assert all(source.where for source in SOURCES.values())
 
 
-@pytest.mark.parametrize("recipe", PUBLISHED)
-def test_a_recipe_has_the_values_of_its_source(recipe):
-    source, config = SOURCES[recipe], load(recipe)
-    found = {option: value_of(config, option) for option in source.values}
-    wrong = {option: (found[option], value) for option, value in source.values.items() if found[option] != value}
-    assert not wrong, f"{recipe} differs from {source.where}: {wrong}"
+def test_a_recipe_has_the_values_of_its_source_and_says_why_it_deviates():
+    for recipe in PUBLISHED:
+        source, config = SOURCES[recipe], load(recipe)
+        found = {option: value_of(config, option) for option in source.values}
+        wrong = {option: (found[option], value) for option, value in source.values.items() if found[option] != value}
+        assert not wrong, f"{recipe} differs from {source.where}: {wrong}"
+        for option, (ours, theirs, words) in source.differs.items():
+            assert value_of(config, option) == ours != theirs, (recipe, option)
+            assert words in words_of(recipe), f"{recipe} does not say why {option} is {ours} and not {theirs}"
 
 
-@pytest.mark.parametrize("recipe", PUBLISHED)
-def test_a_deliberate_difference_has_its_reason_in_the_recipe(recipe):
-    source, config = SOURCES[recipe], load(recipe)
-    for option, (ours, theirs, words) in source.differs.items():
-        assert value_of(config, option) == ours != theirs
-        assert words in words_of(recipe), f"{recipe} does not say why {option} is {ours} and not {theirs}"
+def test_whatever_a_recipe_sets_is_in_the_table():
+    for recipe in PUBLISHED:
+        source, base = SOURCES[recipe], find_recipe(recipe.split("/")[0] + "/base")
+        told = {*source.values, *source.differs, *source.ours, "steps"}
+        trees = [parse(file.read_text()) for file in (find_recipe(recipe), base)]
+        stated = {option for tree in trees for option in options_in(tree) if not option.startswith(OPERATIONAL)}
+        unknown = {one for one in stated if not any(one == name or one.startswith(f"{name}.") for name in told)}
+        assert not unknown, f"{recipe}: where are these from? {sorted(unknown)}"
 
 
-@pytest.mark.parametrize("recipe", PUBLISHED)
-def test_whatever_a_recipe_sets_is_in_the_table(recipe):
-    source, base = SOURCES[recipe], find_recipe(recipe.split("/")[0] + "/base")
-    told = {*source.values, *source.differs, *source.ours, "steps"}
-    trees = [parse(file.read_text()) for file in (find_recipe(recipe), base)]
-    stated = {option for tree in trees for option in options_in(tree) if not option.startswith(OPERATIONAL)}
-    unknown = {one for one in stated if not any(one == name or one.startswith(f"{name}.") for name in told)}
-    assert not unknown, f"where are these from? {sorted(unknown)}"
-
-
-@pytest.mark.parametrize("recipe", PUBLISHED)
-def test_rewards_that_the_user_has_to_write_are_said_to_be(recipe):
-    for line in find_recipe(recipe).read_text().splitlines():
+def test_rewards_that_the_user_has_to_write_are_said_to_be():
+    lines = [line for recipe in PUBLISHED for line in find_recipe(recipe).read_text().splitlines()]
+    for line in lines:
         if "rewards.py:" in line:
             name = line.partition("rewards.py:")[2].partition('"')[0]
             assert f"# yours: def {name}(images, prompts) in ./rewards.py" in line
