@@ -159,8 +159,17 @@ def pil_to_tensor(picture: Any) -> Tensor:
     return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
 
 
+def to_pil_image(image: Tensor) -> Any:
+    """A picture of PIL of bytes [C, H, W], or of numbers from 0 to 1."""
+    from PIL import Image
+
+    pixels = (image.mul(255).byte() if image.is_floating_point() else image).permute(1, 2, 0).cpu().numpy()
+    return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+
+
 FUNCTIONS = (
     InterpolationMode, resize, pad, crop, normalize, to_dtype, rgb_to_grayscale, grayscale_to_rgb, pil_to_tensor,
+    to_pil_image,
 )  # fmt: skip
 
 

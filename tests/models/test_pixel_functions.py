@@ -78,6 +78,8 @@ def test_borders_rectangles_and_colours():
     assert ours.rgb_to_grayscale(torch.ones(3, 1, 1)).item() == pytest.approx(0.9999)
     colours = np.arange(18, dtype=np.uint8).reshape(3, 2, 3)
     assert torch.equal(ours.pil_to_tensor(Image.fromarray(colours)), torch.from_numpy(colours).permute(2, 0, 1))
+    assert np.array_equal(ours.to_pil_image(torch.from_numpy(colours).permute(2, 0, 1)), colours)
+    assert np.array_equal(ours.to_pil_image(torch.full((1, 2, 3), 0.5)), np.full((2, 3), 127))
     whole = ours.to_dtype(torch.arange(256, dtype=torch.uint8), torch.float32, scale=True)
     assert whole[[0, 255]].tolist() == [0.0, 1.0]
     assert torch.equal(ours.to_dtype(whole, torch.uint8, scale=True), torch.arange(256, dtype=torch.uint8))
