@@ -272,16 +272,15 @@ def _said_to_be_there() -> Iterator[None]:
 @contextmanager
 def _standing_in() -> Iterator[None]:
     """Modules named torchvision while a module of transformers is imported, which asks for them by name."""
-    names = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2", "torchvision.transforms.functional")
+    names = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2")
     modules = {name: ModuleType(name) for name in names}
-    modules["torchvision.transforms.v2.functional"] = _functional()
+    modules |= {f"{name}.functional": _functional() for name in names[1:]}
     for name, module in modules.items():
         module.__spec__, module.__path__ = ModuleSpec(name, None), []
         parent, _, child = name.rpartition(".")
         if parent:
             setattr(modules[parent], child, module)
     modules["torchvision.transforms"].InterpolationMode = InterpolationMode  # type: ignore[attr-defined]
-    modules["torchvision.transforms.functional"].pil_to_tensor = pil_to_tensor  # type: ignore[attr-defined]
     sys.modules.update(modules)
     try:
         yield

@@ -102,7 +102,7 @@ from importlib.util import find_spec
 from burnish.models.language.processors import real_class
 before = set(sys.modules)
 video = real_class("Qwen3VLVideoProcessor")
-real_class("Llama4ImageProcessor"), real_class("PixtralProcessor")
+real_class("Llama4ImageProcessor"), real_class("PixtralProcessor"), real_class("Ernie4_5_VLMoeVideoProcessor")
 from transformers.utils import is_torchvision_available, is_torchvision_v2_available
 print([name for name in sys.modules if name.startswith("torchvision")], find_spec("torchvision"))
 print(is_torchvision_available(), is_torchvision_v2_available(), video.__module__)
