@@ -73,6 +73,7 @@ def any_responses(model: UniversalModel) -> Completion:
             failed |= dict.fromkeys(brought, error)
     if not encoded:
         why = failed.get("image", first)  # some take none without a picture
+        assert why is not None
         name = type(model.network).__name__
         raise UserError(
             f"model.path is {model.path}: {name} takes no prompt: {first_line(why)}; give a model that "
