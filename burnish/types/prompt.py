@@ -13,6 +13,7 @@ from burnish.types.tool_calls import as_chat, as_text
 from burnish.utils.json_text import parse_json
 
 SHOWN = 60  # characters of a prompt in a message
+_JSON = json.JSONEncoder(ensure_ascii=False)  # kept: json.dumps makes one for each prompt
 CALL = 128  # bytes around the call of a tool
 
 
@@ -82,6 +83,9 @@ class Prompt:
     @property
     def uid(self) -> str:
         content: list[Any] = [self.text, self.negative, self.answer, self.source]
+        if not (self.messages or self.images or self.videos or self.audios or self.label or self.extra or self.tools
+                or self.inputs):  # fmt: skip
+            return _hashed(content)
         said = [
             (
                 message.role,
@@ -100,7 +104,7 @@ class Prompt:
             content.append(["tools", self.tools])
         if self.inputs:
             content.append([(name, media.digest) for name, media in self.inputs])
-        return hashlib.blake2b(json.dumps(content, ensure_ascii=False).encode(), digest_size=8).hexdigest()
+        return _hashed(content)
 
     @property
     def media(self) -> tuple[Media, ...]:
@@ -159,6 +163,10 @@ def about_media(text: str, images: tuple[Media, ...], videos: tuple[Media, ...] 
     """A question about pictures and videos, which come before it."""
     parts = (*(Part("image") for _ in images), *(Part("video") for _ in videos), Part("text", text))
     return Prompt(text=text, messages=(Message("user", parts),), images=images, videos=videos)
+
+
+def _hashed(content: list[Any]) -> str:
+    return hashlib.blake2b(_JSON.encode(content).encode(), digest_size=8).hexdigest()
 
 
 def _chat_part(part: Part) -> dict[str, str]:

@@ -11,7 +11,7 @@ from burnish.data.forms import DIALOGUES, asked, said_whole
 from burnish.data.lines import data_error
 from burnish.data.records import ANSWER, AUDIOS, IMAGES, PROMPT, VIDEOS, Record, read_files, read_records
 from burnish.data.template import templated
-from burnish.data.values import extra_of, find, listed, record_of, text_of, value_at
+from burnish.data.values import extra_of, find, key_set, listed, record_of, text_of, value_at
 from burnish.options.language import LanguageDataOptions
 from burnish.types.media import Fit
 from burnish.types.prompt import Message, Prompt
@@ -41,11 +41,15 @@ def question(record: Record, options: LanguageDataOptions) -> Prompt:
     Raises:
         ValueError: a value has the wrong type, or media and placeholders don't match.
     """
-    conversation = conversation_of(record, options)
+    key, value = _asked(record, options)
+    plain = isinstance(value, str) and "<" not in value and options.system_prompt is None
+    if plain and not any(found is not None for _, found in _media(record, options)):
+        return _prompt(record, options, key, text_of(value, "prompt"))
+    conversation = converse_with_media(record, value, options)
     messages = conversation.messages
     if messages[-1].role != "assistant":
         return prompt_of(record, conversation, messages, options)
-    if asked(record.values, PROMPT, options.prompt_key)[0] not in DIALOGUES or len(messages) == 1:
+    if key not in DIALOGUES or len(messages) == 1:
         raise ValueError("has a prompt that ends with a message of the assistant; remove that message")
     prompt = prompt_of(record, conversation, messages[:-1], options)
     return prompt if prompt.answer is not None else replace(prompt, answer=messages[-1].said)
@@ -57,6 +61,11 @@ def conversation_of(record: Record, options: LanguageDataOptions) -> Conversatio
     Raises:
         ValueError: as ``question``.
     """
+    return converse_with_media(record, _asked(record, options)[1], options)
+
+
+def _asked(record: Record, options: LanguageDataOptions) -> tuple[str, Any]:
+    """The key of a record's question, and the question by the template, text or messages."""
     key, value = asked(record.values, PROMPT, options.prompt_key)
     if not key:
         wanted = options.prompt_key or " or ".join(PROMPT)
@@ -64,7 +73,7 @@ def conversation_of(record: Record, options: LanguageDataOptions) -> Conversatio
     value = templated(options.template, value, record.values)
     if isinstance(value, str) and not value.strip():
         raise ValueError("has an empty prompt")
-    return converse_with_media(record, value, options)
+    return key, value
 
 
 def converse_with_media(record: Record, value: Any, options: LanguageDataOptions) -> Conversation:
@@ -73,11 +82,18 @@ def converse_with_media(record: Record, value: Any, options: LanguageDataOptions
     Raises:
         ValueError: as ``question``.
     """
-    _, images = find(record.values, IMAGES, options.images_key, "images_key")
-    videos = find(record.values, VIDEOS, options.videos_key, "videos_key")
-    _, audios = find(record.values, AUDIOS, options.audios_key, "audios_key")
+    (_, images), videos, (_, audios) = _media(record, options)
     return converse(
         value, images, videos, audios, record.folder, system=options.system_prompt, unmarked=options.unmarked
+    )
+
+
+def _media(record: Record, options: LanguageDataOptions) -> Sequence[tuple[str, Any]]:
+    """The keys and values of a record's pictures, videos and sounds; None for what it does not have."""
+    return (
+        find(record.values, IMAGES, options.images_key, "images_key"),
+        find(record.values, VIDEOS, options.videos_key, "videos_key"),
+        find(record.values, AUDIOS, options.audios_key, "audios_key"),
     )
 
 
@@ -98,29 +114,33 @@ def prompt_of(
     key, value = asked(record.values, PROMPT, options.prompt_key)
     one = len(messages) == 1 and messages[0].role == "user" and not messages[0].more
     plain = one and not (images or videos or audios)
+    return _prompt(
+        record, options, key, Conversation(list(messages), images, videos, audios).text(),
+        messages=() if plain else tuple(messages), images=tuple(images), videos=tuple(videos), audios=tuple(audios),
+        conversational=isinstance(value, list),
+    )  # fmt: skip
+
+
+def _prompt(record: Record, options: LanguageDataOptions, key: str, text: str, **shown: Any) -> Prompt:
+    """A prompt whose text was under a key, with all that its record says beside."""
     return Prompt(
-        text=Conversation(list(messages), images, videos, audios).text(),
+        text=text,
         source=text_at(record.values, "data_source") or "default",
         answer=_answer(record.values, options),
-        messages=() if plain else tuple(messages),
-        images=tuple(images),
-        videos=tuple(videos),
-        audios=tuple(audios),
         label=_label(record.values, options),
         tools=read_tools(record.values.get("tools")),
         extra=extra_of(record.values, options.extra_keys),
         record=record_of(
-            record.values, {*said_whole(key, options.template), *_media_keys(options), *options.extra_keys}
+            record.values,
+            key_set(
+                said_whole(key, options.template), *IMAGES, *VIDEOS, *AUDIOS, options.images_key, options.videos_key,
+                options.audios_key, *options.extra_keys,
+            ),  # fmt: skip
         ),
-        conversational=isinstance(value, list),
         where=record.where,
         part=record.part,
+        **shown,
     )
-
-
-def _media_keys(options: LanguageDataOptions) -> set[str]:
-    named = (options.images_key, options.videos_key, options.audios_key)
-    return {*IMAGES, *VIDEOS, *AUDIOS, *(key for key in named if key)}
 
 
 def fit_of(options: LanguageDataOptions) -> Fit:
