@@ -40,6 +40,8 @@ def find(values: Mapping[str, Any], usual: Sequence[str], key: str | None = None
         ValueError: several of the usual keys hold a value.
     """
     names = _present(tuple(values), (key,) if key else tuple(usual))
+    if not names:
+        return "", None
     there = [(name, value) for name in names if (value := value_at(values, name)) is not None]
     if len(there) > 1:
         way_out = f"set data.{option} to the one to read" if option else "which mean the same; keep one"

@@ -15,6 +15,7 @@ from burnish.data.template import templated
 from burnish.data.values import extra_of, find, key_set, listed, record_of, text_of, value_at
 from burnish.options.flow import PromptOptions
 from burnish.types.media import Media
+from burnish.types.packed import Prompts, packed
 from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
 
@@ -30,7 +31,7 @@ SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")  # what the dat
 
 def read_prompts(
     files: str | Sequence[str], keys: PromptOptions | None = None, *, images: Sequence[str] = IMAGES
-) -> list[Prompt]:
+) -> Prompts:
     """Read the prompts of all files, in order.
 
     Args:
@@ -44,10 +45,11 @@ def read_prompts(
             first ones and counts the others.
     """
     chosen = keys or PromptOptions()
-    return read_files(
-        files, lambda record: [prompt_of(record, chosen, images=images)], lambda path: _records(path, chosen),
+    rows = read_files(
+        files, lambda record: [packed(prompt_of(record, chosen, images=images))], lambda path: _records(path, chosen),
         media_folder=chosen.media_folder,
     )  # fmt: skip
+    return Prompts(rows)
 
 
 def prompt_of(record: Record, keys: PromptOptions, *, images: Sequence[str] = IMAGES) -> Prompt:

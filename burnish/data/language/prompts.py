@@ -14,11 +14,12 @@ from burnish.data.template import templated
 from burnish.data.values import extra_of, find, key_set, listed, record_of, text_of, value_at
 from burnish.options.language import LanguageDataOptions
 from burnish.types.media import Fit
+from burnish.types.packed import Prompts, packed
 from burnish.types.prompt import Message, Prompt
 from burnish.types.tool_calls import read_tools
 
 
-def read_questions(files: str | Sequence[str], options: LanguageDataOptions) -> list[Prompt]:
+def read_questions(files: str | Sequence[str], options: LanguageDataOptions) -> Prompts:
     """Read the questions of all files, in order.
 
     Raises:
@@ -26,10 +27,11 @@ def read_questions(files: str | Sequence[str], options: LanguageDataOptions) -> 
             first ones and counts the others.
     """
     lines = options.prompt_key or PROMPT[0]
-    return read_files(
-        files, lambda record: [question(record, options)], lambda path: read_records(path, lines),
+    rows = read_files(
+        files, lambda record: [packed(question(record, options))], lambda path: read_records(path, lines),
         media_folder=options.media_folder,
     )  # fmt: skip
+    return Prompts(rows)
 
 
 def question(record: Record, options: LanguageDataOptions) -> Prompt:
@@ -133,9 +135,15 @@ def _prompt(record: Record, options: LanguageDataOptions, key: str, text: str, *
         record=record_of(
             record.values,
             key_set(
-                said_whole(key, options.template), *IMAGES, *VIDEOS, *AUDIOS, options.images_key, options.videos_key,
-                options.audios_key, *options.extra_keys,
-            ),  # fmt: skip
+                said_whole(key, options.template),
+                *IMAGES,
+                *VIDEOS,
+                *AUDIOS,
+                options.images_key,
+                options.videos_key,
+                options.audios_key,
+                *options.extra_keys,
+            ),
         ),
         where=record.where,
         part=record.part,
@@ -173,7 +181,7 @@ def text_at(values: dict[str, Any], key: str) -> str | None:
     return None if value is None else text_of(value, key)
 
 
-def within_length(prompts: Sequence[Prompt], lengths: Sequence[int], options: LanguageDataOptions) -> list[Prompt]:
+def within_length(prompts: Prompts, lengths: Sequence[int], options: LanguageDataOptions) -> Prompts:
     """The prompts that are short enough; none is truncated.
 
     Args:
@@ -186,21 +194,21 @@ def within_length(prompts: Sequence[Prompt], lengths: Sequence[int], options: La
     """
     limit = options.max_prompt_length
     if limit is None:
-        return list(prompts)
-    measured = list(zip(prompts, lengths, strict=True))
-    kept = [prompt for prompt, length in measured if length <= limit]
-    longer = sorted(((length, prompt.name) for prompt, length in measured if length > limit), reverse=True)
-    if longer and (options.overlong == "error" or not kept):
+        return prompts
+    kept = [place for place, length in enumerate(lengths) if length <= limit]
+    if len(kept) < len(prompts) and (options.overlong == "error" or not kept):
+        over = (place for place, length in enumerate(lengths) if length > limit)
+        longer = sorted(((lengths[place], prompts[place].name) for place in over), reverse=True)
         raise data_error(
             [f"{length} tokens: {name}" for length, name in longer],
             f"data.max_prompt_length is {limit}, but {len(longer)} of {len(prompts)} prompts are longer; raise it, or "
             "leave them out with data.overlong=filter",
         )
-    return kept
+    return prompts.take(kept)
 
 
 def check_positions(
-    prompts: Sequence[Prompt],
+    prompts: Prompts,
     longest: int,
     length: Callable[[Prompt], int],
     *,
@@ -226,7 +234,7 @@ def check_positions(
         UserError: there are such questions; the message names the first ones.
     """
     found = []
-    for prompt in prompts:
+    for prompt in prompts.longer(longest - room):
         bound = prompt.size + room
         if bound + more(prompt) > longest and (count := length(prompt)) + room > longest:
             found.append((count, prompt))
