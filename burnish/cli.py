@@ -178,7 +178,7 @@ def _plan(args: argparse.Namespace) -> int:
     with progress(f"Reading {args.recipe}"):
         from burnish.config import load
 
-        load(args.recipe, args.overrides)  # what is refused is refused before PyTorch is loaded
+        load(args.recipe, args.overrides).check_code()  # what is refused is refused before PyTorch is loaded
     with loading_pytorch():
         from burnish.commands.plan import plan
     return plan(args.recipe, args.overrides)
@@ -205,6 +205,7 @@ def _train(args: argparse.Namespace) -> int:
                     config = load(args.recipe, args.overrides)
                     check_place(args.recipe, args.overrides, config)
                 _quiet_threads(config.threads)
+                config.check_code()
                 with loading_pytorch():
                     from burnish.commands.fitting import check_hardware
                 check_hardware(args.recipe, args.overrides, config)
