@@ -178,7 +178,7 @@ def _plan(args: argparse.Namespace) -> int:
     with progress(f"Reading {args.recipe}"):
         from burnish.config import load
 
-        load(args.recipe, args.overrides)  # what is refused is refused before PyTorch is loaded
+        load(args.recipe, args.overrides).check_code()  # what is refused is refused before PyTorch is loaded
     with loading_pytorch():
         from burnish.commands.plan import plan
     return plan(args.recipe, args.overrides)
@@ -207,6 +207,7 @@ def _train(args: argparse.Namespace) -> int:
                     check_place(config)
                 _quiet_threads(config.threads)
                 check_hardware(config)
+                config.check_code()
                 config = with_models(fetched(config))
                 fetch_data(config)
                 with progress("Checking the model's files"):

@@ -28,7 +28,7 @@ from burnish.options.profiler import ProfilerOptions
 from burnish.options.trackers import TrackersOptions
 from burnish.registry import known, names, options
 from burnish.utils.errors import ConfigError
-from burnish.utils.user_code import names_code
+from burnish.utils.user_code import load_object, names_code
 
 UNVALIDATED = (
     "nothing is validated, as validation.every is null and validation.before false; set validation.every, or leave it "
@@ -283,6 +283,18 @@ class RunConfig:
         if named := [path for _, path in self._code_of_data()]:
             found["data"] = named
         return found | ({} if self.mixing.path is None else {"mixing": [self.mixing.path]})
+
+    def check_code(self) -> None:
+        """Import the user's code that the run calls, before anything heavier; nothing of it is called.
+
+        Raises:
+            UserError: it can't be imported, or has parameters that nobody has values for.
+        """
+        for caller, paths in self.user_code().items():
+            for path in paths:
+                load_object(path, caller)
+        for reward in self.rewards.values():
+            reward.asks()
 
     def programs(self) -> list[str]:
         """Options besides rewards that name code and programs to run, with their values."""
