@@ -6,7 +6,6 @@ from array import array
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from burnish.types.packed import Prompts
 from burnish.utils import random
 from burnish.utils.errors import UserError
 
@@ -92,4 +91,4 @@ def limited(items: Sequence[T], most: int | None, *, seed: int, shuffle: bool) -
     if not shuffle:
         return items[:most]
     chosen = sorted(random.permutation(len(items), seed, "train_max_samples")[:most])
-    return items.take(chosen) if isinstance(items, Prompts) else [items[i] for i in chosen]
+    return [items[i] for i in chosen]
