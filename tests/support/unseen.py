@@ -156,6 +156,24 @@ class LatePipeline(UnseenPipeline):
         return super().moved(velocity * 2 if self.done > 4 else velocity, time, dots)
 
 
+class EndsPipeline(UnseenPipeline):
+    """Moves by where a step ends, as flow maps do, and leaves out steps of no length."""
+
+    def moved(self, velocity: Tensor, time: Tensor, dots: Tensor) -> Tensor:
+        ends = self.scheduler.sigmas[self.scheduler.timesteps.tolist().index(float(time)) + 1]
+        return dots if time == 1000 * ends else super().moved(velocity * (1 + ends), time, dots)
+
+
+class PriorPipeline(UnseenPipeline):
+    """Makes what another pipeline draws from."""
+
+    def __call__(
+        self, prompt: str, num_inference_steps: int = 10, guidance_scale: float = 2.0, generator: Any = None
+    ) -> Any:
+        made = super().__call__(prompt, num_inference_steps, guidance_scale, generator=generator)
+        return SimpleNamespace(image_embeddings=made.images)
+
+
 class KeepingPipeline(UnseenPipeline):
     """Puts grey dots, noised, into the upper half after each step; before the first one, that is noise alone."""
 
@@ -208,6 +226,7 @@ class BrokenPipeline(UnseenPipeline):
 CLASSES = (
     UnseenPainter, OddPainter, UnseenPipeline, TwicePipeline, TwoStatesPipeline, OwnSchedulerPipeline, RowsPipeline,
     NamingPipeline, CombinedPipeline, MomentumPipeline, LatePipeline, KeepingPipeline, BrokenPipeline, NumbersPipeline,
+    EndsPipeline, PriorPipeline,
 )  # fmt: skip
 
 

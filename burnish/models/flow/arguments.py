@@ -206,10 +206,21 @@ class Arguments:
         return channels.expand(*channels.shape[:-3], 3, -1, -1)
 
     def values(self, returned: Any) -> Tensor:
-        """The numbers of what the pipeline returned for one row."""
+        """The numbers of what the pipeline returned for one row.
+
+        Raises:
+            Unsupported: they are no picture, clip or sound.
+        """
         import torch
 
+        from burnish.models.flow.levels import Unsupported
+
         found = _fields(returned)[0]
+        if (name := next(iter(_names(returned)), "")).endswith(EMBEDDINGS):
+            raise Unsupported(
+                f"it returns {name}, from which another pipeline draws, and no picture, clip or sound that a reward "
+                "could score; give a pipeline that draws from a prompt by itself"
+            )
         values = torch.as_tensor(found[0] if isinstance(found, list) else found).float()
         # some give arrays with the channels last, whatever they are asked for
         last = values.ndim > 3 and values.shape[-1] in CHANNELS and values.shape[-3] not in CHANNELS

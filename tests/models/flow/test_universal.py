@@ -29,6 +29,7 @@ from tests.support.tiny_recipes import reward, write_recipe, write_rewards
 from tests.support.unseen import (
     BrokenPipeline,
     CombinedPipeline,
+    EndsPipeline,
     KeepingPipeline,
     LatePipeline,
     MomentumPipeline,
@@ -37,6 +38,7 @@ from tests.support.unseen import (
     OddPainter,
     OddScheduler,
     OwnSchedulerPipeline,
+    PriorPipeline,
     RowsPipeline,
     TwicePipeline,
     TwoStatesPipeline,
@@ -221,6 +223,7 @@ REFUSED = {
     TwicePipeline: "noise levels .* don't decrease",
     TwoStatesPipeline: "steps several schedulers in an iteration",
     OwnSchedulerPipeline: "takes no step of its own scheduler",
+    PriorPipeline: "it returns image_embeddings, from which another pipeline draws",
     RowsPipeline: "its scheduler steps 2 rows for one sample",
     MomentumPipeline: "steps depend on more than the state, the time and the prompt",
 }
@@ -263,6 +266,15 @@ def test_a_scheduler_may_be_called_by_names(tmp_path, monkeypatch):
         x, rows = model.start(asked, Drawing(steps=4), [("seed", 0)]), asked.rows()
         velocities.append(model.predict(model.network, x, torch.tensor([0.5]), rows, rows, guidance=2.0))
     assert torch.equal(*velocities)
+
+
+def test_a_step_may_depend_on_where_it_ends(tmp_path, monkeypatch):
+    add_to_diffusers(monkeypatch)
+    model = load_model(
+        ModelOptions(path=str(write_unseen(tmp_path, EndsPipeline))),
+        RolloutOptions(batch_size=96, num_inference_steps=6),
+    )
+    begin(model, model.condition([Prompt(text="a cat")], Drawing(steps=6)))
 
 
 def test_what_is_kept_of_a_picture_may_be_noise_before_the_first_step(tmp_path, monkeypatch):
