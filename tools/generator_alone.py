@@ -69,13 +69,13 @@ def drawn_alone(
         call |= guidance_of(taken, model.arguments, prompt, assembly.config.rollout.guidance_scale)
         call["generator"] = torch.Generator().manual_seed(seed)
         if "output_type" in taken:
-            call["output_type"] = "pt"
+            call["output_type"] = "pt" if tiny.makes == "sound" else "np"  # what users see
         states = watch_steps(pipeline.scheduler)
         with quietly(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             made = pipeline(**call)
-        sound = "audios" in vars(made)
-        output = model.arguments.values(made) if sound else model.arguments.tensor(made)
+        arguments = Arguments(type(pipeline), assembly.config.rollout)
+        output = arguments.values(made) if "audios" in vars(made) else arguments.tensor(made)
         # some hold a sample twice, for guidance
         found.append((states[-1][: len(output)].float().squeeze(0), output))
     return found

@@ -82,6 +82,9 @@ class UnseenPipeline(DiffusionPipeline):
                 added = plain + guidance_scale * (added - plain)
             dots = self.moved(-added, time, dots)
         pictures = (dots.view(1, side, side, 3).permute(0, 3, 1, 2) / 4 + 0.5).clamp(0, 1)
+        return self.shown(pictures)
+
+    def shown(self, pictures: Tensor) -> Any:
         return SimpleNamespace(images=pictures)
 
     def moved(self, velocity: Tensor, time: Tensor, dots: Tensor) -> Tensor:
@@ -167,11 +170,36 @@ class EndsPipeline(UnseenPipeline):
 class PriorPipeline(UnseenPipeline):
     """Makes what another pipeline draws from."""
 
-    def __call__(
-        self, prompt: str, num_inference_steps: int = 10, guidance_scale: float = 2.0, generator: Any = None
-    ) -> Any:
-        made = super().__call__(prompt, num_inference_steps, guidance_scale, generator=generator)
-        return SimpleNamespace(image_embeddings=made.images)
+    def shown(self, pictures: Tensor) -> Any:
+        return SimpleNamespace(image_embeddings=pictures)
+
+
+class SignedPipeline(UnseenPipeline):
+    """Leaves its pictures in [-1, 1] where it is asked for tensors."""
+
+    def shown(self, pictures: Tensor) -> Any:
+        return SimpleNamespace(images=2 * pictures - 1)
+
+
+class LayersPipeline(UnseenPipeline):
+    """Draws two pictures for a prompt."""
+
+    def shown(self, pictures: Tensor) -> Any:
+        return SimpleNamespace(images=[torch.cat([pictures, 1 - pictures])])
+
+
+class NestingPainter(UnseenPainter):
+    """Takes a list of dots for each row, as for pictures and their references."""
+
+    def forward(self, letters: list[list[Tensor]], dots: Tensor, clean: Tensor) -> Any:
+        return super().forward(torch.cat([row[0] for row in letters]), dots, clean)
+
+
+class NestingPipeline(UnseenPipeline):
+    """Calls its network with lists of lists."""
+
+    def read(self, text: str) -> Any:
+        return [[super().read(text)]]
 
 
 class KeepingPipeline(UnseenPipeline):
@@ -226,7 +254,7 @@ class BrokenPipeline(UnseenPipeline):
 CLASSES = (
     UnseenPainter, OddPainter, UnseenPipeline, TwicePipeline, TwoStatesPipeline, OwnSchedulerPipeline, RowsPipeline,
     NamingPipeline, CombinedPipeline, MomentumPipeline, LatePipeline, KeepingPipeline, BrokenPipeline, NumbersPipeline,
-    EndsPipeline, PriorPipeline,
+    EndsPipeline, PriorPipeline, SignedPipeline, LayersPipeline, NestingPainter, NestingPipeline,
 )  # fmt: skip
 
 
